@@ -1,0 +1,94 @@
+"""TOML text to frozen dataclasses: a wrong key or value is one sentence that names it.
+
+A settings class is a frozen dataclass whose fields are str, int, float, bool, optional str, tuples
+of str, or further settings classes (tables). A field may carry limits: `field(metadata=limits(1,
+10))`, or choices: `field(metadata=choices("a", "b"))`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from ternmesh.errors import TernmeshError
+
+T = TypeVar("T")
+
+
+class ConfigError(TernmeshError):
+    """A configuration that cannot be used: the key, its value and what is allowed."""
+
+
+def limits(low: float, high: float) -> dict[str, Any]:
+    """Metadata for a number's field: both ends are allowed."""
+    return {"limits": (low, high)}
+
+
+def choices(*allowed: str) -> dict[str, Any]:
+    """Metadata for a text's field."""
+    return {"choices": allowed}
+
+
+def read_config(kind: type[T], text: str) -> T:
+    """The settings of class `kind` that TOML `text` holds, or ConfigError."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"this is not TOML: {error}") from error
+    return _table(kind, content, "")
+
+
+def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
+    assert is_dataclass(kind)
+    known = {item.name: item for item in fields(kind)}
+    types = get_type_hints(kind)
+    for key in content:
+        if key not in known:
+            allowed, where = ", ".join(sorted(known)), prefix or "the file"
+            raise ConfigError(f"{prefix}{key} is not a setting: {where} allows {allowed}")
+    values = {}
+    for name, item in known.items():
+        if name in content:
+            values[name] = _value(types[name], item, content[name], prefix + name)
+        elif item.default is MISSING and item.default_factory is MISSING:
+            if not is_dataclass(types[name]):
+                raise ConfigError(f"{prefix}{name} is missing: it has no default")
+            values[name] = _table(types[name], {}, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return kind(**values)
+
+
+def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
+    if is_dataclass(wanted):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} is {value!r}: it must be a table, written [{name}]")
+        return _table(wanted, value, f"{name}.")  # type: ignore[arg-type]
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if wanted == tuple[str, ...] and type(value) is list:
+        value = tuple(value)
+    if not _is(wanted, value):
+        raise ConfigError(f"{name} is {value!r}: it must be {_word(wanted)}")
+    if "limits" in item.metadata and not _within(value, item.metadata["limits"]):
+        low, high = item.metadata["limits"]
+        raise ConfigError(f"{name} is {value!r}: it must be {low} to {high}")
+    if "choices" in item.metadata and value not in item.metadata["choices"]:
+        allowed = ", ".join(item.metadata["choices"])
+        raise ConfigError(f"{name} is {value!r}: it must be one of {allowed}")
+    return value
+
+
+def _within(value: float, ends: tuple[float, float]) -> bool:
+    return ends[0] <= value <= ends[1]  # false for NaN too
+
+
+def _is(wanted: Any, value: Any) -> bool:
+    if wanted == tuple[str, ...]:
+        return type(value) is tuple and all(type(item) is str for item in value)
+    if wanted == str | None:
+        return type(value) is str
+    return type(value) is wanted
+
+
+def _word(wanted: Any) -> str:
+    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return words.get(wanted, "a list of texts" if wanted == tuple[str, ...] else "text")

@@ -1,0 +1,128 @@
+"""The plan: what the host decides once for a whole run, and every node follows."""
+
+import hashlib
+from dataclasses import astuple, dataclass, fields
+
+from ternmesh.errors import WireError
+from ternmesh.hypervector.encoder import Slicing, choose_span
+from ternmesh.wire import seal, share
+
+FRAME_MTU_MIN, FRAME_MTU_MAX = 64, 4096
+DIMENSION_MAX = 1 << 24
+SLICES_MAX = 1024
+PERMILLE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The constants of a run. All integers, so that the plan travels and hashes exactly.
+
+    `*_zeros_permille` is the share of zeros in thousandths; `*_span` the coordinates that a frame
+    holds; `learning_rate_e6` the learning rate in millionths; `scale_max` the largest scale of a
+    share that the host believes, in units of 2**-24; `announce_s` how often the host repeats where
+    the run stands.
+    """
+
+    dimension: int
+    frame_mtu: int
+    up_zeros_permille: int
+    up_span: int
+    down_zeros_permille: int
+    down_span: int
+    rounds: int
+    local_steps: int
+    learning_rate_e6: int
+    scale_max: int
+    announce_s: int
+
+    @property
+    def up(self) -> Slicing:
+        """How a node's update is cut."""
+        return Slicing(self.dimension, self.up_span)
+
+    @property
+    def down(self) -> Slicing:
+        """How a reference is cut."""
+        return Slicing(self.dimension, self.down_span)
+
+    @property
+    def share_room(self) -> int:
+        """Bytes of code that one sealed share may hold."""
+        return share_room(self.frame_mtu)
+
+
+def share_room(frame_mtu: int) -> int:
+    """Bytes of code that fit in a sealed share of `frame_mtu` bytes."""
+    return frame_mtu - seal.OVERHEAD - share.HEAD_SIZE
+
+
+def make_plan(
+    dimension: int,
+    *,
+    rounds: int,
+    local_steps: int,
+    learning_rate: float,
+    frame_mtu: int = 184,
+    up_zeros: float = 0.9,
+    down_zeros: float = 0.9,
+    scale_max: float = 1.0,
+    announce_s: int = 30,
+) -> Plan:
+    """The plan of a run; the spans follow from the frame size and the share of zeros."""
+    room = share_room(frame_mtu)
+    plan = Plan(
+        dimension=dimension,
+        frame_mtu=frame_mtu,
+        up_zeros_permille=round(up_zeros * PERMILLE),
+        up_span=choose_span(dimension, room, up_zeros),
+        down_zeros_permille=round(down_zeros * PERMILLE),
+        down_span=choose_span(dimension, room, down_zeros),
+        rounds=rounds,
+        local_steps=local_steps,
+        learning_rate_e6=round(learning_rate * 1e6),
+        scale_max=int(scale_max * (1 << 24)),
+        announce_s=announce_s,
+    )
+    check_plan(plan)
+    return plan
+
+
+def to_numbers(plan: Plan) -> tuple[int, ...]:
+    """The plan as it travels in a welcome."""
+    return astuple(plan)
+
+
+def from_numbers(numbers: tuple[int, ...]) -> Plan:
+    """The plan that a welcome holds, or WireError."""
+    if len(numbers) != len(fields(Plan)):
+        raise WireError("plan", f"a plan has {len(fields(Plan))} numbers, not {len(numbers)}")
+    plan = Plan(*numbers)
+    check_plan(plan)
+    return plan
+
+
+def check_plan(plan: Plan) -> None:
+    """WireError for a plan outside the limits of SPEC.md section 5."""
+    limits = {
+        "dimension": (1, DIMENSION_MAX),
+        "frame_mtu": (FRAME_MTU_MIN, FRAME_MTU_MAX),
+        "up_zeros_permille": (0, PERMILLE - 1),
+        "down_zeros_permille": (0, PERMILLE - 1),
+        "up_span": (-(-plan.dimension // SLICES_MAX), plan.dimension),
+        "down_span": (-(-plan.dimension // SLICES_MAX), plan.dimension),
+        "rounds": (1, 0xFFFFFFFF),
+        "local_steps": (1, 100_000),
+        "learning_rate_e6": (1, 10_000_000),
+        "scale_max": (1, 0x7FFFFFFF),
+        "announce_s": (1, 86_400),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(plan, name)
+        if not low <= value <= high:
+            raise WireError("plan", f"{name} is {value}: it must be {low} to {high}")
+
+
+def genesis(model_hash: bytes, run: bytes, plan: Plan) -> bytes:
+    """The 16-byte hash that stands before the first reference of a run."""
+    numbers = b"".join(number.to_bytes(4, "little") for number in to_numbers(plan))
+    return hashlib.sha256(b"ternmesh genesis" + model_hash + run + numbers).digest()[:16]

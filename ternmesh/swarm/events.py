@@ -1,0 +1,177 @@
+"""What the two state machines tell the program around them. Values only.
+
+The program handles all events, makes them durable in one commit, and only then sends frames: so
+nothing is promised to a peer that a crash could take back.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.plan import Plan
+from ternmesh.wire.reference import Counted
+
+Vector = NDArray[np.float32]
+Fixed = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class CountersReserved:
+    """Seal counters below `limit` are about to be used. Keep it before anything is sent."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Something from `peer` was refused (on a node, peer '' means that the host refused ours)."""
+
+    peer: str
+    reason: str
+
+
+# Of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A packet of unknown fate; `corrected` (float32, D) is what it was made from."""
+
+    round: int
+    corrected: Vector
+    digest: bytes
+    bodies: tuple[bytes, ...]  # manifest first, then the shares in order
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The host has taken this node in. A run other than before means: start from nothing."""
+
+    run: bytes
+    context: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A reference was applied, and the pending packet settled; `fixed` is the sum of all steps."""
+
+    version: int
+    reference: bytes
+    fixed: Fixed
+    residual: Vector
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PacketMade:
+    """A packet is ready to be sent. Keep it: it is sent until a receipt or the next reference."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualChanged:
+    """Work that came too late was folded into the residual."""
+
+    residual: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class PacketReceived:
+    """The host holds the whole packet of a round on disk."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReady:
+    """Train for this round from the reference of the same number, then submit the delta."""
+
+    round: int
+
+
+NodeEvent = (
+    CountersReserved
+    | Refused
+    | Joined
+    | Advanced
+    | PacketMade
+    | ResidualChanged
+    | PacketReceived
+    | WorkReady
+)
+
+# Of the host
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node was taken in, or said hello again with another sample count."""
+
+    context: int
+    name: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class BodyAccepted:
+    """A manifest or share of the open round, new and well-formed. Keep it before the receipt."""
+
+    context: int
+    round: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PacketForgotten:
+    """What was accepted of a node's packet did not add up: delete it, it will be sent again."""
+
+    context: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """A round is open until `deadline` (the caller's clock), or until all that are waited for."""
+
+    round: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundExtended:
+    """The deadline passed with too few packets; the round stays open."""
+
+    round: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceMade:
+    """The round is closed: `content` is the certified object, `fixed` and `residual` the new state.
+
+    `missing` are the contexts of known nodes that the reference does not count.
+    """
+
+    version: int
+    reference: bytes
+    content: bytes
+    fixed: Fixed
+    residual: Vector
+    counted: tuple[Counted, ...]
+    missing: tuple[int, ...]
+    finished: bool
+
+
+HostEvent = (
+    CountersReserved
+    | Refused
+    | NodeJoined
+    | BodyAccepted
+    | PacketForgotten
+    | RoundOpened
+    | RoundExtended
+    | ReferenceMade
+)

@@ -1,0 +1,391 @@
+"""A node's side of a run, sans-I/O: join, follow the references, send one packet a round.
+
+The program around it calls `receive_frames`, `handle_timeout`, `submit`; then takes all events with
+`next_event`, makes them durable, and sends `frames_to_send`. Time is an argument, in seconds of any
+clock that does not jump. The shape is aioquic's.
+
+                 hello (backed off)                 WorkReady -> submit
+    joining ───────────────────────> up to date ────────────────────────> packet pending
+        ^                                 ^                                     │
+        │ the host knows us not           └── reference: apply, settle ─────────┘
+        └── we are behind (announce, gap, silence): hello again
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.errors import WireError
+from ternmesh.hypervector import feedback
+from ternmesh.hypervector.scale import UNIT, add_fixed
+from ternmesh.plan import Plan, from_numbers, genesis
+from ternmesh.swarm.bitmap import read_bitmap
+from ternmesh.swarm.events import (
+    Advanced,
+    CountersReserved,
+    Fixed,
+    Joined,
+    NodeEvent,
+    PacketMade,
+    PacketReceived,
+    Pending,
+    Refused,
+    ResidualChanged,
+    Vector,
+    WorkReady,
+)
+from ternmesh.swarm.outgoing import Outgoing
+from ternmesh.swarm.step import encode_update, step_units, update_units
+from ternmesh.wire import control, manifest, pieces, seal
+from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Welcome
+from ternmesh.wire.reference import (
+    Counted,
+    Reference,
+    Snapshot,
+    read_object,
+    reference_hash,
+    split_certificate,
+)
+
+HOST = "host"
+HELLO_FIRST_S, HELLO_MAX_S = 1.0, 60.0
+RESEND_FIRST_S, RESEND_MAX_S = 3.0, 120.0
+CATCH_UP_S = 5.0  # how long to wait for a catch-up before asking again
+SILENCE_ANNOUNCES = 3  # announces missed in a row before a node doubts that the host knows it
+NO_RUN = bytes(8)
+NO_REFERENCE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """What a node must find again after a power cut. A new node has the defaults."""
+
+    fixed: Fixed
+    residual: Vector
+    run: bytes = NO_RUN
+    context: int = 0
+    plan: Plan | None = None
+    version: int = 0
+    reference: bytes = NO_REFERENCE
+    finished: bool = False
+    pending: Pending | None = None
+    received: bool = False  # whether the pending packet has its receipt
+    counter: int = 0
+
+
+def new_state(dimension: int) -> MemberState:
+    """The state of a node that has never joined (adapter of `dimension` numbers)."""
+    return MemberState(np.zeros(dimension, dtype=np.int32), feedback.init(dimension))
+
+
+class Member:
+    """One node. `instance` is 8 random bytes of this process; `rng` only jitters timers."""
+
+    def __init__(
+        self,
+        name: str,
+        model_hash: bytes,
+        samples: int,
+        instance: bytes,
+        state: MemberState,
+        rng: np.random.Generator,
+        object_max: int = 1 << 28,
+    ) -> None:
+        self.name, self.samples = name, samples
+        self.run, self.context, self.plan = state.run, state.context, state.plan
+        self.version, self.reference, self.fixed = state.version, state.reference, state.fixed
+        self.residual, self.pending, self.received = state.residual, state.pending, state.received
+        self.finished = state.finished
+        self.joined = False
+        self.target = state.version
+        self.phase = control.GATHERING
+        self.refused: Counter[str] = Counter()
+        self._model_hash, self._instance, self._rng = model_hash, instance, rng
+        self._object_max = object_max
+        self._outgoing = Outgoing(state.counter)
+        self._events: deque[NodeEvent] = deque()
+        self._assembly: pieces.Assembly | None = None
+        self._offered = -1
+        self._hello_at: float | None = None
+        self._hello_attempt = 0
+        self._resend_at: float | None = None
+        self._resend_attempt = 0
+        self._heard_at = 0.0
+
+    # The verbs
+
+    def start(self, now: float) -> None:
+        """Begin: says hello at once."""
+        self._heard_at = now
+        self._hello(now)
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Take frames that arrived. What is wrong is counted in `refused` and changes nothing."""
+        for frame in frames:
+            try:
+                self._receive(frame, now)
+            except WireError as error:
+                self._refuse(peer, error.reason)
+        self._offer_work()
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` is due, if ever."""
+        times = [t for t in (self._hello_at, self._resend_at, self._silent_at()) if t is not None]
+        return min(times, default=None)
+
+    def handle_timeout(self, now: float) -> None:
+        """Do what is due: say hello again, send the packet again."""
+        silent_at = self._silent_at()
+        if silent_at is not None and now >= silent_at:
+            self._heard_at = now
+            self._hello(now)
+        if self._hello_at is not None and now >= self._hello_at:
+            self._hello(now)
+        if self._resend_at is not None and now >= self._resend_at:
+            self._send_pending(now)
+
+    def next_event(self) -> NodeEvent | None:
+        """The next thing to make durable or act on, until None."""
+        if self._events:
+            return self._events.popleft()
+        limit = self._outgoing.reserve()
+        return None if limit is None else CountersReserved(limit)
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
+        """Sealed frames for the transport; call it after the events are on disk."""
+        return self._outgoing.drain()
+
+    def submit(self, round_number: int, delta: Vector, now: float) -> None:
+        """The work for a round is done: `delta` is adapter minus reference (float32, D).
+
+        Work for a round that is over is folded into the residual. CodecError for NaN.
+        """
+        corrected = feedback.update(self.residual, delta)
+        plan = self.plan
+        if plan is None or round_number != self.version or self.pending is not None:
+            self.residual = corrected
+            self._events.append(ResidualChanged(corrected))
+            return
+        shares = encode_update(corrected, self._model_hash, round_number, plan)
+        digest = manifest.packet_digest(shares)
+        head = manifest.Manifest(
+            round_low=round_number & 0xFFFF,
+            model=self._model_hash[: manifest.MODEL_SIZE],
+            samples=self.samples,
+            digest=digest,
+            shares=len(shares),
+        )
+        bodies = (manifest.write_manifest(head), *shares)
+        self.pending = Pending(round_number, corrected, digest, bodies)
+        self.received, self._resend_attempt = False, 0
+        self._events.append(PacketMade(self.pending))
+        self._send_pending(now)
+
+    # Receiving
+
+    def _receive(self, frame: bytes, now: float) -> None:
+        header, body = seal.open_seal(frame)
+        own = self.context | seal.DOWN if self.joined else seal.ENROL
+        if header.context not in (seal.ENROL, seal.BROADCAST, own):
+            raise WireError("context", "a frame for another node")
+        if body[0] == pieces.KIND:
+            if self._assembly is not None and self.joined:
+                self._receive_piece(body, now)
+        elif body[0] == control.KIND:
+            self._receive_control(control.read_control(body), now)
+        else:
+            raise WireError("kind", f"a node takes no body of kind {body[0]}")
+
+    def _receive_control(self, message: control.Control, now: float) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message, now)
+            case Announce():
+                self._announce(message, now)
+            case Receipt():
+                self._receipt(message, now)
+            case Refusal():
+                self._host_refused(message, now)
+            case _:
+                raise WireError("kind", f"a node takes no {type(message).__name__}")
+
+    def _welcome(self, message: Welcome, now: float) -> None:
+        if message.instance != self._instance:
+            return  # an answer to another node on a shared bearer
+        plan = from_numbers(message.plan)
+        if plan.dimension != self.fixed.size:
+            raise WireError("vector length", "the host's plan is for an adapter of another size")
+        if message.run != self.run or plan != self.plan:
+            self._begin_run(message.run, plan)
+        self._heard_at = now
+        self.context, self.joined = message.context, True
+        self._hello_at, self._hello_attempt = None, 0
+        self._assembly = pieces.Assembly(plan.frame_mtu, self._object_max)
+        self._events.append(Joined(self.run, self.context, plan))
+        self._aim(message.version, message.phase, now)
+        if self.pending is not None and not self.received:
+            self._send_pending(now)
+
+    def _begin_run(self, run: bytes, plan: Plan) -> None:
+        self.run, self.plan = run, plan
+        self.version, self.reference = 0, genesis(self._model_hash, run, plan)
+        self.fixed = np.zeros_like(self.fixed)
+        self.residual = feedback.init(self.fixed.size)
+        self.pending, self.finished, self._offered = None, False, -1
+        self._resend_at = None
+
+    def _announce(self, message: Announce, now: float) -> None:
+        if not self.joined:
+            return
+        self._heard_at = now
+        if message.run != self.run:
+            self._hello_soon(now)
+            return
+        self._aim(message.version, message.phase, now)
+
+    def _aim(self, version: int, phase: int, now: float) -> None:
+        self.target, self.phase = max(self.target, version), phase
+        if self.version < self.target:
+            self._hello_at = now + CATCH_UP_S * (0.5 + self._rng.random())
+
+    def _receipt(self, message: Receipt, now: float) -> None:
+        self._heard_at = now
+        pending, plan = self.pending, self.plan
+        if pending is None or plan is None or message.round != pending.round:
+            return
+        if message.digest != pending.digest:
+            raise WireError("digest", "a receipt for a packet that this node did not make")
+        if read_bitmap(message.have, plan.up.count).all() and not self.received:
+            self.received, self._resend_at = True, None
+            self._events.append(PacketReceived(pending.round))
+
+    def _host_refused(self, message: Refusal, now: float) -> None:
+        self._heard_at = now
+        self._refuse("", message.reason)
+        if message.reason == "unknown node":
+            self.joined = False
+        if self._hello_at is None:
+            self._hello_soon(now)
+
+    # References
+
+    def _receive_piece(self, body: bytes, now: float) -> None:
+        assert self._assembly is not None
+        content = self._assembly.add(body)
+        if content is None:
+            return
+        self._heard_at = now
+        signed, _ = split_certificate(content)
+        step = read_object(signed, self.fixed.size)
+        if step.model != self._model_hash[: manifest.MODEL_SIZE]:
+            raise WireError("wrong model", "a reference for another model")
+        if isinstance(step, Snapshot):
+            self._apply_snapshot(step, now)
+        else:
+            self._apply_reference(step, reference_hash(signed), now)
+
+    def _apply_reference(self, step: Reference, name: bytes, now: float) -> None:
+        if step.version <= self.version:
+            return  # a repetition
+        if step.version != self.version + 1 or step.parent != self.reference:
+            self.target = max(self.target, step.version)
+            self._hello_soon(now)
+            return
+        assert self.plan is not None
+        units = step_units(step.shares, self._model_hash, step.version, self.plan)
+        self._advance(step, name, add_fixed(self.fixed, units), now)
+
+    def _apply_snapshot(self, step: Snapshot, now: float) -> None:
+        if step.version >= self.version and step.reference != self.reference:
+            self._advance(step, step.reference, step.state, now)
+
+    def _advance(self, step: Reference | Snapshot, name: bytes, fixed: Fixed, now: float) -> None:
+        self._settle(step.counted)
+        self.version, self.reference, self.fixed = step.version, name, fixed
+        self.finished = step.finished
+        self.target = max(self.target, step.version)
+        self.phase = control.FINISHED if step.finished else control.OPEN
+        if self.version >= self.target:
+            self._hello_at, self._hello_attempt = None, 0
+        else:
+            self._hello_at = now + CATCH_UP_S
+        self._events.append(
+            Advanced(self.version, self.reference, self.fixed, self.residual, self.finished)
+        )
+
+    def _settle(self, counted: tuple[Counted, ...]) -> None:
+        """Take what was counted of the pending packet out of what it was made from."""
+        pending, plan = self.pending, self.plan
+        if pending is None or plan is None:
+            return
+        self.residual = pending.corrected
+        for entry in counted:
+            mine = entry.context == self.context and entry.round == pending.round
+            if mine and entry.digest == pending.digest:
+                have = read_bitmap(entry.have, plan.up.count)
+                shares = [pending.bodies[1 + index] for index in np.flatnonzero(have)]
+                units = update_units(shares, self._model_hash, pending.round, plan)
+                self.residual = feedback.settle(pending.corrected, _as_float(units))
+        self.pending, self._resend_at = None, None
+        self._outgoing.discard(self.context)
+
+    # Sending
+
+    def _offer_work(self) -> None:
+        is_open = self.joined and self.phase == control.OPEN and not self.finished
+        up_to_date = self.version >= self.target and self.pending is None
+        if is_open and up_to_date and self._offered != self.version:
+            self._offered = self.version
+            self._events.append(WorkReady(self.version))
+
+    def _hello(self, now: float) -> None:
+        body = control.write_control(
+            Hello(
+                name=self.name,
+                instance=self._instance,
+                model=self._model_hash[: manifest.MODEL_SIZE],
+                run=self.run,
+                version=self.version,
+                reference=self.reference,
+                samples=self.samples,
+            )
+        )
+        self._outgoing.discard(seal.ENROL)
+        self._outgoing.push(HOST, seal.ENROL, [body])
+        delay, self._hello_attempt = self._backoff(HELLO_FIRST_S, HELLO_MAX_S, self._hello_attempt)
+        self._hello_at = now + delay
+
+    def _hello_soon(self, now: float) -> None:
+        soon = now + HELLO_FIRST_S * self._rng.random()
+        self._hello_at = soon if self._hello_at is None else min(self._hello_at, soon)
+
+    def _send_pending(self, now: float) -> None:
+        if self.pending is None or self.received or not self.joined:
+            self._resend_at = None
+            return
+        self._outgoing.discard(self.context)
+        self._outgoing.push(HOST, self.context, self.pending.bodies)
+        delay, self._resend_attempt = self._backoff(
+            RESEND_FIRST_S, RESEND_MAX_S, self._resend_attempt
+        )
+        self._resend_at = now + delay
+
+    def _backoff(self, first: float, longest: float, attempt: int) -> tuple[float, int]:
+        delay = min(longest, first * 2.0 ** min(attempt, 16))
+        return delay * (0.5 + self._rng.random()), attempt + 1
+
+    def _silent_at(self) -> float | None:
+        if not self.joined or self.plan is None or self._hello_at is not None:
+            return None
+        return self._heard_at + SILENCE_ANNOUNCES * self.plan.announce_s
+
+    def _refuse(self, peer: str, reason: str) -> None:
+        self.refused[reason] += 1
+        self._events.append(Refused(peer, reason))
+
+
+def _as_float(units: NDArray[np.int64]) -> Vector:
+    return (units * UNIT).astype(np.float32)

@@ -1,0 +1,64 @@
+"""The seal around every frame: 6 bytes of header, the body, 8 bytes of tag. SPEC.md section 3.
+
+Suite 0 ("open") fills the tag with a truncated SHA-256: it finds damage and authenticates nobody.
+The suites that do are filled in by the trust work; the bytes they need are here from version 1.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from ternmesh.errors import SealError, WireError
+
+VERSION = 1
+SUITE_OPEN = 0
+_HEAD = struct.Struct("<BH3s")
+HEAD_SIZE, TAG_SIZE = _HEAD.size, 8
+OVERHEAD = HEAD_SIZE + TAG_SIZE
+ENROL = 0x0000  # the context before a node has one
+BROADCAST = 0xFFFF  # host to every node
+DOWN = 0x8000  # set in the context from the host to one node
+NODE_MAX = 0x7FFE
+COUNTER_BITS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a frame says of itself before its body: version, suite, key phase, context, counter.
+
+    `context` names fleet, sender, receiver and epoch in two bytes; `counter` is the low 24 bits of
+    the sender's 64-bit frame counter.
+    """
+
+    context: int
+    counter: int
+    suite: int = SUITE_OPEN
+    key_phase: int = 0
+
+
+def seal(header: Header, body: bytes) -> bytes:
+    """The frame that carries `body`."""
+    first = VERSION << 5 | header.suite << 2 | header.key_phase << 1
+    counter = (header.counter & ((1 << COUNTER_BITS) - 1)).to_bytes(3, "little")
+    frame = _HEAD.pack(first, header.context, counter) + body
+    return frame + _tag(frame)
+
+
+def open_seal(frame: bytes) -> tuple[Header, bytes]:
+    """Header and body of a frame; SealError or WireError where nothing may be believed."""
+    if len(frame) <= OVERHEAD:
+        raise WireError("length", f"a frame is longer than {OVERHEAD} bytes")
+    first, context, counter = _HEAD.unpack_from(frame)
+    if first >> 5 != VERSION or first & 1:
+        raise WireError("version", f"this frame is of wire version {first >> 5}, not {VERSION}")
+    suite = first >> 2 & 0x07
+    if suite != SUITE_OPEN:
+        raise WireError("suite", f"seal suite {suite} is not in use here")
+    content, tag = frame[:-TAG_SIZE], frame[-TAG_SIZE:]
+    if tag != _tag(content):
+        raise SealError("seal", "the tag does not match: the frame was damaged or forged")
+    return Header(context, int.from_bytes(counter, "little"), suite, first >> 1 & 1), content[6:]
+
+
+def _tag(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:TAG_SIZE]

@@ -1,0 +1,205 @@
+"""What an MQTT transport is told, and what follows without a network: topics, limits, delays."""
+
+import random
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from transports import batch
+from transports.base import ALL, HOST, NAME_MAX, check_name, check_node, check_peer
+
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+PROTOCOLS = ("auto", "5", "3.1.1")
+INBOUND_MESSAGE_MAX = 262_144  # bytes; longer messages are dropped, on MQTT 5 by the broker
+_ROOT = "ternmesh"
+_PUBLISH_MAX = 1 + 4 + 2 + 2 + 1  # type, remaining length, topic length, packet id, no properties
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """Where a broker is, and who we are there."""
+
+    host: str
+    port: int
+    tls: bool
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+
+
+def parse_url(url: str) -> BrokerAddress:
+    """The address in `mqtt://[user[:password]@]host[:port]` or `mqtts://`; else ValueError."""
+    shown = url.rpartition("@")[2] or "(empty)"  # What stands before the @ may be a password.
+    form = "write it as mqtt://host:port, or mqtts://host:port for TLS"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"broker URL {shown} has no valid port or host: {form}") from error
+    if parts.scheme not in PORTS:
+        raise ValueError(f"broker URL {shown} does not begin with mqtt:// or mqtts://: {form}")
+    if not host or port == 0:
+        raise ValueError(f"broker URL {shown} names no host or port 0: {form}")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"broker URL {shown} goes on after the port: {form}")
+    return BrokerAddress(
+        host=host,
+        port=port or PORTS[parts.scheme],
+        tls=parts.scheme == "mqtts",
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MqttSettings:
+    """One end of a fleet on a broker; a wrong value is a ValueError whose sentence names it.
+
+    `role` is `host` or the node's name. `client_id` must be the same after a restart and belong to
+    one process only, as two with one id throw each other out for ever.
+    """
+
+    url: str = field(repr=False)  # It may hold a password.
+    fleet: str
+    role: str
+    client_id: str = ""  # empty: ternmesh-<fleet>-<role>
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: str | None = None  # PEM; None: the system's certificates
+    protocol: str = "auto"  # auto: MQTT 5, and 3.1.1 where the broker refuses that
+    keepalive_s: int = 60
+    connect_timeout_s: float = 10.0
+    session_expiry_s: int = 3600  # how long the broker keeps messages for us while we are away
+    message_max: int = 65_536  # bytes of frames in one message; the broker's limit may lower it
+    inflight_max: int = 20  # messages that the broker has not acknowledged
+    queue_max: int = 256  # messages that wait for a place in flight
+    reconnect_min_s: float = 1.0
+    reconnect_max_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        parse_url(self.url)
+        check_name(self.fleet, "fleet")
+        if self.role != HOST:
+            check_node(self.role)
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"protocol {self.protocol!r} must be one of {', '.join(PROTOCOLS)}")
+        if not 0 < self.reconnect_min_s <= self.reconnect_max_s:
+            raise ValueError("reconnect_min_s must be above 0 and at most reconnect_max_s")
+        if not self.connect_timeout_s > 0:
+            raise ValueError("connect_timeout_s must be above 0")
+        for name, low, high in (
+            ("keepalive_s", 5, 65_535),
+            ("session_expiry_s", 0, 0xFFFFFFFE),
+            ("message_max", 64, INBOUND_MESSAGE_MAX),
+            ("inflight_max", 1, 1000),
+            ("queue_max", 1, 10_000),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} {getattr(self, name)} must be {low} to {high}")
+
+    @property
+    def broker(self) -> BrokerAddress:
+        """The address in `url`."""
+        return parse_url(self.url)
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """The topic filters of this end."""
+        root = f"{_ROOT}/{self.fleet}"
+        if self.role == HOST:
+            return (f"{root}/up/+",)
+        return (f"{root}/down/{self.role}", f"{root}/{ALL}")
+
+    def topic(self, peer: str) -> str:
+        """Where a message for `peer` is published; ValueError for a peer that this end has not."""
+        check_peer(self.role, peer)
+        root = f"{_ROOT}/{self.fleet}"
+        if self.role != HOST:
+            return f"{root}/up/{self.role}"
+        return f"{root}/{ALL}" if peer == ALL else f"{root}/down/{peer}"
+
+    def peer(self, topic: str) -> str:
+        """Who published on `topic`; ValueError for a topic that this end did not ask for."""
+        if self.role != HOST:
+            if topic not in self.subscriptions:
+                raise ValueError(f"topic {topic!r} is none of {self.subscriptions}")
+            return HOST
+        root, _, name = topic.rpartition("/")
+        if root != f"{_ROOT}/{self.fleet}/up":
+            raise ValueError(f"topic {topic!r} is none of {self.subscriptions}")
+        return check_node(name)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLimits:
+    """What the broker said in CONNACK; the defaults are what MQTT gives to a silent broker."""
+
+    packet_max: int | None = None  # bytes of a whole packet; None: no limit was told
+    receive_max: int = 65_535  # messages in flight
+    qos_max: int = 2
+    keepalive_s: int | None = None  # None: ours is taken
+
+
+@dataclass(slots=True)
+class ProtocolChoice:
+    """Which MQTT version to try next, learnt from how each connection ended.
+
+    A broker that refuses 5 in so many words is believed. One that only closed the connection may
+    have died just then, so 3.1.1, where it tells no limits, is no more than a guess: 5 is tried
+    again at the next connection, and it is never left again once it has worked.
+    """
+
+    wanted: str
+    current: str = "5"
+    _proven: bool = False
+    _refused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.wanted != "auto":
+            self.current = self.wanted
+
+    def ended(self, *, accepted: bool, refused: bool) -> bool:
+        """Note that the broker accepted the last CONNECT, or refused its version; True to hurry."""
+        if self.wanted != "auto":
+            return False
+        if self.current == "5":
+            self._proven |= accepted
+            self._refused |= refused
+            if refused or not (accepted or self._proven):
+                self.current = "3.1.1"
+        elif not (accepted and self._refused):
+            self.current = "5"
+        return refused
+
+
+def packet_max(settings: MqttSettings, body: int) -> int:
+    """The bytes of a PUBLISH packet with `body` bytes on the longest topic of this fleet."""
+    return _PUBLISH_MAX + len(f"{_ROOT}/{settings.fleet}/down/") + NAME_MAX + body
+
+
+def message_max(settings: MqttSettings, limits: BrokerLimits) -> int:
+    """The most bytes of frames in one message that neither end nor the broker refuses; may be 0."""
+    if limits.packet_max is None:
+        return settings.message_max
+    return max(0, min(settings.message_max, limits.packet_max - packet_max(settings, 0)))
+
+
+def keepalive_s(settings: MqttSettings, limits: BrokerLimits) -> int:
+    """The keep alive to ask for: what the broker demanded before, as paho < 2.2 ignores that."""
+    return min(settings.keepalive_s, limits.keepalive_s or settings.keepalive_s)
+
+
+def mtu(settings: MqttSettings, limits: BrokerLimits) -> int:
+    """The longest frame in bytes that fits a message; 0 where the broker takes none."""
+    return max(0, min(batch.FRAME_MAX, message_max(settings, limits) - batch.OVERHEAD))
+
+
+def backoff_s(attempt: int, settings: MqttSettings, rng: random.Random) -> float:
+    """How long to wait before try `attempt` + 1: it doubles to the maximum, with half of it random.
+
+    The random half keeps a fleet that lost its broker from coming back all at once.
+    """
+    ceiling_s = min(settings.reconnect_max_s, settings.reconnect_min_s * 2.0 ** min(attempt, 60))
+    return ceiling_s * rng.uniform(0.5, 1.0)
