@@ -7,7 +7,8 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from models.lora import Adapter
 from ternmesh.bundle import ADAPTER, FILES, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
 
 try:
-    import onnx
+    import onnx_ir as ir
+    import onnx_ir.passes.common as common
     import onnxruntime
     import onnxscript  # noqa: F401  torch.onnx needs it and says so less clearly
 except ImportError as error:
@@ -31,8 +33,13 @@ except ImportError as error:
 
 DESCRIPTION = "model.json"
 RELATIVE_ERROR_MAX = 1e-4
+BATCH_MIN = 2
 GRAPH_BYTES_MAX = (1 << 31) - 1  # what one protobuf file may hold
-RANK_TRACED_MIN = 2  # torch.export treats sizes 0 and 1 as constants
+RANK_TRACED = 2  # torch.export takes sizes 0 and 1 for constants
+OPERATOR_PATTERNS = (
+    r"OpOverload\(op='([\w.:]+)'",  # torch.onnx has no translation
+    r"implementation for ([\w.:]+)",  # onnxruntime has no kernel
+)
 
 Tensors = tuple[torch.Tensor, ...]
 Arrays = Sequence[NDArray[np.generic]]
@@ -62,16 +69,15 @@ def export(
     module.eval()
     folder.mkdir(parents=True, exist_ok=True)
     input_names = _input_names(module, len(inputs))
-    target_names = ["target"] if len(targets) == 1 else [f"target_{i}" for i in range(len(targets))]
+    target_names = _numbered("target", len(targets))
     with torch.no_grad():
         outputs = _as_tuple(module(*inputs))
-    output_names = ["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))]
-
-    forward = _forward_graph(module, adapter, inputs, input_names, output_names)
+    output_names = _numbered("output", len(outputs))
     step = _train_step(module, adapter, loss, len(inputs))
-    step_graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
+    forward = _forward_graph(module, adapter, inputs, input_names, output_names)
+    train = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
     (folder / FORWARD).write_bytes(_serialise(forward, FORWARD))
-    (folder / TRAIN_STEP).write_bytes(_serialise(step_graph, TRAIN_STEP))
+    (folder / TRAIN_STEP).write_bytes(_serialise(train, TRAIN_STEP))
     (folder / ADAPTER).write_bytes(adapter.vector().astype("<f4").tobytes())
     _check_forward(folder, module, adapter, inputs)
     _check_train_step(folder, step, adapter, inputs + targets)
@@ -109,11 +115,8 @@ def _forward_graph(
     inputs: Tensors,
     input_names: list[str],
     output_names: list[str],
-) -> onnx.ModelProto:
-    tensors = tuple(
-        _with_rank(tensor, axis, max(RANK_TRACED_MIN, tensor.shape[axis] if axis is not None else 0))
-        for tensor, axis in zip(adapter.initial, adapter.rank_axes, strict=True)
-    )
+) -> ir.Model:
+    tensors = _with_rank(adapter, RANK_TRACED)
     free = torch.export.Dim.DYNAMIC
     shapes = (
         tuple({0: free} for _ in inputs),
@@ -130,12 +133,184 @@ def _forward_graph(
             external_data=False,
             verbose=False,
         )
-    assert program is not None  # only without dynamo=True
-    model: onnx.ModelProto = program.model_proto
-    defaults = {
-        name: _with_rank(tensor, axis, 0).numpy()
-        for name, tensor, axis in zip(
-            adapter.names, adapter.initial, adapter.rank_axes, strict=True
+    model = program.model
+    defaults = (tensor.numpy() for tensor in _with_rank(adapter, 0))
+    make_overridable(model, dict(zip(adapter.names, defaults, strict=True)))
+    return model
+
+
+def _with_rank(adapter: Adapter, rank: int) -> Tensors:
+    """Zeros in the adapter's shapes at another rank; tensors without a rank axis as they are."""
+    return tuple(
+        tensor if axis is None else tensor.new_zeros(_replaced(tensor.shape, axis, rank))
+        for tensor, axis in zip(adapter.initial, adapter.rank_axes, strict=True)
+    )
+
+
+def _replaced(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    return [size if index == axis else old for index, old in enumerate(shape)]
+
+
+def _train_step(
+    module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int
+) -> Callable[..., Tensors]:
+    """The function (adapter vector, *batch) -> (loss, gradient) that becomes train_step.onnx."""
+
+    def batch_loss(parameters: dict[str, torch.Tensor], batch: Tensors) -> torch.Tensor:
+        outputs = torch.func.functional_call(module, parameters, batch[:inputs_count])
+        return loss(outputs, *batch[inputs_count:])
+
+    def step(vector: torch.Tensor, *batch: torch.Tensor) -> Tensors:
+        # The split is outside the differentiated part: its own gradient would pad D numbers per tensor.
+        parameters = adapter.split(vector)
+        gradients, value = torch.func.grad_and_value(batch_loss)(parameters, batch)
+        gradient = torch.cat([gradients[name].reshape(-1) for name in adapter.names])
+        return value.reshape(()), gradient
+
+    return step
+
+
+def _train_graph(
+    step: Callable[..., Tensors], adapter: Adapter, batch: Tensors, batch_names: list[str]
+) -> ir.Model:
+    arguments = (torch.from_numpy(adapter.vector()), *batch)
+    with _one_sentence("the train step"):
+        traced = make_fx(step, decomposition_table=core_aten_decompositions())(*arguments)
+        program = torch.onnx.export(
+            traced,
+            arguments,
+            dynamo=True,
+            input_names=["adapter", *batch_names],
+            output_names=["loss", "gradient"],
+            external_data=False,
+            verbose=False,
         )
+    model = program.model
+    optimise(model)
+    return model
+
+
+def _serialise(model: ir.Model, file: str) -> bytes:
+    """One self-contained file without the names, paths and traces of the exporting machine."""
+    size = sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    )
+    if size > GRAPH_BYTES_MAX:
+        raise ExportError(
+            f"{file} would hold {size} bytes of weights, and one file holds {GRAPH_BYTES_MAX}"
+        )
+    common.ClearMetadataAndDocStringPass()(model)
+    return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+def _check_forward(folder: Path, module: nn.Module, adapter: Adapter, inputs: Tensors) -> None:
+    session = _session(folder / FORWARD)
+    random = adapter.split(_random_vector(adapter))
+    single = tuple(tensor[:1] for tensor in inputs)
+    for batch in (inputs, single):
+        with torch.no_grad():
+            expected = _as_tuple(torch.func.functional_call(module, random, batch))
+        feed = {
+            value.name: tensor.numpy()
+            for value, tensor in zip(session.get_inputs(), batch, strict=True)
+        }
+        feed |= {name: tensor.numpy() for name, tensor in random.items()}
+        _compare(FORWARD, session.run(None, feed), expected)
+
+
+def _check_train_step(
+    folder: Path, step: Callable[..., Tensors], adapter: Adapter, batch: Tensors
+) -> None:
+    session = _session(folder / TRAIN_STEP)
+    arguments = (_random_vector(adapter), *batch)
+    expected = tuple(tensor.detach() for tensor in step(*arguments))
+    for name, gradient in adapter.split(expected[1]).items():
+        if not gradient.any():
+            raise ExportError(
+                f"the loss does not depend on {name}: the module does not call that layer"
+            )
+    feed = {
+        value.name: tensor.numpy()
+        for value, tensor in zip(session.get_inputs(), arguments, strict=True)
     }
-    return make_overridable(model, defaults)
+    _compare(TRAIN_STEP, session.run(None, feed), expected)
+
+
+def _random_vector(adapter: Adapter) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.from_numpy(adapter.vector())
+    return vector + 0.05 * torch.randn(vector.shape, generator=generator)
+
+
+def _compare(file: str, actual: Arrays, expected: Tensors) -> None:
+    for array, tensor in zip(actual, expected, strict=True):
+        difference = np.linalg.norm((array - tensor.numpy()).ravel())
+        error = float(difference / max(float(tensor.norm()), np.finfo(np.float32).tiny))
+        if not error <= RELATIVE_ERROR_MAX:
+            raise ExportError(
+                f"{file} differs from torch by {error:.1e}, more than {RELATIVE_ERROR_MAX:.0e}"
+            )
+
+
+def _session(path: Path) -> onnxruntime.InferenceSession:
+    with _one_sentence(path.name):
+        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def _one_sentence(what: str) -> Iterator[None]:
+    """Turn whatever an exporter raises into an ExportError that names the operator."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  the exporters raise every kind, ours is one
+        raise ExportError(_sentence(what, error)) from error
+
+
+def _sentence(what: str, error: BaseException) -> str:
+    chain, cause = [], error
+    while cause is not None:
+        chain.append(str(cause))
+        cause = cause.__cause__
+    for text in chain:
+        for pattern in OPERATOR_PATTERNS:
+            if match := re.search(pattern, text):
+                return f"{what} cannot be exported: onnxruntime has no operator for {match[1]}"
+    reason = next((line for line in chain[-1].splitlines() if line.strip()), type(error).__name__)
+    return f"{what} cannot be exported: {reason.strip()}"
+
+
+def _check_batch(tensors: Tensors) -> None:
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
+    if len(sizes) != 1 or min(sizes) < BATCH_MIN:
+        raise ExportError(
+            f"every example tensor needs the same batch size of at least {BATCH_MIN}"
+            f" on its first axis, not {sorted(sizes)}"
+        )
+
+
+def _input_names(module: nn.Module, count: int) -> list[str]:
+    names = list(inspect.signature(module.forward).parameters)[:count]
+    return names if len(names) == count else [f"input_{index}" for index in range(count)]
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
+
+
+def _as_tuple(value: torch.Tensor | Tensors) -> Tensors:
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+
+
+def _specs(
+    names: Sequence[str], tensors: Tensors, *, batch_free: bool = False
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            (-1, *tensor.shape[1:]) if batch_free else tuple(tensor.shape),
+        )
+        for name, tensor in zip(names, tensors, strict=True)
+    )

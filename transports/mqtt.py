@@ -142,7 +142,7 @@ class MqttTransport:
         }
 
     def _run(self) -> None:
-        """Connect again and again until `close`, with growing pauses between failures."""
+        """Connect again and again until `close`; pauses grow until a connection has lasted."""
         attempt = 0
         while not self._stop.is_set():
             self._connection = connection = _Connection(
@@ -157,15 +157,17 @@ class MqttTransport:
             hurry = connection.reached and self._choice.ended(
                 accepted=connection.accepted, refused=connection.refused_protocol
             )
-            self._report(connection)
-            attempt = 0 if connection.ready_s >= self.settings.reconnect_max_s else attempt + 1
+            self._report(connection, logging.INFO if hurry else logging.WARNING)
+            if connection.ready_s >= self.settings.reconnect_max_s:
+                attempt = 0
             if not hurry:
-                self._stop.wait(backoff_s(attempt - 1, self.settings, self._rng))
+                self._stop.wait(backoff_s(attempt, self.settings, self._rng))
+                attempt += 1
 
-    def _report(self, connection: "_Connection") -> None:
+    def _report(self, connection: "_Connection", level: int) -> None:
         ended = connection.ended or f"{self.settings.broker} closed the connection"
         if not self._stop.is_set() and (connection.accepted or ended != self._last_error):
-            _log.warning("mqtt %s: %s", self.settings.role, ended)
+            _log.log(level, "mqtt %s: %s", self.settings.role, ended)
         self._last_error = ended
 
     def _learn(self, limits: BrokerLimits) -> None:
@@ -406,8 +408,8 @@ class _Connection:
                 "give each its own role or client_id"
             )
         elif not self.ended:
-            who = "the broker said" if flags.is_disconnect_packet_from_server else "we saw"
-            self.ended = f"disconnected from {self._settings.broker}; {who}: {reason}"
+            what = "closed" if flags.is_disconnect_packet_from_server else "lost"
+            self.ended = f"the connection to {self._settings.broker} was {what}: {reason}"
 
 
 def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:

@@ -197,7 +197,7 @@ def mtu(settings: MqttSettings, limits: BrokerLimits) -> int:
 
 
 def backoff_s(attempt: int, settings: MqttSettings, rng: random.Random) -> float:
-    """How long to wait before try `attempt` + 1: it doubles to the maximum, with half of it random.
+    """How long to wait after attempt 0, 1, 2, ...: doubling to the maximum, half of it random.
 
     The random half keeps a fleet that lost its broker from coming back all at once.
     """

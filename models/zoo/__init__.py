@@ -1,0 +1,25 @@
+"""The models and clips that ternmesh ships, by name; needs neither torch nor onnxruntime."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SPLITS = ("train", "dev")
+
+
+def bundle_path(name: str) -> Path:
+    """The folder of a shipped model bundle: "keyword"."""
+    folder = FOLDER / name
+    if not (folder / "model.json").is_file():
+        shipped = sorted(path.parent.name for path in FOLDER.glob("*/model.json"))
+        raise ValueError(f"no model is called {name!r}: choose one of {', '.join(shipped)}")
+    return folder
+
+
+def fsdd_path(split: str) -> Path:
+    """The spoken-digit clips of a split ("train" or "dev"), as .npz with x, y, speaker, index.
+
+    x is uint8 log-mel [clips, 50, 32]; models take it as float32 / 255. See fsdd/ATTRIBUTION.md.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}: it must be one of {', '.join(SPLITS)}")
+    return FOLDER / "fsdd" / f"fsdd_logmel_{split}.npz"

@@ -1,0 +1,27 @@
+"""`python -m bench NAME [--quick] [--keep]`: measure one claim. Exit code 0 when it ran."""
+
+import argparse
+import importlib
+
+from bench.result import show
+
+NAMES = ("demo", "train_step", "footprint")
+
+
+def main() -> None:
+    """Run the named benchmark, or regenerate the README's figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", choices=(*NAMES, "readme"))
+    parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
+    parser.add_argument("--keep", action="store_true", help="write the result to docs/results/")
+    parser.add_argument("--check", action="store_true", help="readme: only compare")
+    arguments = parser.parse_args()
+    module = importlib.import_module(f"bench.{arguments.name}")
+    if arguments.name == "readme":
+        module.main(check=arguments.check)
+    else:
+        show(module.measure(quick=arguments.quick), keep=arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The demo's fleet: a broker, a host and three board processes, each with one speaker's clips."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.zoo import fsdd_path
+from transports.broker import EmbeddedBroker
+from transports.control_socket import ControlError, ask
+
+BOARDS = ("theo", "nicolas", "yweweler")
+FLEET = "demo"
+STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What the user may choose."""
+
+    folder: Path
+    broker: str | None = None
+    rounds: int = 20
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the fleet: its name, its process, its socket and its log."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    socket: Path
+    log: Path
+
+    def status(self) -> Mapping[str, Any] | None:
+        """What the process says of itself, or None while it does not answer yet."""
+        try:
+            return ask(self.socket, {"command": "status"}, timeout_s=2.0)
+        except ControlError:
+            return None
+
+
+@contextmanager
+def fleet(settings: DemoSettings) -> Iterator[tuple[Member, list[Member]]]:
+    """The running host and boards; everything is stopped when the block ends."""
+    with ExitStack() as stack:
+        url = settings.broker or stack.enter_context(EmbeddedBroker()).url
+        host = _spawn(stack, "host", "host", _host_config(settings, url))
+        boards = [
+            _spawn(stack, "node", name, _node_config(settings, url, name)) for name in BOARDS
+        ]
+        yield host, boards
+
+
+def write_clips(folder: Path, speaker: str, split: str) -> Path:
+    """One speaker's clips of a split as a .npz of `features` (float32, 0 to 1) and `target`."""
+    with np.load(fsdd_path(split), allow_pickle=False) as data:
+        mine = data["speaker"] == speaker
+        features = data["x"][mine].astype(np.float32) / 255
+        target = data["y"][mine].astype(np.int64)
+    path = folder / split / "clips.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, features=features, target=target)
+    return path
+
+
+def _host_config(settings: DemoSettings, url: str) -> str:
+    return _toml(
+        {
+            "": {"state_dir": str(settings.folder / "host"), "bundle": "keyword"},
+            "link": {"url": url, "fleet": FLEET},
+            "run": {"rounds": settings.rounds, "min_peers": len(BOARDS), "deadline_s": 20.0},
+        }
+    )
+
+
+def _node_config(settings: DemoSettings, url: str, name: str) -> str:
+    folder = settings.folder / name
+    train, dev = (write_clips(folder, name, split) for split in ("train", "dev"))
+    return _toml(
+        {
+            "": {"name": name, "state_dir": str(folder), "bundle": "keyword"},
+            "link": {"url": url, "fleet": FLEET},
+            "data": {"folder": str(train.parent)},
+            "training": {"seed": settings.seed},
+            "evaluate": {"folder": str(dev.parent)},
+        }
+    )
+
+
+def _toml(tables: Mapping[str, Mapping[str, object]]) -> str:
+    # A JSON text, number or flag is also a TOML one.
+    lines = []
+    for table, values in tables.items():
+        lines += [f"[{table}]"] if table else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _spawn(stack: ExitStack, command: str, name: str, config: str) -> Member:
+    folder = Path(json.loads(config.split("state_dir = ")[1].split("\n")[0]))
+    folder.mkdir(parents=True, exist_ok=True)
+    path, log = folder / "config.toml", folder / "log.txt"
+    path.write_text(config)
+    arguments = [sys.executable, "-m", "ternmesh_cli.main", command, "--config", str(path)]
+    # One thread each: the fleet shares this machine's cores.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment)
+    stack.callback(_stop, process)
+    return Member(name, process, folder / "control.sock", log)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

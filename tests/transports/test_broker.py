@@ -1,0 +1,74 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transports.base import ALL, HOST, TransportError
+from transports.broker import EmbeddedBroker
+from transports.mqtt import MqttTransport
+from transports.mqtt_settings import MqttSettings
+
+WAIT_S = 20.0
+NODES = ("ada", "bob", "cleo", "dan")
+
+
+def new_end(url: str, role: str) -> MqttTransport:
+    end = MqttTransport(MqttSettings(url, "barn", role, reconnect_min_s=0.02, reconnect_max_s=0.2))
+    end.open()
+    return end
+
+
+def test_five_clients_fall_back_to_3_1_1_and_exchange_full_messages(eventually) -> None:
+    with EmbeddedBroker() as broker:
+        host, *nodes = ends = [new_end(broker.url, role) for role in (HOST, *NODES)]
+        eventually(lambda: all(end.connected for end in ends))
+        assert {end.status()["protocol"] for end in ends} == {"3.1.1"}
+        for i in range(10):
+            for node in nodes:
+                node.send(HOST, [bytes([i]) * node.mtu])
+            host.send(ALL, [bytes([i]) * host.mtu])
+        arrivals = [host.receive(WAIT_S) for _ in range(10 * len(nodes))]
+        for name in NODES:
+            frames = [arrival.frames[0] for arrival in arrivals if arrival.peer == name]
+            assert frames == [bytes([i]) * 65_534 for i in range(10)]
+        for node in nodes:
+            assert [node.receive(WAIT_S).frames[0][0] for _ in range(10)] == list(range(10))
+        eventually(lambda: host.status()["acked"] == 10)
+        for end in ends:
+            end.close()
+
+
+def test_clients_return_to_a_broker_that_was_started_again(eventually) -> None:
+    with EmbeddedBroker() as broker:
+        host, ada = ends = [new_end(broker.url, role) for role in (HOST, "ada")]
+        eventually(lambda: all(end.connected for end in ends))
+    eventually(lambda: not any(end.connected for end in ends))
+    with EmbeddedBroker(port=broker.port):
+        eventually(lambda: all(end.connected for end in ends))
+        ada.send(HOST, [b"back"])
+        assert host.receive(WAIT_S).frames == (b"back",)
+        for end in ends:
+            end.close()
+
+
+def test_a_port_in_use_is_told() -> None:
+    with (
+        EmbeddedBroker() as broker,
+        pytest.raises(TransportError, match=f"did not start on 127.0.0.1:{broker.port}"),
+        EmbeddedBroker(port=broker.port),
+    ):
+        pass
+
+
+def test_without_amqtt_a_sentence_names_the_extra() -> None:
+    code = "import sys; sys.modules['amqtt'] = None; import transports.broker"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert "MissingExtra" in run.stderr
+    assert "pip install 'ternmesh[demo]'" in run.stderr
