@@ -7,9 +7,11 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from models.errors import ExportError
 from models.graph_passes import make_overridable, optimise
 from models.lora import Adapter
-from ternmesh.bundle import ADAPTER, FILES, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
+from ternmesh.bundle import ADAPTER, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
 
 try:
     import onnx_ir as ir
@@ -33,9 +35,10 @@ except ImportError as error:
 
 DESCRIPTION = "model.json"
 RELATIVE_ERROR_MAX = 1e-4
-BATCH_MIN = 2
+TINY = 1e-30  # keeps an error relative to zero finite
+BATCH_MIN = 2  # torch.export takes sizes 0 and 1 for constants
 GRAPH_BYTES_MAX = (1 << 31) - 1  # what one protobuf file may hold
-RANK_TRACED = 2  # torch.export takes sizes 0 and 1 for constants
+RANK_TRACED = 2  # likewise
 OPERATOR_PATTERNS = (
     r"OpOverload\(op='([\w.:]+)'",  # torch.onnx has no translation
     r"implementation for ([\w.:]+)",  # onnxruntime has no kernel
@@ -59,29 +62,33 @@ def export(
 ) -> Bundle:
     """Write the bundle of `module` to `folder` and return its description.
 
-    `example_batch` is (inputs, targets), each a tuple of tensors with the batch axis first; its size
-    becomes the batch size of a training step. `loss(outputs, *targets)` returns a scalar mean over
-    the batch. The module is exported in evaluation mode: no dropout, no batch statistics. Raises
-    ExportError when an operator cannot be exported or the graphs do not compute what torch does.
+    `example_batch` is (inputs, targets), each a tuple of tensors with the batch axis first; its
+    size becomes the batch size of a training step. `loss(outputs, *targets)` returns a scalar, the
+    mean over the batch. `metric` says how predictions are judged, one of ternmesh.bundle.METRICS;
+    for "accuracy" the output is logits [batch, classes]. The module is exported in evaluation mode:
+    no dropout, no batch statistics. Raises ExportError when an operator cannot be exported, or when
+    the graphs do not compute what torch does.
     """
     inputs, targets = example_batch
     _check_batch(inputs + targets)
     module.eval()
-    folder.mkdir(parents=True, exist_ok=True)
     input_names = _input_names(module, len(inputs))
     target_names = _numbered("target", len(targets))
     with torch.no_grad():
         outputs = _as_tuple(module(*inputs))
     output_names = _numbered("output", len(outputs))
-    step = _train_step(module, adapter, loss, len(inputs))
-    forward = _forward_graph(module, adapter, inputs, input_names, output_names)
-    train = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
-    (folder / FORWARD).write_bytes(_serialise(forward, FORWARD))
-    (folder / TRAIN_STEP).write_bytes(_serialise(train, TRAIN_STEP))
-    (folder / ADAPTER).write_bytes(adapter.vector().astype("<f4").tobytes())
-    _check_forward(folder, module, adapter, inputs)
-    _check_train_step(folder, step, adapter, inputs + targets)
+    with _one_sentence(FORWARD):
+        graph = _forward_graph(module, adapter, inputs, input_names, output_names)
+        forward = _serialise(graph, FORWARD)
+        _check_forward(forward, module, adapter, inputs)
+    with _one_sentence(TRAIN_STEP):
+        step = _train_step(module, adapter, loss, len(inputs))
+        graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
+        train_step = _serialise(graph, TRAIN_STEP)
+        _check_train_step(train_step, step, adapter, inputs + targets)
 
+    vector = adapter.vector().astype("<f4").tobytes()
+    contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
     bundle = Bundle(
         name=name,
         version=version,
@@ -90,8 +97,11 @@ def export(
         batch_inputs=_specs([*input_names, *target_names], inputs + targets),
         adapter=_specs(adapter.names, adapter.initial),
         metric=metric,
-        files={file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in FILES},
+        files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
     )
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in contents.items():
+        (folder / file).write_bytes(data)
     (folder / DESCRIPTION).write_bytes(write_bundle(bundle))
     return bundle
 
@@ -122,18 +132,13 @@ def _forward_graph(
         tuple({0: free} for _ in inputs),
         tuple({} if axis is None else {axis: free} for axis in adapter.rank_axes),
     )
-    with _one_sentence("forward"):
-        program = torch.onnx.export(
-            _WithAdapter(module, adapter),
-            (inputs, tensors),
-            dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=[*input_names, *adapter.names],
-            output_names=output_names,
-            external_data=False,
-            verbose=False,
-        )
-    model = program.model
+    model = _onnx(
+        _WithAdapter(module, adapter),
+        (inputs, tensors),
+        [*input_names, *adapter.names],
+        output_names,
+        dynamic_shapes=shapes,
+    )
     defaults = (tensor.numpy() for tensor in _with_rank(adapter, 0))
     make_overridable(model, dict(zip(adapter.names, defaults, strict=True)))
     return model
@@ -161,7 +166,7 @@ def _train_step(
         return loss(outputs, *batch[inputs_count:])
 
     def step(vector: torch.Tensor, *batch: torch.Tensor) -> Tensors:
-        # The split is outside the differentiated part: its own gradient would pad D numbers per tensor.
+        # The split stays outside what is differentiated: its gradient would pad every tensor to D.
         parameters = adapter.split(vector)
         gradients, value = torch.func.grad_and_value(batch_loss)(parameters, batch)
         gradient = torch.cat([gradients[name].reshape(-1) for name in adapter.names])
@@ -174,20 +179,36 @@ def _train_graph(
     step: Callable[..., Tensors], adapter: Adapter, batch: Tensors, batch_names: list[str]
 ) -> ir.Model:
     arguments = (torch.from_numpy(adapter.vector()), *batch)
-    with _one_sentence("the train step"):
-        traced = make_fx(step, decomposition_table=core_aten_decompositions())(*arguments)
+    table = cast(
+        "Mapping[torch._ops.OpOverload, Callable[..., object]]", core_aten_decompositions()
+    )
+    traced = make_fx(step, decomposition_table=table)(*arguments)
+    model = _onnx(traced, arguments, ["adapter", *batch_names], ["loss", "gradient"])
+    optimise(model)
+    return model
+
+
+def _onnx(
+    module: nn.Module,
+    arguments: tuple[object, ...],
+    input_names: list[str],
+    output_names: list[str],
+    dynamic_shapes: tuple[object, ...] | None = None,
+) -> ir.Model:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
         program = torch.onnx.export(
-            traced,
+            module.eval(),
             arguments,
             dynamo=True,
-            input_names=["adapter", *batch_names],
-            output_names=["loss", "gradient"],
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_shapes=dynamic_shapes,
             external_data=False,
             verbose=False,
         )
-    model = program.model
-    optimise(model)
-    return model
+    assert program is not None  # it is None only without dynamo
+    return program.model
 
 
 def _serialise(model: ir.Model, file: str) -> bytes:
@@ -202,11 +223,12 @@ def _serialise(model: ir.Model, file: str) -> bytes:
             f"{file} would hold {size} bytes of weights, and one file holds {GRAPH_BYTES_MAX}"
         )
     common.ClearMetadataAndDocStringPass()(model)
-    return ir.to_proto(model).SerializeToString(deterministic=True)
+    data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
+    return data
 
 
-def _check_forward(folder: Path, module: nn.Module, adapter: Adapter, inputs: Tensors) -> None:
-    session = _session(folder / FORWARD)
+def _check_forward(graph: bytes, module: nn.Module, adapter: Adapter, inputs: Tensors) -> None:
+    session = _session(graph)
     random = adapter.split(_random_vector(adapter))
     single = tuple(tensor[:1] for tensor in inputs)
     for batch in (inputs, single):
@@ -221,9 +243,9 @@ def _check_forward(folder: Path, module: nn.Module, adapter: Adapter, inputs: Te
 
 
 def _check_train_step(
-    folder: Path, step: Callable[..., Tensors], adapter: Adapter, batch: Tensors
+    graph: bytes, step: Callable[..., Tensors], adapter: Adapter, batch: Tensors
 ) -> None:
-    session = _session(folder / TRAIN_STEP)
+    session = _session(graph)
     arguments = (_random_vector(adapter), *batch)
     expected = tuple(tensor.detach() for tensor in step(*arguments))
     for name, gradient in adapter.split(expected[1]).items():
@@ -246,17 +268,18 @@ def _random_vector(adapter: Adapter) -> torch.Tensor:
 
 def _compare(file: str, actual: Arrays, expected: Tensors) -> None:
     for array, tensor in zip(actual, expected, strict=True):
-        difference = np.linalg.norm((array - tensor.numpy()).ravel())
-        error = float(difference / max(float(tensor.norm()), np.finfo(np.float32).tiny))
+        difference = float(np.linalg.norm((array - tensor.numpy()).ravel()))
+        error = difference / max(float(tensor.norm()), TINY)
         if not error <= RELATIVE_ERROR_MAX:
             raise ExportError(
                 f"{file} differs from torch by {error:.1e}, more than {RELATIVE_ERROR_MAX:.0e}"
             )
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
-    with _one_sentence(path.name):
-        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+def _session(graph: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it would warn once for every overridable initializer
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
@@ -264,15 +287,17 @@ def _one_sentence(what: str) -> Iterator[None]:
     """Turn whatever an exporter raises into an ExportError that names the operator."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  the exporters raise every kind, ours is one
+    except ExportError:
+        raise
+    except Exception as error:
         raise ExportError(_sentence(what, error)) from error
 
 
 def _sentence(what: str, error: BaseException) -> str:
-    chain, cause = [], error
-    while cause is not None:
-        chain.append(str(cause))
-        cause = cause.__cause__
+    chain = [str(error)]
+    while error.__cause__ is not None:
+        error = error.__cause__
+        chain.append(str(error))
     for text in chain:
         for pattern in OPERATOR_PATTERNS:
             if match := re.search(pattern, text):

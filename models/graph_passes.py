@@ -1,21 +1,22 @@
 """Passes over exported graphs; each keeps what the graph computes.
 
-`make_overridable` is for forward graphs. `optimise` is for train-step graphs, where a frozen weight W is
-used as W^T going forward and as W going back: runtimes fold each Transpose into a copy of the weights.
+`make_overridable` is for forward graphs. `optimise` is for train-step graphs, where a frozen weight
+is used as W going forward and as W^T going back: a runtime folds each Transpose into a second copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
+from onnx_ir.tape import Tape
 
 
 def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]]) -> None:
     """Give the named inputs default values, so that callers may leave them out."""
     for value in model.graph.inputs:
-        if value.name in defaults:
+        if value.name is not None and value.name in defaults:
             value.const_value = ir.tensor(defaults[value.name], name=value.name)
             model.graph.register_initializer(value)
 
@@ -23,7 +24,9 @@ def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]
 def optimise(model: ir.Model) -> None:
     """All passes for a train-step graph, in their order."""
     cancel_transposes(model)
+    gemm_with_frozen_transpose(model)
     transpose_in_gemm(model)
+    merge_reshapes(model)
     common.RemoveUnusedNodesPass()(model)
 
 
@@ -36,6 +39,23 @@ def cancel_transposes(model: ir.Model) -> None:
         outer_axes, inner_axes = _permutation(node), _permutation(inner)
         if [inner_axes[axis] for axis in outer_axes] == sorted(outer_axes):
             ir.convenience.replace_all_uses_with(node.outputs[0], _input(inner, 0))
+
+
+def gemm_with_frozen_transpose(model: ir.Model) -> None:
+    """MatMul(x, Transpose(w)) becomes Gemm of x as a matrix, for a frozen matrix w."""
+    for node in list(model.graph):
+        transpose = _producer(node, "Transpose", 1) if node.op_type == "MatMul" else None
+        if transpose is None or not _is_frozen_matrix(_input(transpose, 0)):
+            continue
+        x, y = _input(node, 0), node.outputs[0]
+        if x.shape is None or y.shape is None or not x.shape.is_static():
+            continue
+        tape = Tape()
+        sizes = x.shape.numpy()
+        matrix = x if len(sizes) == 2 else _reshape(tape, x, (-1, sizes[-1]))
+        product = tape.op("Gemm", [matrix, _input(node, 1)])
+        result = product if len(sizes) == 2 else _reshape(tape, product, y.shape.numpy())
+        _replace(model, node, tape, result)
 
 
 def transpose_in_gemm(model: ir.Model) -> None:
@@ -51,10 +71,47 @@ def transpose_in_gemm(model: ir.Model) -> None:
                 node.replace_input_with(index, _input(transpose, 0))
 
 
+def merge_reshapes(model: ir.Model) -> None:
+    """Reshape(Reshape(x)) becomes one Reshape, or x where its shape comes back."""
+    for node in list(model.graph):
+        if node.op_type != "Reshape":
+            continue
+        shape = node.outputs[0].shape
+        while (inner := _producer(node, "Reshape", 0)) is not None and _names_all_sizes(node):
+            node.replace_input_with(0, _input(inner, 0))
+        same = shape is not None and shape.is_static() and shape == _input(node, 0).shape
+        if same and not node.outputs[0].is_graph_output():
+            ir.convenience.replace_all_uses_with(node.outputs[0], _input(node, 0))
+
+
+def _names_all_sizes(reshape: ir.Node) -> bool:
+    """Whether the target shape has no 0, which would copy a size from the input."""
+    target = ir.convenience.get_const_tensor(_input(reshape, 1))
+    return target is not None and bool((target.numpy() != 0).all())
+
+
 def _producer(node: ir.Node, op_type: str, index: int) -> ir.Node | None:
     value = node.inputs[index]
     producer = value.producer() if value is not None else None
     return producer if producer is not None and producer.op_type == op_type else None
+
+
+def _is_frozen_matrix(value: ir.Value) -> bool:
+    return value.is_initializer() and value.shape is not None and len(value.shape) == 2
+
+
+def _reshape(tape: Tape, x: ir.Value, shape: Sequence[int]) -> ir.Value:
+    sizes = np.array(shape, np.int64)
+    return tape.op("Reshape", [x, tape.op("Constant", [], {"value": ir.tensor(sizes)})])
+
+
+def _replace(model: ir.Model, node: ir.Node, tape: Tape, result: ir.Value) -> None:
+    """Put the nodes of `tape` where `node` was; `result` takes over its output."""
+    old = node.outputs[0]
+    result.shape, result.type = old.shape, old.type
+    ir.convenience.replace_nodes_and_values(
+        model.graph, node, [node], list(tape.nodes), [old], [result]
+    )
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:

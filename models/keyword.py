@@ -8,6 +8,8 @@ from models.lora import Adapter, add_lora
 
 FRAMES, MELS, WORDS = 50, 32, 10
 FRAMES_PER_TOKEN = 2
+TOKEN_SIZE = FRAMES_PER_TOKEN * MELS
+CENTRE, SPREAD = 0.4, 4.0  # bring the features near zero mean and unit variance
 LORA_PATTERNS = ("layers.*.q", "layers.*.k", "layers.*.v", "layers.*.o", "head")
 LORA_RANK, LORA_ALPHA = 8, 16.0
 
@@ -34,12 +36,11 @@ class Layer(nn.Module):
         return x + change
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
-        )
+        split = (*x.shape[:-1], self.heads, -1)
+        q, k, v = (part(x).reshape(split).transpose(1, 2) for part in (self.q, self.k, self.v))
         scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+        mixed: torch.Tensor = scores.softmax(-1) @ v
+        return mixed.transpose(1, 2).reshape(x.shape)
 
 
 class KeywordTransformer(nn.Module):
@@ -47,16 +48,16 @@ class KeywordTransformer(nn.Module):
 
     def __init__(self, width: int = 112, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
-        tokens = FRAMES // FRAMES_PER_TOKEN
-        self.embed = nn.Linear(FRAMES_PER_TOKEN * MELS, width)
-        self.position = nn.Parameter(torch.randn(tokens, width) * 0.02)
+        self.embed = nn.Linear(TOKEN_SIZE, width)
+        self.position = nn.Parameter(torch.randn(FRAMES // FRAMES_PER_TOKEN, width) * 0.02)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, WORDS)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        x = self.embed(features.unflatten(1, (-1, FRAMES_PER_TOKEN)).flatten(-2)) + self.position
+        tokens = ((features - CENTRE) * SPREAD).reshape(-1, len(self.position), TOKEN_SIZE)
+        x = self.embed(tokens) + self.position
         for layer in self.layers:
             x = layer(x)
         logits: torch.Tensor = self.head(self.norm(x).mean(1))

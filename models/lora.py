@@ -43,7 +43,7 @@ class Adapter:
 
     def split(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors by name, as views into `vector` (length D)."""
-        parts = vector.split([math.prod(shape) for shape in self.shapes])
+        parts = torch.split(vector, [math.prod(shape) for shape in self.shapes])
         return {
             name: part.reshape(shape)
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
@@ -75,7 +75,8 @@ class LoraLinear(nn.Module):
         return self.base.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Float32 [..., in] to [..., out]; B is scaled because it is smaller than the activations."""
+        """Float32 [..., in] to [..., out]."""
+        # Scaling B costs less than scaling the activations.
         change = (x @ self.lora_A) @ (self.scale * self.lora_B)
         return functional.linear(x, self.base.weight, self.base.bias) + change
 

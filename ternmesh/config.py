@@ -1,7 +1,7 @@
 """TOML text to frozen dataclasses: a wrong key or value is one sentence that names it.
 
 A settings class is a frozen dataclass whose fields are str, int, float, bool, optional str, tuples
-of str, or further settings classes (tables). A field may carry limits: `field(metadata=limits(1,
+of str, free tables (`Table`: whoever uses one checks it), or further settings classes. A field may carry limits: `field(metadata=limits(1,
 10))`, or choices: `field(metadata=choices("a", "b"))`.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 from ternmesh.errors import TernmeshError
 
 T = TypeVar("T")
+Table = dict[str, Any]
 
 
 class ConfigError(TernmeshError):
@@ -86,9 +87,13 @@ def _is(wanted: Any, value: Any) -> bool:
         return type(value) is tuple and all(type(item) is str for item in value)
     if wanted == str | None:
         return type(value) is str
+    if wanted == Table:
+        return type(value) is dict
     return type(value) is wanted
 
 
 def _word(wanted: Any) -> str:
+    if wanted == Table:
+        return "a table of options"
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     return words.get(wanted, "a list of texts" if wanted == tuple[str, ...] else "text")

@@ -5,12 +5,13 @@ from dataclasses import astuple, dataclass, fields
 
 from ternmesh.errors import WireError
 from ternmesh.hypervector.encoder import Slicing, choose_span
-from ternmesh.wire import seal, share
+from ternmesh.wire import pieces, seal, share
 
-FRAME_MTU_MIN, FRAME_MTU_MAX = 64, 4096
+FRAME_MTU_MIN, FRAME_MTU_MAX = 164, seal.FRAME_MAX  # the longest manifest takes 164
 DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
+SNAPSHOT_HEAD_MAX = 2048  # its head with one counted entry, and the longest certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ def make_plan(
     announce_s: int = 30,
 ) -> Plan:
     """The plan of a run; the spans follow from the frame size and the share of zeros."""
-    room = share_room(frame_mtu)
+    up_permille, down_permille = round(up_zeros * PERMILLE), round(down_zeros * PERMILLE)
     plan = Plan(
         dimension=dimension,
         frame_mtu=frame_mtu,
-        up_zeros_permille=round(up_zeros * PERMILLE),
-        up_span=choose_span(dimension, room, up_zeros),
-        down_zeros_permille=round(down_zeros * PERMILLE),
-        down_span=choose_span(dimension, room, down_zeros),
+        up_zeros_permille=up_permille,
+        up_span=_span(dimension, frame_mtu, up_permille),
+        down_zeros_permille=down_permille,
+        down_span=_span(dimension, frame_mtu, down_permille),
         rounds=rounds,
         local_steps=local_steps,
         learning_rate_e6=round(learning_rate * 1e6),
@@ -85,6 +86,13 @@ def make_plan(
     )
     check_plan(plan)
     return plan
+
+
+def _span(dimension: int, frame_mtu: int, permille: int) -> int:
+    possible = dimension > 0 and frame_mtu >= FRAME_MTU_MIN and 0 <= permille < PERMILLE
+    if not possible:
+        return max(dimension, 1)  # check_plan says what is wrong
+    return choose_span(dimension, share_room(frame_mtu), permille / PERMILLE)
 
 
 def to_numbers(plan: Plan) -> tuple[int, ...]:
@@ -120,6 +128,15 @@ def check_plan(plan: Plan) -> None:
         value = getattr(plan, name)
         if not low <= value <= high:
             raise WireError("plan", f"{name} is {value}: it must be {low} to {high}")
+    if plan.dimension > (dimension_max := snapshot_max(plan.frame_mtu)):
+        raise WireError(
+            "plan", f"dimension is {plan.dimension}: frames of this size carry {dimension_max}"
+        )
+
+
+def snapshot_max(frame_mtu: int) -> int:
+    """The longest adapter vector whose snapshot still fits the pieces of one object."""
+    return (pieces.PIECES_MAX * pieces.piece_size(frame_mtu) - SNAPSHOT_HEAD_MAX) // 4
 
 
 def genesis(model_hash: bytes, run: bytes, plan: Plan) -> bytes:

@@ -1,4 +1,4 @@
-"""Frames over an MQTT broker, on paho-mqtt (imported here only), with QoS 1.
+"""Frames over an MQTT broker, with QoS 1.
 
 A PUBACK says that the broker has a message, not that anyone read or stored it, so nothing here is
 a receipt: the protocol above sends again. That allows the one thing that keeps paho from sending
@@ -7,17 +7,15 @@ a message that the broker refuses again and again: each connection gets a new, e
 
 import logging
 import random
-import socket
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from ternmesh.errors import WireError
 from transports import batch
-from transports.base import Arrival, Busy, FrameTooLarge, MissingExtra, NotConnected
+from transports.base import Arrival, FrameTooLarge, NotConnected
 from transports.inbox import Inbox
+from transports.mqtt_connection import GOODBYE_S, MqttConnection, MqttCounters
 from transports.mqtt_settings import (
     INBOUND_MESSAGE_MAX,
     BrokerLimits,
@@ -27,39 +25,11 @@ from transports.mqtt_settings import (
     keepalive_s,
     message_max,
     mtu,
-    packet_max,
 )
 
-try:
-    from paho.mqtt import client as paho
-    from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-    from paho.mqtt.packettypes import PacketTypes
-    from paho.mqtt.properties import Properties
-    from paho.mqtt.reasoncodes import ReasonCode
-except ImportError as error:
-    raise MissingExtra("MQTT needs the package paho-mqtt: pip install 'ternmesh[mqtt]'") from error
-
-LOOP_S = 1.0  # the longest that the network thread sleeps; arrivals and sends wake it
-GOODBYE_S = 1.0  # how long `close` waits for a broker that takes no more bytes
+SHORT_MAX = 3  # short-lived connections in a row before we suspect a rival of our name
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class MqttCounters:
-    """What this transport did since it was made; bytes are those of message bodies."""
-
-    connects: int = 0
-    messages_in: int = 0
-    messages_out: int = 0
-    frames_in: int = 0
-    frames_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    acked: int = 0  # messages that the broker has taken
-    rejected: int = 0  # messages that the broker acknowledged with an error (MQTT 5)
-    lost: int = 0  # messages on their way or waiting when a connection ended
-    malformed: int = 0  # messages that arrived and hold no frames, or from nobody we know
 
 
 class MqttTransport:
@@ -72,7 +42,7 @@ class MqttTransport:
         self._rng = rng or random.Random()
         self._choice = ProtocolChoice(settings.protocol)
         self._limits = BrokerLimits()
-        self._connection: _Connection | None = None
+        self._connection: MqttConnection | None = None
         self._last_error = "not opened yet"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{settings.role}", daemon=True)
@@ -145,7 +115,7 @@ class MqttTransport:
         """Connect again and again until `close`; pauses grow until a connection has lasted."""
         attempt = 0
         while not self._stop.is_set():
-            self._connection = connection = _Connection(
+            self._connection = connection = MqttConnection(
                 self.settings, self._choice.current, self.counters, self._learn, self._take
             )
             try:
@@ -154,18 +124,23 @@ class MqttTransport:
                 connection.ended = f"cannot reach {self.settings.broker}: {error}"
             except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
                 connection.ended = f"the connection broke off: {type(error).__name__}: {error}"
+                _log.debug("mqtt %s broke off", self.settings.role, exc_info=True)
             hurry = connection.reached and self._choice.ended(
                 accepted=connection.accepted, refused=connection.refused_protocol
             )
-            self._report(connection, logging.INFO if hurry else logging.WARNING)
-            if connection.ready_s >= self.settings.reconnect_max_s:
+            lasted = connection.ready_s >= self.settings.reconnect_max_s
+            rival = connection.ready_s > 0 and not lasted and attempt >= SHORT_MAX
+            self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
+            if lasted:
                 attempt = 0
             if not hurry:
                 self._stop.wait(backoff_s(attempt, self.settings, self._rng))
                 attempt += 1
 
-    def _report(self, connection: "_Connection", level: int) -> None:
+    def _report(self, connection: MqttConnection, level: int, rival: bool) -> None:
         ended = connection.ended or f"{self.settings.broker} closed the connection"
+        if rival:  # Not every broker says that it lets another client in under our name.
+            ended += f"; is there another process {self.settings.identity}?"
         if not self._stop.is_set() and (connection.accepted or ended != self._last_error):
             _log.log(level, "mqtt %s: %s", self.settings.role, ended)
         self._last_error = ended
@@ -175,248 +150,18 @@ class MqttTransport:
         if self.mtu == 0:
             _log.error("%s takes packets too small for any frame: %s", self.settings.broker, limits)
 
-    def _take(self, message: paho.MQTTMessage) -> None:
+    def _take(self, topic: str, payload: bytes) -> None:
         """Put what arrived in the inbox; what is malformed is counted, never raised."""
         try:
-            peer = self.settings.peer(message.topic)
-            if len(message.payload) > INBOUND_MESSAGE_MAX:
-                raise WireError("size", f"a message of {len(message.payload)} bytes")
-            frames = batch.split(bytes(message.payload))
+            peer = self.settings.peer(topic)
+            if len(payload) > INBOUND_MESSAGE_MAX:
+                raise WireError("size", f"a message of {len(payload)} bytes")
+            frames = batch.split(payload)
         except (ValueError, WireError) as error:
             self.counters.malformed += 1
-            _log.info("mqtt %s: dropped a malformed message: %s", self.settings.role, error)
+            _log.debug("mqtt %s: dropped a malformed message: %s", self.settings.role, error)
             return
         self.counters.messages_in += 1
         self.counters.frames_in += len(frames)
-        self.counters.bytes_in += len(message.payload)
-        self._inbox.put(Arrival(peer, frames, len(message.payload)))
-
-
-class _Connection:
-    """One MQTT connection, from CONNECT to its end, on a paho client of its own.
-
-    `run` and every callback run in the network thread. Callbacks are called under paho's locks and
-    so never take ours: `_lock` comes first, paho's come second.
-    """
-
-    def __init__(
-        self,
-        settings: MqttSettings,
-        protocol: str,
-        counters: MqttCounters,
-        learn: Callable[[BrokerLimits], None],
-        take: Callable[[paho.MQTTMessage], None],
-    ) -> None:
-        self.protocol = protocol
-        self.reached = False  # something listens there
-        self.accepted = False  # ... and said yes to CONNECT
-        self.ready = False  # ... and to our subscriptions
-        self.ready_s = 0.0  # for how long that was so
-        self.refused_protocol = False
-        self.ended = ""  # a sentence that says why
-        self._settings = settings
-        self._counters = counters
-        self._learn = learn
-        self._take = take
-        self._limits = BrokerLimits()
-        self._ready_at = self._leave_at = 0.0
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[str, bytes]] = deque()
-        self._published = 0  # changed under _lock
-        self._settled = 0  # changed in the network thread
-        self._client = self._new_client()
-
-    def run(self, stop: threading.Event, keepalive_s: int) -> None:
-        """Connect and work until the connection ends or `stop`; OSError if it cannot begin."""
-        give_up_at = time.monotonic() + self._settings.connect_timeout_s
-        try:
-            self._connect(keepalive_s)
-            self.reached = True
-            while self._client.loop(LOOP_S) == paho.MQTT_ERR_SUCCESS:
-                if self._is_over(stop, give_up_at, time.monotonic()):
-                    break
-                self._pump()
-        finally:
-            self._finish(time.monotonic())
-
-    def leave(self) -> None:
-        """Ask the network thread to say goodbye."""
-        self._client.disconnect()
-
-    def offer(self, topic: str, messages: Sequence[bytes]) -> None:
-        """Publish as soon as the broker allows; Busy where too much waits, NotConnected at the end.
-
-        More than `queue_max` messages at once are taken if nothing waits: they must leave some day.
-        """
-        with self._lock:
-            if not self.ready:
-                raise NotConnected(f"not connected: {self.ended}")
-            if self._waiting and len(self._waiting) + len(messages) > self._settings.queue_max:
-                raise Busy(f"{len(self._waiting)} messages wait for the broker: try again soon")
-            self._waiting.extend((topic, message) for message in messages)
-        self._pump()
-
-    def load(self) -> tuple[int, int]:
-        """How many messages wait, and how many the broker has not acknowledged."""
-        with self._lock:
-            return len(self._waiting), self._published - self._settled
-
-    def _pump(self) -> None:
-        """Publish what waits, as far as the broker's Receive Maximum and ours allow."""
-        window = min(self._settings.inflight_max, self._limits.receive_max)
-        with self._lock:
-            while self._waiting and self.ready and self._published - self._settled < window:
-                topic, message = self._waiting.popleft()
-                self._published += 1
-                self._client.publish(topic, message, qos=min(1, self._limits.qos_max))
-
-    def _new_client(self) -> paho.Client:
-        settings, broker = self._settings, self._settings.broker
-        five = self.protocol == "5"
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=settings.client_id or f"ternmesh-{settings.fleet}-{settings.role}",
-            clean_session=None if five else settings.session_expiry_s == 0,
-            protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
-            reconnect_on_failure=False,
-        )
-        client.connect_timeout = settings.connect_timeout_s
-        client.max_inflight_messages_set(0)  # No limit in paho: _pump keeps the broker's, too.
-        client.max_queued_messages_set(0)
-        username, password = settings.username or broker.username, settings.password
-        if username is not None:
-            client.username_pw_set(username, password or broker.password)
-        client.on_connect = self._on_connect
-        client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
-        client.on_publish = self._on_publish
-        client.on_disconnect = self._on_disconnect
-        # With any callback here paho leaves writing to the thread that calls `loop`.
-        client.on_socket_register_write = _ignore
-        client.on_socket_open = _send_at_once
-        return client
-
-    def _connect(self, keepalive_s: int) -> None:
-        settings, broker = self._settings, self._settings.broker
-        if broker.tls:
-            self._client.tls_set(ca_certs=settings.ca_file)
-        if self.protocol != "5":
-            self._client.connect(broker.host, broker.port, keepalive_s)
-            return
-        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = settings.session_expiry_s
-        properties.MaximumPacketSize = packet_max(settings, INBOUND_MESSAGE_MAX)
-        clean = settings.session_expiry_s == 0
-        self._client.connect(
-            broker.host, broker.port, keepalive_s, clean_start=clean, properties=properties
-        )
-
-    def _is_over(self, stop: threading.Event, give_up_at: float, now: float) -> bool:
-        if stop.is_set():
-            if not self._leave_at:
-                self._leave_at = now + GOODBYE_S
-                self._client.disconnect()
-            return now >= self._leave_at
-        if self.ready or now < give_up_at:
-            return False
-        self.ended = f"{self._settings.broker} did not answer in time"
-        return True
-
-    def _finish(self, now: float) -> None:
-        """Free the client and count what it had not delivered."""
-        client = self._client
-        with self._lock:
-            self.ready = False
-            self._counters.lost += len(self._waiting) + self._published - self._settled
-            self._waiting.clear()
-        self.ready_s = now - self._ready_at if self._ready_at else 0.0
-        if sock := client.socket():
-            sock.close()
-        # Callbacks tie client and connection in a circle, which would keep its sockets open.
-        client.on_connect = client.on_subscribe = client.on_message = None
-        client.on_publish = client.on_disconnect = None
-
-    def _on_connect(
-        self,
-        client: paho.Client,
-        _userdata: object,
-        _flags: paho.ConnectFlags,
-        reason: ReasonCode,
-        properties: Properties | None,
-    ) -> None:
-        if reason.is_failure:
-            self.ended = f"{self._settings.broker} refused us: {reason}"
-            self.refused_protocol = reason.getName() == "Unsupported protocol version"
-            return
-        self.accepted = True
-        self._limits = BrokerLimits(
-            packet_max=getattr(properties, "MaximumPacketSize", None),
-            receive_max=getattr(properties, "ReceiveMaximum", 65_535),
-            qos_max=getattr(properties, "MaximumQoS", 2),
-            keepalive_s=getattr(properties, "ServerKeepAlive", None),
-        )
-        self._learn(self._limits)
-        client.subscribe([(topic, 1) for topic in self._settings.subscriptions])
-
-    def _on_subscribe(
-        self,
-        client: paho.Client,
-        _userdata: object,
-        _mid: int,
-        reasons: list[ReasonCode],
-        _properties: Properties | None,
-    ) -> None:
-        if any(reason.is_failure for reason in reasons):
-            topics = " and ".join(self._settings.subscriptions)
-            self.ended = f"{self._settings.broker} does not let us subscribe to {topics}"
-            client.disconnect()
-            return
-        self._counters.connects += 1
-        self._ready_at = time.monotonic()
-        self.ready = True
-
-    def _on_message(
-        self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage
-    ) -> None:
-        self._take(message)
-
-    def _on_publish(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        _mid: int,
-        reason: ReasonCode,
-        _properties: Properties | None,
-    ) -> None:
-        self._settled += 1
-        if reason.is_failure:
-            self._counters.rejected += 1
-        else:
-            self._counters.acked += 1
-
-    def _on_disconnect(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        flags: paho.DisconnectFlags,
-        reason: ReasonCode,
-        _properties: Properties | None,
-    ) -> None:
-        if reason.getName() == "Session taken over":
-            self.ended = (
-                f"another process uses our client id on {self._settings.broker}: "
-                "give each its own role or client_id"
-            )
-        elif not self.ended:
-            what = "closed" if flags.is_disconnect_packet_from_server else "lost"
-            self.ended = f"the connection to {self._settings.broker} was {what}: {reason}"
-
-
-def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:
-    """Small messages must not wait for the acknowledgement of earlier ones (40 ms each way)."""
-    if isinstance(sock, socket.socket):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _ignore(_client: paho.Client, _userdata: object, _socket: object) -> None:
-    """Nothing: see `_new_client`."""
+        self.counters.bytes_in += len(payload)
+        self._inbox.put(Arrival(peer, frames, len(payload)))

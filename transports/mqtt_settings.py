@@ -105,6 +105,11 @@ class MqttSettings:
         return parse_url(self.url)
 
     @property
+    def identity(self) -> str:
+        """What we call ourselves at the broker."""
+        return self.client_id or f"ternmesh-{self.fleet}-{self.role}"
+
+    @property
     def subscriptions(self) -> tuple[str, ...]:
         """The topic filters of this end."""
         root = f"{_ROOT}/{self.fleet}"

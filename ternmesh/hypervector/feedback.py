@@ -22,9 +22,11 @@ def update(residual: Vector, delta: Vector, decay: float = 1.0) -> Vector:
     """What the next packet should carry, `delta + decay * residual`; CodecError for NaN."""
     if delta.shape != residual.shape:
         raise CodecError(f"a delta of {delta.shape} does not fit a residual of {residual.shape}")
-    if not np.isfinite(delta).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        corrected = delta + np.float32(decay) * residual
+    if not np.isfinite(corrected).all():
         raise CodecError("the delta holds NaN or infinity: training has diverged, nothing is sent")
-    return delta + np.float32(decay) * residual
+    return corrected
 
 
 def settle(corrected: Vector, counted: Vector) -> Vector:

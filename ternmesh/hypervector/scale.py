@@ -54,6 +54,11 @@ def to_float(fixed: NDArray[np.int32]) -> NDArray[np.float32]:
     return (fixed.astype(np.float64) * UNIT).astype(np.float32)
 
 
+def to_vector(units: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Decoded units of 2**-24 as float32; what both ends take out of a residual."""
+    return (units * UNIT).astype(np.float32)
+
+
 def add_fixed(fixed: NDArray[np.int32], units: NDArray[np.int64]) -> NDArray[np.int32]:
     """`fixed + units`, saturating: the one addition that defines a reference."""
     total: NDArray[np.int64] = np.clip(fixed.astype(np.int64) + units, -FIXED_MAX, FIXED_MAX)

@@ -1,6 +1,6 @@
 """Which shares of a packet: a bitmap in bytes, share 0 in the lowest bit of the first byte."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,3 +21,9 @@ def read_bitmap(data: bytes, count: int) -> NDArray[np.bool_]:
     if len(data) != -(-count // 8) or bits[count:].any():
         raise WireError("bitmap", f"these {len(data)} bytes are no bitmap of {count} shares")
     return bits[:count].astype(np.bool_)
+
+
+def read_counted(shares: Sequence[bytes], have: bytes) -> list[bytes]:
+    """Those of a packet's `shares` that bitmap `have` names; WireError."""
+    counted = read_bitmap(have, len(shares))
+    return [share for share, has in zip(shares, counted, strict=True) if has]

@@ -15,13 +15,12 @@ A node that misses a deadline is not waited for again until it is heard from.
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
-from ternmesh.hypervector.scale import UNIT, add_fixed
+from ternmesh.hypervector.scale import add_fixed, to_vector
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.swarm.events import (
+    REFUSED_SHOWN_MAX,
     BodyAccepted,
     CountersReserved,
     HostEvent,
@@ -39,6 +38,7 @@ from ternmesh.swarm.step import combine, encode_step, step_units
 from ternmesh.wire import control, manifest, pieces, seal, share
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt, Refusal
 from ternmesh.wire.reference import (
+    COUNTED_MAX,
     Counted,
     Reference,
     Snapshot,
@@ -195,7 +195,7 @@ class Coordinator:
     def _register(self, hello: Hello) -> Node:
         node = self._names.get(hello.name)
         if node is None:
-            if len(self.nodes) >= self.settings.nodes_max:
+            if len(self.nodes) >= min(self.settings.nodes_max, COUNTED_MAX):
                 raise WireError("full", f"this host takes {self.settings.nodes_max} nodes")
             context = max(self.nodes, default=0) + 1
             node = Node(context, hello.name, 0)
@@ -290,7 +290,7 @@ class Coordinator:
         version = self.version + 1
         shares = encode_step(wanted, self._model_hash, version, self.plan)
         units = step_units(shares, self._model_hash, version, self.plan)
-        self.residual = feedback.settle(wanted, (units * UNIT).astype(np.float32))
+        self.residual = feedback.settle(wanted, to_vector(units))
         self.fixed = add_fixed(self.fixed, units)
         self.phase = FINISHED if version >= self.plan.rounds else OPEN
         self._publish(version, shares, tuple(self._counted(usable)), now)
@@ -317,7 +317,7 @@ class Coordinator:
                 parent=self.reference,
                 model=self._model,
                 finished=self.phase == FINISHED,
-                deadline_ms=round(self.settings.deadline_s * 1000),
+                deadline_ms=min(control.INTEGER_MAX, round(self.settings.deadline_s * 1000)),
                 counted=counted,
                 shares=shares,
             )
@@ -362,14 +362,16 @@ class Coordinator:
         self._announce_at = now + self.plan.announce_s
 
     def _deadline_ms(self, now: float) -> int:
-        return max(0, round(1000 * (self.deadline - now))) if self.phase == OPEN else 0
+        left_ms = round(1000 * (self.deadline - now)) if self.phase == OPEN else 0
+        return min(control.INTEGER_MAX, max(0, left_ms))
 
     def _refuse(self, peer: str, reason: str, now: float) -> None:
         self.refused[reason] += 1
         node = self._names.get(peer)
         if node is not None:
             node.refused[reason] += 1
-        self._events.append(Refused(peer, reason))
+        if len(self._events) < REFUSED_SHOWN_MAX:
+            self._events.append(Refused(peer, reason))
         answered = self._answered.pop(peer, None)
         if answered is None or now >= answered + ANSWER_MIN_S:
             answered = now

@@ -15,6 +15,8 @@ from ternmesh.wire.reference import Counted
 Vector = NDArray[np.float32]
 Fixed = NDArray[np.int32]
 
+REFUSED_SHOWN_MAX = 1024  # in a burst the counters go on, but no more `Refused` events wait
+
 
 @dataclass(frozen=True, slots=True)
 class CountersReserved:
@@ -66,14 +68,17 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class PacketMade:
-    """A packet is ready to be sent. Keep it: it is sent until a receipt or the next reference."""
+    """A packet is ready to be sent. Keep it: it is sent until a receipt or the next reference.
+
+    It comes again, with the same digest and bodies, when late work is folded into `corrected`.
+    """
 
     pending: Pending
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualChanged:
-    """Work that came too late was folded into the residual."""
+    """Work that came too late was folded into the residual; no packet is pending."""
 
     residual: Vector
 

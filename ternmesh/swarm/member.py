@@ -13,17 +13,17 @@ clock that does not jump. The shape is aioquic's.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
-from ternmesh.hypervector.scale import UNIT, add_fixed
+from ternmesh.hypervector.scale import add_fixed, to_vector
 from ternmesh.plan import Plan, from_numbers, genesis
-from ternmesh.swarm.bitmap import read_bitmap
+from ternmesh.swarm.bitmap import read_bitmap, read_counted
 from ternmesh.swarm.events import (
+    REFUSED_SHOWN_MAX,
     Advanced,
     CountersReserved,
     Fixed,
@@ -45,6 +45,7 @@ from ternmesh.wire.reference import (
     Counted,
     Reference,
     Snapshot,
+    object_max,
     read_object,
     reference_hash,
     split_certificate,
@@ -54,6 +55,7 @@ HOST = "host"
 HELLO_FIRST_S, HELLO_MAX_S = 1.0, 60.0
 RESEND_FIRST_S, RESEND_MAX_S = 3.0, 120.0
 CATCH_UP_S = 5.0  # how long to wait for a catch-up before asking again
+REASONS_MAX = 64
 SILENCE_ANNOUNCES = 3  # announces missed in a row before a node doubts that the host knows it
 NO_RUN = bytes(8)
 NO_REFERENCE = bytes(16)
@@ -92,19 +94,17 @@ class Member:
         instance: bytes,
         state: MemberState,
         rng: np.random.Generator,
-        object_max: int = 1 << 28,
     ) -> None:
         self.name, self.samples = name, samples
         self.run, self.context, self.plan = state.run, state.context, state.plan
         self.version, self.reference, self.fixed = state.version, state.reference, state.fixed
         self.residual, self.pending, self.received = state.residual, state.pending, state.received
         self.finished = state.finished
-        self.joined = False
-        self.target = state.version
-        self.phase = control.GATHERING
+        if self.plan is not None and self.version == 0:
+            self.reference = genesis(model_hash, self.run, self.plan)
+        self.joined, self.target, self.phase = False, state.version, control.GATHERING
         self.refused: Counter[str] = Counter()
         self._model_hash, self._instance, self._rng = model_hash, instance, rng
-        self._object_max = object_max
         self._outgoing = Outgoing(state.counter)
         self._events: deque[NodeEvent] = deque()
         self._assembly: pieces.Assembly | None = None
@@ -161,11 +161,16 @@ class Member:
     def submit(self, round_number: int, delta: Vector, now: float) -> None:
         """The work for a round is done: `delta` is adapter minus reference (float32, D).
 
-        Work for a round that is over is folded into the residual. CodecError for NaN.
+        Work that no packet can take is kept for a later one. CodecError for NaN.
         """
+        if self.pending is not None:
+            corrected = feedback.update(self.pending.corrected, delta)
+            self.pending = replace(self.pending, corrected=corrected)
+            self._events.append(PacketMade(self.pending))
+            return
         corrected = feedback.update(self.residual, delta)
         plan = self.plan
-        if plan is None or round_number != self.version or self.pending is not None:
+        if plan is None or round_number != self.version:
             self.residual = corrected
             self._events.append(ResidualChanged(corrected))
             return
@@ -194,6 +199,8 @@ class Member:
         if body[0] == pieces.KIND:
             if self._assembly is not None and self.joined:
                 self._receive_piece(body, now)
+            if self._hello_at is not None and header.context == own:
+                self._hello_at = max(self._hello_at, now + CATCH_UP_S)  # a catch-up is under way
         elif body[0] == control.KIND:
             self._receive_control(control.read_control(body), now)
         else:
@@ -220,10 +227,12 @@ class Member:
             raise WireError("vector length", "the host's plan is for an adapter of another size")
         if message.run != self.run or plan != self.plan:
             self._begin_run(message.run, plan)
+        if self._assembly is None:
+            longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
+            self._assembly = pieces.Assembly(plan.frame_mtu, longest)
         self._heard_at = now
         self.context, self.joined = message.context, True
         self._hello_at, self._hello_attempt = None, 0
-        self._assembly = pieces.Assembly(plan.frame_mtu, self._object_max)
         self._events.append(Joined(self.run, self.context, plan))
         self._aim(message.version, message.phase, now)
         if self.pending is not None and not self.received:
@@ -235,7 +244,8 @@ class Member:
         self.fixed = np.zeros_like(self.fixed)
         self.residual = feedback.init(self.fixed.size)
         self.pending, self.finished, self._offered = None, False, -1
-        self._resend_at = None
+        self._assembly, self._resend_at = None, None
+        self.target, self.phase = 0, control.GATHERING
 
     def _announce(self, message: Announce, now: float) -> None:
         if not self.joined:
@@ -247,9 +257,10 @@ class Member:
         self._aim(message.version, message.phase, now)
 
     def _aim(self, version: int, phase: int, now: float) -> None:
-        self.target, self.phase = max(self.target, version), phase
+        self.target, self.phase = max(self.target, version), max(self.phase, phase)
         if self.version < self.target:
-            self._hello_at = now + CATCH_UP_S * (0.5 + self._rng.random())
+            ask_at = now + CATCH_UP_S * (0.5 + self._rng.random())
+            self._hello_at = ask_at if self._hello_at is None else min(self._hello_at, ask_at)
 
     def _receipt(self, message: Receipt, now: float) -> None:
         self._heard_at = now
@@ -321,15 +332,14 @@ class Member:
         pending, plan = self.pending, self.plan
         if pending is None or plan is None:
             return
-        self.residual = pending.corrected
+        residual = pending.corrected
         for entry in counted:
             mine = entry.context == self.context and entry.round == pending.round
             if mine and entry.digest == pending.digest:
-                have = read_bitmap(entry.have, plan.up.count)
-                shares = [pending.bodies[1 + index] for index in np.flatnonzero(have)]
+                shares = read_counted(pending.bodies[1:], entry.have)
                 units = update_units(shares, self._model_hash, pending.round, plan)
-                self.residual = feedback.settle(pending.corrected, _as_float(units))
-        self.pending, self._resend_at = None, None
+                residual = feedback.settle(pending.corrected, to_vector(units))
+        self.residual, self.pending, self._resend_at = residual, None, None
         self._outgoing.discard(self.context)
 
     # Sending
@@ -383,9 +393,8 @@ class Member:
         return self._heard_at + SILENCE_ANNOUNCES * self.plan.announce_s
 
     def _refuse(self, peer: str, reason: str) -> None:
+        if reason not in self.refused and len(self.refused) >= REASONS_MAX:
+            reason = "other"  # the host's words are not ours to choose, but ours to bound
         self.refused[reason] += 1
-        self._events.append(Refused(peer, reason))
-
-
-def _as_float(units: NDArray[np.int64]) -> Vector:
-    return (units * UNIT).astype(np.float32)
+        if len(self._events) < REFUSED_SHOWN_MAX:
+            self._events.append(Refused(peer, reason))

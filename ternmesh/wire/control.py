@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import cbor2
 
 from ternmesh.errors import WireError
+from ternmesh.wire.seal import NODE_MAX
 
 KIND = 0x01
 CONTROL_MAX = 1024
@@ -91,6 +92,7 @@ _SIZES: Final = {
     "digest": (4, 4),
     "have": (1, 128),
 }
+_LIMITS: Final = {"context": (1, NODE_MAX), "phase": (GATHERING, FINISHED)}
 _PATTERNS: Final = {"name": NAME, "reason": REASON}
 NUMBERS_MAX = 32
 
@@ -153,7 +155,8 @@ def _check_types(content: Any) -> None:
 
 def _check_field(name: str, kind: object, value: Any) -> None:
     if kind is int:
-        good = type(value) is int
+        low, high = _LIMITS.get(name, (0, INTEGER_MAX))
+        good = type(value) is int and low <= value <= high
     elif kind is str:
         good = type(value) is str and _PATTERNS[name].match(value) is not None
     elif kind is bytes:

@@ -38,8 +38,8 @@ class _Partial:
 class Assembly:
     """Objects in arrival: at most `objects_max` at once, each of at most `object_max` bytes.
 
-    When one more begins, the oldest unfinished one is forgotten. Memory grows with the bytes that
-    have arrived, never with the size that a piece claims.
+    When one more begins, the one that has waited longest for a piece is forgotten. Memory grows
+    with the bytes that have arrived, never with the size that a piece claims.
     """
 
     def __init__(self, frame_mtu: int, object_max: int, objects_max: int = 4) -> None:
@@ -59,9 +59,11 @@ class Assembly:
         if partial is None:
             while len(self._partials) >= self._objects_max:
                 del self._partials[next(iter(self._partials))]
-            partial = self._partials[name] = _Partial(size)
+            partial = _Partial(size)
         if partial.size != size:
             raise WireError("piece", "pieces of one object disagree about its size")
+        self._partials.pop(name, None)
+        self._partials[name] = partial  # now the last to be forgotten
         partial.parts.setdefault(index, data)
         if len(partial.parts) < self._count(size):
             return None

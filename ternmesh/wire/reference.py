@@ -129,6 +129,12 @@ def read_object(content: bytes, dimension: int) -> Reference | Snapshot:
 _Head = tuple[int, bytes, bytes, bool, int, tuple[Counted, ...]]
 
 
+def object_max(dimension: int, shares: int, frame_mtu: int) -> int:
+    """The most bytes of an object in a run of `dimension` numbers and `shares` shares a step."""
+    content = max(4 * dimension, _LENGTH.size + shares * (_LENGTH.size + frame_mtu))
+    return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER
+
+
 def _with_head(kind: int, head: list[object]) -> bytes:
     encoded = cbor2.dumps(head, canonical=True)
     return _START.pack(kind, len(encoded)) + encoded

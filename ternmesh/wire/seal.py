@@ -15,6 +15,8 @@ SUITE_OPEN = 0
 _HEAD = struct.Struct("<BH3s")
 HEAD_SIZE, TAG_SIZE = _HEAD.size, 8
 OVERHEAD = HEAD_SIZE + TAG_SIZE
+FRAME_MAX = 4096
+BODY_MAX = FRAME_MAX - OVERHEAD
 ENROL = 0x0000  # the context before a node has one
 BROADCAST = 0xFFFF  # host to every node
 DOWN = 0x8000  # set in the context from the host to one node
@@ -46,8 +48,8 @@ def seal(header: Header, body: bytes) -> bytes:
 
 def open_seal(frame: bytes) -> tuple[Header, bytes]:
     """Header and body of a frame; SealError or WireError where nothing may be believed."""
-    if len(frame) <= OVERHEAD:
-        raise WireError("length", f"a frame is longer than {OVERHEAD} bytes")
+    if not OVERHEAD < len(frame) <= FRAME_MAX:
+        raise WireError("length", f"a frame is of {OVERHEAD + 1} to {FRAME_MAX} bytes")
     first, context, counter = _HEAD.unpack_from(frame)
     if first >> 5 != VERSION or first & 1:
         raise WireError("version", f"this frame is of wire version {first >> 5}, not {VERSION}")

@@ -7,6 +7,7 @@ from ternmesh.errors import WireError
 from ternmesh.hypervector.coding import Coded
 from ternmesh.hypervector.encoder import Slice
 from ternmesh.hypervector.scale import decode_scale
+from ternmesh.wire.seal import BODY_MAX
 
 KIND = 0x02
 _HEAD = struct.Struct("<BHHHHB")
@@ -31,8 +32,8 @@ def write_share(round_number: int, item: Slice) -> bytes:
 
 def read_share(body: bytes) -> Share:
     """The share of a body, its code not yet decoded; WireError."""
-    if len(body) < HEAD_SIZE or body[0] != KIND:
-        raise WireError("length", "a share is shorter than its head")
+    if not HEAD_SIZE <= len(body) <= BODY_MAX or body[0] != KIND:
+        raise WireError("length", f"a share is of {HEAD_SIZE} to {BODY_MAX} bytes")
     _, low, index, scale, count, coding = _HEAD.unpack_from(body)
     if (count == 0) != (decode_scale(scale) == 0):
         raise WireError("scale", "a share has a scale of zero exactly when it has no nonzero")

@@ -93,7 +93,7 @@ def test_frames_are_sent_in_as_few_messages_as_fit(mosquitto, new_end, eventuall
 def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, eventually) -> None:
     broker = new_mosquitto("max_packet_size 3000\nmax_inflight_messages 3\nmax_keepalive 30")
     name = "n" * 32
-    host = new_end(broker.url, HOST)
+    host = new_end(broker.url, HOST, keepalive_s=20)
     node = new_end(broker.url, name, keepalive_s=600)
     eventually(lambda: all_connected(host, node))
     limits = host.status()["limits"]
@@ -217,8 +217,8 @@ def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eve
 
 
 def test_two_processes_with_one_name_are_told_so(mosquitto, new_end, eventually) -> None:
-    ends = [new_end(mosquitto.url, "ada", protocol="5") for _ in range(2)]
-    sentence = "another process uses our client id"
+    ends = [new_end(mosquitto.url, "ada") for _ in range(2)]
+    sentence = "another process ternmesh-barn-ada"
     eventually(lambda: any(sentence in str(end.status()["last_error"]) for end in ends))
 
 
@@ -305,6 +305,8 @@ REFUSE_BY_5 = bytes([0x20, 3, 0, 0x84, 0])
 UNKNOWN_REASON = bytes([0x20, 3, 0, 0x55, 0])
 CUT_OFF = bytes([0x20, 1, 0])
 ACCEPT_BY_3_1_1 = bytes([0x20, 2, 0, 0])
+ACCEPT_BY_5 = bytes([0x20, 3, 0, 0, 0]) + bytes([0x90, 5, 0, 1, 0, 1, 1])
+TAKEN_OVER = bytes([0xE0, 7, 0x8E, 5, 0x1F, 0, 2]) + b"hi"  # with a reason string
 REFUSE_TOPICS = ACCEPT_BY_3_1_1 + bytes([0x90, 4, 0, 1, 0x80, 0x80])
 
 
@@ -317,9 +319,17 @@ def test_a_broker_that_does_not_take_mqtt_5_is_asked_for_3_1_1(new_end, eventual
 
 def test_topics_that_the_broker_refuses_are_named(new_end, eventually) -> None:
     broker = ScriptedBroker([REFUSE_TOPICS])
-    ada = new_end(broker.url, "ada", protocol="3.1.1")
+    ada = new_end(broker.url, "ada", protocol="3.1.1", reconnect_min_s=60.0, reconnect_max_s=60.0)
     sentence = "does not let us subscribe to ternmesh/barn/down/ada and ternmesh/barn/all"
-    eventually(lambda: sentence in str(ada.status()["last_error"]) or broker.seen == [4, 4])
+    eventually(lambda: sentence in str(ada.status()["last_error"]))
+    assert not ada.connected
+
+
+def test_a_broker_that_says_why_it_left_us_is_quoted(new_end, eventually) -> None:
+    broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER])
+    ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
+    sentence = "another process uses our client id ternmesh-barn-ada"
+    eventually(lambda: sentence in str(ada.status()["last_error"]))
 
 
 def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:

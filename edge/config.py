@@ -1,0 +1,192 @@
+"""What a node is told: its TOML file as frozen dataclasses, and what follows from it."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edge.adam import AdamSettings
+from edge.sources import NpzSettings
+from models.zoo import bundle_path
+from ternmesh.config import ConfigError, Table, choices, limits, read_config
+from transports.base import check_node
+from transports.mqtt_settings import MqttSettings
+
+STORE, REPLAY, ADAPTER, CONTROL = (
+    "node.sqlite",
+    "replay.sqlite",
+    "current.onnx_adapter",
+    "control.sock",
+)
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """The broker, and the fleet's name on it. A password may stand in the URL."""
+
+    url: str
+    fleet: str = "ternmesh"
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfig:
+    """What the node learns from: `path` (.npz file or folder), or the class that `source` names.
+
+    `arrays`, `where` and `divide_by` are those of `edge.sources.NpzSettings`. A source is asked
+    every `poll_s`; its samples wait in a buffer on disk for their labels, and stay there after.
+    """
+
+    path: str | None = None
+    arrays: Table = field(default_factory=dict)
+    where: Table = field(default_factory=dict)
+    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
+    source: str | None = None
+    options: Table = field(default_factory=dict)
+    poll_s: float = field(default=1.0, metadata=limits(0.01, 3600.0))
+    replay_samples_max: int = field(default=4096, metadata=limits(1, 1_000_000))
+    replay_bytes_max: int = field(default=64 << 20, metadata=limits(1024, 1 << 40))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    """What the adapter is judged on after each round; the fields are those of `DataConfig`.
+
+    Without `path`, samples of a source are judged as their labels come, before they are learnt.
+    """
+
+    path: str | None = None
+    arrays: Table = field(default_factory=dict)
+    where: Table = field(default_factory=dict)
+    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """How the node trains; the host's plan says how many steps, and at what rate.
+
+    No round begins with fewer than `samples_min` samples. `keep_moments` lets Adam go on from one
+    round to the next; `clip_norm` 0 means no limit.
+    """
+
+    threads: int = field(default=1, metadata=limits(1, 256))
+    seed: int = field(default=0, metadata=limits(0, 2**63 - 1))
+    samples_min: int = field(default=32, metadata=limits(1, 1_000_000))
+    keep_moments: bool = False
+    clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
+    weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node. `bundle` is the name of a shipped model, or a folder with a model.json."""
+
+    name: str
+    state_dir: str
+    bundle: str
+    link: LinkConfig
+    data: DataConfig
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    control_socket: str | None = None
+    log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
+
+    @property
+    def store_path(self) -> Path:
+        """The file that holds where the node stands in its run."""
+        return Path(self.state_dir) / STORE
+
+    @property
+    def replay_path(self) -> Path:
+        """The file that holds the samples of a source."""
+        return Path(self.state_dir) / REPLAY
+
+    @property
+    def adapter_path(self) -> Path:
+        """The adapter of the newest reference, for this node and for any other program."""
+        return Path(self.state_dir) / ADAPTER
+
+    @property
+    def control_path(self) -> Path:
+        """The socket that `ternmesh status` asks."""
+        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+
+
+def read_node_config(path: Path) -> NodeConfig:
+    """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        return check_config(_anchor(read_config(NodeConfig, text), path.resolve().parent))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def check_config(config: NodeConfig) -> NodeConfig:
+    """`config` if it agrees with itself; ConfigError with a sentence otherwise."""
+    try:
+        check_node(config.name)
+    except ValueError as error:
+        raise ConfigError(f"name: {error}") from error
+    mqtt_settings(config)
+    bundle_folder(config)
+    if (config.data.path is None) == (config.data.source is None):
+        raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
+    for name, arrays in (("data", config.data.arrays), ("evaluate", config.evaluate.arrays)):
+        for tensor, array in arrays.items():
+            if not isinstance(array, str):
+                raise ConfigError(f"{name}.arrays.{tensor} is {array!r}: it must be text")
+    for name, where in (("data", config.data.where), ("evaluate", config.evaluate.where)):
+        for array, value in where.items():
+            if not isinstance(value, str | int | float):
+                raise ConfigError(f"{name}.where.{array} is {value!r}: it must be text or a number")
+    return config
+
+
+def bundle_folder(config: NodeConfig) -> Path:
+    """The folder of the model; ConfigError where there is none."""
+    try:
+        return bundle_path(config.bundle)
+    except ValueError as error:
+        folder = Path(config.bundle)
+        if not folder.is_dir():
+            raise ConfigError(f"bundle is {config.bundle!r}: no such folder, and {error}") from error
+        return folder
+
+
+def mqtt_settings(config: NodeConfig) -> MqttSettings:
+    """This node's end of the fleet; ConfigError with the sentence about a wrong value."""
+    link = config.link
+    try:
+        return MqttSettings(url=link.url, fleet=link.fleet, role=config.name, ca_file=link.ca_file)
+    except ValueError as error:
+        raise ConfigError(f"[link]: {error}") from error
+
+
+def npz_settings(config: DataConfig | EvaluateConfig) -> NpzSettings:
+    """How .npz files are read."""
+    return NpzSettings(config.arrays, config.where, config.divide_by)
+
+
+def adam_settings(config: TrainingConfig) -> AdamSettings:
+    """Adam's constants."""
+    return AdamSettings(weight_decay=config.weight_decay, clip_norm=config.clip_norm)
+
+
+def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
+    """`config` with its relative paths made absolute from `folder`."""
+
+    def anchored(path: str | None) -> str | None:
+        return None if path is None else str(folder / path)
+
+    is_folder = (folder / config.bundle).is_dir()
+    return replace(
+        config,
+        state_dir=str(folder / config.state_dir),
+        bundle=str(folder / config.bundle) if is_folder else config.bundle,
+        control_socket=anchored(config.control_socket),
+        link=replace(config.link, ca_file=anchored(config.link.ca_file)),
+        data=replace(config.data, path=anchored(config.data.path)),
+        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path)),
+    )

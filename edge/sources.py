@@ -1,0 +1,224 @@
+"""Where samples come from: .npz files on disk, or a class of the user's that yields them."""
+
+import importlib
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import DataError
+from ternmesh.bundle import Bundle, TensorSpec
+
+FILES_MAX = 1024
+BYTES_MAX = 1 << 28  # of all arrays that are kept
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a sensor gave: the model's inputs by name, without batch axis. `key` names it."""
+
+    key: str
+    inputs: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What turned out to be true of the sample with the same key: the targets by name."""
+
+    key: str
+    targets: Arrays
+
+
+class Source(Protocol):
+    """A class that a config may name; it is made with the options that stand there."""
+
+    def poll(self, now: float) -> Sequence[Sample | Label]:
+        """What is new at `now` (seconds of a clock that does not jump); it must not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class NpzSettings:
+    """How the arrays of .npz files become the tensors of a model.
+
+    `arrays` maps a tensor's name to the array's, where they differ. Only samples whose arrays equal
+    the values in `where` are taken; a text is looked up in the array `<name>_names` of the file.
+    Inputs are divided by `divide_by` as they become floats (255 for bytes).
+    """
+
+    arrays: Mapping[str, str]
+    where: Mapping[str, object]
+    divide_by: float = 1.0
+
+
+def input_specs(bundle: Bundle) -> tuple[TensorSpec, ...]:
+    """The tensors of a batch that are inputs of the model."""
+    inputs = {spec.name for spec in bundle.inputs}
+    return tuple(spec for spec in bundle.batch_inputs if spec.name in inputs)
+
+
+def target_specs(bundle: Bundle) -> tuple[TensorSpec, ...]:
+    """The tensors of a batch that are not inputs of the model."""
+    inputs = {spec.name for spec in bundle.inputs}
+    return tuple(spec for spec in bundle.batch_inputs if spec.name not in inputs)
+
+
+def convert(array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0) -> Array:
+    """`array` in the dtype of `spec`; DataError where that would lose or hide something."""
+    wanted = np.dtype(spec.dtype)
+    if array.dtype == wanted == np.bool_:
+        return array
+    to_float = wanted.kind == "f" and array.dtype.kind in "iufb"
+    to_integer = wanted.kind in "iu" and array.dtype.kind in "iub"
+    if not to_float and not to_integer:
+        raise DataError(f"{what} is {array.dtype}: {spec.name} must be {spec.dtype}")
+    if to_integer:
+        limits = np.iinfo(wanted)
+        if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
+            raise DataError(f"{what} has values that {spec.dtype} cannot hold")
+        return array.astype(wanted)
+    values = array.astype(wanted)
+    if divide_by != 1.0:
+        values /= wanted.type(divide_by)
+    if not np.isfinite(values).all():
+        raise DataError(f"{what} holds NaN or infinity: leave such samples out")
+    return values
+
+
+class FolderData:
+    """The samples of one .npz file, or of all in a folder; kept as they are stored."""
+
+    def __init__(self, bundle: Bundle, arrays: dict[str, Array], divide_by: float) -> None:
+        self._specs = bundle.batch_inputs
+        self._inputs = {spec.name for spec in bundle.inputs}
+        self._arrays = arrays
+        self._divide_by = divide_by
+
+    def __len__(self) -> int:
+        return len(self._arrays[self._specs[0].name])
+
+    def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
+        """The arrays of the given samples by name, in the model's dtypes."""
+        return {spec.name: self._part(spec, indexes) for spec in self._specs}
+
+    def check(self) -> None:
+        """DataError where a sample could not become a batch."""
+        for spec in self._specs:
+            for start in range(0, len(self), 256):  # in parts, as floats take more room
+                self._part(spec, slice(start, start + 256))
+
+    def _part(self, spec: TensorSpec, indexes: NDArray[np.int64] | slice) -> Array:
+        divide_by = self._divide_by if spec.name in self._inputs else 1.0
+        return convert(self._arrays[spec.name][indexes], spec, spec.name, divide_by)
+
+
+def open_folder(path: Path, bundle: Bundle, settings: NpzSettings) -> FolderData:
+    """The samples in `path`, checked against the bundle; DataError with a sentence."""
+    names = {spec.name for spec in bundle.batch_inputs}
+    if unknown := set(settings.arrays) - names:
+        raise DataError(
+            f"{', '.join(sorted(unknown))} is no tensor of {bundle.name}: "
+            f"arrays may map {', '.join(sorted(names))}"
+        )
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not 0 < len(files) <= FILES_MAX:
+        raise DataError(f"{path} holds {len(files)} .npz files: it must hold 1 to {FILES_MAX}")
+    parts = [_read_npz(file, bundle, settings) for file in files]
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    if sum(array.nbytes for array in arrays.values()) > BYTES_MAX:
+        raise DataError(f"{path} holds more than the {BYTES_MAX} bytes that a node keeps")
+    data = FolderData(bundle, arrays, settings.divide_by)
+    if not len(data):
+        raise DataError(f"{path} holds no sample where {_shown(settings.where)}")
+    try:
+        data.check()
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    return data
+
+
+def make_source(name: str, options: Mapping[str, Any]) -> Source:
+    """The source whose class is `package.module:ClassName`, made with `options`."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DataError(
+            f"source {name!r} cannot be found ({error}): write package.module:ClassName"
+        ) from error
+    try:
+        source = kind(**options)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"source {name} does not take its options: {error}") from error
+    if not callable(getattr(source, "poll", None)):
+        raise DataError(f"source {name} has no method poll(now)")
+    made: Source = source
+    return made
+
+
+def _read_npz(path: Path, bundle: Bundle, settings: NpzSettings) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is not an .npz file")
+            return _take(path, archive, bundle, settings)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as .npz: {error}") from error
+
+
+def _take(path: Path, archive: Any, bundle: Bundle, settings: NpzSettings) -> dict[str, Array]:
+    arrays, count = {}, -1
+    for spec in bundle.batch_inputs:
+        name = settings.arrays.get(spec.name, spec.name)
+        array = arrays[spec.name] = _array(path, archive, name)
+        if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape):
+            shape = ("samples", *spec.shape[1:])
+            raise DataError(f"{path}: {name} has shape {array.shape}, {bundle.name} needs {shape}")
+        if count not in (-1, len(array)):
+            raise DataError(f"{path}: {name} has {len(array)} samples, other arrays have {count}")
+        count = len(array)
+    chosen = np.ones(count, dtype=np.bool_)
+    for name, wanted in settings.where.items():
+        column = _array(path, archive, name)
+        if column.shape != (count,):
+            raise DataError(f"{path}: {name} does not hold one value for each sample")
+        chosen &= column == _looked_up(path, archive, name, wanted)
+    return {name: array[chosen] for name, array in arrays.items()}
+
+
+def _array(path: Path, archive: Any, name: str) -> Array:
+    if name not in archive.files:
+        raise DataError(f"{path} has no array {name}: it has {', '.join(archive.files)}")
+    size = archive.zip.getinfo(f"{name}.npy").file_size
+    if size > BYTES_MAX:
+        raise DataError(f"{path}: {name} has {size} bytes, more than the {BYTES_MAX} allowed")
+    array: Array = archive[name]
+    return array
+
+
+def _looked_up(path: Path, archive: Any, name: str, wanted: object) -> object:
+    names = f"{name}_names"
+    if not isinstance(wanted, str) or names not in archive.files:
+        return wanted
+    known = _array(path, archive, names).tolist()
+    if wanted not in known:
+        raise DataError(f"{path}: {name} {wanted!r} is none of {', '.join(map(str, known))}")
+    return known.index(wanted)
+
+
+def _shown(where: Mapping[str, object]) -> str:
+    return " and ".join(f"{name} = {value!r}" for name, value in where.items()) or "anything"
+
+
+def sample_bytes(bundle: Bundle) -> int:
+    """What one sample with its targets takes, in bytes."""
+    return sum(
+        math.prod(spec.shape[1:]) * np.dtype(spec.dtype).itemsize for spec in bundle.batch_inputs
+    )

@@ -1,0 +1,112 @@
+"""What a host is told: its TOML file as frozen dataclasses, and the plan that follows from it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models.zoo import bundle_path
+from ternmesh.bundle import Bundle, read_bundle
+from ternmesh.config import ConfigError, limits
+from ternmesh.errors import WireError
+from ternmesh.plan import FRAME_MTU_MAX, FRAME_MTU_MIN, Plan, make_plan
+from ternmesh.swarm.records import Settings
+from transports.mqtt_settings import MqttSettings
+
+STORE, CONTROL = "host.sqlite", "control.sock"
+DESCRIPTION = "model.json"
+ZEROS_MAX = 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """The broker, and the fleet's name on it. A password may stand in the URL."""
+
+    url: str
+    fleet: str = "ternmesh"
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """How the fleet learns. A change here begins a new run, but for min_peers and what follows it.
+
+    `*_zeros` are shares of zeros, up from the nodes and down from the host; `frame_mtu` is in
+    bytes; `scale_max` is the largest weight of a node's trits that the host believes.
+    """
+
+    rounds: int = field(default=20, metadata=limits(1, 1_000_000))
+    local_steps: int = field(default=8, metadata=limits(1, 100_000))
+    learning_rate: float = field(default=0.003, metadata=limits(1e-6, 10.0))
+    frame_mtu: int = field(default=184, metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))
+    up_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
+    down_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
+    scale_max: float = field(default=1.0, metadata=limits(2.0**-24, 63.97))
+    announce_s: int = field(default=30, metadata=limits(1, 86_400))
+    min_peers: int = field(default=1, metadata=limits(1, 1024))
+    deadline_s: float = field(default=60.0, metadata=limits(0.1, 2_592_000.0))
+    nodes_max: int = field(default=1024, metadata=limits(1, 4096))
+    chain_max: int = field(default=256, metadata=limits(1, 65_536))
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """One host. `bundle` is the name of a shipped model, or a folder with a model.json."""
+
+    state_dir: str
+    bundle: str
+    link: LinkConfig
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def store_path(self) -> Path:
+        """The file that holds the run."""
+        return Path(self.state_dir) / STORE
+
+    @property
+    def control_path(self) -> Path:
+        """The socket that `ternmesh status` asks."""
+        return Path(self.state_dir) / CONTROL
+
+
+def load_bundle(name: str) -> Bundle:
+    """The description of a shipped model or of a bundle's folder; ConfigError or BundleError."""
+    try:
+        folder = bundle_path(name)
+    except ValueError as error:
+        folder = Path(name)
+        if not folder.is_dir():
+            raise ConfigError(f"bundle is {name!r}: no such folder, and {error}") from error
+    try:
+        return read_bundle((folder / DESCRIPTION).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"bundle is {name!r}: its {DESCRIPTION} cannot be read") from error
+
+
+def plan_of(run: RunConfig, dimension: int) -> Plan:
+    """The plan of a run over an adapter of `dimension` numbers; ConfigError where none fits."""
+    try:
+        return make_plan(
+            dimension,
+            rounds=run.rounds,
+            local_steps=run.local_steps,
+            learning_rate=run.learning_rate,
+            frame_mtu=run.frame_mtu,
+            up_zeros=run.up_zeros,
+            down_zeros=run.down_zeros,
+            scale_max=run.scale_max,
+            announce_s=run.announce_s,
+        )
+    except WireError as error:
+        raise ConfigError(f"[run] does not fit this model: {error}") from error
+
+
+def settings_of(run: RunConfig) -> Settings:
+    """What the coordinator is told besides the plan."""
+    return Settings(run.min_peers, run.deadline_s, run.nodes_max, run.chain_max)
+
+
+def link_of(link: LinkConfig) -> MqttSettings:
+    """The host's end of the fleet; ConfigError with the sentence about a wrong value."""
+    try:
+        return MqttSettings(url=link.url, fleet=link.fleet, role="host", ca_file=link.ca_file)
+    except ValueError as error:
+        raise ConfigError(f"[link]: {error}") from error

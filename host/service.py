@@ -1,0 +1,163 @@
+"""The host's program: the coordinator over a transport, kept in a store, seen over a socket."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from host.config import HostConfig, link_of, load_bundle, plan_of, settings_of
+from host.ledger import Ledger
+from host.report import HISTORY_MAX, describe, status
+from ternmesh.plan import Plan
+from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.events import HostEvent, ReferenceMade, Refused, RoundOpened
+from ternmesh.swarm.member import CATCH_UP_S
+from ternmesh.swarm.records import Settings
+from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh_store.host_store import HostStore, Round, StoredRun
+from transports.base import Transport
+from transports.control_socket import ControlServer, Relay
+from transports.driver import Driver
+from transports.mqtt import MqttTransport
+
+POLL_S = 0.1  # how long a status request or a stop may have to wait
+RUN_SIZE = 8
+REFUSALS_TOLD_MAX = 1024  # pairs of peer and reason that get a line in the log
+
+_log = logging.getLogger(__name__)
+
+
+class HostService:
+    """One run while it is hosted. The store is open, and all calls come from one thread."""
+
+    def __init__(
+        self,
+        stored: StoredRun,
+        settings: Settings,
+        model_hash: bytes,
+        store: HostStore,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.coordinator = Coordinator(
+            stored.plan, settings, model_hash, stored.run, stored.state
+        )
+        self.driver: Driver[HostEvent] = Driver(self.coordinator, transport, clock)
+        self._store = store
+        self._clock = clock
+        self._ledger = Ledger(self.driver.traffic, clock())
+        self._history: deque[Round] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
+        self._made: list[int] = []  # the references of the current poll, rarely more than one
+        self._finished_at: float | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    def start(self) -> None:
+        """Begin the run, or go on with it."""
+        self.coordinator.start(self._clock())
+
+    def poll(self, wait_s: float) -> bool:
+        """Take what arrives within `wait_s`; True if anything happened."""
+        moved = self.driver.poll(wait_s, self._handle, self._commit)
+        if self._made:
+            # The reference went out after the commit that made it: its bytes belong to its round.
+            self._charge(self._made[-1], 0.0)
+            self._store.commit()
+            self._history.extend(self._store.history(len(self._made)))
+            self._made.clear()
+        if self._finished_at is None and self.coordinator.phase == FINISHED:
+            self._finished_at = self._clock()
+        return moved
+
+    def status(self) -> dict[str, Any]:
+        """Where the run stands, ready for JSON."""
+        history = list(self._history)
+        return status(self.coordinator, self._store.tallies(), history, self._clock())
+
+    def may_leave(self) -> bool:
+        """Whether the run is over, and whoever missed its end has had the time to ask for it.
+
+        A node that missed the last reference hears so from the next announcement.
+        """
+        linger_s = self.coordinator.plan.announce_s + 2 * CATCH_UP_S
+        return self._finished_at is not None and self._clock() >= self._finished_at + linger_s
+
+    def _handle(self, event: HostEvent) -> None:
+        now = self._clock()
+        self._store.record(event)
+        match event:
+            case ReferenceMade():
+                self._charge(event.version, self._ledger.take_seconds(now))
+                self._made.append(event.version)
+            case RoundOpened():
+                self._ledger.take_seconds(now)  # The time before belongs to no round.
+        line = describe(event, self.coordinator, now)
+        if line is not None:
+            _log.log(logging.INFO if self._is_news(event) else logging.DEBUG, "%s", line)
+
+    def _commit(self) -> None:
+        if not self._store.changed:
+            return  # Refusals alone must not wear the disk.
+        is_open = self.coordinator.phase == OPEN
+        seconds = self._ledger.take_seconds(self._clock()) if is_open else 0.0
+        self._charge(self.coordinator.version + 1, seconds)
+        self._store.commit()
+
+    def _charge(self, version: int, seconds: float) -> None:
+        self._store.charge(version, self._ledger.take_bytes(), seconds)
+
+    def _is_news(self, event: HostEvent) -> bool:
+        if not isinstance(event, Refused):
+            return True
+        pair = (event.peer, event.reason)
+        if pair in self._told or len(self._told) >= REFUSALS_TOLD_MAX:
+            return False
+        self._told.add(pair)
+        return True
+
+
+def continue_or_begin(store: HostStore, plan: Plan, model_hash: bytes) -> StoredRun:
+    """The run that the store holds if it is of this model and plan, or else a new one."""
+    stored = store.load(model_hash)
+    if stored is not None and stored.plan == plan:
+        _log.info("run %s goes on at reference %d", stored.run.hex(), stored.state.version)
+        return stored
+    begun = store.begin(os.urandom(RUN_SIZE), plan, model_hash)
+    if stored is not None:
+        _log.warning("the settings in [run] have changed: run %s is over", stored.run.hex())
+    _log.info("run %s begins: %d rounds", begun.run.hex(), plan.rounds)
+    return begun
+
+
+def run_host(
+    config: HostConfig, stop: threading.Event, until_finished: bool = False
+) -> None:
+    """Host a fleet until `stop` is set, or until the run is over and all had time to hear of it.
+
+    Raises ConfigError or BundleError before anything is touched; then StoreError, TransportError
+    or ControlError where the host cannot start or go on.
+    """
+    bundle, link = load_bundle(config.bundle), link_of(config.link)
+    plan, settings = plan_of(config.run, bundle.dimension), settings_of(config.run)
+    store = HostStore(config.store_path, settings.chain_max)
+    transport, relay = MqttTransport(link), Relay()
+    store.open()
+    try:
+        stored = continue_or_begin(store, plan, bundle.model_hash())
+        service = HostService(stored, settings, bundle.model_hash(), store, transport)
+
+        def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+            about = {"fleet": config.link.fleet, "model": bundle.name}
+            return {**service.status(), **about, "transport": transport.status()}
+
+        with ControlServer(config.control_path, relay.ask):
+            transport.open()
+            service.start()
+            while not stop.is_set() and not (until_finished and service.may_leave()):
+                service.poll(POLL_S)
+                relay.serve(answer)
+    finally:
+        transport.close()
+        store.close()

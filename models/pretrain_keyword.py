@@ -1,0 +1,158 @@
+"""Pre-train the keyword model on three speakers and export its bundle.
+
+    python -m models.pretrain_keyword --data CLIPS.npz --out models/zoo/keyword
+
+CLIPS.npz is by default the copy in models/zoo/fsdd. Only george, jackson and lucas are heard, so
+that the other three speakers stay new for the boards.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from models.export import export
+from models.keyword import KeywordTransformer, add_keyword_lora
+from models.zoo import fsdd_path
+
+SPEAKERS = ("george", "jackson", "lucas")
+NAME, VERSION = "keyword", 1
+STEPS, BATCH = 2000, 32
+LEARNING_RATE_MAX, WEIGHT_DECAY, LABEL_SMOOTHING = 2e-3, 0.05, 0.1
+GRADIENT_NORM_MAX = 1.0
+BATCH_ON_BOARD = 32
+PROGRESS_EVERY_S = 1.0
+
+# Augmentation: each bound is the largest change, drawn per clip.
+SPEED_LOG, SHIFT_FRAMES = 0.25, 6.0
+WARP_LOG, SHIFT_BANDS = 0.15, 1.0  # stretches the mel axis, as a longer or shorter throat does
+GAIN, TILT, NOISE = 0.1, 0.1, 0.05  # of the feature range [0, 1]
+MASKS, MASK_FRAMES_MAX, MASK_BANDS_MAX = 2, 8.0, 5.0
+
+
+def load_clips(path: Path, speakers: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features float32 [clips, 50, 32] in [0, 1] and digits int64 [clips] of these speakers."""
+    with np.load(path) as data:
+        wanted = np.isin(data["speaker_names"][data["speaker"]], speakers)
+        features = data["x"][wanted].astype(np.float32) / 255
+        digits = data["y"][wanted].astype(np.int64)
+    return torch.from_numpy(features), torch.from_numpy(digits)
+
+
+def augment(clips: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Clips [n, 50, 32] as another voice, speed, place and microphone might have given them."""
+
+    def draw(bound: float) -> torch.Tensor:
+        return (2 * torch.rand(len(clips), 1, generator=generator) - 1) * bound
+
+    clips = _warp(clips, draw)
+    sound = (clips > 0).to(clips.dtype)  # padding stays silent
+    slope = torch.linspace(-1, 1, clips.shape[2])
+    clips = clips + sound * (draw(GAIN) + draw(TILT) * slope)[:, None, :]
+    clips = clips + NOISE * torch.rand(len(clips), 1, 1, generator=generator) * torch.randn(
+        clips.shape, generator=generator
+    )
+    for _ in range(MASKS):
+        clips = clips * _mask(clips, 1, MASK_FRAMES_MAX, generator)[:, :, None]
+        clips = clips * _mask(clips, 2, MASK_BANDS_MAX, generator)[:, None, :]
+    return clips.clamp(0, 1)
+
+
+def _warp(clips: torch.Tensor, draw: Callable[[float], torch.Tensor]) -> torch.Tensor:
+    count, frames, bands = clips.shape
+    frame = torch.arange(frames) * torch.exp(draw(SPEED_LOG)) - draw(SHIFT_FRAMES)
+    band = torch.arange(bands) * torch.exp(draw(WARP_LOG)) + draw(SHIFT_BANDS)
+    y = (frame / (frames - 1) * 2 - 1)[:, :, None].expand(count, frames, bands)
+    x = (band.clamp(0, bands - 1) / (bands - 1) * 2 - 1)[:, None, :].expand(count, frames, bands)
+    grid = torch.stack((x, y), -1)
+    return functional.grid_sample(clips[:, None], grid, align_corners=True)[:, 0]
+
+
+def _mask(
+    clips: torch.Tensor, axis: int, width_max: float, generator: torch.Generator
+) -> torch.Tensor:
+    """One block of zeros per clip along `axis`; [n, size], else ones."""
+    size = clips.shape[axis]
+    start = torch.rand(len(clips), 1, generator=generator) * size
+    width = torch.rand(len(clips), 1, generator=generator) * width_max
+    place = torch.arange(size)
+    return 1 - ((place >= start) & (place < start + width)).to(clips.dtype)
+
+
+def pretrain(
+    clips: torch.Tensor,
+    digits: torch.Tensor,
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    report: Callable[[int, float], None] | None = None,
+) -> KeywordTransformer:
+    """A model trained on augmented clips; the same seed and thread count give the same weights."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = KeywordTransformer()
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE_MAX, weight_decay=WEIGHT_DECAY
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, LEARNING_RATE_MAX, total_steps=steps, pct_start=0.1
+    )
+    for step in range(steps):
+        chosen = torch.randint(len(clips), (BATCH,), generator=generator)
+        logits = model(augment(clips[chosen], generator))
+        loss = functional.cross_entropy(logits, digits[chosen], label_smoothing=LABEL_SMOOTHING)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        optimiser.step()
+        schedule.step()
+        if report is not None:
+            report(step + 1, loss.item())
+    return model.eval()
+
+
+class _Progress:
+    """One line that says how far the training is and how long it still takes."""
+
+    def __init__(self, steps: int, start: float) -> None:
+        self.steps = steps
+        self.start = self.shown = start
+
+    def __call__(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self.shown < PROGRESS_EVERY_S and step < self.steps:
+            return
+        self.shown = now
+        left_s = (now - self.start) / step * (self.steps - step)
+        end = "\n" if step == self.steps else ""
+        sys.stdout.write(f"\rstep {step}/{self.steps}  loss {loss:.3f}  {left_s:.0f} s left {end}")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """The command in the module's docstring."""
+    parser = argparse.ArgumentParser(description="Pre-train and export the keyword model.")
+    parser.add_argument("--data", type=Path, default=fsdd_path("train"), help="training clips")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the bundle")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    clips, digits = load_clips(options.data, SPEAKERS)
+    progress = _Progress(options.steps, time.monotonic())
+    model = pretrain(clips, digits, steps=options.steps, seed=options.seed, report=progress)
+    adapter = add_keyword_lora(model)
+    example = (clips[:BATCH_ON_BOARD],), (digits[:BATCH_ON_BOARD],)
+    bundle = export(
+        model, adapter, functional.cross_entropy, example, options.out, name=NAME, version=VERSION
+    )
+    sys.stdout.write(f"{options.out}: {bundle.name}, adapter of {bundle.dimension} numbers\n")
+
+
+if __name__ == "__main__":
+    main()
