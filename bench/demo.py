@@ -11,9 +11,8 @@ import numpy as np
 from bench.fleet import Clips, average_in_float, run_fleet
 from bench.result import Figure, Result, mean_figure
 from edge.session import Inference, LoadedBundle, load_bundle, write_adapter
-from host.config import RunSettings
+from host.config import RunConfig, plan_of
 from models.zoo import bundle_path, fsdd_path
-from ternmesh.plan import Plan, make_plan
 from ternmesh_cli.demo.fleet import BOARDS
 
 SEEDS, SEEDS_QUICK = 8, 2
@@ -24,7 +23,7 @@ def measure(*, quick: bool) -> Result:
     loaded = load_bundle(bundle_path("keyword"))
     train = [_clips("train", board) for board in BOARDS]
     dev = [_clips("dev", board) for board in BOARDS]
-    plan = demo_plan(loaded.bundle.dimension)
+    plan = plan_of(RunConfig(), loaded.bundle.dimension)  # what a host does by default
     before = _accuracy(loaded, loaded.initial, dev)
     after, peer, up, down = [], [], [], []
     for seed in range(SEEDS_QUICK if quick else SEEDS):
@@ -61,22 +60,6 @@ def measure(*, quick: bool) -> Result:
     )
     peers = {"float32_bytes_per_round": 4.0 * plan.dimension}
     return Result("demo", figures, peers, notes, quick=quick)
-
-
-def demo_plan(dimension: int) -> Plan:
-    """The plan that a host makes of its default settings."""
-    run = RunSettings()
-    return make_plan(
-        dimension,
-        rounds=run.rounds,
-        local_steps=run.local_steps,
-        learning_rate=run.learning_rate,
-        frame_mtu=run.frame_mtu,
-        up_zeros=run.up_zeros,
-        down_zeros=run.down_zeros,
-        scale_max=run.scale_max,
-        announce_s=run.announce_s,
-    )
 
 
 def _clips(split: str, speaker: str) -> Clips:

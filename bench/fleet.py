@@ -1,7 +1,7 @@
 """A fleet in one process for benchmarks: the real state machines, drivers, codec and train step.
 
-Only the bearer is simulated (an in-memory hub that counts bytes as MQTT messages), and processes are
-missing; `ternmesh demo` has both.
+Only the bearer is simulated (an in-memory hub that counts bytes as MQTT messages), and processes
+are missing; `ternmesh demo` has both.
 """
 
 from collections.abc import Sequence

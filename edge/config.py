@@ -49,7 +49,7 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
-    """What the adapter is judged on after each round; the fields are those of `DataConfig`.
+    """What each new reference is judged on; the other fields are those of `DataConfig`.
 
     Without `path`, samples of a source are judged as their labels come, before they are learnt.
     """
@@ -58,6 +58,7 @@ class EvaluateConfig:
     arrays: Table = field(default_factory=dict)
     where: Table = field(default_factory=dict)
     divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
+    samples_max: int = field(default=1000, metadata=limits(1, 1_000_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,9 @@ def bundle_folder(config: NodeConfig) -> Path:
     except ValueError as error:
         folder = Path(config.bundle)
         if not folder.is_dir():
-            raise ConfigError(f"bundle is {config.bundle!r}: no such folder, and {error}") from error
+            raise ConfigError(
+                f"bundle is {config.bundle!r}: no such folder, and {error}"
+            ) from error
         return folder
 
 

@@ -125,6 +125,8 @@ class ReplayBuffer:
         try:
             if isinstance(item, Label):
                 return self._take_label(item)
+            if not isinstance(item, Sample):
+                raise DataError(f"a source yields Sample and Label, not {item!r:.100}")
             self._take_sample(item)
         except DataError as error:
             self.counters.refused += 1

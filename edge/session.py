@@ -30,7 +30,7 @@ DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "u
 ERRORS_ONLY = 3  # at its default, onnxruntime warns once for each overridable initializer
 PROVIDERS = ["CPUExecutionProvider"]  # never its own choice, which begins with a cloud service
 
-# onnxruntime's errors have no common base; for a missing input it raises ValueError.
+# onnxruntime's errors have no common base.
 _ORT_ERRORS: tuple[type[Exception], ...] = (
     _state.EPFail,
     _state.EngineError,
@@ -42,7 +42,8 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
     _state.NoSuchFile,
     _state.NotImplemented,
     _state.RuntimeException,
-    ValueError,
+    RuntimeError,  # a spoilt adapter
+    ValueError,  # a missing input
 )
 
 Vector = NDArray[np.float32]

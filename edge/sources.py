@@ -84,7 +84,8 @@ def convert(array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0) -
         if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
             raise DataError(f"{what} has values that {spec.dtype} cannot hold")
         return array.astype(wanted)
-    values = array.astype(wanted)
+    with np.errstate(over="ignore"):  # What overflows is refused below.
+        values = array.astype(wanted)
     if divide_by != 1.0:
         values /= wanted.type(divide_by)
     if not np.isfinite(values).all():
@@ -164,10 +165,10 @@ def make_source(name: str, options: Mapping[str, Any]) -> Source:
 
 
 def _read_npz(path: Path, bundle: Bundle, settings: NpzSettings) -> dict[str, Array]:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is missing, or not an .npz file")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is not an .npz file")
             return _take(path, archive, bundle, settings)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as .npz: {error}") from error

@@ -1,11 +1,11 @@
 """What a host is told: its TOML file as frozen dataclasses, and the plan that follows from it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from models.zoo import bundle_path
 from ternmesh.bundle import Bundle, read_bundle
-from ternmesh.config import ConfigError, limits
+from ternmesh.config import ConfigError, choices, limits, read_config
 from ternmesh.errors import WireError
 from ternmesh.plan import FRAME_MTU_MAX, FRAME_MTU_MIN, Plan, make_plan
 from ternmesh.swarm.records import Settings
@@ -14,6 +14,7 @@ from transports.mqtt_settings import MqttSettings
 STORE, CONTROL = "host.sqlite", "control.sock"
 DESCRIPTION = "model.json"
 ZEROS_MAX = 0.999
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class HostConfig:
     bundle: str
     link: LinkConfig
     run: RunConfig = field(default_factory=RunConfig)
+    control_socket: str | None = None
+    log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
     @property
     def store_path(self) -> Path:
@@ -64,7 +67,22 @@ class HostConfig:
     @property
     def control_path(self) -> Path:
         """The socket that `ternmesh status` asks."""
-        return Path(self.state_dir) / CONTROL
+        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+
+
+def read_host_config(path: Path) -> HostConfig:
+    """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        config = _anchor(read_config(HostConfig, text), path.resolve().parent)
+        link_of(config.link)
+        plan_of(config.run, load_bundle(config.bundle).dimension)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return config
 
 
 def load_bundle(name: str) -> Bundle:
@@ -110,3 +128,16 @@ def link_of(link: LinkConfig) -> MqttSettings:
         return MqttSettings(url=link.url, fleet=link.fleet, role="host", ca_file=link.ca_file)
     except ValueError as error:
         raise ConfigError(f"[link]: {error}") from error
+
+
+def _anchor(config: HostConfig, folder: Path) -> HostConfig:
+    """`config` with its relative paths made absolute from `folder`."""
+    link, control_socket = config.link, config.control_socket
+    is_folder = (folder / config.bundle).is_dir()
+    return replace(
+        config,
+        state_dir=str(folder / config.state_dir),
+        bundle=str(folder / config.bundle) if is_folder else config.bundle,
+        control_socket=str(folder / control_socket) if control_socket else None,
+        link=replace(link, ca_file=str(folder / link.ca_file) if link.ca_file else None),
+    )

@@ -63,6 +63,7 @@ def status(
         "run": coordinator.run.hex(),
         "version": coordinator.version,
         "rounds": coordinator.plan.rounds,
+        "plan": asdict(coordinator.plan),
         "phase": PHASES[coordinator.phase],
         "deadline_s": round(max(0.0, coordinator.deadline - now), 1) if is_open else None,
         "min_peers": coordinator.settings.min_peers,

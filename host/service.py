@@ -42,9 +42,7 @@ class HostService:
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.coordinator = Coordinator(
-            stored.plan, settings, model_hash, stored.run, stored.state
-        )
+        self.coordinator = Coordinator(stored.plan, settings, model_hash, stored.run, stored.state)
         self.driver: Driver[HostEvent] = Driver(self.coordinator, transport, clock)
         self._store = store
         self._clock = clock
@@ -131,9 +129,7 @@ def continue_or_begin(store: HostStore, plan: Plan, model_hash: bytes) -> Stored
     return begun
 
 
-def run_host(
-    config: HostConfig, stop: threading.Event, until_finished: bool = False
-) -> None:
+def run_host(config: HostConfig, stop: threading.Event, until_finished: bool = False) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all had time to hear of it.
 
     Raises ConfigError or BundleError before anything is touched; then StoreError, TransportError

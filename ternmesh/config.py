@@ -1,8 +1,8 @@
 """TOML text to frozen dataclasses: a wrong key or value is one sentence that names it.
 
 A settings class is a frozen dataclass whose fields are str, int, float, bool, optional str, tuples
-of str, free tables (`Table`: whoever uses one checks it), or further settings classes. A field may carry limits: `field(metadata=limits(1,
-10))`, or choices: `field(metadata=choices("a", "b"))`.
+of str, free tables (`Table`: whoever uses one checks it), or further settings classes. A field may
+carry limits: `field(metadata=limits(1, 10))`, or choices: `field(metadata=choices("a", "b"))`.
 """
 
 import tomllib
@@ -54,7 +54,7 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
         elif item.default is MISSING and item.default_factory is MISSING:
             if not is_dataclass(types[name]):
                 raise ConfigError(f"{prefix}{name} is missing: it has no default")
-            values[name] = _table(types[name], {}, f"{prefix}{name}.")  # type: ignore[arg-type]
+            values[name] = _table(types[name], {}, f"{prefix}{name}.")
     return kind(**values)
 
 

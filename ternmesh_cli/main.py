@@ -4,32 +4,81 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import NamedTuple
 
 from ternmesh import __version__
+from ternmesh.config import ConfigError
+from ternmesh.errors import TernmeshError
+from ternmesh_cli import host, node, status
+from ternmesh_store.database import StoreError
+from transports.base import TransportError
 
-OK, REFUSED, MISUSED = 0, 1, 2
+REFUSED, MISUSED = 1, 2
 EXIT_CODES = """\
 exit codes:
   0  done, or stopped by SIGINT or SIGTERM
-  1  could not start or go on; a sentence on stderr says why
+  1  cannot start or go on; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
 """
 
-_log = logging.getLogger("ternmesh")
+_log = logging.getLogger(__name__)
 
 
 class Command(NamedTuple):
-    """A subcommand: the module with its `add_arguments(parser)` and `run(arguments) -> int`."""
+    """A subcommand; `run` returns an exit code, or raises an error that is a sentence."""
 
     name: str
-    module: str
     summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 COMMANDS = (
-    Command("host", "ternmesh_cli.host", "host a fleet: open rounds, combine, publish"),
-    Command("node", "ternmesh_cli.node", "take part in a fleet with this board's own data"),
-    Command("status", "ternmesh_cli.status", "ask a running host or node how it stands"),
+    Command("demo", "ternmesh_cli.demo.command", "see three boards learn three voices, live"),
+    Command("host", "host a fleet", host.add_arguments, host.run),
+    Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
+    Command("status", "ask a running host or node", status.add_arguments, status.run),
 )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (that of the process by default) and return its exit code."""
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command.run(options)
+    except ConfigError as error:
+        return _complain(error, MISUSED)
+    except (TernmeshError, StoreError, TransportError) as error:
+        return _complain(error, REFUSED)
+    except Exception as error:  # noqa: BLE001  (the outermost loop: nothing else would tell)
+        _log.critical("an error that should not happen", exc_info=error)
+        return _complain(f"{type(error).__name__}: {error}", REFUSED)
+
+
+def _complain(sentence: object, code: int) -> int:
+    print(f"ternmesh: {sentence}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("ternmesh", formatter_class=text, epilog=EXIT_CODES)
+    parser.description = "Boards learn together over links that carry almost nothing."
+    parser.add_argument("--version", action="version", version=f"ternmesh {__version__}")
+    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        row = rows.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.summary.capitalize() + ".",
+            formatter_class=text,
+            epilog=EXIT_CODES,
+        )
+        row.set_defaults(command=command)
+        command.add_arguments(row)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -62,6 +62,11 @@ class NodeStore:
         """Make all that was recorded durable."""
         self._database.commit()
 
+    @property
+    def changed(self) -> bool:
+        """Whether `commit` has something to do."""
+        return self._database.changed
+
     def load(self, model_hash: bytes, dimension: int) -> MemberState:
         """The state of the last commit. What was kept for another model is deleted.
 

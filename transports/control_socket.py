@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transports.base import TransportError
+
 REQUEST_MAX = 4096  # bytes, line end included
 ANSWER_MAX = 4 << 20
 CLIENTS_MAX = 16  # at once; one more has to come again
@@ -28,7 +30,7 @@ Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 _log = logging.getLogger(__name__)
 
 
-class ControlError(Exception):
+class ControlError(TransportError):
     """The socket cannot be served, or nobody answers; the sentence says what to do."""
 
 

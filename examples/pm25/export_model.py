@@ -18,7 +18,8 @@ from torch.nn import functional
 from models.export import export
 from models.lora import add_lora
 
-STEPS, BATCH, LEARNING_RATE_MAX = 1500, 128, 3e-3
+STEPS, BATCH = 800, 128
+LEARNING_RATE_MAX, WEIGHT_DECAY = 1e-3, 1.0
 BATCH_ON_BOARD = 16
 LORA_RANK, LORA_ALPHA = 4, 8.0
 
@@ -26,12 +27,13 @@ LORA_RANK, LORA_ALPHA = 4, 8.0
 class Forecaster(nn.Module):
     """PM2.5 of the next hour from the last 24: it predicts the change since the last hour."""
 
-    def __init__(self, width: int = 96) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.mix = nn.Linear(HOURS * FEATURES, width)
         self.norm = nn.LayerNorm(width)
         self.hidden = nn.Linear(width, width)
         self.change = nn.Linear(width, 1)
+        nn.init.zeros_(self.change.weight)
 
     def forward(self, hours: torch.Tensor) -> torch.Tensor:
         """Features [batch, 24, 16] to scaled PM2.5 [batch, 1]."""
@@ -40,19 +42,24 @@ class Forecaster(nn.Module):
         return hours[:, -1, :1] + self.change(x)
 
 
+def loss(predicted: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The absolute error, rounded off near zero."""
+    return functional.smooth_l1_loss(predicted, targets, beta=0.1)
+
+
 def pretrain(features: torch.Tensor, targets: torch.Tensor) -> Forecaster:
     """A forecaster trained on these windows; always the same one."""
     torch.manual_seed(0)
     model = Forecaster()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE_MAX, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, LEARNING_RATE_MAX, total_steps=STEPS
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE_MAX, weight_decay=WEIGHT_DECAY
     )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE_MAX, total_steps=STEPS)
     for _ in range(STEPS):
         chosen = torch.randint(len(features), (BATCH,))
-        loss = functional.huber_loss(model(features[chosen]), targets[chosen])
+        value = loss(model(features[chosen]), targets[chosen])
         optimiser.zero_grad()
-        loss.backward()
+        value.backward()
         optimiser.step()
         schedule.step()
     return model.eval()
@@ -86,7 +93,7 @@ def main() -> None:
     bundle = export(
         model,
         adapter,
-        functional.huber_loss,
+        loss,
         example,
         options.out,
         name="pm25",

@@ -12,13 +12,13 @@ HOURS = 24  # how far the forecaster looks back
 FEATURES = 16
 
 # Mean and deviation over 2010 and 2011, of log(1 + x) for the four columns with long tails.
-PM25_LOG = (4.23, 0.96)
+PM25_LOG = (4.21, 0.98)
 DEW_POINT_C = (1.9, 14.4)
 TEMPERATURE_C = (12.1, 12.3)
-PRESSURE_HPA = (1016.6, 10.3)
-WIND_LOG = (2.26, 1.34)
-SNOW_LOG = (0.03, 0.22)
-RAIN_LOG = (0.07, 0.37)
+PRESSURE_HPA = (1016.8, 10.4)
+WIND_LOG = (2.28, 1.38)
+SNOW_LOG = (0.02, 0.18)
+RAIN_LOG = (0.06, 0.33)
 
 Floats = NDArray[np.float32]
 
@@ -60,7 +60,7 @@ def encode(records: Floats) -> Floats:
 
 
 def windows(records: Floats) -> tuple[Floats, Floats]:
-    """Every window of 24 hours whose next hour was measured: features [n, 24, 16], targets [n, 1]."""
+    """The windows whose next hour was measured: features [n, 24, 16], scaled targets [n, 1]."""
     features = encode(records)
     targets = scale_pm25(records[HOURS:, 0])
     views = np.lib.stride_tricks.sliding_window_view(features, HOURS, axis=0)[: len(targets)]

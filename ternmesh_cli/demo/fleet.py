@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from models.zoo import fsdd_path
 from transports.broker import EmbeddedBroker
 from transports.control_socket import ControlError, ask
 
 BOARDS = ("theo", "nicolas", "yweweler")
-FLEET = "demo"
 STOP_S = 5.0
 
 
@@ -29,6 +26,7 @@ class DemoSettings:
     broker: str | None = None
     rounds: int = 20
     seed: int = 0
+    name: str = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,60 +51,58 @@ def fleet(settings: DemoSettings) -> Iterator[tuple[Member, list[Member]]]:
     """The running host and boards; everything is stopped when the block ends."""
     with ExitStack() as stack:
         url = settings.broker or stack.enter_context(EmbeddedBroker()).url
-        host = _spawn(stack, "host", "host", _host_config(settings, url))
+        host = _spawn(stack, "host", settings.folder / "host", _host_config(settings, url))
         boards = [
-            _spawn(stack, "node", name, _node_config(settings, url, name)) for name in BOARDS
+            _spawn(stack, "node", settings.folder / name, _node_config(settings, url, name))
+            for name in BOARDS
         ]
         yield host, boards
-
-
-def write_clips(folder: Path, speaker: str, split: str) -> Path:
-    """One speaker's clips of a split as a .npz of `features` (float32, 0 to 1) and `target`."""
-    with np.load(fsdd_path(split), allow_pickle=False) as data:
-        mine = data["speaker"] == speaker
-        features = data["x"][mine].astype(np.float32) / 255
-        target = data["y"][mine].astype(np.int64)
-    path = folder / split / "clips.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, features=features, target=target)
-    return path
 
 
 def _host_config(settings: DemoSettings, url: str) -> str:
     return _toml(
         {
             "": {"state_dir": str(settings.folder / "host"), "bundle": "keyword"},
-            "link": {"url": url, "fleet": FLEET},
+            "link": {"url": url, "fleet": settings.name},
             "run": {"rounds": settings.rounds, "min_peers": len(BOARDS), "deadline_s": 20.0},
         }
     )
 
 
 def _node_config(settings: DemoSettings, url: str, name: str) -> str:
-    folder = settings.folder / name
-    train, dev = (write_clips(folder, name, split) for split in ("train", "dev"))
+    # The shipped clips as they are: bytes of 0 to 255, all speakers in one file.
+    clips = {"divide_by": 255.0, "arrays": {"features": "x", "target": "y"}}
+    mine = {**clips, "where": {"speaker": name}}
     return _toml(
         {
-            "": {"name": name, "state_dir": str(folder), "bundle": "keyword"},
-            "link": {"url": url, "fleet": FLEET},
-            "data": {"folder": str(train.parent)},
+            "": {
+                "name": name,
+                "state_dir": str(settings.folder / name),
+                "bundle": "keyword",
+            },
+            "link": {"url": url, "fleet": settings.name},
+            "data": {"path": str(fsdd_path("train")), **mine},
             "training": {"seed": settings.seed},
-            "evaluate": {"folder": str(dev.parent)},
+            "evaluate": {"path": str(fsdd_path("dev")), **mine},
         }
     )
 
 
 def _toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    # A JSON text, number or flag is also a TOML one.
     lines = []
     for table, values in tables.items():
         lines += [f"[{table}]"] if table else []
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {_value(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
-def _spawn(stack: ExitStack, command: str, name: str, config: str) -> Member:
-    folder = Path(json.loads(config.split("state_dir = ")[1].split("\n")[0]))
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)  # A JSON text or number is also a TOML one.
+
+
+def _spawn(stack: ExitStack, command: str, folder: Path, config: str) -> Member:
     folder.mkdir(parents=True, exist_ok=True)
     path, log = folder / "config.toml", folder / "log.txt"
     path.write_text(config)
@@ -116,7 +112,7 @@ def _spawn(stack: ExitStack, command: str, name: str, config: str) -> Member:
     with log.open("wb") as out:
         process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment)
     stack.callback(_stop, process)
-    return Member(name, process, folder / "control.sock", log)
+    return Member(folder.name, process, folder / "control.sock", log)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ RAW_FRAME = 222  # bytes of a LoRa frame for what is sent as plain float32
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One closed round: wire bytes of each board that was counted, of the reference, who was not."""
+    """One closed round: wire bytes of each board and of the way down, and who was not counted."""
 
     version: int
     bytes_up: Mapping[str, int]

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 58rem; margin: 2rem auto; padding: 0 1rem;
        color: #1a1a1a; background: #fff }
-table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .3rem .9rem; text-align: right }
-th { border-bottom: 2px solid #444 } td { border-bottom: 1px solid #ddd }
+table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .3rem .9rem; text-align: right }
+th { border-bottom: 2px solid #444 }
+td { border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }
 .note { color: #555; font-size: .9rem }
 """
@@ -27,18 +29,18 @@ def write_report(record: DemoRecord) -> str:
     before, after = record.mean_accuracy(0), record.mean_accuracy(last)
     parts = [
         f"<h1>Three boards learned three voices: {before:.0%} to {after:.0%}</h1>",
-        f"<p>{len(record.rounds)} rounds in {record.seconds:.0f} s over {html.escape(record.broker)}."
-        f" Each board heard only its own speaker and sent {record.bytes_up:,.0f} bytes a round; the "
-        f"reference came back in {record.bytes_down:,.0f} bytes for all boards. As float32 one update"
-        f" is {record.raw_bytes:,} bytes.</p>",
+        f"<p>{len(record.rounds)} rounds in {record.seconds:.0f} s over "
+        f"{html.escape(record.broker)}. Each board heard only its own speaker and sent "
+        f"{record.bytes_up:,.0f} bytes a round; {record.bytes_down:,.0f} bytes came back, for all "
+        f"boards together. As float32 one update is {record.raw_bytes:,} bytes.</p>",
         "<h2>Accuracy of each board</h2>",
         "<p class=note>On 50 clips of its own speaker that it never trained on. The base model has "
         "heard none of the three speakers.</p>",
         _accuracy_plot(record),
         _boards_table(record),
         "<h2>Bytes per round</h2>",
-        "<p class=note>Whole wire messages: seal, tag and signature bytes included; MQTT's and TCP's "
-        "own headers are not.</p>",
+        "<p class=note>Whole messages: seal, tag and signature bytes included; the headers of "
+        "MQTT and TCP are not.</p>",
         _bytes_plot(record),
         "<h2>The same bytes on a LoRa radio</h2>",
         f"<p class=note>Time on air of one board's update of one round, and the time that it takes "
@@ -58,8 +60,9 @@ def write_report(record: DemoRecord) -> str:
 def _accuracy_plot(record: DemoRecord) -> str:
     def draw(axes: "Axes") -> None:
         for board, colour in zip(record.boards, COLOURS, strict=False):
-            points = sorted(record.accuracy[board].items())
-            axes.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3, label=board)
+            points = dict(sorted(record.accuracy[board].items()))
+            versions, values = list(points), list(points.values())
+            axes.plot(versions, values, color=colour, marker="o", ms=3, label=board)
         axes.set_xlabel("round")
         axes.set_ylabel("accuracy")
         axes.set_ylim(0, 1.02)
@@ -74,7 +77,11 @@ def _bytes_plot(record: DemoRecord) -> str:
         up = [sum(item.bytes_up.values()) / max(1, len(item.bytes_up)) for item in record.rounds]
         down = [item.bytes_down for item in record.rounds]
         raw = [record.raw_bytes] * len(versions)
-        lines = ((raw, "one update as float32", ":"), (up, "up, a board", "-"), (down, "down", "--"))
+        lines = (
+            (raw, "one update as float32", ":"),
+            (up, "up, a board", "-"),
+            (down, "down", "--"),
+        )
         for (values, label, style), colour in zip(lines, COLOURS, strict=False):
             axes.plot(versions, values, style, color=colour, label=label)
         axes.set_yscale("log")
@@ -94,6 +101,7 @@ def _svg(draw: object) -> str:
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     axes.grid(visible=True, alpha=0.3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     assert callable(draw)
     draw(axes)
     out = io.StringIO()

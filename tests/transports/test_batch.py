@@ -23,6 +23,13 @@ def test_any_bytes_are_frames_or_a_wire_error(message: bytes) -> None:
     assert batch.join(frames) == message
 
 
+@pytest.mark.parametrize("message", [b"", b"\x01", b"\x02\x00a", b"\x00\x00", b"\x01\x00a\x00\x00"])
+def test_a_message_that_join_would_not_write_is_refused(message: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        batch.split(message)
+    assert caught.value.reason == "batch"
+
+
 @given(FRAMES, st.data())
 def test_a_cut_message_never_gives_other_frames(frames: list[bytes], data: st.DataObject) -> None:
     message = batch.join(frames)

@@ -191,6 +191,20 @@ def test_offline_nothing_is_asked_for_and_nothing_piles_up() -> None:
     assert bench.sends() == [("send", "ada", (b"3",))]
 
 
+def test_what_a_busy_bearer_held_is_dropped_when_it_goes_offline() -> None:
+    bench = Bench()
+    bench.endpoint.outgoing = [("ada", [b"old"])]
+    bench.bearer.moods.extend([Busy("later")] * 2)
+    bench.poll()
+    bench.bearer.connected = False
+    bench.poll()
+    bench.bearer.connected = True
+    bench.endpoint.outgoing = [("ada", [b"new"])]
+    bench.poll()
+    assert bench.sends() == [("send", "ada", (b"new",))]
+    assert bench.driver.frames_unsent == 1
+
+
 def test_frames_beyond_the_mtu_are_counted_and_hold_nothing_up() -> None:
     bench = Bench()
     bench.endpoint.outgoing = [("ada", [b"x" * 11, b"small"]), ("bob", [b"x" * 12])]

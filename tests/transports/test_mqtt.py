@@ -283,6 +283,7 @@ class ScriptedBroker:
 
     def __init__(self, answers: list[bytes]) -> None:
         self.seen: list[int] = []  # the protocol version in each CONNECT
+        self.rest = b""  # what came after the answers
         self._answers = answers
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
@@ -294,8 +295,8 @@ class ScriptedBroker:
             with connection:
                 self.seen.append(connection.recv(4096)[8])
                 connection.sendall(answer)
-                if answer:
-                    connection.recv(4096)
+                while answer and (rest := connection.recv(4096)):
+                    self.rest += rest
         self._server.close()
 
 
@@ -307,6 +308,7 @@ CUT_OFF = bytes([0x20, 1, 0])
 ACCEPT_BY_3_1_1 = bytes([0x20, 2, 0, 0])
 ACCEPT_BY_5 = bytes([0x20, 3, 0, 0, 0]) + bytes([0x90, 5, 0, 1, 0, 1, 1])
 TAKEN_OVER = bytes([0xE0, 7, 0x8E, 5, 0x1F, 0, 2]) + b"hi"  # with a reason string
+DISCONNECT = bytes([0xE0, 0])
 REFUSE_TOPICS = ACCEPT_BY_3_1_1 + bytes([0x90, 4, 0, 1, 0x80, 0x80])
 
 
@@ -317,12 +319,19 @@ def test_a_broker_that_does_not_take_mqtt_5_is_asked_for_3_1_1(new_end, eventual
     eventually(lambda: broker.seen == [5, 4])
 
 
+def test_after_a_plain_refusal_of_mqtt_5_there_is_no_pause(new_end, eventually) -> None:
+    broker = ScriptedBroker([REFUSE_BY_5, ACCEPT_BY_3_1_1])
+    new_end(broker.url, "ada", reconnect_min_s=300.0, reconnect_max_s=300.0)
+    eventually(lambda: broker.seen == [5, 4])
+
+
 def test_topics_that_the_broker_refuses_are_named(new_end, eventually) -> None:
     broker = ScriptedBroker([REFUSE_TOPICS])
     ada = new_end(broker.url, "ada", protocol="3.1.1", reconnect_min_s=60.0, reconnect_max_s=60.0)
     sentence = "does not let us subscribe to ternmesh/barn/down/ada and ternmesh/barn/all"
     eventually(lambda: sentence in str(ada.status()["last_error"]))
     assert not ada.connected
+    eventually(lambda: broker.rest.endswith(DISCONNECT))
 
 
 def test_a_broker_that_says_why_it_left_us_is_quoted(new_end, eventually) -> None:

@@ -1,0 +1,28 @@
+"""A source that is asked again and again, and the buffer that its samples go into."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.replay import ReplayBuffer
+from edge.sources import Source
+
+
+class Feed:
+    """Asks `source` every `poll_s` and puts what it has into `buffer`."""
+
+    def __init__(self, source: Source, buffer: ReplayBuffer, poll_s: float) -> None:
+        self.buffer = buffer
+        self._source = source
+        self._poll_s = poll_s
+        self._due: float | None = None
+
+    def poll(self, now: float) -> NDArray[np.int64]:
+        """The indexes in the buffer of the samples that have just got their label."""
+        if self.wait_s(now) > 0.0:
+            return np.empty(0, dtype=np.int64)
+        self._due = now + self._poll_s
+        return self.buffer.add(self._source.poll(now))
+
+    def wait_s(self, now: float) -> float:
+        """How long until the source is asked again."""
+        return 0.0 if self._due is None else max(0.0, self._due - now)

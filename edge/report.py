@@ -1,0 +1,108 @@
+"""What a node says of itself: the answer to `ternmesh status`."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge.node import Node
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from transports.base import HOST
+from transports.driver import PeerTraffic
+
+PHASES = {GATHERING: "gathering", OPEN: "open", FINISHED: "finished"}
+
+
+def status(node: Node) -> dict[str, Any]:
+    """How the node is, ready for JSON. Refusals and bytes are those since this process began."""
+    member, plan = node.member, node.member.plan
+    traffic = node.driver.traffic.get(HOST, PeerTraffic())
+    last = node.history.last
+    return {
+        "role": "node",
+        "name": node.config.name,
+        "fleet": node.config.link.fleet,
+        "model": node.bundle.name,
+        "joined": member.joined,
+        "run": member.run.hex(),
+        "version": member.version,
+        "rounds": None if plan is None else plan.rounds,
+        "target": member.target,
+        "phase": PHASES[member.phase],
+        "activity": _activity(node),
+        "training": _training(node),
+        "samples": len(node.data.training),
+        "source": _source(node),
+        "metric_name": node.bundle.metric,
+        "metric": None if last is None else last.metric,
+        "outbox": _outbox(node),
+        "bytes_up": traffic.bytes_out,
+        "bytes_down": traffic.bytes_in,
+        "traffic": {peer: asdict(moved) for peer, moved in node.driver.traffic.items()},
+        "frames_unsent": node.driver.frames_unsent,
+        "refused": dict(member.refused),
+        "diverged": node.diverged,
+        "history": [asdict(entry) for entry in node.history],
+        "adapter": str(node.config.adapter_path),
+        "rss_mib": rss_mib(),
+    }
+
+
+def rss_mib() -> float | None:
+    """The memory of this process in MiB, where the system tells."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
+
+
+def _activity(node: Node) -> str:
+    member = node.member
+    if not member.joined:
+        return "joining"
+    if node.trainer.round is not None:
+        return "training"
+    if node.wanted is not None:
+        return "waiting for samples"
+    if member.finished:
+        return "finished"
+    if member.version < member.target:
+        return "catching up"
+    if member.pending is not None:
+        return "waiting for the reference" if member.received else "sending"
+    return "waiting for work"
+
+
+def _training(node: Node) -> dict[str, Any] | None:
+    if node.trainer.round is None:
+        return None
+    done, steps = node.trainer.progress
+    return {
+        "round": node.trainer.round,
+        "steps_done": done,
+        "steps": steps,
+        "loss": node.trainer.loss,
+    }
+
+
+def _outbox(node: Node) -> dict[str, Any] | None:
+    pending = node.member.pending
+    if pending is None:
+        return None
+    size = sum(map(len, pending.bodies))
+    return {"round": pending.round, "bytes": size, "received": node.member.received}
+
+
+def _source(node: Node) -> dict[str, Any] | None:
+    feed = node.data.feed
+    if feed is None:
+        return None
+    buffer = feed.buffer
+    return {
+        "labelled": len(buffer),
+        "waiting": buffer.waiting,
+        "capacity": buffer.capacity,
+        "last_refusal": buffer.last_refusal,
+        **asdict(buffer.counters),
+    }

@@ -1,0 +1,88 @@
+"""The program on the board: a node with its files, its data, its broker and its control socket.
+
+One thread owns everything; those of the transport and of the control socket only hand things over.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edge.config import NodeConfig, bundle_folder, check_config, mqtt_settings, npz_settings
+from edge.errors import DataError
+from edge.feed import Feed
+from edge.node import Node, NodeData
+from edge.replay import ReplayBuffer
+from edge.report import status
+from edge.session import load_bundle
+from edge.sources import make_source, open_folder
+from ternmesh.bundle import Bundle
+from ternmesh_store.node_store import NodeStore
+from transports.control_socket import ControlServer, Relay
+from transports.mqtt import MqttTransport
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_data(config: NodeConfig, bundle: Bundle) -> Iterator[NodeData]:
+    """The data that a config names, ready to use; DataError with a sentence."""
+    held_out = None
+    if config.evaluate.path is not None:
+        held_out = open_folder(Path(config.evaluate.path), bundle, npz_settings(config.evaluate))
+    data = config.data
+    if data.source is None:
+        assert data.path is not None
+        training = open_folder(Path(data.path), bundle, npz_settings(data))
+        if len(training) < config.training.samples_min:
+            raise DataError(
+                f"{data.path} holds {len(training)} samples: "
+                f"training.samples_min asks for {config.training.samples_min}"
+            )
+        yield NodeData(training, held_out)
+        return
+    source = make_source(data.source, data.options)
+    buffer = ReplayBuffer(
+        config.replay_path, bundle, data.replay_samples_max, data.replay_bytes_max
+    )
+    buffer.open()
+    try:
+        yield NodeData(buffer, held_out, Feed(source, buffer, data.poll_s))
+    finally:
+        buffer.close()
+
+
+def run_node(config: NodeConfig, stop: threading.Event) -> None:
+    """Be a node until `stop` is set.
+
+    Raises ConfigError, ModelError, DataError, StoreError, TransportError or ControlError where the
+    node cannot start or go on.
+    """
+    check_config(config)
+    loaded = load_bundle(bundle_folder(config))
+    bundle = loaded.bundle
+    transport, store, relay = (
+        MqttTransport(mqtt_settings(config)),
+        NodeStore(config.store_path),
+        Relay(),
+    )
+    store.open()
+    try:
+        state = store.load(bundle.model_hash(), bundle.dimension)
+        with open_data(config, bundle) as data, ControlServer(config.control_path, relay.ask):
+            node = Node(config, loaded, data, store, state, transport)
+
+            def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+                return {**status(node), "transport": transport.status()}
+
+            transport.open()
+            node.start()
+            _log.info("%s is ready: %d samples", config.name, len(data.training))
+            while not stop.is_set():
+                node.turn()
+                relay.serve(answer)
+    finally:
+        transport.close()
+        store.close()

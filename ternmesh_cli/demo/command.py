@@ -1,0 +1,165 @@
+"""`ternmesh demo`: three boards learn three voices, live, with a report at the end."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ternmesh.errors import TernmeshError
+from ternmesh_cli.demo.record import DemoRecord, Round
+
+POLL_S = 0.25
+PATIENCE_S = 600.0  # with no new reference for so long, the demo gives up
+REPORT, MARK = "report.html", "host/config.toml"
+
+
+class DemoError(TernmeshError):
+    """The demo cannot start or go on."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `ternmesh demo`."""
+    parser.add_argument(
+        "--broker",
+        metavar="URL",
+        help="an MQTT broker, such as mqtt://127.0.0.1:1883 (default: one inside the demo)",
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="default: 20")
+    parser.add_argument("--seed", type=int, default=0, help="which batches are drawn (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-run"), help="for states, logs and the report"
+    )
+    parser.add_argument("--json", action="store_true", help="no live picture; one JSON line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; returns the exit code."""
+    from ternmesh_cli.demo.fleet import DemoSettings, fleet
+    from ternmesh_cli.demo.report import write_report
+
+    folder = _prepare(arguments.out)
+    settings = DemoSettings(
+        folder.resolve(),
+        arguments.broker,
+        arguments.rounds,
+        arguments.seed,
+        f"demo-{os.urandom(3).hex()}",
+    )
+    begun = time.monotonic()
+    with fleet(settings) as (host, boards):
+        watched = _watch(host, boards, settings.rounds, quiet=arguments.json)
+    record = make_record(watched, arguments.broker, time.monotonic() - begun)
+    report = folder / REPORT
+    report.write_text(write_report(record))
+    _tell(record, report, as_json=arguments.json)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The last answers of host and boards."""
+
+    host: Mapping[str, Any]
+    boards: Mapping[str, Mapping[str, Any]]
+
+
+def make_record(watched: Watched, broker: str | None, seconds: float) -> DemoRecord:
+    """What the answers say, as the record of a run."""
+    rounds = tuple(
+        Round(r["version"], r["bytes_up"], r["bytes_down"], tuple(r["missing"]), r["seconds"])
+        for r in watched.host["history"]
+    )
+    accuracy = {
+        name: {item["version"]: item["metric"] for item in status["history"]}
+        for name, status in watched.boards.items()
+    }
+    return DemoRecord(
+        boards=tuple(watched.boards),
+        accuracy=accuracy,
+        rounds=rounds,
+        dimension=watched.host["plan"]["dimension"],
+        frame_mtu=watched.host["plan"]["frame_mtu"],
+        seconds=seconds,
+        broker=broker or "the demo's own MQTT broker",
+    )
+
+
+def _prepare(folder: Path) -> Path:
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARK).exists():
+            raise DemoError(f"{folder} holds something else: name another folder with --out")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _watch(host: Any, boards: list[Any], rounds: int, *, quiet: bool) -> Watched:
+    """Follow the fleet until every board has judged the last reference."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from ternmesh_cli.demo.screen import picture
+
+    begun = progress_at = time.monotonic()
+    version = -1
+    with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as live:
+        while True:
+            _check_alive([host, *boards])
+            now = time.monotonic()
+            answer = host.status()
+            answers = {board.name: board.status() for board in boards}
+            live.update(picture(answer, answers, rounds, now - begun))
+            if answer and all(a and _has_judged(a, rounds) for a in answers.values()):
+                return Watched(answer, {n: a for n, a in answers.items() if a})
+            if answer and answer["version"] != version:
+                version, progress_at = answer["version"], now
+            if now > progress_at + PATIENCE_S:
+                raise DemoError(f"no new reference for {PATIENCE_S:.0f} s: see the logs in --out")
+            time.sleep(POLL_S)
+
+
+def _has_judged(answer: Mapping[str, Any], version: int) -> bool:
+    return any(item["version"] == version for item in answer["history"])
+
+
+def _check_alive(members: list[Any]) -> None:
+    for member in members:
+        code = member.process.poll()
+        if code is not None:
+            lines = member.log.read_text(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            raise DemoError(f"{member.name} ended with code {code}: {last} ({member.log})")
+
+
+def _tell(record: DemoRecord, report: Path, *, as_json: bool) -> None:
+    last = record.rounds[-1].version
+    if as_json:
+        content = {
+            "rounds": last,
+            "accuracy_before": record.mean_accuracy(0),
+            "accuracy_after": record.mean_accuracy(last),
+            "bytes_per_round": record.bytes_up,
+            "downlink_bytes_per_round": record.bytes_down,
+            "float32_bytes": record.raw_bytes,
+            "seconds": record.seconds,
+            "report": str(report),
+        }
+        print(json.dumps(content))
+        return
+    from rich.console import Console
+
+    from ternmesh_cli.demo.screen import summary
+
+    console = Console(file=sys.stdout)
+    console.print(summary(record))
+    console.print(
+        f"{record.bytes_up:,.0f} bytes up for a board and round (float32: {record.raw_bytes:,}), "
+        f"{record.bytes_down:,.0f} down for all; {record.seconds:.0f} s in all"
+    )
+    console.print(f"report with plots: {report}", soft_wrap=True)

@@ -1,0 +1,41 @@
+"""What every long-running command does first: set up logging, mind signals."""
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TERMINAL_LINE = "%(asctime)s %(message)s"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config."""
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file")
+
+
+def set_up_logging(level: str) -> None:
+    """One line an event on stderr: for people where that is a terminal, else for programs."""
+    if sys.stderr.isatty():
+        formatter = logging.Formatter(TERMINAL_LINE, "%H:%M:%S")
+    else:
+        formatter = logging.Formatter(LINE)
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def stop_on_signals() -> threading.Event:
+    """Set by the first SIGINT or SIGTERM; a second one ends the process at once."""
+    stop = threading.Event()
+
+    def ask_to_stop(number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask_to_stop)
+    return stop

@@ -1,0 +1,1 @@
+"""The answers of a host and of a node as text for people."""

@@ -1,0 +1,231 @@
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from models.errors import ExportError
+from models.export import export
+from models.lora import Adapter, add_lora
+from ternmesh.bundle import FORWARD, TRAIN_STEP, Bundle, read_bundle
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+class Exported(Protocol):
+    """See conftest.py."""
+
+    folder: Path
+    module: nn.Module
+    adapter: Adapter
+    batch: tuple[torch.Tensor, ...]
+    bundle: Bundle
+
+    def sample(self, count: int = 6) -> tuple[torch.Tensor, ...]: ...
+
+    def random_vector(self, seed: int = 1) -> torch.Tensor: ...
+
+
+def open_session(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def feed(batch: tuple[torch.Tensor, ...]) -> dict[str, NDArray[np.float32]]:
+    return {"sequence": batch[0].numpy(), "extra": batch[1].numpy()}
+
+
+@contextmanager
+def active(path: Path, tensors: Arrays) -> Iterator[ort.RunOptions]:
+    """Run options with these tensors active as an .onnx_adapter file.
+
+    RunOptions hold a bare pointer: the LoraAdapter must live as long as they do.
+    """
+    form = ort.AdapterFormat()
+    form.set_adapter_version(1)
+    form.set_model_version(1)
+    form.set_parameters({n: ort.OrtValue.ortvalue_from_numpy(t) for n, t in tensors.items()})
+    form.export_adapter(str(path))
+    adapter = ort.LoraAdapter()
+    adapter.Load(str(path))
+    options = ort.RunOptions()
+    options.add_active_adapter(adapter)
+    yield options
+    del options, adapter
+
+
+def arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
+    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
+
+
+def test_the_train_step_gives_loss_and_gradient_of_torch(exported: Exported) -> None:
+    step = open_session(exported.folder / TRAIN_STEP)
+    batch, vector = exported.sample(), exported.random_vector()
+    names = [tensor.name for tensor in exported.bundle.batch_inputs]
+    given = dict(zip(names, (tensor.numpy() for tensor in batch), strict=True))
+    loss, gradient = step.run(["loss", "gradient"], {"adapter": vector.numpy(), **given})
+
+    parameters = dict(exported.module.named_parameters())
+    for name, tensor in exported.adapter.split(vector).items():
+        parameters[name].data.copy_(tensor)
+    output = exported.module(*batch[:2])
+    difference = nn.functional.huber_loss(output, batch[2], reduction="none").mean(-1)
+    expected = (difference * batch[3]).mean()
+    gradients = torch.autograd.grad(expected, [parameters[n] for n in exported.adapter.names])
+    flat = torch.cat([part.reshape(-1) for part in gradients]).numpy()
+    assert loss.shape == ()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    assert np.linalg.norm(gradient - flat) <= 1e-4 * np.linalg.norm(flat)
+
+
+def test_the_forward_graph_takes_any_batch_and_adapter(exported: Exported) -> None:
+    forward = open_session(exported.folder / FORWARD)
+    tensors = exported.adapter.split(exported.random_vector())
+    for count in (1, 3, 17):
+        batch = exported.sample(count)
+        (output,) = forward.run(None, feed(batch) | arrays(tensors))
+        with torch.no_grad():
+            expected = torch.func.functional_call(exported.module, tensors, batch[:2])
+        np.testing.assert_allclose(output, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_adapter_tensors_are_overridable_initializers(exported: Exported) -> None:
+    forward = open_session(exported.folder / FORWARD)
+    assert [value.name for value in forward.get_inputs()] == ["sequence", "extra"]
+    overridable = {value.name: value.shape for value in forward.get_overridable_initializers()}
+    assert set(overridable) == set(exported.adapter.names)
+    assert isinstance(overridable["mix.lora_A"][1], str)  # a symbolic rank
+
+
+def test_an_adapter_file_equals_feeding_its_tensors(exported: Exported, tmp_path: Path) -> None:
+    forward = open_session(exported.folder / FORWARD)
+    tensors = arrays(exported.adapter.split(exported.random_vector()))
+    given = feed(exported.batch)
+    (base,) = forward.run(None, given)
+    (fed,) = forward.run(None, given | tensors)
+    with active(tmp_path / "a.onnx_adapter", tensors) as options:
+        (output,) = forward.run(None, given, options)
+    assert np.array_equal(output, fed)
+    assert np.abs(output - base).max() > 0.01
+
+
+def test_one_session_takes_every_rank(exported: Exported, tmp_path: Path) -> None:
+    forward = open_session(exported.folder / FORWARD)
+    given, rng = feed(exported.batch), np.random.default_rng(0)
+    (base,) = forward.run(None, given)
+    for rank in (0, 4, 8, 16):
+        tensors = {}
+        specs = zip(exported.adapter.names, exported.adapter.shapes, strict=True)
+        for (name, shape), axis in zip(specs, exported.adapter.rank_axes, strict=True):
+            assert axis is not None
+            sizes = [rank if index == axis else size for index, size in enumerate(shape)]
+            tensors[name] = rng.standard_normal(sizes).astype(np.float32)
+        with active(tmp_path / f"{rank}.onnx_adapter", tensors) as options:
+            (output,) = forward.run(None, given, options)
+        assert np.array_equal(output, base) == (rank == 0)
+
+
+def test_run_with_iobinding_ignores_adapters(exported: Exported, tmp_path: Path) -> None:
+    """onnxruntime's own trap: such a run silently answers with the base model."""
+    forward = open_session(exported.folder / FORWARD)
+    tensors = arrays(exported.adapter.split(exported.random_vector()))
+    given = feed(exported.batch)
+    binding = forward.io_binding()
+    for name, array in given.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("output")
+    (base,) = forward.run(None, given)
+    with active(tmp_path / "a.onnx_adapter", tensors) as options:
+        forward.run_with_iobinding(binding, options)
+        (output,) = forward.run(None, given, options)
+    assert np.array_equal(binding.copy_outputs_to_cpu()[0], base)
+    assert not np.array_equal(output, base)
+
+
+def test_the_description_matches_the_files(exported: Exported) -> None:
+    bundle = read_bundle((exported.folder / "model.json").read_bytes())
+    assert bundle == exported.bundle
+    assert bundle.metric == "mean_absolute_error"
+    assert [(t.name, t.shape) for t in bundle.inputs] == [
+        ("sequence", (-1, 5, 3)),
+        ("extra", (-1, 2)),
+    ]
+    assert [t.name for t in bundle.batch_inputs] == ["sequence", "extra", "target_0", "target_1"]
+    for file, digest in bundle.files.items():
+        assert hashlib.sha256((exported.folder / file).read_bytes()).hexdigest() == digest
+    vector = np.frombuffer((exported.folder / "adapter.f32").read_bytes(), "<f4")
+    assert np.array_equal(vector, exported.adapter.vector())
+
+
+class Wrapped(nn.Module):
+    """A linear layer and then any function."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layer(x))
+
+
+def try_export(function: Callable[[torch.Tensor], torch.Tensor], folder: Path) -> None:
+    module = Wrapped(function)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    example = (torch.randn(4, 4),), (torch.randn(4, 4),)
+    export(module, adapter, nn.functional.mse_loss, example, folder, name="wrapped")
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lambda x: x.median(-1, keepdim=True)[0], r"no operator for aten\.median"),
+        (lambda x: nn.functional.gelu(x.bfloat16()).float(), "onnxruntime has no operator for"),
+        (lambda x: x * x.sum().item(), "cannot be exported: .*data-dependent"),
+        (lambda x: x.detach(), r"the loss does not depend on layer\.lora_A"),
+    ],
+)
+def test_what_cannot_be_exported_gives_one_sentence_and_no_files(
+    function: Callable[[torch.Tensor], torch.Tensor], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=sentence) as caught:
+        try_export(function, tmp_path / "bundle")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_graph_that_differs_from_torch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.export.RELATIVE_ERROR_MAX", -1.0)
+    with pytest.raises(ExportError, match=r"forward\.onnx differs from torch by"):
+        try_export(torch.tanh, tmp_path)
+
+
+def test_example_batches_must_agree(tmp_path: Path) -> None:
+    module = Wrapped(torch.tanh)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    for inputs, targets in ((4, 3), (1, 1)):
+        example = (torch.randn(inputs, 4),), (torch.randn(targets, 4),)
+        with pytest.raises(ExportError, match="the same batch size of at least 2"):
+            export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="x")
+
+
+def test_another_adapter_space_can_be_exported(tmp_path: Path) -> None:
+    """Any named parameters can be the adapter: here the biases, without a rank."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).requires_grad_(False)
+    biases = (module[0].bias, module[2].bias)
+    adapter = Adapter(("0.bias", "2.bias"), biases, (None, None))  # type: ignore[arg-type]
+    example = (torch.randn(4, 4),), (torch.randn(4, 2),)
+    bundle = export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="biases")
+    assert bundle.dimension == 5
+    (output,) = open_session(tmp_path / FORWARD).run(None, {"input": example[0][0].numpy()})
+    np.testing.assert_allclose(output, module(example[0][0]).numpy(), rtol=1e-5)

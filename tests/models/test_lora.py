@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.keyword import KeywordTransformer, add_keyword_lora
+from models.lora import LoraLinear, add_lora
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
+
+
+def test_a_new_adapter_changes_nothing_and_the_base_is_frozen() -> None:
+    model, x = small(), torch.randn(4, 5)
+    before = model(x)
+    adapter = add_lora(model, ("*",), rank=2, alpha=4)
+    torch.testing.assert_close(model(x), before)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained == list(adapter.names)
+
+
+def test_order_shapes_and_values_follow_the_module_and_the_seed() -> None:
+    adapter = add_lora(small(), ("*",), rank=2, alpha=4, seed=1)
+    assert adapter.names == ("0.lora_A", "0.lora_B", "2.lora_A", "2.lora_B")
+    assert adapter.shapes == ((5, 2), (2, 7), (7, 2), (2, 3))
+    same = add_lora(small(), ("*",), rank=2, alpha=4, seed=1).vector()
+    other = add_lora(small(), ("*",), rank=2, alpha=4, seed=2).vector()
+    assert np.array_equal(adapter.vector(), same)
+    assert not np.array_equal(adapter.vector(), other)
+
+
+def test_lora_is_the_low_rank_formula() -> None:
+    model, x = small(), torch.randn(4, 5)
+    layer = model[0]
+    assert isinstance(layer, nn.Linear)
+    expected = layer(x)
+    add_lora(model, ("0",), rank=2, alpha=6)
+    lora = model[0]
+    assert isinstance(lora, LoraLinear)
+    nn.init.normal_(lora.lora_B)
+    torch.testing.assert_close(lora(x), expected + 3.0 * x @ lora.lora_A @ lora.lora_B)
+    torch.testing.assert_close(nn.functional.linear(x, lora.weight, lora.bias), lora(x))
+
+
+def test_a_vector_survives_splitting_and_joining() -> None:
+    adapter = add_keyword_lora(KeywordTransformer())
+    vector = np.random.default_rng(0).standard_normal(adapter.dimension).astype(np.float32)
+    assert adapter.dimension == 15_312
+    assert np.array_equal(adapter.join(adapter.split(torch.from_numpy(vector))), vector)
+
+
+def test_only_named_layers_are_adapted() -> None:
+    assert add_lora(small(), ("2",), rank=1, alpha=1).names == ("2.lora_A", "2.lora_B")
+    with pytest.raises(ValueError, match=r"no linear layer has a name like head, layers\.\*"):
+        add_lora(small(), ("head", "layers.*"), rank=1, alpha=1)
+    with pytest.raises(ValueError, match="rank is 0"):
+        add_lora(small(), ("*",), rank=0, alpha=1)

@@ -1,0 +1,60 @@
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from models.zoo import bundle_path, fsdd_path
+from ternmesh.bundle import read_bundle
+
+
+def clips(split: str, speakers: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    with np.load(fsdd_path(split)) as data:
+        wanted = np.isin(data["speaker_names"][data["speaker"]], speakers)
+        return data["x"][wanted].astype(np.float32) / 255, data["y"][wanted]
+
+
+def test_the_shipped_bundle_is_whole() -> None:
+    folder = bundle_path("keyword")
+    bundle = read_bundle((folder / "model.json").read_bytes())
+    assert (bundle.name, bundle.metric, bundle.batch) == ("keyword", "accuracy", 32)
+    assert 13_000 <= bundle.dimension <= 16_500
+    for file, digest in bundle.files.items():
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 4_000_000
+
+
+def test_the_shipped_model_knows_its_three_speakers_and_not_the_others() -> None:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    path = bundle_path("keyword") / "forward.onnx"
+    forward = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def accuracy(*speakers: str) -> float:
+        x, y = clips("dev", speakers)
+        (logits,) = forward.run(None, {"features": x})
+        return float((logits.argmax(-1) == y).mean())
+
+    assert accuracy("george", "jackson", "lucas") >= 0.97
+    assert accuracy("theo", "nicolas", "yweweler") <= 0.85
+
+
+def test_every_board_has_400_clips_to_learn_from() -> None:
+    for speaker in ("theo", "nicolas", "yweweler"):
+        x, y = clips("train", (speaker,))
+        assert x.shape == (400, 50, 32)
+        assert np.bincount(y).tolist() == [40] * 10
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="no model is called 'other': choose one of keyword"):
+        bundle_path("other")
+    with pytest.raises(ValueError, match="it must be one of train, dev"):
+        fsdd_path("test")
+
+
+def test_the_zoo_needs_neither_torch_nor_onnxruntime() -> None:
+    code = "import sys, models.zoo; sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

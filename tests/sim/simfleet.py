@@ -1,0 +1,309 @@
+"""A whole fleet in one process, one thread and virtual time, from one seed.
+
+A seed draws which faults are on and how strong they are. In the first phase everything goes wrong;
+then the faults stop, and the run must finish with everybody in the same place and nothing lost.
+"""
+
+import heapq
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from simdisks import HostDisk, NodeDisk
+
+from ternmesh.errors import CodecError, WireError
+from ternmesh.hypervector.scale import UNIT, to_vector
+from ternmesh.plan import Plan, make_plan
+from ternmesh.swarm import bitmap, step
+from ternmesh.swarm.coordinator import ALL, Coordinator
+from ternmesh.swarm.events import Joined, ReferenceMade, WorkReady
+from ternmesh.swarm.member import HOST, Member
+from ternmesh.swarm.records import Settings
+from ternmesh.wire import control, manifest, pieces, seal, share
+from ternmesh.wire.control import Receipt
+
+MODEL = bytes(range(32))
+DIMENSION = 1500
+HEALED_MAX_S = 3000.0  # a healed fleet that is not done by then never will be
+EVENTS_MAX = 400_000
+TOLERANCE = 2e-4  # float32 sums of a few dozen terms
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a seed stands for; printed when it fails."""
+
+    nodes: int
+    rounds: int
+    min_peers: int
+    deadline_s: float
+    chain_max: int
+    faults_s: float  # how long things go wrong
+    drop: float
+    duplicate: float
+    flip: float
+    delay_s: float
+    node_crash: float  # chance at each commit, half of it before and half after
+    host_crash: float
+    partition: float  # chance that a node is cut off for a while, each 5 s
+    hostile: float  # hostile frames a second
+    burst: bool
+    late: float  # share of nodes that start late
+    stragglers: float  # share of trainings that take ten times as long
+    vanish: int  # nodes that die for ever
+    reset: bool  # the operator starts a new run in between
+
+
+def draw(seed: int) -> Options:
+    """Each fault is on in about half of all seeds, so that their combinations vary."""
+    rng = random.Random(seed)
+    nodes = rng.randint(1, 5)
+    vanish = rng.choice((0, 0, 0, 1)) if nodes > 1 else 0
+
+    def maybe(highest: float) -> float:
+        return rng.random() * highest if rng.random() < 0.5 else 0.0
+
+    return Options(
+        nodes=nodes,
+        rounds=rng.randint(2, 8),
+        min_peers=rng.choice((1, nodes - vanish, (nodes - vanish + 1) // 2)),
+        deadline_s=rng.choice((5.0, 20.0)),
+        chain_max=rng.choice((1, 2, 8)),
+        faults_s=rng.uniform(20, 120),
+        drop=maybe(0.3),
+        duplicate=maybe(0.5),
+        flip=maybe(0.1),
+        delay_s=rng.choice((0.01, 0.1, 1.0)),
+        node_crash=maybe(0.06),
+        host_crash=maybe(0.06),
+        partition=maybe(0.3),
+        hostile=maybe(20.0),
+        burst=rng.random() < 0.03,
+        late=maybe(0.8),
+        stragglers=maybe(0.6),
+        vanish=vanish,
+        reset=rng.random() < 0.1,
+    )
+
+
+class Fleet:
+    """The clock, the wires, the host and the nodes of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(f"fleet {seed}")
+        self.options = o = draw(seed)
+        self.plan = make_plan(
+            DIMENSION,
+            rounds=o.rounds,
+            local_steps=8,
+            learning_rate=0.001,
+            frame_mtu=164,
+            up_zeros=0.5,
+            down_zeros=0.7,
+            announce_s=5,
+        )
+        self.now = 1000.0
+        self.healed = False
+        self.names: dict[tuple[bytes, int], str] = {}
+        self.cut_until: dict[str, float] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.hostile = Hostile(self.rng, self.plan)
+        self._wires = 0
+        self.host = HostProcess(self)
+        self.nodes = {
+            name: NodeProcess(self, name) for name in (f"node{i}" for i in range(o.nodes))
+        }
+
+    # The clock
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), action))
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        self.at(self.now + delay, action)
+
+    def run(self) -> None:
+        """Both phases; Violation where an invariant does not hold."""
+        o, rng = self.options, self.rng
+        self.after(rng.uniform(0, 5), self.host.boot)
+        for node in self.nodes.values():
+            late = rng.random() < o.late
+            self.after(rng.uniform(0, o.faults_s if late else 5), node.boot)
+        for node in list(self.nodes.values())[: o.vanish]:
+            self.after(rng.uniform(0, o.faults_s), lambda node=node: self._vanish(node))
+        if o.reset:
+            self.after(rng.uniform(o.faults_s / 2, o.faults_s), self.host.new_run)
+        if o.burst:
+            self.after(rng.uniform(5, o.faults_s), self._burst)
+        self._trouble()
+        self.after(o.faults_s, self._heal)
+        give_up_at = self.now + o.faults_s + HEALED_MAX_S
+        for _ in range(EVENTS_MAX):
+            if self.healed and self._done():
+                break
+            when, _, action = heapq.heappop(self._heap)
+            expect(when < give_up_at, "the healed fleet does not finish: " + self._where())
+            self.now = when
+            action()
+        else:
+            raise Violation(f"{EVENTS_MAX} events and no end: {self._where()}")
+        self.check()
+
+    def _vanish(self, node: NodeProcess) -> None:
+        node.crash()
+        node.gone = True
+
+    def _heal(self) -> None:
+        self.healed = True
+        for process in (self.host, *self.nodes.values()):
+            self.after(0.0, process.boot)
+
+    def _alive(self) -> list[NodeProcess]:
+        return [node for node in self.nodes.values() if not node.gone]
+
+    def _done(self) -> bool:
+        host = self.host.endpoint
+        return (
+            host is not None
+            and host.phase == control.FINISHED
+            and all(self._is_done(node.endpoint) for node in self._alive())
+        )
+
+    def _is_done(self, member: Member | None) -> bool:
+        return member is not None and member.finished and member.run == self.host.disk.run
+
+    # The wires
+
+    def carry(self, source: str, peer: str, frames: list[bytes]) -> None:
+        for target in list(self.nodes) if peer == ALL else [peer]:
+            process = self.host if target == HOST else self.nodes.get(target)
+            if process is not None:
+                self._carry_to(process, source, frames)
+
+    def _carry_to(self, process: Process, source: str, frames: list[bytes]) -> None:
+        if self.healed:
+            self._deliver_after(0.01, process, source, frames)
+            return
+        node = source if process is self.host else process.name
+        if self.cut_until.get(node, 0.0) > self.now:
+            return
+        o, rng = self.options, self.rng
+        while frames:
+            size = rng.choice((1, 4, 64))
+            chunk, frames = frames[:size], frames[size:]
+            for _ in range(2 if rng.random() < o.duplicate else 1):
+                kept = [self._damage(frame) for frame in chunk if rng.random() >= o.drop]
+                self._deliver_after(rng.expovariate(1 / o.delay_s), process, source, kept)
+
+    def _damage(self, frame: bytes) -> bytes:
+        if self.rng.random() >= self.options.flip:
+            return frame
+        at = self.rng.randrange(8 * len(frame))
+        damaged = bytearray(frame)
+        damaged[at // 8] ^= 1 << at % 8
+        return bytes(damaged)
+
+    def _deliver_after(
+        self, delay: float, process: Process, source: str, frames: list[bytes]
+    ) -> None:
+        wires = self._wires
+        if frames:
+            self.after(
+                delay, lambda: process.receive(source, frames) if wires == self._wires else None
+            )
+
+    def cut_wires(self) -> None:
+        """Lose everything that is under way."""
+        self._wires += 1
+
+    # Trouble
+
+    def _trouble(self) -> None:
+        """Partitions and hostile frames, once a second until the faults stop."""
+        if self.healed:
+            return
+        o, rng = self.options, self.rng
+        for name in self.nodes:
+            if rng.random() < o.partition / 5:
+                self.cut_until[name] = self.now + rng.uniform(1, 20)
+        for _ in range(int(o.hostile)):
+            peer, frame = self._hostile()
+            self.host.receive(peer, [frame])
+            rng.choice(list(self.nodes.values())).receive(HOST, [self._junk()])
+        self.after(1.0, self._trouble)
+
+    def _burst(self) -> None:
+        """10,000 frames at once, mostly from a node that is known."""
+        self.host.receive("node0", [self._hostile()[1] for _ in range(10_000)])
+        for node in self.nodes.values():
+            node.receive(HOST, [self._junk() for _ in range(2_000)])
+        self.check_bounds()
+
+    # The invariants
+
+    def check(self) -> None:
+        """What must hold at the end of every run."""
+        state = self.host.disk.committed
+        expect(state.version == self.options.rounds, "the run has another number of rounds")
+        for node in self._alive():
+            own = node.disk.committed
+            expect(own.run == self.host.disk.run, f"{node.name} is in another run")
+            expect(own.version == state.version, f"{node.name} is at another version")
+            expect(own.reference == state.reference, f"{node.name} has another hash")
+            expect(np.array_equal(own.fixed, state.fixed), f"{node.name} has another reference")
+            expect(own.pending is None, f"{node.name} waits although the run is over")
+        for node in self.nodes.values():
+            self._check_mass(node)
+        self.check_bounds()
+
+    def _check_mass(self, node: NodeProcess) -> None:
+        own = node.disk.committed
+        if own.run != self.host.disk.run:
+            return
+        carried, counted = own.residual.astype(np.float64), self.host.ledger.counted[node.name]
+        if own.pending is not None:
+            carried = own.pending.corrected.astype(np.float64)
+            settled = self.host.ledger.by_round.get((node.name, own.pending.round))
+            carried = carried if settled is None else carried - to_vector(settled / UNIT)
+        error = float(np.abs(node.disk.submitted - counted - carried).max())
+        expect(error < TOLERANCE, f"{node.name} lost or doubled up to {error} of its work")
+
+    def check_bounds(self) -> None:
+        for process in (self.host, *self.nodes.values()):
+            endpoint = process.endpoint
+            if endpoint is not None:
+                expect(len(endpoint._events) <= 2048, f"{process.name}: events pile up")
+                expect(len(endpoint._outgoing._queue) <= 4096, f"{process.name}: frames pile up")
+                expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
+                if isinstance(endpoint, Coordinator):
+                    expect(len(endpoint._answered) <= 1024, "answers pile up")
+                    expect(len(endpoint._intakes) <= len(endpoint.nodes), "intakes pile up")
+                elif endpoint._assembly is not None:
+                    expect(len(endpoint._assembly._partials) <= 4, "partial objects pile up")
+
+    def _where(self) -> str:
+        host = self.host.endpoint
+        at = "down" if host is None else f"{host.phase}@{host.version}"
+        nodes = {
+            name: "down"
+            if (m := node.endpoint) is None
+            else (m.version, m.target, m.phase, m.joined, m.pending is not None, m.received)
+            for name, node in self.nodes.items()
+        }
+        return f"host {at}, nodes {nodes}"
+
+
+def run_seed(seed: int) -> Fleet:
+    """Run one seed; Violation with the seed and its options where an invariant does not hold."""
+    fleet = Fleet(seed)
+    try:
+        fleet.run()
+    except Violation as error:
+        raise Violation(f"seed {seed} at {fleet.now:.3f} s: {error}; {fleet.options}") from error
+    except (WireError, CodecError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Violation(f"seed {seed} at {fleet.now:.3f} s: {error!r}; {fleet.options}") from error
+    return fleet

@@ -1,0 +1,213 @@
+"""A node or the host as a process: its endpoint, its disk, its timer, and power cuts."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from simdisks import HostDisk, NodeDisk
+from simledger import MODEL, Ledger, Violation, expect
+
+from ternmesh.errors import CodecError
+from ternmesh.hypervector.scale import UNIT
+from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.events import Joined, WorkReady
+from ternmesh.swarm.member import HOST, Member
+from ternmesh.swarm.records import Settings
+from ternmesh.wire import control, seal
+from ternmesh.wire.control import Receipt
+
+if TYPE_CHECKING:
+    from simfleet import Fleet
+
+DIMENSION = 1500
+TOLERANCE = 2e-4  # float32 sums of a few dozen terms
+
+
+class Process:
+    """A node or the host: an endpoint, its disk, and crashes. It dies as a power cut kills."""
+
+    def __init__(self, fleet: "Fleet", name: str) -> None:
+        self.fleet, self.name = fleet, name
+        self.disk: NodeDisk | HostDisk
+        self.endpoint: Member | Coordinator | None = None
+        self.gone = False
+        self.counters: set[int] = set()
+        self.incarnation = 0
+        self._timer: float | None = None
+
+    def boot(self) -> None:
+        if self.gone or self.endpoint is not None:
+            return
+        self.incarnation += 1
+        self.endpoint = self.load()
+        self._timer = None
+        self.endpoint.start(self.fleet.now)
+        self.settle()
+
+    def load(self) -> Member | Coordinator:
+        raise NotImplementedError
+
+    def crash(self) -> None:
+        if self.endpoint is None:
+            return
+        self.endpoint = None
+        self.disk.forget()
+        self.fleet.after(self.fleet.rng.expovariate(1 / 8), self.boot)
+
+    def receive(self, peer: str, frames: list[bytes]) -> None:
+        if self.endpoint is not None:
+            self.endpoint.receive_frames(peer, frames, self.fleet.now)
+            self.settle()
+
+    def settle(self) -> None:
+        """Events, commit, send: with a power cut between any two of them."""
+        events = self.record()
+        if events and self._cut():
+            return
+        self.commit()
+        if events and self._cut():
+            return
+        self.after_commit(events)
+        self.send()
+        self._arm()
+
+    def record(self) -> list[object]:
+        events = []
+        while (event := self.endpoint.next_event()) is not None:
+            self.disk.record(event)
+            events.append(event)
+        return events
+
+    def commit(self) -> None:
+        self.disk.commit()
+
+    def after_commit(self, events: list[object]) -> None:
+        pass
+
+    def send(self) -> None:
+        for peer, frames in self.endpoint.frames_to_send(self.fleet.now):
+            for frame in frames:
+                counter = seal.open_seal(frame)[0].counter
+                expect(counter not in self.counters, f"{self.name} used counter {counter} again")
+                self.counters.add(counter)
+                expect(len(frame) <= self.fleet.plan.frame_mtu, "a frame is longer than the mtu")
+            self.note_sent(peer, frames)
+            self.fleet.carry(self.name, peer, frames)
+
+    def note_sent(self, peer: str, frames: list[bytes]) -> None:
+        pass
+
+    def crash_chance(self) -> float:
+        raise NotImplementedError
+
+    def _cut(self) -> bool:
+        chance = 0.0 if self.fleet.healed else self.crash_chance() / 2
+        if self.fleet.rng.random() < chance:
+            self.crash()
+            return True
+        return False
+
+    def _arm(self) -> None:
+        due = self.endpoint.next_timeout()
+        if due is not None and (self._timer is None or due < self._timer):
+            self._timer = due
+            incarnation = self.incarnation
+            self.fleet.at(due, lambda: self._fire(incarnation, due))
+
+    def _fire(self, incarnation: int, due: float) -> None:
+        if self.endpoint is None or incarnation != self.incarnation or self._timer != due:
+            return
+        self._timer = None
+        self.endpoint.handle_timeout(self.fleet.now)
+        self.settle()
+
+
+class NodeProcess(Process):
+    """A board: it trains for a while when there is work, then submits."""
+
+    def __init__(self, fleet: "Fleet", name: str) -> None:
+        super().__init__(fleet, name)
+        self.disk: NodeDisk = NodeDisk(DIMENSION)
+
+    def load(self) -> Member:
+        instance = self.fleet.rng.randbytes(8)
+        numpy_rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
+        samples = 10 + sum(self.name.encode())
+        return Member(self.name, MODEL, samples, instance, self.disk.committed, numpy_rng)
+
+    def crash_chance(self) -> float:
+        return self.fleet.options.node_crash
+
+    def after_commit(self, events: list[object]) -> None:
+        for event in events:
+            if isinstance(event, WorkReady):
+                work = (self.incarnation, self.disk.committed.run, event.round)
+                slow = self.fleet.rng.random() < self.fleet.options.stragglers
+                delay = self.fleet.rng.expovariate(1 / (15.0 if slow else 1.5))
+                self.fleet.after(delay, lambda work=work: self._submit(*work))
+            elif isinstance(event, Joined):
+                self.fleet.names[event.run, event.context] = self.name
+
+    def _submit(self, incarnation: int, run: bytes, number: int) -> None:
+        """Hand in the work, if neither the process nor its run has ended since it began."""
+        if self.endpoint is None or incarnation != self.incarnation or self.endpoint.run != run:
+            return
+        if self.fleet.rng.random() < 0.02:
+            poisoned = np.full(DIMENSION, np.nan, np.float32)
+            try:
+                self.endpoint.submit(number, poisoned, self.fleet.now)
+            except CodecError:
+                pass  # The program trains again.
+            else:
+                raise Violation(f"{self.name} was allowed to submit NaN")
+        generator = np.random.default_rng(self.fleet.rng.getrandbits(32))
+        delta = generator.standard_t(3, DIMENSION).astype(np.float32) * np.float32(0.01)
+        self.endpoint.submit(number, delta, self.fleet.now)
+        self.disk.note_submitted(delta)
+        self.settle()
+
+
+class HostProcess(Process):
+    """The host; what it commits is checked against the ledger."""
+
+    def __init__(self, fleet: "Fleet") -> None:
+        super().__init__(fleet, HOST)
+        self.disk: HostDisk = HostDisk(fleet.rng.randbytes(8), fleet.plan)
+        self.ledger = Ledger(fleet.plan)
+
+    def load(self) -> Coordinator:
+        o, d = self.fleet.options, self.disk
+        settings = Settings(o.min_peers, o.deadline_s, nodes_max=8, chain_max=o.chain_max)
+        return Coordinator(d.plan, settings, MODEL, d.run, d.committed)
+
+    def crash_chance(self) -> float:
+        return self.fleet.options.host_crash
+
+    def new_run(self) -> None:
+        """The operator wipes the run; only the counter stays."""
+        self.endpoint = None
+        counter = self.disk.committed.counter
+        self.disk = HostDisk(self.fleet.rng.randbytes(8), self.fleet.plan, counter)
+        self.ledger = Ledger(self.fleet.plan)
+        self.fleet.cut_wires()
+        self.boot()
+
+    def commit(self) -> None:
+        made = self.disk.commit()
+        names = {node.context: node.name for node in self.disk.committed.nodes}
+        for event, bodies in made:
+            self.ledger.note_reference(event, bodies, names)
+            self._check_mean()
+
+    def _check_mean(self) -> None:
+        state = self.disk.committed
+        reached = state.fixed * UNIT + state.residual
+        error = float(np.abs(reached - self.ledger.means).max())
+        expect(error < TOLERANCE, f"the reference is {error} away from what was counted")
+
+    def note_sent(self, peer: str, frames: list[bytes]) -> None:
+        for frame in frames:
+            body = seal.open_seal(frame)[1]
+            if body[0] == control.KIND:
+                message = control.read_control(body)
+                if isinstance(message, Receipt):
+                    self.ledger.note_receipt(peer, message)

@@ -1,0 +1,215 @@
+import logging
+import resource
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ternmesh_store.database import DAMAGED_MAX, Database, Schema, StoreError
+
+SCHEMA = Schema(0x54455354, 1, ("CREATE TABLE item (name TEXT PRIMARY KEY, amount INTEGER)",))
+OTHER_PROCESS = """
+import sys
+from pathlib import Path
+from tests_schema import SCHEMA
+from ternmesh_store.database import Database, StoreError
+try:
+    Database(Path(sys.argv[1]), SCHEMA).open()
+except StoreError as error:
+    print(error)
+"""
+
+
+def opened(path: Path, schema: Schema = SCHEMA) -> Database:
+    database = Database(path, schema)
+    database.open()
+    return database
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state" / "test.sqlite"
+
+
+def items(database: Database) -> list[tuple[str, int]]:
+    return database.rows("SELECT name, amount FROM item ORDER BY name")
+
+
+def test_the_file_is_durable_and_has_one_owner(path):
+    database = opened(path)
+    assert database.rows("PRAGMA journal_mode") == [("wal",)]
+    assert database.rows("PRAGMA synchronous") == [(2,)], "FULL: an fsync for each commit"
+    assert database.rows("PRAGMA locking_mode") == [("exclusive",)]
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    database.close()
+
+
+def test_what_was_committed_survives_a_kill_and_what_was_not_does_not(path, in_killed_process):
+    def work() -> None:
+        database = opened(path)
+        database.write("INSERT INTO item VALUES ('committed', 1)")
+        database.put("key", b"committed")
+        database.commit()
+        database.write("INSERT INTO item VALUES ('lost', 2)")
+        database.put("key", b"lost")
+
+    in_killed_process(work)
+    database = opened(path)
+    assert items(database) == [("committed", 1)]
+    assert database.get("key") == b"committed"
+    database.put("key", b"lost")
+    assert database.changed, "the value of the lost transaction is not taken for written"
+    database.close()
+
+
+def test_a_second_process_is_refused_while_the_first_lives(path):
+    database = opened(path)
+    script = OTHER_PROCESS.replace(
+        "from tests_schema import SCHEMA",
+        f"from ternmesh_store.database import Schema; SCHEMA = {SCHEMA!r}",
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "another process uses" in refused
+    assert str(path) in refused
+    database.close()
+    allowed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert allowed == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"this is no database, but it is long enough to look like one" * 100,
+        lambda content: content[:4096] + b"\xff" * (len(content) - 4096),
+        lambda content: content[: len(content) // 2],
+    ],
+    ids=["not a database", "pages overwritten", "cut off"],
+)
+def test_a_damaged_file_is_kept_aside_and_a_new_one_begins(path, damage, caplog):
+    database = opened(path)
+    for number in range(200):
+        database.write("INSERT INTO item VALUES (?, 1)", f"{number:0100}")
+    database.commit()
+    database.close()
+    damaged = damage(path.read_bytes())
+    path.write_bytes(damaged)
+    with caplog.at_level(logging.ERROR):
+        database = opened(path)
+    assert items(database) == []
+    aside = path.with_name("test.sqlite.damaged-1")
+    assert aside.read_bytes() == damaged
+    assert f"{path} is damaged" in caplog.text
+    assert str(aside) in caplog.text
+    database.close()
+
+
+def test_files_kept_aside_do_not_fill_the_disk(path):
+    path.parent.mkdir(parents=True)
+    for number in range(DAMAGED_MAX + 2):
+        path.write_bytes(b"damage number %d " % number * 100)
+        opened(path).close()
+    kept = sorted(path.parent.glob("*.damaged-*"))
+    assert len(kept) == DAMAGED_MAX
+    assert b"damage number 4" in kept[-1].read_bytes()
+
+
+def test_damage_that_shows_later_is_a_sentence(path):
+    database = opened(path)
+    for number in range(200):
+        database.write("INSERT INTO item VALUES (?, 1)", f"{number:0100}")
+    database.commit()
+    database.close()
+    database = opened(path)
+    database.rows("PRAGMA cache_size = 0")
+    content = path.read_bytes()
+    with path.open("r+b") as file:  # A failing card, while the process runs.
+        file.seek(4096)
+        file.write(b"\xff" * (len(content) - 4096))
+    with pytest.raises(StoreError, match=r"is damaged .*start again"):
+        items(database)
+
+
+def test_a_file_of_another_kind_is_left_alone(path):
+    opened(path).close()
+    with pytest.raises(StoreError, match="holds something else"):
+        opened(path, Schema(SCHEMA.application + 1, 1, ()))
+    assert items(opened(path)) == []
+
+
+def test_somebody_elses_database_is_left_alone(path):
+    path.parent.mkdir(parents=True)
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE precious (x)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError, match="holds something else"):
+        opened(path)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_file_of_another_version_is_left_alone(path, version):
+    opened(path, Schema(SCHEMA.application, version, SCHEMA.statements)).close()
+    with pytest.raises(StoreError, match=f"another version of ternmesh .format {version}, this"):
+        opened(path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "state").write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match="choose a folder that may be written"):
+        opened(tmp_path / "state" / "test.sqlite")
+
+
+def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
+    database = opened(path)
+    database.put("key", b"old")
+    database.commit()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(StoreError, match=r"cannot write .*check that the disk has room"):
+            for number in range(100):
+                database.put("key", bytes([number]) * 10_000)
+                database.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    survivor = opened(path).get("key")
+    assert survivor is not None
+    assert survivor == bytes([survivor[0]]) * 10_000, "a whole value, not a torn one"
+
+
+def test_a_read_only_file_is_a_sentence(path):
+    database = opened(path)
+    database.rows("PRAGMA query_only = 1")
+    with pytest.raises(StoreError, match="may be written"):
+        database.put("key", b"value")
+
+
+def test_after_an_error_nobody_goes_on_with_half_a_transaction(path):
+    database = opened(path)
+    database.write("INSERT INTO item VALUES ('half', 1)")
+    with pytest.raises(StoreError):
+        database.write("INSERT INTO item VALUES ('half', 2)")
+    with pytest.raises(AssertionError, match="open the store first"):
+        database.commit()
+    assert items(opened(path)) == []
+
+
+def test_the_same_value_is_not_written_again(path):
+    database = opened(path)
+    database.put("key", b"value")
+    database.commit()
+    database.put("key", b"value")
+    assert not database.changed
+    database.close()
+    database = opened(path)
+    assert database.get("key") == b"value"
+    database.put("key", b"value")
+    assert not database.changed, "what was read is known to be there"
+    database.put("key", b"other")
+    database.forget()
+    database.put("key", b"other")
+    assert database.get("key") == b"other"
+    database.close()

@@ -1,0 +1,232 @@
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from ternmesh.plan import make_plan
+from ternmesh.swarm.events import (
+    BodyAccepted,
+    CountersReserved,
+    NodeJoined,
+    PacketForgotten,
+    ReferenceMade,
+    Refused,
+    RoundExtended,
+    RoundOpened,
+)
+from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
+from ternmesh.wire.reference import Counted
+from ternmesh_store import host_store
+from ternmesh_store.host_store import HostStore, Round, Tally
+
+MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
+DIMENSION = 50
+RUN = b"run-0001"
+PLAN = make_plan(DIMENSION, rounds=50, local_steps=1, learning_rate=0.1)
+EMPTY = new_state(DIMENSION)
+
+ADA, BOB = NodeJoined(1, "ada", 100), NodeJoined(2, "bob", 30)
+COUNTED = Counted(1, 0, b"dige", b"\x07")
+
+
+def reference(version: int, counted=(COUNTED,), missing=(2,), finished=False) -> ReferenceMade:
+    rng = np.random.default_rng(version)
+    return ReferenceMade(
+        version=version,
+        reference=b"reference %06d" % version,
+        content=b"content of %d" % version,
+        fixed=rng.integers(-(2**31) + 1, 2**31, DIMENSION).astype(np.int32),
+        residual=rng.standard_normal(DIMENSION).astype(np.float32),
+        counted=counted,
+        missing=missing,
+        finished=finished,
+    )
+
+
+def at(event: ReferenceMade, **changes: object) -> CoordinatorState:
+    state = replace(
+        EMPTY,
+        version=event.version,
+        reference=event.reference,
+        fixed=event.fixed,
+        residual=event.residual,
+        chain=(Link(event.version, event.reference, event.content),),
+    )
+    return replace(state, **changes)
+
+
+def plain(state: CoordinatorState) -> dict[str, object]:
+    """A state that == compares, arrays by type and bytes."""
+    values = {item.name: getattr(state, item.name) for item in fields(state)}
+    for name in ("fixed", "residual"):
+        values[name] = (str(values[name].dtype), values[name].tobytes())
+    return values
+
+
+NODES = (NodeRecord(1, "ada", 100), NodeRecord(2, "bob", 30))
+AFTER_1 = (NodeRecord(1, "ada", 100, COUNTED), NodeRecord(2, "bob", 30))
+BODIES = [BodyAccepted(1, 0, b"z"), BodyAccepted(2, 0, b"y"), BodyAccepted(1, 0, b"x")]
+
+# What was before, the event, and the state that must be found after it.
+CASES = {
+    "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
+    "node joined": ([ADA], BOB, replace(EMPTY, nodes=NODES)),
+    "node has more samples": (
+        [ADA, BOB, reference(1)],
+        replace(BOB, samples=31),
+        at(reference(1), nodes=(AFTER_1[0], replace(NODES[1], samples=31))),
+    ),
+    "round opened": ([], RoundOpened(0, 60.0), replace(EMPTY, started=True)),
+    "body accepted": (
+        [ADA, BOB, *BODIES[:2]],
+        BODIES[2],
+        replace(EMPTY, nodes=NODES, bodies=((1, b"z"), (2, b"y"), (1, b"x"))),
+    ),
+    "packet forgotten": (
+        [ADA, BOB, *BODIES],
+        PacketForgotten(1, 0),
+        replace(EMPTY, nodes=NODES, bodies=((2, b"y"),)),
+    ),
+    "reference made": (
+        [ADA, BOB, *BODIES],
+        reference(1),
+        at(reference(1), nodes=AFTER_1),
+    ),
+    "last reference made": (
+        [ADA, BOB, RoundOpened(0, 60.0), *BODIES],
+        reference(1, finished=True),
+        at(reference(1), nodes=AFTER_1, started=True, finished=True),
+    ),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "host.sqlite"
+
+
+@pytest.fixture
+def store(path):
+    store = HostStore(path, chain_max=3)
+    store.open()
+    store.begin(RUN, PLAN, MODEL)
+    yield store
+    store.close()
+
+
+def load(path) -> CoordinatorState:
+    store = HostStore(path)
+    store.open()
+    stored = store.load(MODEL)
+    store.close()
+    assert (stored.run, stored.plan) == (RUN, PLAN)
+    return stored.state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_process):
+    before, event, after = CASES[name]
+
+    def work(commit: bool) -> None:
+        store = HostStore(path)
+        store.open()
+        if not commit:
+            store.begin(RUN, PLAN, MODEL)
+            for earlier in before:
+                store.record(earlier)
+                store.commit()
+        store.record(event)
+        if commit:
+            store.commit()
+
+    in_killed_process(lambda: work(commit=False))
+    assert plain(load(path)) != plain(after)
+    in_killed_process(lambda: work(commit=True))
+    assert plain(load(path)) == plain(after)
+
+
+def test_what_needs_no_disk_is_not_written(store):
+    for event in (Refused("ada", "seal"), RoundExtended(0, 60.0)):
+        store.record(event)
+        assert not store.changed
+
+
+def test_a_new_file_holds_no_run_and_another_models_run_is_not_ours(path):
+    store = HostStore(path)
+    store.open()
+    assert store.load(MODEL) is None
+    store.begin(RUN, PLAN, MODEL)
+    assert store.load(OTHER_MODEL) is None
+    assert store.load(MODEL) is not None
+    store.close()
+
+
+def test_a_new_run_forgets_everything_but_the_frame_counter(store):
+    for event in (ADA, BOB, CountersReserved(4096), RoundOpened(0, 1.0), *BODIES, reference(1)):
+        store.record(event)
+    store.charge(1, {"ada": (10, 20)}, 1.0)
+    store.commit()
+    begun = store.begin(b"run-0002", PLAN, MODEL)
+    assert begun.run == b"run-0002"
+    assert plain(begun.state) == plain(replace(EMPTY, counter=4096))
+    assert store.history() == []
+    assert store.tallies() == {}
+
+
+def test_only_the_newest_references_are_kept(store):
+    store.record(ADA)
+    for version in range(1, 8):
+        store.record(reference(version, missing=()))
+        store.commit()
+    chain = store.load(MODEL).state.chain
+    assert [link.version for link in chain] == [5, 6, 7]
+    assert chain[-1].content == b"content of 7"
+
+
+def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):
+    store.record(ADA)
+    store.record(BOB)
+    store.charge(1, {"ada": (100, 5), "stranger": (7, 1)}, 2.0)
+    store.charge(1, {"ada": (11, 0), "all": (0, 50)}, 0.5)
+    store.record(reference(1))
+    store.charge(2, {"bob": (200, 9)}, 4.0)
+    store.charge(1, {"all": (0, 400)}, 0.0)
+    first = Round(
+        version=1,
+        counted=("ada",),
+        missing=("bob",),
+        bytes_up={"ada": 111, "stranger": 7},
+        bytes_down=456,
+        seconds=2.5,
+    )
+    assert store.history() == [first], "the round that is still open is no history"
+    both = (COUNTED, replace(COUNTED, context=2))
+    store.record(reference(2, counted=both, missing=()))
+    assert store.history()[0] == first
+    assert store.history(1) == [Round(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0)]
+    assert store.tallies() == {
+        "ada": Tally(rounds_counted=2, rounds_missed=0, bytes_up=111, bytes_down=5),
+        "bob": Tally(rounds_counted=1, rounds_missed=1, bytes_up=200, bytes_down=9),
+    }
+
+
+def test_the_history_is_bounded_and_totals_are_not_cut(store, monkeypatch):
+    monkeypatch.setattr(host_store, "ROUNDS_MAX", 3)
+    store.record(ADA)
+    for version in range(1, 9):
+        store.charge(version, {"ada": (10, 1)}, 1.0)
+        store.record(reference(version, missing=()))
+    assert [item.version for item in store.history()] == [6, 7, 8]
+    assert store._database.rows("SELECT count(*) FROM traffic") == [(3,)]
+    assert store.tallies()["ada"] == Tally(8, 0, 80, 8)
+
+
+def test_vectors_are_written_only_when_they_change(store):
+    store.record(ADA)
+    made = reference(1, missing=())
+    store.record(made)
+    store.commit()
+    written: list[str] = []
+    store._database.write = lambda sql, *values: written.append(sql)
+    store.record(replace(made, version=2, residual=made.residual + 1))
+    assert len([sql for sql in written if "INTO value" in sql]) == 1

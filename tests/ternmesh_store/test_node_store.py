@@ -1,0 +1,191 @@
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from ternmesh.plan import genesis, make_plan
+from ternmesh.swarm.events import (
+    Advanced,
+    CountersReserved,
+    Joined,
+    PacketMade,
+    PacketReceived,
+    Pending,
+    Refused,
+    ResidualChanged,
+    WorkReady,
+)
+from ternmesh.swarm.member import NO_RUN, MemberState, new_state
+from ternmesh_store.node_store import NodeStore
+
+MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
+DIMENSION = 50
+RUN, NEXT_RUN = b"run-0001", b"run-0002"
+PLAN = make_plan(DIMENSION, rounds=5, local_steps=1, learning_rate=0.1)
+OTHER_PLAN = make_plan(DIMENSION, rounds=6, local_steps=1, learning_rate=0.1)
+
+
+def floats(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(DIMENSION).astype(np.float32)
+
+
+def fixed(seed: int) -> np.ndarray:
+    integers = np.random.default_rng(seed).integers(-(2**31) + 1, 2**31, DIMENSION)
+    return integers.astype(np.int32)
+
+
+def plain(state: MemberState) -> dict[str, object]:
+    """A state that == compares, arrays by type and bytes."""
+    values = {item.name: getattr(state, item.name) for item in fields(state)}
+    if state.pending is not None:
+        values["pending"] = {f.name: getattr(state.pending, f.name) for f in fields(Pending)}
+        values["pending"]["corrected"] = exact(state.pending.corrected)
+    return values | {"fixed": exact(state.fixed), "residual": exact(state.residual)}
+
+
+def exact(array: np.ndarray) -> tuple[str, bytes]:
+    return str(array.dtype), array.tobytes()
+
+
+JOINED = Joined(RUN, 7, PLAN)
+PENDING = Pending(3, floats(1), b"dige", (b"manifest", b"share 0", b"", b"share 2" * 40))
+ADVANCED = Advanced(3, b"reference-hash-3", fixed(2), floats(3), False)
+EMPTY = new_state(DIMENSION)
+AT_START = replace(EMPTY, run=RUN, context=7, plan=PLAN, reference=genesis(MODEL, RUN, PLAN))
+AT_3 = replace(
+    AT_START,
+    version=3,
+    reference=ADVANCED.reference,
+    fixed=ADVANCED.fixed,
+    residual=ADVANCED.residual,
+)
+WITH_PACKET = replace(AT_3, pending=PENDING)
+
+# What was before, the event, and the state that must be found after it.
+CASES = {
+    "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
+    "joined": ([], JOINED, AT_START),
+    "advanced": ([JOINED], ADVANCED, AT_3),
+    "packet made": ([JOINED, ADVANCED], PacketMade(PENDING), WITH_PACKET),
+    "packet received": (
+        [JOINED, ADVANCED, PacketMade(PENDING)],
+        PacketReceived(3),
+        replace(WITH_PACKET, received=True),
+    ),
+    "the next reference settles the packet": (
+        [JOINED, PacketMade(PENDING), PacketReceived(3)],
+        replace(ADVANCED, finished=True),
+        replace(AT_3, finished=True),
+    ),
+    "a new packet has no receipt": (
+        [JOINED, ADVANCED, PacketMade(replace(PENDING, round=2)), PacketReceived(2)],
+        PacketMade(PENDING),
+        WITH_PACKET,
+    ),
+    "residual": (
+        [JOINED, ADVANCED],
+        ResidualChanged(floats(9)),
+        replace(AT_3, residual=floats(9)),
+    ),
+    "joined again": (
+        [JOINED, ADVANCED, PacketMade(PENDING)],
+        replace(JOINED, context=8),
+        replace(WITH_PACKET, context=8),
+    ),
+    "another run begins from nothing": (
+        [JOINED, CountersReserved(9), ADVANCED, PacketMade(PENDING), PacketReceived(3)],
+        Joined(NEXT_RUN, 2, PLAN),
+        replace(
+            AT_START, run=NEXT_RUN, context=2, reference=genesis(MODEL, NEXT_RUN, PLAN), counter=9
+        ),
+    ),
+    "another plan begins from nothing": (
+        [JOINED, replace(ADVANCED, finished=True)],
+        Joined(RUN, 7, OTHER_PLAN),
+        replace(AT_START, plan=OTHER_PLAN, reference=genesis(MODEL, RUN, OTHER_PLAN)),
+    ),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "node.sqlite"
+
+
+def load(path, model: bytes = MODEL) -> MemberState:
+    store = NodeStore(path)
+    store.open()
+    state = store.load(model, DIMENSION)
+    store.close()
+    return state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_process):
+    before, event, after = CASES[name]
+
+    def work(commit: bool) -> None:
+        store = NodeStore(path)
+        store.open()
+        store.load(MODEL, DIMENSION)
+        if not commit:
+            for earlier in before:
+                store.record(earlier)
+                store.commit()
+        store.record(event)
+        if commit:
+            store.commit()
+
+    in_killed_process(lambda: work(commit=False))
+    without = plain(load(path))
+    assert without != plain(after)
+    in_killed_process(lambda: work(commit=True))
+    assert plain(load(path)) == plain(after)
+
+
+def test_events_of_one_poll_are_one_transaction(path, in_killed_process):
+    def work() -> None:
+        store = NodeStore(path)
+        store.open()
+        store.load(MODEL, DIMENSION)
+        for event in (JOINED, PacketMade(PENDING), ADVANCED, PacketMade(PENDING)):
+            store.record(event)
+        store.put("moments", b"moments")
+
+    in_killed_process(work)
+    assert plain(load(path)) == plain(EMPTY)
+
+
+def test_what_needs_no_disk_is_not_written(path):
+    store = NodeStore(path)
+    store.open()
+    store.load(MODEL, DIMENSION)
+    for event in (Refused("host", "seal"), WorkReady(0)):
+        store.record(event)
+        assert not store.changed
+    store.close()
+
+
+def test_another_models_state_is_discarded_but_for_the_counter(path):
+    store = NodeStore(path)
+    store.open()
+    store.load(MODEL, DIMENSION)
+    for event in (JOINED, CountersReserved(8192), ADVANCED, PacketMade(PENDING)):
+        store.record(event)
+    store.put("moments", b"of the first model")
+    store.commit()
+    assert store.get("moments") == b"of the first model"
+    other = store.load(OTHER_MODEL, DIMENSION)
+    assert plain(other) == plain(replace(EMPTY, counter=8192))
+    assert store.get("moments") is None
+    store.close()
+    assert plain(load(path)) == plain(replace(EMPTY, counter=8192)), "it does not come back"
+    assert other.run == NO_RUN
+
+
+def test_the_vectors_that_are_loaded_may_be_changed(path):
+    for _ in range(2):
+        state = load(path)
+        state.fixed[:] += 1
+        state.residual[:] += 1.0
+    assert not state.fixed.sum() == 0

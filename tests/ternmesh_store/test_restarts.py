@@ -1,0 +1,158 @@
+"""A fleet whose processes die at every moment ends where one ends that never dies, bit for bit."""
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ternmesh.hypervector.scale import to_float
+from ternmesh.plan import make_plan
+from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.events import WorkReady
+from ternmesh.swarm.member import Member
+from ternmesh.swarm.records import Settings
+from ternmesh.wire.control import FINISHED
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.node_store import NodeStore
+
+MODEL = bytes(range(32))
+DIMENSION = 3000
+RUN = b"test-run"
+NAMES = ("ada", "bob", "cleo")
+STEPS_MAX = 20_000
+
+# What may happen at a boundary, between handling events and sending what they allow.
+GO_ON, BEFORE_COMMIT, AFTER_COMMIT = range(3)
+Fate = Callable[[int], int]
+
+
+class Fleet:
+    """One host and its nodes on real stores; time is a number, and messages arrive at once."""
+
+    def __init__(self, folder: Path, rounds: int, names: tuple[str, ...], fate: Fate) -> None:
+        self.folder, self.names, self.fate = folder, names, fate
+        self.plan = make_plan(DIMENSION, rounds=rounds, local_steps=1, learning_rate=0.1)
+        self.settings = Settings(min_peers=len(names), deadline_s=1e9, chain_max=2)
+        self.now = 0.0
+        self.boundaries = 0
+        self.wire: deque[tuple[str, str, list[bytes]]] = deque()
+        self.stores: dict[str, HostStore | NodeStore] = {}
+        self.ends: dict[str, Coordinator | Member] = {}
+        for name in ("host", *names):
+            self._boot(name)
+
+    def run(self) -> "Fleet":
+        """Until every end has the last reference; both sides of each link may die on the way."""
+        for _ in range(STEPS_MAX):
+            if all(self._is_done(end) for end in self.ends.values()):
+                break
+            self._step()
+        else:
+            pytest.fail("the fleet does not finish")
+        for store in self.stores.values():
+            store.close()
+        return self
+
+    def result(self) -> list[tuple[bytes, bytes]]:
+        return [(end.fixed.tobytes(), end.residual.tobytes()) for end in self.ends.values()]
+
+    def _is_done(self, end: Coordinator | Member) -> bool:
+        finished = end.phase == FINISHED if isinstance(end, Coordinator) else end.finished
+        return finished and end.version == self.plan.rounds
+
+    def _boot(self, name: str) -> None:
+        if name in self.stores:
+            self.stores[name].close()  # It forgets what was not committed, as a kill does.
+        if name == "host":
+            store = HostStore(self.folder / "host.sqlite", self.settings.chain_max)
+            store.open()
+            run = store.load(MODEL) or store.begin(RUN, self.plan, MODEL)
+            end = Coordinator(run.plan, self.settings, MODEL, run.run, run.state)
+        else:
+            store = NodeStore(self.folder / f"{name}.sqlite")
+            store.open()
+            samples = 10 + len(name)
+            instance = self.boundaries.to_bytes(8, "big")
+            rng = np.random.default_rng(self.boundaries)
+            end = Member(name, MODEL, samples, instance, store.load(MODEL, DIMENSION), rng)
+        self.stores[name], self.ends[name] = store, end
+        end.start(self.now)
+        self._settle(name)
+
+    def _step(self) -> None:
+        if self.wire:
+            receiver, sender, frames = self.wire.popleft()
+            self.ends[receiver].receive_frames(sender, frames, self.now)
+            self._settle(receiver)
+            return
+        due = {name: end.next_timeout() for name, end in self.ends.items()}
+        name = min((n for n in due if due[n] is not None), key=lambda n: due[n])
+        self.now = max(self.now, due[name])
+        self.ends[name].handle_timeout(self.now)
+        self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        end, store = self.ends[name], self.stores[name]
+        while True:
+            work = None
+            while (event := end.next_event()) is not None:
+                store.record(event)
+                work = event if isinstance(event, WorkReady) else work
+            fate = GO_ON
+            if store.changed:
+                fate = self.fate(self.boundaries)
+                self.boundaries += 1
+            if fate != BEFORE_COMMIT:
+                store.commit()
+            if fate != GO_ON:
+                self._boot(name)
+                return
+            if work is None:
+                break
+            end.submit(work.round, self._delta(name, work.round), self.now)
+        for peer, frames in end.frames_to_send(self.now):
+            for receiver in self.names if peer == "all" else (peer,):
+                self.wire.append((receiver, name, frames))
+
+    def _delta(self, name: str, round_number: int) -> np.ndarray:
+        """Training: it depends on the reference and the round, and on nothing that a kill loses."""
+        rng = np.random.default_rng([self.names.index(name), round_number])
+        noise = rng.standard_normal(DIMENSION).astype(np.float32)
+        return 0.05 * noise - 0.1 * to_float(self.ends[name].fixed)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory where there is one: these tests commit thousands of times."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
+
+
+def test_one_death_at_any_boundary_changes_nothing(folder):
+    rounds, names = 2, NAMES[:2]
+
+    def run(number: int, fate: Fate) -> Fleet:
+        return Fleet(folder / str(number), rounds, names, fate).run()
+
+    peaceful = run(0, lambda boundary: GO_ON)
+    assert len(set(fixed for fixed, _ in peaceful.result())) == 1, "all agree"
+    assert np.any(peaceful.ends["host"].fixed)
+    for boundary in range(peaceful.boundaries):
+        for kind in (BEFORE_COMMIT, AFTER_COMMIT):
+            fate = {boundary: kind}.get
+            survivor = run(2 * boundary + kind, lambda b, fate=fate: fate(b, GO_ON))
+            assert survivor.result() == peaceful.result(), (boundary, kind)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_deaths_change_nothing(folder, seed):
+    rng = np.random.default_rng(seed)
+    fates = rng.choice([GO_ON, BEFORE_COMMIT, AFTER_COMMIT], 5000, p=[0.6, 0.2, 0.2])
+    peaceful = Fleet(folder / "peaceful", 4, NAMES, lambda boundary: GO_ON).run()
+    killed = Fleet(folder / "killed", 4, NAMES, lambda boundary: int(fates[boundary])).run()
+    assert killed.boundaries > 1.3 * peaceful.boundaries
+    assert killed.result() == peaceful.result()
