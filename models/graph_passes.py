@@ -4,6 +4,7 @@
 is used as W going forward and as W^T going back: a runtime folds each Transpose into a second copy.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -50,12 +51,13 @@ def gemm_with_frozen_transpose(model: ir.Model) -> None:
         x, y = _input(node, 0), node.outputs[0]
         if x.shape is None or y.shape is None or not x.shape.is_static():
             continue
+        sizes, result_sizes = x.shape.numpy(), y.shape.numpy()
+        rows = math.prod(sizes[:-1])
         tape = Tape()
-        sizes = x.shape.numpy()
-        matrix = x if len(sizes) == 2 else _reshape(tape, x, (-1, sizes[-1]))
+        matrix = _reshape(tape, x, (rows, sizes[-1]))
         product = tape.op("Gemm", [matrix, _input(node, 1)])
-        result = product if len(sizes) == 2 else _reshape(tape, product, y.shape.numpy())
-        _replace(model, node, tape, result)
+        product.shape, product.type = ir.Shape((rows, result_sizes[-1])), y.type
+        _replace(model, node, tape, _reshape(tape, product, result_sizes))
 
 
 def transpose_in_gemm(model: ir.Model) -> None:
@@ -101,8 +103,10 @@ def _is_frozen_matrix(value: ir.Value) -> bool:
 
 
 def _reshape(tape: Tape, x: ir.Value, shape: Sequence[int]) -> ir.Value:
-    sizes = np.array(shape, np.int64)
-    return tape.op("Reshape", [x, tape.op("Constant", [], {"value": ir.tensor(sizes)})])
+    sizes = tape.op("Constant", [], {"value": ir.tensor(np.array(shape, np.int64))})
+    reshaped = tape.op("Reshape", [x, sizes])
+    reshaped.shape, reshaped.type = ir.Shape(shape), x.type
+    return reshaped
 
 
 def _replace(model: ir.Model, node: ir.Node, tape: Tape, result: ir.Value) -> None:

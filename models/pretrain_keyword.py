@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    torch.set_num_threads(1)  # sums in another order would give other weights
     clips, digits = load_clips(options.data, SPEAKERS)
     progress = _Progress(options.steps, time.monotonic())
     model = pretrain(clips, digits, steps=options.steps, seed=options.seed, report=progress)

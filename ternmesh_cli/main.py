@@ -10,6 +10,7 @@ from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
 from ternmesh_cli import host, node, status
+from ternmesh_cli.demo import command as demo
 from ternmesh_store.database import StoreError
 from transports.base import TransportError
 
@@ -34,7 +35,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("demo", "ternmesh_cli.demo.command", "see three boards learn three voices, live"),
+    Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
     Command("host", "host a fleet", host.add_arguments, host.run),
     Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
     Command("status", "ask a running host or node", status.add_arguments, status.run),

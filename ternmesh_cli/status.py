@@ -3,11 +3,10 @@
 import argparse
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ternmesh.config import ConfigError
+from ternmesh_cli.status_text import describe
 from transports.control_socket import ask
 
 SOCKET = "control.sock"  # in the state_dir of a host or node

@@ -1,1 +1,121 @@
-"""The answers of a host and of a node as text for people."""
+"""The answer of a host or of a node as text for people."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transports.control_socket import ControlError
+
+ROUNDS_SHOWN = 5
+HASH_SHOWN = 12  # hex digits
+
+Answer = Mapping[str, Any]
+NODE_HEADS = ("node", "active", "heard", "packet", "counted", "missed", "samples", "up", "down")
+ROUND_HEADS = ("reference", "seconds", "counted", "missing", "up", "down")
+
+
+def describe(answer: Answer) -> Iterator[str]:
+    """The lines that `ternmesh status` prints."""
+    kinds = {"host": _host, "node": _node}
+    if answer.get("role") not in kinds:
+        raise ControlError("the process that answers is neither a host nor a node of this version")
+    return kinds[answer["role"]](answer)
+
+
+def _host(answer: Answer) -> Iterator[str]:
+    yield f"host of fleet {answer['fleet']}, model {answer['model']}, run {answer['run']}"
+    yield _link(answer["transport"])
+    left = "" if answer["deadline_s"] is None else f", {answer['deadline_s']:.0f} s left"
+    reference = answer["reference"][:HASH_SHOWN]
+    yield (
+        f"reference {answer['version']} of {answer['rounds']} ({reference}), "
+        f"{answer['phase']}{left}"
+    )
+    active = sum(node["active"] for node in answer["nodes"])
+    yield (
+        f"{len(answer['nodes'])} nodes, {active} active, "
+        f"a round needs {answer['min_peers']}{_refused(answer)}"
+    )
+    if answer["nodes"]:
+        yield ""
+        yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
+        yield from (f"{n['name']}{_refused(n)}" for n in answer["nodes"] if n["refused"])
+    if answer["history"]:
+        yield ""
+        shown = answer["history"][-ROUNDS_SHOWN:]
+        yield from _table(ROUND_HEADS, [_round_row(item) for item in shown])
+
+
+def _node(answer: Answer) -> Iterator[str]:
+    yield f"node {answer['name']} of fleet {answer['fleet']}, model {answer['model']}"
+    yield _link(answer["transport"])
+    where = f"of {answer['rounds']}" if answer["rounds"] else "of a run that it has not joined"
+    yield f"reference {answer['version']} {where}, {answer['phase']}; {_activity(answer)}"
+    yield f"{answer['samples']} samples; {_metric(answer)}"
+    yield (
+        f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} "
+        f"since it started{_refused(answer)}"
+    )
+    outbox = answer["outbox"]
+    if outbox is not None:
+        fate = "received by the host" if outbox["received"] else "without a receipt"
+        yield f"outbox: the packet of round {outbox['round']}, {_size(outbox['bytes'])}, {fate}"
+
+
+def _activity(answer: Answer) -> str:
+    training = answer["training"]
+    if training is None:
+        return str(answer["activity"])
+    return f"{answer['activity']}, step {training['steps_done']} of {training['steps']}"
+
+
+def _metric(answer: Answer) -> str:
+    name = answer["metric_name"].replace("_", " ")
+    return f"{name} not measured yet" if answer["metric"] is None else f"{name} {answer['metric']:.3g}"
+
+
+def _link(transport: Answer) -> str:
+    if transport["connected"]:
+        return f"connected to {transport['broker']} with MQTT {transport['protocol']}"
+    return f"not connected to {transport['broker']}: {transport['last_error']}"
+
+
+def _refused(answer: Answer) -> str:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(answer["refused"].items()))
+    return f"; refused: {reasons}" if reasons else ""
+
+
+def _node_row(node: Answer) -> tuple[str, ...]:
+    heard = node["heard_s_ago"]
+    return (
+        node["name"],
+        "yes" if node["active"] else "no",
+        "never" if heard is None else f"{heard:.0f} s ago",
+        node["delivered"],
+        str(node["rounds_counted"]),
+        str(node["rounds_missed"]),
+        str(node["samples"]),
+        _size(node["bytes_up"]),
+        _size(node["bytes_down"]),
+    )
+
+
+def _round_row(item: Answer) -> tuple[str, ...]:
+    return (
+        str(item["version"]),
+        f"{item['seconds']:.1f}",
+        ", ".join(item["counted"]),
+        ", ".join(item["missing"]) or "-",
+        _size(sum(item["bytes_up"].values())),
+        _size(item["bytes_down"]),
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _size(count: int) -> str:
+    return f"{count} B" if count < 10_000 else f"{count / 1000:.1f} kB"

@@ -84,7 +84,7 @@ class EmbeddedBroker:
             {
                 # amqtt does not tell which port it got; a listener that we serve ourselves does.
                 "listeners": {_LISTENER: {"type": "external"}},
-                # No other plugin: the statistics are retained messages, and amqtt walks its table of
+                # No other plugin: the statistics are retained messages, and amqtt walks its list of
                 # subscriptions while it sends those, which fails when a client comes meanwhile.
                 "plugins": {
                     "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}

@@ -75,9 +75,9 @@ def _bytes_plot(record: DemoRecord) -> str:
     def draw(axes: "Axes") -> None:
         versions = [item.version for item in record.rounds]
         up = [sum(item.bytes_up.values()) / max(1, len(item.bytes_up)) for item in record.rounds]
-        down = [item.bytes_down for item in record.rounds]
-        raw = [record.raw_bytes] * len(versions)
-        lines = (
+        down = [float(item.bytes_down) for item in record.rounds]
+        raw = [float(record.raw_bytes)] * len(versions)
+        lines: Sequence[tuple[list[float], str, str]] = (
             (raw, "one update as float32", ":"),
             (up, "up, a board", "-"),
             (down, "down", "--"),
@@ -96,12 +96,13 @@ def _bytes_plot(record: DemoRecord) -> str:
 def _svg(draw: object) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     axes.grid(visible=True, alpha=0.3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     assert callable(draw)
     draw(axes)
     out = io.StringIO()

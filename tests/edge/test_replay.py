@@ -103,7 +103,7 @@ def test_bytes_are_bounded_too(tiny, tmp_path) -> None:
     assert size == 4 * 9
     path = tmp_path / "replay.sqlite"
     assert ReplayBuffer(path, tiny.bundle, 100, 2 * size).capacity == 2
-    with pytest.raises(DataError, match="36 bytes, more than data.replay_bytes_max"):
+    with pytest.raises(DataError, match=r"36 bytes, more than data\.replay_bytes_max"):
         ReplayBuffer(path, tiny.bundle, 100, size - 1).open()
 
 
@@ -142,12 +142,10 @@ def test_samples_of_another_model_are_deleted(tiny, tmp_path) -> None:
 CAPACITY = 4
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=8), max_size=8
-    )
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=8), max_size=8))
 def test_it_behaves_as_a_list_would(tiny, tmp_path_factory, batches) -> None:
     folder = tmp_path_factory.mktemp("replay")
     buffer = new_buffer(tiny, folder, CAPACITY)

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from edge.errors import ModelError
-from edge.session import Inference, LoadedBundle, TrainStep, adapter_version, load_bundle, write_adapter
+from edge.session import (
+    Inference,
+    LoadedBundle,
+    TrainStep,
+    adapter_version,
+    load_bundle,
+    write_adapter,
+)
 from ternmesh.bundle import ADAPTER, FORWARD
 
 
@@ -25,9 +32,7 @@ def test_adapters_are_swapped_without_a_new_session(tiny: LoadedBundle, tmp_path
     inference = Inference(tiny.folder, tiny.bundle)
     x = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
     zero = np.zeros_like(tiny.initial)
-    np.testing.assert_allclose(
-        inference.predict({"x": x})["y"], by_hand(tiny, x, zero), atol=1e-6
-    )
+    np.testing.assert_allclose(inference.predict({"x": x})["y"], by_hand(tiny, x, zero), atol=1e-6)
     path = tmp_path / "current.onnx_adapter"
     for version in (1, 2, 3):
         vector = random_vector(tiny, version)

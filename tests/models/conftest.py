@@ -14,6 +14,9 @@ from ternmesh.bundle import Bundle
 BATCH = 6
 
 
+torch.set_num_threads(1)  # threads that wait for a busy core are slower than none
+
+
 class TwoInputs(nn.Module):
     """A regression on a sequence and a vector, with the operators that transformers use."""
 

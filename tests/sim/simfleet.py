@@ -7,29 +7,23 @@ then the faults stop, and the run must finish with everybody in the same place a
 import heapq
 import itertools
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from simdisks import HostDisk, NodeDisk
+from simhostile import Hostile
+from simledger import Violation, expect
+from simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
 
 from ternmesh.errors import CodecError, WireError
 from ternmesh.hypervector.scale import UNIT, to_vector
-from ternmesh.plan import Plan, make_plan
-from ternmesh.swarm import bitmap, step
+from ternmesh.plan import make_plan
 from ternmesh.swarm.coordinator import ALL, Coordinator
-from ternmesh.swarm.events import Joined, ReferenceMade, WorkReady
 from ternmesh.swarm.member import HOST, Member
-from ternmesh.swarm.records import Settings
-from ternmesh.wire import control, manifest, pieces, seal, share
-from ternmesh.wire.control import Receipt
+from ternmesh.wire import control
 
-MODEL = bytes(range(32))
-DIMENSION = 1500
 HEALED_MAX_S = 3000.0  # a healed fleet that is not done by then never will be
 EVENTS_MAX = 400_000
-TOLERANCE = 2e-4  # float32 sums of a few dozen terms
 
 
 @dataclass(frozen=True)
@@ -231,17 +225,25 @@ class Fleet:
             if rng.random() < o.partition / 5:
                 self.cut_until[name] = self.now + rng.uniform(1, 20)
         for _ in range(int(o.hostile)):
-            peer, frame = self._hostile()
+            peer, frame = self._for_host()
             self.host.receive(peer, [frame])
-            rng.choice(list(self.nodes.values())).receive(HOST, [self._junk()])
+            rng.choice(list(self.nodes.values())).receive(HOST, [self.hostile.for_node()])
         self.after(1.0, self._trouble)
 
     def _burst(self) -> None:
         """10,000 frames at once, mostly from a node that is known."""
-        self.host.receive("node0", [self._hostile()[1] for _ in range(10_000)])
+        if self.host.endpoint is None and not self.healed:
+            self.after(1.0, self._burst)
+            return
+        self.host.receive("node0", [self._for_host()[1] for _ in range(10_000)])
         for node in self.nodes.values():
-            node.receive(HOST, [self._junk() for _ in range(2_000)])
+            node.receive(HOST, [self.hostile.for_node() for _ in range(2_000)])
         self.check_bounds()
+
+    def _for_host(self) -> tuple[str, bytes]:
+        host, run = self.host.endpoint, self.host.disk.run
+        names = {context: name for (of, context), name in self.names.items() if of == run}
+        return self.hostile.for_host(0 if host is None else host.version, names)
 
     # The invariants
 

@@ -59,7 +59,7 @@ class Hostile:
                 rng.choice(piece),
                 control.write_control(control.Refusal(rng.getrandbits(8), word)),
                 control.write_control(control.Announce(rng.randbytes(8), 3, 1, 0)),
-                control.write_control(Receipt(rng.randrange(6), bytes(4), b"\xff")),
+                control.write_control(control.Receipt(rng.randrange(6), bytes(4), b"\xff")),
                 rng.randbytes(rng.randrange(1, 100)),
             )
         )

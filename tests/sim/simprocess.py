@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simfleet import Fleet
 
 DIMENSION = 1500
+EVENTS_MAX = 2048  # of an endpoint at once, whatever arrives
 TOLERANCE = 2e-4  # float32 sums of a few dozen terms
 
 
@@ -75,6 +76,7 @@ class Process:
         while (event := self.endpoint.next_event()) is not None:
             self.disk.record(event)
             events.append(event)
+        expect(len(events) <= EVENTS_MAX, f"{self.name}: {len(events)} events pile up")
         return events
 
     def commit(self) -> None:

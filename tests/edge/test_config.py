@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from edge.config import adam_settings, bundle_folder, mqtt_settings, npz_settings, read_node_config
+from models.zoo import bundle_path
+from ternmesh.config import ConfigError
+
+GOOD = """
+name = "theo"
+state_dir = "state"
+bundle = "keyword"
+log_level = "DEBUG"
+
+[link]
+url = "mqtt://broker.example:1884"
+fleet = "digits"
+
+[data]
+path = "clips.npz"
+arrays = { features = "x", target = "y" }
+where = { speaker = "theo" }
+divide_by = 255
+
+[evaluate]
+path = "/data/dev.npz"
+
+[training]
+seed = 5
+clip_norm = 1.5
+"""
+
+
+def read(folder: Path, text: str):
+    path = folder / "node.toml"
+    path.write_text(text)
+    return read_node_config(path)
+
+
+def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
+    config = read(tmp_path, GOOD)
+    assert bundle_folder(config) == bundle_path("keyword")
+    assert config.store_path == tmp_path / "state" / "node.sqlite"
+    assert config.control_path == tmp_path / "state" / "control.sock"
+    assert config.data.path == str(tmp_path / "clips.npz")
+    assert config.evaluate.path == "/data/dev.npz"
+    assert npz_settings(config.data).arrays == {"features": "x", "target": "y"}
+    assert (config.data.divide_by, config.training.seed) == (255.0, 5)
+    assert adam_settings(config.training).clip_norm == 1.5
+    link = mqtt_settings(config)
+    assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
+
+
+def test_a_bundle_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
+    config = read(tiny_copy.parent, GOOD.replace('"keyword"', '"bundle"'))
+    assert bundle_folder(config) == tiny_copy
+    config = read(tiny_copy.parent, 'control_socket = "run/c.sock"\n' + GOOD)
+    assert config.control_path == tiny_copy.parent / "run" / "c.sock"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "theo"', "", "name is missing"),
+        ('"theo"\nstate', '"host"\nstate', "name: a node may not be called 'host'"),
+        ('"theo"\nstate', '"a b"\nstate', "name: node name 'a b' must be 1 to 32 letters"),
+        ('"keyword"', '"keyboard"', "bundle is 'keyboard': no such folder"),
+        ('"DEBUG"', '"LOUD"', "log_level is 'LOUD': it must be one of DEBUG"),
+        ('fleet = "digits"', 'fleet = "a/b"', r"\[link\]: fleet 'a/b' must be"),
+        ("mqtt://", "http://", r"\[link\]: broker URL"),
+        ("seed = 5", "seed = -1", "training.seed is -1: it must be 0 to"),
+        ("seed = 5", "sed = 5", "training.sed is not a setting: training. allows"),
+        ("seed = 5", 'seed = "5"', "training.seed is '5': it must be a whole number"),
+        ("divide_by = 255", "divide_by = 0", "data.divide_by is 0.0: it must be 1e-12"),
+        ('"clips.npz"', '"a.npz"\nsource = "a:B"', "data needs either path"),
+        ('path = "clips.npz"', "", "data needs either path"),
+        ('features = "x"', "features = 3", "data.arrays.features is 3: it must be text"),
+        ('speaker = "theo"', "speaker = [1]", r"data.where.speaker is \[1\]: it must be text or"),
+        ('arrays = { features = "x", target = "y" }', "arrays = 3", "must be a table of options"),
+        ("[link]", "[link", "this is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_that_names_it(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read(tmp_path, GOOD.replace(old, new))
+    assert "\n" not in str(caught.value).strip()
+    assert "node.toml" in str(caught.value)
+
+
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
+        read_node_config(tmp_path / "missing.toml")

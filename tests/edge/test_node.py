@@ -1,0 +1,328 @@
+"""Whole nodes over a loopback hub, with a real coordinator and a clock that the test moves."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from edge.config import DataConfig, EvaluateConfig, LinkConfig, NodeConfig, TrainingConfig
+from edge.node import RELEASE_AFTER_S, Node
+from edge.report import status
+from edge.runtime import open_data
+from edge.session import LoadedBundle, adapter_version
+from edge.sources import Label, Sample
+from ternmesh.hypervector.scale import to_float
+from ternmesh.plan import Plan, make_plan
+from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.records import Settings, new_state
+from ternmesh_store.node_store import NodeStore
+from transports.driver import Driver
+from transports.loopback import LoopbackHub
+
+ROUNDS, STEPS = 6, 10
+
+
+def make(rounds: int = ROUNDS, steps: int = STEPS) -> Plan:
+    return make_plan(
+        18, rounds=rounds, local_steps=steps, learning_rate=0.05, up_zeros=0.5, down_zeros=0.5
+    )
+
+
+class Host:
+    def __init__(self, world: "World", plan: Plan, run: bytes, min_peers: int) -> None:
+        model, settings = world.loaded.bundle.model_hash(), Settings(min_peers, deadline_s=60.0)
+        self.coordinator = Coordinator(plan, settings, model, run, new_state(plan.dimension))
+        end = world.hub.host()
+        end.open()
+        self.driver = Driver(self.coordinator, end, lambda: world.now)
+        self.coordinator.start(world.now)
+
+    def turn(self) -> bool:
+        return self.driver.poll(0.0, lambda event: None, lambda: None)
+
+
+class World:
+    """A host, nodes by name, and the time."""
+
+    def __init__(self, loaded: LoadedBundle, data: dict[str, np.ndarray], folder: Path) -> None:
+        self.loaded, self.folder = loaded, folder
+        self.hub = LoopbackHub()
+        self.now = 1000.0
+        self.nodes: dict[str, Node] = {}
+        self.opened: dict[str, ExitStack] = {}
+        for name, part in (("ada", slice(0, 40)), ("bob", slice(40, 80)), ("dev", slice(80, 96))):
+            np.savez(folder / f"{name}.npz", **{key: array[part] for key, array in data.items()})
+        self.host = Host(self, make(), b"first   ", 1)
+
+    def new_host(self, run: bytes = b"first   ", min_peers: int = 1, plan: Plan | None = None):
+        self.host = Host(self, plan or make(), run, min_peers)
+
+    def config(self, name: str) -> NodeConfig:
+        return NodeConfig(
+            name=name,
+            state_dir=str(self.folder / f"state-{name}"),
+            bundle=str(self.loaded.folder),
+            link=LinkConfig("mqtt://unused.example"),
+            data=DataConfig(path=str(self.folder / f"{name}.npz")),
+            evaluate=EvaluateConfig(path=str(self.folder / "dev.npz")),
+            training=TrainingConfig(samples_min=8),
+        )
+
+    def add(self, name: str, config: NodeConfig | None = None) -> Node:
+        config, stack = config or self.config(name), ExitStack()
+        store, end = NodeStore(config.store_path), self.hub.node(name)
+        store.open()
+        stack.callback(store.close)
+        bundle = self.loaded.bundle
+        data = stack.enter_context(open_data(config, bundle))
+        state = store.load(bundle.model_hash(), bundle.dimension)
+        node = Node(config, self.loaded, data, store, state, end, lambda: self.now)
+        end.open()
+        stack.callback(end.close)
+        self.nodes[name], self.opened[name] = node, stack
+        node.start()
+        return node
+
+    def cut_power(self, name: str) -> None:
+        """What was not committed is gone; nothing says goodbye."""
+        del self.nodes[name]
+        self.opened.pop(name).close()
+
+    def turn(self, names: Sequence[str] | None = None) -> bool:
+        moved = self.host.turn()
+        for name, node in list(self.nodes.items()):
+            if names is None or name in names:
+                moved |= node.turn(0.0)
+        return moved
+
+    def until(self, done: Callable[[], bool], names: Sequence[str] | None = None) -> None:
+        for _ in range(5000):
+            if done():
+                return
+            if not self.turn(names):
+                self.now += 1.0
+        raise AssertionError("the fleet stands still")
+
+    def close(self) -> None:
+        for name in list(self.nodes):
+            self.cut_power(name)
+
+
+@pytest.fixture
+def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
+    made = World(tiny, tiny_data, tmp_path)
+    yield made
+    made.close()
+
+
+def reference(world: World) -> np.ndarray:
+    return world.loaded.initial + to_float(world.host.coordinator.fixed)
+
+
+def test_two_nodes_learn_together_to_the_end(world: World) -> None:
+    world.new_host(min_peers=2)
+    nodes = [world.add("ada"), world.add("bob")]
+    world.until(lambda: all(node.member.finished for node in nodes))
+    for node in nodes:
+        np.testing.assert_array_equal(node.reference, reference(world))
+        assert adapter_version(node.config.adapter_path) == ROUNDS
+        entries = list(node.history)
+        assert [entry.version for entry in entries] == list(range(ROUNDS + 1))
+        assert entries[-1].metric < entries[0].metric / 2
+        assert entries[0].loss is None
+        assert entries[-1].loss < entries[1].loss
+        assert sum(entry.bytes_up for entry in entries[1:]) > 0
+        assert node.diverged == 0
+
+
+def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:
+    node = world.add("ada")
+    before = json.loads(json.dumps(status(node)))
+    assert (before["activity"], before["joined"], before["rounds"]) == ("joining", False, None)
+    world.until(lambda: node.trainer.progress[0] == 2)
+    during = json.loads(json.dumps(status(node)))
+    assert during["activity"] == "training"
+    assert during["training"]["steps_done"] == 2
+    assert during["training"]["steps"] == STEPS
+    world.until(lambda: node.member.pending is not None)
+    assert status(node)["outbox"]["round"] == 0
+    node.member.receive_frames("host", [b"nonsense"], world.now)
+    world.until(lambda: node.member.finished)
+    after = json.loads(json.dumps(status(node)))
+    assert (after["activity"], after["phase"], after["version"]) == ("finished", "finished", ROUNDS)
+    assert after["metric"] == after["history"][-1]["metric"]
+    assert after["bytes_up"] > 0
+    assert after["bytes_down"] > 0
+    assert sum(after["refused"].values()) == 1
+    assert after["samples"] == 40
+    assert after["rss_mib"] > 1
+
+
+def test_traffic_is_served_between_two_batches(world: World) -> None:
+    node = world.add("ada")
+    world.until(lambda: node.trainer.progress[0] == 1)
+    frames = node.driver.traffic["host"].frames_in
+    world.now += 100.0  # an announcement is due
+    world.host.coordinator.handle_timeout(world.now)
+    world.host.turn()
+    node.turn(0.0)
+    assert node.driver.traffic["host"].frames_in > frames
+    assert node.trainer.progress[0] == 2
+
+
+def packet_of_round(world: World, number: int) -> bytes:
+    def sent() -> bool:
+        pending = world.nodes["ada"].member.pending
+        return pending is not None and pending.round == number
+
+    world.until(sent)
+    pending = world.nodes["ada"].member.pending
+    assert pending is not None
+    return pending.digest
+
+
+def test_a_power_cut_in_mid_training_gives_the_same_packet(
+    world: World, tiny, tiny_data, tmp_path_factory
+) -> None:
+    calm = World(tiny, tiny_data, tmp_path_factory.mktemp("calm"))
+    calm.add("ada")
+    expected = packet_of_round(calm, 2)
+    calm.close()
+    node = world.add("ada")
+    world.until(lambda: node.trainer.round == 2 and node.trainer.progress[0] == 4)
+    world.cut_power("ada")
+    again = world.add("ada")
+    assert [entry.version for entry in again.history] == [0, 1, 2]
+    assert again.trainer.round is None
+    assert packet_of_round(world, 2) == expected
+
+
+def test_late_work_is_kept_for_a_later_packet(world: World) -> None:
+    slow, quick = world.add("ada"), world.add("bob")
+    world.until(lambda: slow.trainer.progress[0] == 5)
+    learned, residual = slow.trainer.delta(), slow.member.residual
+    late = slow.trainer.round
+    assert np.abs(learned).max() > 0.01
+
+    def closed() -> bool:
+        world.now += 1.0
+        return world.host.coordinator.version > late
+
+    world.until(closed, ["bob"])  # the deadline passes without ada
+    slow.turn(0.0)
+    assert slow.member.version == late + 1
+    np.testing.assert_array_equal(slow.member.residual, residual + learned)
+    assert slow.trainer.round in (None, late + 1)
+    world.until(lambda: slow.member.finished and quick.member.finished)
+
+
+class Broken:
+    """A train step that gives NaN in one round."""
+
+    def __init__(self, step, node: Node, bad_round: int) -> None:
+        self.step, self.node, self.bad_round = step, node, bad_round
+
+    def run(self, adapter, batch):
+        loss, gradient = self.step.run(adapter, batch)
+        if self.node.trainer.round == self.bad_round:
+            return float("nan"), gradient * np.nan
+        return loss, gradient
+
+
+def test_a_round_that_diverges_is_counted_and_sends_nothing(world: World) -> None:
+    world.new_host(min_peers=1)
+    ada, bob = world.add("ada"), world.add("bob")
+    ada.trainer._step = Broken(ada.trainer._step, ada, bad_round=2)
+    world.until(lambda: ada.diverged == 1)
+    residual = ada.member.residual.copy()
+    assert ada.member.pending is None
+    assert np.isfinite(residual).all()
+    np.testing.assert_array_equal(ada.reference, reference(world))
+    world.until(lambda: ada.member.finished and bob.member.finished)
+    assert ada.diverged == 1
+    assert world.host.coordinator.nodes[1].rounds_counted == ROUNDS - 1
+    losses = [entry.loss for entry in ada.history]
+    assert losses[3] is None
+    assert all(loss is not None for loss in losses[4:])
+    assert json.dumps(status(ada), allow_nan=False)
+
+
+def test_another_run_begins_from_nothing(world: World) -> None:
+    node = world.add("ada")
+    world.until(lambda: node.member.version == 3 and node.trainer.round == 3)
+    world.new_host(run=b"second  ", plan=make(rounds=2))
+    world.until(lambda: node.member.finished)
+    assert node.member.run == b"second  "
+    assert [entry.version for entry in node.history] == [0, 1, 2]
+    np.testing.assert_array_equal(node.reference, reference(world))
+    assert adapter_version(node.config.adapter_path) == 2
+
+
+def test_an_idle_node_frees_its_sessions_and_takes_them_up_again(world: World) -> None:
+    world.new_host(min_peers=2)
+    ada, bob = world.add("ada"), world.add("bob")
+    world.until(lambda: ada.member.joined and bob.member.joined)
+    world.until(lambda: ada.member.pending is not None, ["ada"])
+    assert ada._step._session is not None
+    world.now += RELEASE_AFTER_S
+    ada.turn(0.0)
+    assert (ada._step._session, ada._inference._session) == (None, None)
+    world.until(lambda: ada.member.finished and bob.member.finished)
+
+
+class Sensor:
+    """Yields `count` samples at each poll, and their labels one poll later."""
+
+    made: ClassVar[list["Sensor"]] = []
+
+    def __init__(self, count: int) -> None:
+        self.count, self.polls = count, 0
+        rng = np.random.default_rng(4)
+        self.x = rng.standard_normal((1000, 6)).astype(np.float32)
+        Sensor.made.append(self)
+
+    def poll(self, now: float) -> list[Sample | Label]:
+        first = self.polls * self.count
+        fresh, old = range(first, first + self.count), range(first - self.count, first)
+        self.polls += 1
+        samples = [Sample(str(i), {"x": self.x[i % 1000]}) for i in fresh]
+        labels = [Label(str(i), {"t": self.x[i % 1000, :3]}) for i in old if i >= 0]
+        return samples + labels
+
+
+def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch) -> None:
+    module = ModuleType("sensors")
+    module.Sensor = Sensor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sensors", module)
+    config = replace(
+        world.config("ada"),
+        data=DataConfig(
+            source="sensors:Sensor", options={"count": 3}, poll_s=10.0, replay_samples_max=20
+        ),
+        evaluate=EvaluateConfig(),
+    )
+    node = world.add("ada", config)
+    world.until(lambda: node.wanted is not None)
+    assert status(node)["activity"] == "waiting for samples"
+    assert node.trainer.round is None
+    world.until(lambda: node.trainer.round == 0)
+    assert len(node.data.training) >= 8
+    sensor = Sensor.made[-1]
+    assert sensor.polls == 4  # three samples a poll, and the labels come a poll later
+    world.until(lambda: node.member.finished)
+    entries = list(node.history)
+    assert entries[0].metric is None
+    assert any(entry.metric is not None for entry in entries)
+    assert status(node)["source"]["capacity"] == 20
+    world.until(lambda: status(node)["source"]["evicted"] > 0)
+    assert node.member.samples <= 20
+    world.cut_power("ada")
+    again = world.add("ada", config)
+    assert len(again.data.training) == 20

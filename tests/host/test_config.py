@@ -1,0 +1,110 @@
+import shutil
+
+import pytest
+
+from host.config import HostConfig, link_of, load_bundle, plan_of, read_host_config, settings_of
+from models.zoo import bundle_path
+from ternmesh.config import ConfigError
+from ternmesh.errors import BundleError
+from ternmesh.swarm.records import Settings
+
+GOOD = """
+state_dir = "state"
+bundle = "keyword"
+[link]
+url = "mqtt://ada:secret@broker.example:1884"
+fleet = "garden"
+[run]
+rounds = 7
+learning_rate = 0.01
+up_zeros = 0.8
+min_peers = 2
+deadline_s = 12
+chain_max = 9
+announce_s = 5
+scale_max = 2
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text: str) -> HostConfig:
+        path = tmp_path / "host.toml"
+        path.write_text(text)
+        return read_host_config(path)
+
+    return read
+
+
+def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
+    config = read(GOOD)
+    assert config.store_path == tmp_path / "state" / "host.sqlite"
+    assert config.control_path == tmp_path / "state" / "control.sock"
+    plan = plan_of(config.run, 15_312)
+    assert (plan.rounds, plan.learning_rate_e6, plan.announce_s) == (7, 10_000, 5)
+    assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
+    assert plan.scale_max == 2 << 24
+    assert settings_of(config.run) == Settings(2, 12.0, 1024, 9)
+    link = link_of(config.link)
+    assert (link.role, link.fleet, str(link.broker)) == (
+        "host",
+        "garden",
+        "mqtt://broker.example:1884",
+    )
+
+
+def test_paths_start_from_the_folder_of_the_file(read, tmp_path):
+    shutil.copytree(bundle_path("keyword"), tmp_path / "mine")
+    text = GOOD.replace('"keyword"', '"mine"').replace("[link]", '[link]\nca_file = "ca.pem"')
+    config = read('control_socket = "/run/x.sock"\n' + text)
+    assert config.bundle == str(tmp_path / "mine")
+    assert config.link.ca_file == str(tmp_path / "ca.pem")
+    assert str(config.control_path) == "/run/x.sock"
+    assert load_bundle(config.bundle) == load_bundle("keyword")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("rounds = 7", "rounds = 0", "run.rounds is 0: it must be 1 to 1000000"),
+        ("rounds = 7", 'rounds = "7"', "run.rounds is '7': it must be a whole number"),
+        ("rounds = 7", "turns = 7", "run.turns is not a setting"),
+        ("learning_rate = 0.01", "learning_rate = nan", "run.learning_rate is nan: it must be"),
+        ("deadline_s = 12", "deadline_s = 0", "run.deadline_s is 0.0: it must be 0.1 to"),
+        ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0.0 to 0.999"),
+        ("min_peers = 2", "frame_mtu = 20", r"run.frame_mtu is 20: it must be \d+ to 4096"),
+        ('state_dir = "state"', "", "state_dir is missing"),
+        ("url =", "broker =", "link.broker is not a setting"),
+        ("mqtt://ada", "http://ada", "does not begin with mqtt://"),
+        ('"garden"', '"a/b"', r"\[link\]: fleet 'a/b' must be"),
+        ('"keyword"', '"keywords"', "bundle is 'keywords': no such folder, and no model is called"),
+        ("[run]", "[run", "this is not TOML"),
+        ("[link]", 'log_level = "LOUD"\n[link]', "log_level is 'LOUD': it must be one of DEBUG"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_that_names_it(read, tmp_path, old, new, sentence):
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read(GOOD.replace(old, new))
+    assert str(caught.value).startswith(f"{tmp_path / 'host.toml'}: ")
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
+        read_host_config(tmp_path / "nowhere.toml")
+
+
+def test_a_plan_that_no_frame_can_carry_is_a_sentence():
+    config = HostConfig("state", "keyword", link=None)
+    with pytest.raises(ConfigError, match=r"\[run\] does not fit this model: up_span is"):
+        plan_of(config.run, 1 << 24)
+
+
+def test_a_folder_that_holds_no_bundle_is_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match=r"its model\.json cannot be read"):
+        load_bundle(str(tmp_path))
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(BundleError, match="not a bundle description"):
+        load_bundle(str(tmp_path))

@@ -1,0 +1,321 @@
+"""The host's program over the loopback, with nodes that are members and a clock that is a number."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from host.service import HostService, continue_or_begin
+from ternmesh.plan import make_plan
+from ternmesh.swarm.events import WorkReady
+from ternmesh.swarm.member import Member, new_state
+from ternmesh.swarm.records import Settings
+from ternmesh_store.host_store import HostStore
+from transports.driver import Driver
+from transports.loopback import LoopbackHub
+
+MODEL = bytes(range(32))
+DIMENSION = 2000
+PLAN = make_plan(DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, announce_s=5)
+SETTINGS = Settings(min_peers=2, deadline_s=60.0)
+NAMES = ("ada", "bob")
+
+
+class Bench:
+    """A hub, a host on a real store, and nodes in memory."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+        self.now = 1000.0
+        self.hub = LoopbackHub()
+        self.nodes: dict[str, Driver] = {}
+        self.service: HostService | None = None
+        self.boot()
+
+    def boot(self, plan=PLAN) -> None:
+        """Start the host, or start it again after a kill."""
+        if self.service is not None:
+            self.store.close()
+            self.bearer.close()
+        self.store = HostStore(self.path)
+        self.store.open()
+        self.bearer = self.hub.host()
+        self.bearer.open()
+        stored = continue_or_begin(self.store, plan, MODEL)
+        clock = lambda: self.now  # noqa: E731
+        self.service = HostService(stored, SETTINGS, MODEL, self.store, self.bearer, clock)
+        self.service.start()
+        self.service.poll(0.0)
+
+    def join(self, name: str) -> None:
+        rng = np.random.default_rng(0)
+        member = Member(name, MODEL, 100, name.encode().ljust(8), new_state(DIMENSION), rng)
+        end = self.hub.node(name)
+        end.open()
+        self.nodes[name] = Driver(member, end, lambda: self.now)
+        member.start(self.now)
+
+    def settle(self) -> None:
+        """Until nobody has anything to do without the clock going on."""
+        moved = True
+        while moved:
+            moved = self.service.poll(0.0)
+            for driver in self.nodes.values():
+                moved |= driver.poll(0.0, lambda event, d=driver: self.work(d, event), int)
+
+    def work(self, driver: Driver, event) -> None:
+        if isinstance(event, WorkReady):
+            delta = np.full(DIMENSION, 0.01, np.float32)
+            driver.endpoint.submit(event.round, delta, self.now)
+
+    def node(self, name: str) -> dict:
+        return next(node for node in self.service.status()["nodes"] if node["name"] == name)
+
+    def stranger(self, name: str, *messages: bytes) -> None:
+        """Somebody on the bearer who sends what he likes."""
+        end = self.hub.node(name)
+        end.open()
+        for message in messages:
+            end.send("host", [message])
+            self.service.poll(0.0)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path / "host.sqlite")
+    yield bench
+    bench.store.close()
+
+
+def test_status_before_anybody_came(bench):
+    status = bench.service.status()
+    assert (status["role"], status["phase"], status["version"]) == ("host", "gathering", 0)
+    assert status["deadline_s"] is None
+    assert (status["nodes"], status["history"], status["refused"]) == ([], [], {})
+    assert status["reference"] == bench.service.coordinator.reference.hex()
+
+
+def test_status_while_a_round_is_open(bench):
+    bench.join("ada")
+    bench.join("bob")
+    bench.work = lambda driver, event: None
+    bench.settle()
+    bench.now += 1.5
+    status = bench.service.status()
+    assert (status["phase"], status["deadline_s"], status["rounds"]) == ("open", 58.5, 3)
+    assert bench.node("ada") == {
+        "name": "ada",
+        "context": 1,
+        "samples": 100,
+        "active": True,
+        "heard_s_ago": 1.5,
+        "delivered": "none",
+        "refused": {},
+        "rounds_counted": 0,
+        "rounds_missed": 0,
+        "bytes_up": bench.node("ada")["bytes_up"],
+        "bytes_down": bench.node("ada")["bytes_down"],
+    }
+    assert bench.node("ada")["bytes_up"] > 0
+
+
+def test_a_run_to_its_end_with_every_byte_in_some_round(bench):
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    status = json.loads(json.dumps(bench.service.status()))
+    assert (status["phase"], status["version"], status["deadline_s"]) == ("finished", 3, None)
+    assert [item["version"] for item in status["history"]] == [1, 2, 3]
+    assert all(item["counted"] == ["ada", "bob"] for item in status["history"])
+    assert bench.node("bob")["rounds_counted"] == 3
+    for name in NAMES:
+        up = bench.nodes[name].traffic["host"].bytes_out
+        assert sum(item["bytes_up"][name] for item in status["history"]) == up
+        assert bench.node(name)["bytes_up"] == up
+    # What no round has is the announcement at the start of the host, which nobody was there for.
+    broadcast = bench.service.driver.traffic["all"].bytes_out
+    direct = sum(bench.service.driver.traffic[name].bytes_out for name in NAMES)
+    assert sum(item["bytes_down"] for item in status["history"]) == broadcast + direct
+    assert all(item["bytes_down"] > 0 for item in status["history"])
+    hashes = {driver.endpoint.reference.hex() for driver in bench.nodes.values()}
+    assert hashes == {status["reference"]}
+
+
+def test_seconds_are_those_of_the_open_round(bench):
+    bench.join("ada")
+    bench.settle()
+    bench.now += 100.0  # gathering belongs to no round
+    bench.join("bob")
+    held, bench.work = bench.work, lambda driver, event: None
+    bench.settle()
+    bench.now += 7.0
+    bench.boot()
+    bench.now += 2.0
+    bench.work = held
+    for driver in bench.nodes.values():
+        driver.endpoint._offered = -1
+    bench.settle()
+    bench.now += 50.0
+    bench.settle()
+    history = bench.service.status()["history"]
+    assert history[0]["seconds"] == pytest.approx(2.0), "a kill takes what was not committed"
+
+
+def test_a_killed_host_goes_on_with_the_same_run(bench):
+    bench.join("ada")
+    bench.join("bob")
+    made = []
+    held, bench.work = bench.work, lambda driver, event: made.append((driver, event))
+    bench.settle()
+    work = [(driver, event) for driver, event in made if isinstance(event, WorkReady)]
+    held(*work[0])
+    bench.settle()
+    before = bench.service.status()
+    assert bench.node("ada")["delivered"] == "whole"
+    bench.boot()
+    after = bench.service.status()
+    assert (after["run"], after["version"]) == (before["run"], before["version"])
+    assert after["phase"] == "open"
+    assert bench.node("ada")["delivered"] == "whole", "what has a receipt is not asked for again"
+    assert bench.node("ada")["bytes_up"] == before["nodes"][0]["bytes_up"]
+    bench.work = held
+    held(*work[1])
+    bench.settle()
+    assert bench.service.status()["version"] == 3
+    assert [item["counted"] for item in bench.service.status()["history"]] == [NAMES] * 3
+
+
+def test_a_finished_run_stays_finished_and_serves_late_comers(bench):
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    before = bench.service.status()
+    bench.boot()
+    assert bench.service.status()["phase"] == "finished"
+    assert bench.service.status()["run"] == before["run"]
+    assert bench.service.status()["history"] == before["history"]
+    bench.join("late")
+    bench.settle()
+    late = bench.nodes["late"].endpoint
+    assert (late.version, late.reference.hex()) == (3, before["reference"])
+
+
+def test_a_changed_plan_begins_a_new_run_and_says_so(bench, caplog):
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    before = bench.service.status()
+    with caplog.at_level(logging.INFO):
+        bench.boot(replace(PLAN, rounds=4))
+    after = bench.service.status()
+    assert after["run"] != before["run"]
+    assert (after["version"], after["phase"], after["nodes"]) == (0, "gathering", [])
+    assert f"the settings in [run] have changed: run {before['run']} is over" in caplog.text
+
+
+def test_whatever_arrives_is_counted_and_stops_nothing(bench):
+    bench.join("ada")
+    bench.join("bob")
+    bench.work = lambda driver, event: None
+    bench.settle()
+    rng = np.random.default_rng(0)
+    noise = [rng.bytes(int(size)) for size in rng.integers(1, 300, 200)]
+    bench.stranger("eve", *noise)
+    bench.stranger("all-the-same", *[b"\x20"] * 10)
+    hello = bench.nodes["ada"].endpoint
+    hello.start(bench.now)
+    while hello.next_event():
+        pass
+    [(_, frames)] = hello.frames_to_send(bench.now)
+    flipped = [frames[0][:-1] + bytes([frames[0][-1] ^ 1])]
+    bench.stranger("mallory", *frames, *flipped)
+    status = bench.service.status()
+    assert status["refused"]["wrong peer"] == 1
+    assert status["refused"]["seal"] >= 1
+    assert sum(status["refused"].values()) == 200 + 10 + 2
+    assert status["phase"] == "open"
+    del bench.work
+    for driver in bench.nodes.values():
+        driver.endpoint._offered = -1
+        driver.endpoint._offer_work()
+    bench.settle()
+    assert bench.service.status()["version"] == 3
+
+
+def test_refusals_alone_do_not_wear_the_disk(bench):
+    bench.join("ada")
+    bench.settle()
+    bench.stranger("eve", b"x" * 40)
+    commits = []
+    bench.store.commit = lambda: commits.append(1)
+    for _ in range(50):
+        bench.stranger("eve", b"x" * 40)
+    assert commits == []
+    assert bench.service.status()["refused"] == {"version": 51}
+
+
+def test_each_kind_of_refusal_is_told_once(bench, caplog):
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            bench.stranger("eve", b"x" * 40)
+            bench.stranger("mallory", b"x" * 40)
+    assert caplog.text.count("refused from eve: version") == 1
+    assert caplog.text.count("refused from mallory: version") == 1
+
+
+def test_it_leaves_once_the_run_is_over_and_those_behind_had_their_time(bench):
+    bench.join("ada")
+    bench.join("bob")
+    bench.work = lambda driver, event: None
+    bench.settle()
+    bench.now += 1000.0
+    assert not bench.service.may_leave()
+    del bench.work
+    for driver in bench.nodes.values():
+        driver.endpoint._offered = -1
+        driver.endpoint._offer_work()
+    bench.settle()
+    assert not bench.service.may_leave()
+    bench.now += PLAN.announce_s + 9.0
+    assert not bench.service.may_leave()
+    bench.now += 1.0
+    assert bench.service.may_leave()
+
+
+def test_the_log_tells_the_story(bench, caplog):
+    with caplog.at_level(logging.INFO):
+        bench.join("ada")
+        bench.join("bob")
+        bench.settle()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "ada takes part with 100 samples",
+        "bob takes part with 100 samples",
+        "round 1 of 3 is open for 60 s",
+        "reference 1 of 3 counts ada, bob",
+        "round 2 of 3 is open for 60 s",
+        "reference 2 of 3 counts ada, bob",
+        "round 3 of 3 is open for 60 s",
+        "reference 3 of 3 counts ada, bob; the run is finished",
+    ]
+
+
+def test_a_node_that_falls_silent_is_missed_and_the_run_goes_on(bench, caplog):
+    for name in (*NAMES, "cleo"):
+        bench.join(name)
+    bench.work = lambda driver, event: (
+        None if driver.endpoint.name == "cleo" else Bench.work(bench, driver, event)
+    )
+    with caplog.at_level(logging.INFO):
+        bench.settle()
+        assert bench.service.status()["version"] == 0, "it waits for cleo"
+        bench.now += 61.0
+        bench.settle()
+    status = bench.service.status()
+    assert status["version"] == 3
+    assert status["history"][0]["missing"] == ("cleo",)
+    assert not bench.node("cleo")["active"]
+    assert (bench.node("cleo")["rounds_counted"], bench.node("cleo")["rounds_missed"]) == (0, 3)
+    assert "reference 1 of 3 counts ada, bob, without cleo" in caplog.text

@@ -1,0 +1,33 @@
+"""Whole fleets under faults, each from one seed. To replay: `run_seed(SEED)` in a debugger.
+
+`TERNMESH_SEEDS=5000 pytest tests/sim` runs that many; the default is what CI has time for.
+"""
+
+import os
+
+import pytest
+from simfleet import draw, run_seed
+
+SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
+GROUPS = 10
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_fleet_finishes_and_loses_nothing(group: int) -> None:
+    for seed in range(group, SEEDS, GROUPS):
+        run_seed(seed)
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = run_seed(3), run_seed(3)
+    assert first.now == second.now
+    assert first.host.disk.committed.reference == second.host.disk.committed.reference
+    assert first.host.counters == second.host.counters
+
+
+def test_seeds_draw_every_fault() -> None:
+    options = [draw(seed) for seed in range(100)]
+    for name in ("drop", "duplicate", "flip", "node_crash", "host_crash", "partition", "hostile"):
+        assert 20 < sum(getattr(o, name) > 0 for o in options) < 80
+    for name in ("burst", "vanish", "reset", "late", "stragglers"):
+        assert any(getattr(o, name) for o in options)

@@ -1,0 +1,222 @@
+"""Bugs planted on purpose: the simulation must find each within a few seeds.
+
+A simulation that finds nothing proves nothing. The last four are bugs that this core really had.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simfleet
+import simprocess
+from simledger import Violation
+
+from ternmesh.errors import WireError
+from ternmesh.hypervector import feedback
+from ternmesh.hypervector.encoder import Hypervector
+from ternmesh.swarm import coordinator, intake, member, outgoing
+from ternmesh.swarm.events import ResidualChanged
+from ternmesh.wire import share
+
+SEEDS = 60  # the budget; the hardest needs about half
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
+    """Every packet that was sent is taken for counted."""
+
+    def settle(self: member.Member, counted: object) -> None:
+        if self.pending is not None and self.plan is not None:
+            units = member.update_units(
+                self.pending.bodies[1:], self._model_hash, self.pending.round, self.plan
+            )
+            self.residual = feedback.settle(self.pending.corrected, member.to_vector(units))
+            self.pending, self._resend_at = None, None
+
+    patch.setattr(member.Member, "_settle", settle)
+
+
+def settles_whole_packets(patch: pytest.MonkeyPatch) -> None:
+    """The list is looked at, the bitmap in it is not."""
+    patch.setattr(member, "read_counted", lambda shares, have: list(shares))
+
+
+def settles_nothing(patch: pytest.MonkeyPatch) -> None:
+    """What was counted stays in the residual: it is sent twice."""
+    patch.setattr(member, "read_counted", lambda shares, have: [])
+
+
+def counts_duplicates_twice(patch: pytest.MonkeyPatch) -> None:
+    """A share that comes again is added again."""
+    add = intake.Intake._add_share
+
+    def add_again(self: intake.Intake, item: share.Share, body: bytes) -> bool:
+        index = item.slice.index
+        if self.bodies.get(index) == body:
+            at, trits, scale = self.decoded[index]
+            self.decoded[index] = at, trits, 2 * scale
+            return False
+        return add(self, item, body)
+
+    patch.setattr(intake.Intake, "_add_share", add_again)
+
+
+def sends_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """Receipts and packets leave before they are durable."""
+
+    def settle_late(self: simprocess.Process) -> None:
+        events = self.record()
+        self.send()
+        if events and self._cut():
+            return
+        self.commit()
+        self.after_commit(events)
+        self._arm()
+
+    patch.setattr(simprocess.Process, "settle", settle_late)
+
+
+def reuses_counters(patch: pytest.MonkeyPatch) -> None:
+    """Counters are reserved without telling anybody: a restart begins where the last one did."""
+    reserve = outgoing.Outgoing.reserve
+
+    def reserve_silently(self: outgoing.Outgoing) -> None:
+        reserve(self)
+
+    patch.setattr(outgoing.Outgoing, "reserve", reserve_silently)
+
+
+def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
+    """The round check is off by one: a packet for the round before is taken for this one."""
+
+    def check(self: coordinator.Coordinator, round_low: int) -> None:
+        number = share.whole_round(round_low, self.version)
+        if self.phase != coordinator.OPEN or not self.version - 1 <= number <= self.version:
+            raise WireError("old round", "planted")
+
+    patch.setattr(coordinator.Coordinator, "_check_round", check)
+
+
+def keeps_the_packet_of_the_round_before(patch: pytest.MonkeyPatch) -> None:
+    """The host does not clear what it has counted."""
+    publish = coordinator.Coordinator._publish
+
+    def publish_and_keep(self: coordinator.Coordinator, *rest: object) -> None:
+        publish(self, *rest)  # type: ignore[arg-type]
+        self._intakes = _Kept(self._intakes)
+
+    class _Kept(dict[int, intake.Intake]):
+        def clear(self) -> None:
+            pass
+
+    patch.setattr(coordinator.Coordinator, "_publish", publish_and_keep)
+
+
+def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
+    """The mean divides by all who sent anything, not by those who sent this share."""
+    gather = intake.Intake.hypervector
+
+    def all_present(self: intake.Intake) -> Hypervector:
+        vector = gather(self)
+        return replace(vector, present=np.ones_like(vector.present))
+
+    patch.setattr(intake.Intake, "hypervector", all_present)
+
+
+def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
+    """The host drops what its reference could not carry."""
+    close = coordinator.Coordinator._close_round
+
+    def drop(self: coordinator.Coordinator, now: float) -> None:
+        close(self, now)
+        self.residual = np.zeros_like(self.residual)
+
+    patch.setattr(coordinator.Coordinator, "_close_round", drop)
+
+
+def never_asks_again(patch: pytest.MonkeyPatch) -> None:
+    """A node that missed a reference waits for ever."""
+    patch.setattr(member.Member, "_hello_soon", lambda self, now: None)
+    patch.setattr(member.Member, "_aim", lambda self, version, phase, now: _aim(self, phase))
+
+
+def _aim(self: member.Member, phase: int) -> None:
+    self.phase = phase
+
+
+def snapshot_without_the_list(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot does not say what was counted of the node that it is sent to."""
+    write = coordinator.write_snapshot
+    patch.setattr(coordinator, "write_snapshot", lambda s: write(replace(s, counted=())))
+
+
+def loses_late_work(patch: pytest.MonkeyPatch) -> None:
+    """Work that came while a packet was pending went into a residual that was overwritten."""
+    submit = member.Member.submit
+
+    def submit_wrongly(
+        self: member.Member, round_number: int, delta: member.Vector, now: float
+    ) -> None:
+        if self.pending is None:
+            submit(self, round_number, delta, now)
+            return
+        self.residual = feedback.update(self.residual, delta)
+        self._events.append(ResidualChanged(self.residual))
+
+    patch.setattr(member.Member, "submit", submit_wrongly)
+
+
+def keeps_the_old_target(patch: pytest.MonkeyPatch) -> None:
+    """A new run began, and the node waited for the version of the old one."""
+    begin = member.Member._begin_run
+
+    def begin_wrongly(self: member.Member, *rest: object) -> None:
+        target = self.target
+        begin(self, *rest)  # type: ignore[arg-type]
+        self.target = target
+
+    patch.setattr(member.Member, "_begin_run", begin_wrongly)
+
+
+def counts_any_reason(patch: pytest.MonkeyPatch) -> None:
+    """Every word that a stranger sends took a place in the counters for ever."""
+    patch.setattr(member, "REASONS_MAX", 1 << 30)
+
+
+def piles_up_refusals(patch: pytest.MonkeyPatch) -> None:
+    """Every refused frame of a burst left an event."""
+    patch.setattr(coordinator, "REFUSED_SHOWN_MAX", 1 << 30)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    settles_without_the_list,
+    settles_whole_packets,
+    settles_nothing,
+    counts_duplicates_twice,
+    sends_before_commit,
+    reuses_counters,
+    takes_the_round_before,
+    keeps_the_packet_of_the_round_before,
+    forgets_absent_shares,
+    forgets_its_own_residual,
+    never_asks_again,
+    snapshot_without_the_list,
+    loses_late_work,
+    keeps_the_old_target,
+    counts_any_reason,
+    piles_up_refusals,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Violation, match="seed"):
+        run_seeds()
+
+
+def run_seeds() -> None:
+    for seed in range(SEEDS):
+        simfleet.run_seed(seed)

@@ -1,0 +1,175 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ternmesh import __version__
+from ternmesh_cli import host, main, node
+from ternmesh_store.database import StoreError
+from transports.control_socket import ControlServer
+
+HOST_CONFIG = """
+state_dir = "."
+bundle = "keyword"
+[link]
+url = "mqtt://127.0.0.1:1"
+"""
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "host.toml"
+    path.write_text(HOST_CONFIG)
+    return path
+
+
+def ternmesh(*arguments: object) -> int:
+    return main.main([str(argument) for argument in arguments])
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        ternmesh("--version")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"ternmesh {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["host", "--help"], ["status", "--help"]])
+def test_help_tells_the_exit_codes(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        ternmesh(*arguments)
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "exit codes:\n  0  done" in shown
+    assert "  2  the command line or the configuration is wrong" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["fly"], ["host"], ["host", "--fast"], ["status"], ["status", "--config", "a", "--socket"]],
+)
+def test_a_wrong_command_line_is_2(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        ternmesh(*arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["host", "node", "status"])
+@pytest.mark.parametrize("content", [None, b"\xff", b"state_dir = 3", b"state_dir = "])
+def test_a_wrong_configuration_is_2_and_one_sentence(capsys, tmp_path, command, content):
+    path = tmp_path / "wrong.toml"
+    if content is not None:
+        path.write_bytes(content)
+    assert ternmesh(command, "--config", path) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"ternmesh: {path}")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_host_whose_file_another_process_has_is_1(capsys, config, monkeypatch):
+    def refuse(*_):
+        raise StoreError("another process uses host.sqlite: stop it, or choose a state_dir")
+
+    monkeypatch.setattr("host.service.run_host", refuse)
+    monkeypatch.setattr(host.process, "set_up_logging", lambda level: None)
+    assert ternmesh("host", "--config", config) == 1
+    assert capsys.readouterr().err.startswith("ternmesh: another process uses host.sqlite")
+
+
+def test_an_error_that_should_not_happen_is_1_and_leaves_its_trace(
+    capsys, caplog, config, monkeypatch
+):
+    def fail(*_):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("host.service.run_host", fail)
+    monkeypatch.setattr(host.process, "set_up_logging", lambda level: None)
+    assert ternmesh("host", "--config", config) == 1
+    assert capsys.readouterr().err == "ternmesh: ZeroDivisionError: division by zero\n"
+    assert caplog.records[0].exc_info[0] is ZeroDivisionError
+
+
+def test_nobody_answers_is_1_and_a_sentence(capsys, config, tmp_path):
+    for arguments in (["--config", config], ["--socket", tmp_path / "control.sock"]):
+        assert ternmesh("status", *arguments) == 1
+        sentence = f"ternmesh: no process answers on {tmp_path / 'control.sock'}: is it running?\n"
+        assert capsys.readouterr().err == sentence
+
+
+def test_status_finds_the_socket_and_prints_json(capsys, config, tmp_path):
+    answer = {"role": "host", "anything": [1, None]}
+    with ControlServer(tmp_path / "control.sock", lambda request: answer | request):
+        assert ternmesh("status", "--config", config, "--json") == 0
+        assert json.loads(capsys.readouterr().out) == answer | {"command": "status"}
+    config.write_text('control_socket = "other.sock"\n' + HOST_CONFIG)
+    with ControlServer(tmp_path / "other.sock", lambda request: answer):
+        assert ternmesh("status", "--config", config, "--json") == 0
+
+
+def test_a_process_that_is_no_ternmesh_of_this_version_is_1(capsys, tmp_path):
+    with ControlServer(tmp_path / "control.sock", lambda request: {"role": "satellite"}):
+        assert ternmesh("status", "--socket", tmp_path / "control.sock") == 1
+    assert "neither a host nor a node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, number, eventually):
+    command = [sys.executable, "-m", "ternmesh_cli.main", "host", "--config", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            eventually(lambda: (tmp_path / "control.sock").exists())
+            second = subprocess.run(command, capture_output=True, text=True, check=False)
+            process.send_signal(number)
+            _, log = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert second.returncode == 1
+    assert second.stderr.count("\n") == 1
+    assert "another process uses" in second.stderr
+    assert process.returncode == 0
+    assert not (tmp_path / "control.sock").exists()
+    time, level, logger, *_ = log.splitlines()[0].split()[1:]
+    assert (level, logger) == ("INFO", "host.service:")
+
+
+def test_the_command_line_loads_only_what_is_called():
+    script = (
+        "import sys; from ternmesh_cli import main; main._parser();"
+        "print([m for m in sys.modules if m.split('.')[0] in "
+        "('edge', 'host', 'models', 'onnxruntime', 'torch', 'paho', 'amqtt', 'rich')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[1])}
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert shown.stdout == "[]\n"
+
+
+def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("edge.config.read_node_config", lambda path: _Config(path))
+    monkeypatch.setattr("edge.runtime.run_node", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(node.process, "set_up_logging", lambda level: None)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        assert ternmesh("node", "--config", tmp_path / "node.toml") == 0
+        [(config, stop)] = calls
+        assert config.path == tmp_path / "node.toml"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a second one ends it at once"
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+class _Config:
+    log_level = "INFO"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path

@@ -1,0 +1,142 @@
+import pytest
+
+from ternmesh_cli.status_text import describe
+from transports.control_socket import ControlError
+
+LINK = {"broker": "mqtt://b:1883", "connected": True, "protocol": "5", "last_error": None}
+HOST = {
+    "role": "host",
+    "fleet": "garden",
+    "model": "keyword",
+    "run": "0123456789abcdef",
+    "version": 7,
+    "rounds": 20,
+    "phase": "open",
+    "deadline_s": 12.4,
+    "min_peers": 2,
+    "reference": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
+    "refused": {"seal": 3, "old round": 2},
+    "transport": LINK,
+    "nodes": [
+        {
+            "name": "theo",
+            "context": 1,
+            "samples": 400,
+            "active": True,
+            "heard_s_ago": 0.3,
+            "delivered": "whole",
+            "refused": {},
+            "rounds_counted": 7,
+            "rounds_missed": 0,
+            "bytes_up": 9724,
+            "bytes_down": 10_500,
+        },
+        {
+            "name": "yweweler",
+            "context": 2,
+            "samples": 40,
+            "active": False,
+            "heard_s_ago": None,
+            "delivered": "none",
+            "refused": {"old round": 2},
+            "rounds_counted": 6,
+            "rounds_missed": 1,
+            "bytes_up": 8000,
+            "bytes_down": 9000,
+        },
+    ],
+    "history": [
+        {
+            "version": version,
+            "counted": ["theo", "yweweler"] if version < 7 else ["theo"],
+            "missing": [] if version < 7 else ["yweweler"],
+            "bytes_up": {"theo": 1300, "yweweler": 1200},
+            "bytes_down": 4000,
+            "seconds": 1.25,
+        }
+        for version in range(1, 8)
+    ],
+}
+HOST_TEXT = """\
+host of fleet garden, model keyword, run 0123456789abcdef
+connected to mqtt://b:1883 with MQTT 5
+reference 7 of 20 (a1b2c3d4e5f6), open, 12 s left
+2 nodes, 1 active, a round needs 2; refused: old round 2, seal 3
+
+node      active  heard    packet  counted  missed  samples  up      down
+theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB
+yweweler  no      never    none    6        1       40       8000 B  9000 B
+yweweler; refused: old round 2
+
+reference  seconds  counted         missing   up      down
+3          1.2      theo, yweweler  -         2500 B  4000 B
+4          1.2      theo, yweweler  -         2500 B  4000 B
+5          1.2      theo, yweweler  -         2500 B  4000 B
+6          1.2      theo, yweweler  -         2500 B  4000 B
+7          1.2      theo            yweweler  2500 B  4000 B"""
+
+NODE = {
+    "role": "node",
+    "name": "theo",
+    "fleet": "garden",
+    "model": "keyword",
+    "version": 7,
+    "rounds": 20,
+    "phase": "open",
+    "activity": "training",
+    "training": {"round": 7, "steps_done": 3, "steps": 8, "loss": 0.5},
+    "samples": 400,
+    "metric_name": "accuracy",
+    "metric": 0.9157,
+    "outbox": {"round": 6, "bytes": 1250, "received": False},
+    "bytes_up": 12_345,
+    "bytes_down": 678,
+    "refused": {"seal": 1},
+    "transport": LINK,
+}
+NODE_TEXT = """\
+node theo of fleet garden, model keyword
+connected to mqtt://b:1883 with MQTT 5
+reference 7 of 20, open; training, step 3 of 8
+400 samples; accuracy 0.916
+up 12.3 kB, down 678 B since it started; refused: seal 1
+outbox: the packet of round 6, 1250 B, without a receipt"""
+NEW_NODE = {
+    **NODE,
+    "version": 0,
+    "rounds": None,
+    "phase": "gathering",
+    "activity": "joining",
+    "training": None,
+    "metric": None,
+    "metric_name": "mean_absolute_error",
+    "outbox": None,
+    "refused": {},
+    "transport": {**LINK, "connected": False, "protocol": None, "last_error": "cannot reach it"},
+}
+NEW_NODE_TEXT = """\
+node theo of fleet garden, model keyword
+not connected to mqtt://b:1883: cannot reach it
+reference 0 of a run that it has not joined, gathering; joining
+400 samples; mean absolute error not measured yet
+up 12.3 kB, down 678 B since it started"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(HOST, HOST_TEXT), (NODE, NODE_TEXT), (NEW_NODE, NEW_NODE_TEXT)]
+)
+def test_text_for_people(answer, text):
+    assert "\n".join(describe(answer)) == text
+
+
+def test_a_host_that_nobody_has_joined():
+    answer = {**HOST, "nodes": [], "history": [], "deadline_s": None, "phase": "gathering"}
+    assert list(describe(answer))[2:] == [
+        "reference 7 of 20 (a1b2c3d4e5f6), gathering",
+        "0 nodes, 0 active, a round needs 2; refused: old round 2, seal 3",
+    ]
+
+
+def test_an_answer_of_another_kind():
+    with pytest.raises(ControlError, match="neither a host nor a node"):
+        describe({"role": "satellite"})

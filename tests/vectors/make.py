@@ -1,0 +1,318 @@
+"""Writes the golden vectors: `python tests/vectors/make.py` from the repository's root.
+
+New entries are added; an entry that exists is never changed. Where this code no longer gives what
+a vector says, the script ends with 1: then the wire format was broken, which needs a new version.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ternmesh import generator, plan
+from ternmesh.hypervector import coding, encoder, permutation, scale, trits
+from ternmesh.swarm import bitmap
+from ternmesh.wire import control, manifest, pieces, reference, seal, share
+
+FOLDER = Path(__file__).parent
+MODEL = bytes(range(32))
+RUN = bytes.fromhex("a1a2a3a4a5a6a7a8")
+PLAN = plan.make_plan(
+    3000, rounds=20, local_steps=8, learning_rate=0.002, frame_mtu=184, up_zeros=0.9
+)
+Entries = dict[str, dict[str, Any]]
+
+
+def counter_words(key: tuple[int, int], start: int, count: int) -> list[str]:
+    """Words of a stream as hex, to be read by eye."""
+    return [f"{word:08x}" for word in generator.words(key, count, start)]
+
+
+def philox() -> Entries:
+    """The published known answers of Random123, and where a stream begins and crosses 2**32."""
+    known = {
+        "zeros": ("00000000 00000000", "00000000 00000000 00000000 00000000"),
+        "ones": ("ffffffff ffffffff", "ffffffff ffffffff ffffffff ffffffff"),
+        "pi": ("a4093822 299f31d0", "243f6a88 85a308d3 13198a2e 03707344"),
+    }
+    entries: Entries = {}
+    for name, (key_text, counter_text) in known.items():
+        key = [int(word, 16) for word in key_text.split()]
+        lanes = tuple(np.array([int(word, 16)], np.uint64) for word in counter_text.split())
+        out = generator.philox((key[0], key[1]), lanes)  # type: ignore[arg-type]
+        words = [f"{int(lane[0]):08x}" for lane in out]
+        entries[f"random123 {name}"] = {
+            "key": key_text.split(),
+            "counter": counter_text.split(),
+            "words": words,
+        }
+    key_words = (0x01234567, 0x89ABCDEF)
+    for name, start, count in (("first", 0, 9), ("unaligned", 6, 5), ("far", 4 * 2**32 - 2, 4)):
+        words = counter_words(key_words, start, count)
+        entries[f"stream {name}"] = {"key": list(key_words), "start": start, "words": words}
+    return entries
+
+
+def keys() -> Entries:
+    """Key derivation."""
+    cases = {"order 0": ("order", MODEL, bytes(4)), "label only": ("x",), "empty": ("order", b"")}
+    return {
+        name: {
+            "label": label,
+            "parts": [part.hex() for part in parts],
+            "key": [f"{word:08x}" for word in generator.derive_key(label, *parts)],
+        }
+        for name, (label, *parts) in cases.items()
+    }
+
+
+def orders() -> Entries:
+    """Permutations: the first places, and a hash over all as little-endian u32."""
+    entries: Entries = {}
+    for dimension in (1, 2, 3, 4, 5, 17, 1000, 16934, 65536, 65537):
+        for round_number in (0, 1, 70000):
+            places = permutation.order(MODEL, round_number, dimension)
+            entries[f"{dimension} of round {round_number}"] = {
+                "dimension": dimension,
+                "round": round_number,
+                "first": places[:16].tolist(),
+                "sha256": _sha(places.astype("<u4").tobytes()),
+            }
+    return entries
+
+
+def scales() -> Entries:
+    """Scales: the code of a number, and what a code is worth in units of 2**-24."""
+    values = [0.0, 2.0**-25, 2.0**-24, 1e-6, 2047 * 2.0**-24, 2048 * 2.0**-24, 0.001, 0.0123]
+    values += [0.5, 1.0, 3.14159, 63.96, 63.97, 64.0, 1e30]
+    return {
+        repr(value): {
+            "value": value,
+            "code": (code := scale.encode_scale(value)),
+            "units": scale.decode_scale(code),
+        }
+        for value in values
+    }
+
+
+def packed_trits() -> Entries:
+    """Five trits to a byte."""
+    cases = {"none": [], "one": [1], "five": [-1, 0, 1, 1, -1], "all minus": [-1] * 5}
+    cases |= {"seven": [0, 1, -1, 1, 0, -1, 1], "zeros": [0] * 11, "all plus": [1] * 10}
+    return {
+        name: {"trits": values, "bytes": trits.pack_trits(np.array(values, np.int8)).hex()}
+        for name, values in cases.items()
+    }
+
+
+def codes() -> Entries:
+    """Coded shares of every form."""
+    words = generator.words((7, 7), 400)
+    cases = {
+        "nothing": [0] * 20,
+        "first": [1] + [0] * 30,
+        "last": [0] * 30 + [-1],
+        "sparse": _ternary(words, 40),
+        "very sparse": _ternary(words, 400),
+        "dense": _ternary(words[:97], 1),
+        "half": _ternary(words[:120], 2),
+        "votes": [0, 3, 0, 0, -1, 0, 0, 0, 2, -127, 0, 1],
+        "one vote of two": [0, 0, 2],
+    }
+    entries: Entries = {}
+    for name, values in cases.items():
+        coded = coding.encode(np.array(values, np.int8))
+        entries[name] = {
+            "values": values,
+            "count": coded.count,
+            "coding": coded.coding,
+            "bytes": coded.data.hex(),
+        }
+    return entries
+
+
+def seals() -> Entries:
+    """Sealed frames."""
+    cases = {
+        "enrol": (seal.Header(seal.ENROL, 0), b"\x01"),
+        "to the host": (seal.Header(3, 0x0102030405), b"body"),
+        "to a node": (seal.Header(3 | seal.DOWN, 0xFFFFFF), bytes(20)),
+        "to all, key phase 1": (seal.Header(seal.BROADCAST, 7, key_phase=1), b"\xff"),
+    }
+    return {
+        name: {
+            **asdict(header),
+            "counter": header.counter & 0xFFFFFF,
+            "body": body.hex(),
+            "bytes": seal.seal(header, body).hex(),
+        }
+        for name, (header, body) in cases.items()
+    }
+
+
+def packet() -> tuple[list[bytes], manifest.Manifest]:
+    """The shares and the manifest of one update: 3,000 numbers that the generator makes."""
+    numbers = generator.words((1, 2), 3000).astype(np.float64)
+    vector = ((numbers / 2**32 - 0.5) ** 3).astype(np.float32)
+    slices = encoder.encode_vector(
+        vector, permutation.order(MODEL, 5, 3000), PLAN.up, 0.9, PLAN.share_room
+    )
+    shares = [share.write_share(5, item) for item in slices]
+    digest = manifest.packet_digest(shares)
+    return shares, manifest.Manifest(5, MODEL[:8], 120, digest, len(shares))
+
+
+def packets() -> Entries:
+    """Shares, manifests and the digest of a packet."""
+    shares, head = packet()
+    gateway = manifest.Manifest(
+        65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, (1, 2, 0x7FFE), bytes(range(64))
+    )
+    return {
+        "update": {"round": 5, "shares": [body.hex() for body in shares]},
+        "digest": {
+            "shares": [body.hex() for body in shares],
+            "sha256": manifest.packet_hash(shares).hex(),
+            "digest": manifest.packet_digest(shares).hex(),
+        },
+        "manifest": _manifest(head),
+        "manifest of a gateway": _manifest(gateway),
+    }
+
+
+def controls() -> Entries:
+    """Each control message."""
+    genesis = plan.genesis(MODEL, RUN, PLAN)
+    cases: dict[str, control.Control] = {
+        "hello of a new node": control.Hello(
+            "theo", b"instance", MODEL[:8], bytes(8), 0, bytes(16), 120
+        ),
+        "hello again": control.Hello("a.b_c-9", b"instance", MODEL[:8], RUN, 4711, genesis, 1),
+        "welcome": control.Welcome(b"instance", 3, RUN, 7, 1, 59_999, plan.to_numbers(PLAN)),
+        "receipt": control.Receipt(7, b"\xde\xad\xbe\xef", b"\x07"),
+        "refusal": control.Refusal(7, "old round"),
+        "announce": control.Announce(RUN, 20, 2, 0),
+        "longest numbers": control.Announce(RUN, 0xFFFFFFFF, 2, 0xFFFFFFFF),
+    }
+    return {
+        name: {
+            "type": type(message).__name__,
+            "fields": _plain(asdict(message)),
+            "bytes": control.write_control(message).hex(),
+        }
+        for name, message in cases.items()
+    }
+
+
+def cut_pieces() -> Entries:
+    """Objects cut into pieces."""
+    cases = {"one byte": b"x", "full": bytes(162), "three": bytes(i % 251 for i in range(400))}
+    return {
+        name: {
+            "object": content.hex(),
+            "frame_mtu": 184,
+            "pieces": [body.hex() for body in pieces.cut(content, 184)],
+        }
+        for name, content in cases.items()
+    }
+
+
+def objects() -> Entries:
+    """A reference and a snapshot, with certificate and hash."""
+    shares, head = packet()
+    counted = reference.Counted(3, 5, head.digest, bitmap.write_bitmap(range(2), PLAN.up.count))
+    step = reference.Reference(
+        version=6,
+        parent=plan.genesis(MODEL, RUN, PLAN),
+        model=MODEL[:8],
+        finished=False,
+        deadline_ms=60_000,
+        counted=(counted,),
+        shares=(share.write_share(6, share.read_share(shares[0]).slice),),
+    )
+    state = np.array([0, 1, -1, 2**31 - 1, -(2**31 - 1)], np.int32)
+    whole = reference.Snapshot(6, bytes(16), MODEL[:8], True, 0, (counted,), state)
+    last = reference.Snapshot(0, bytes(16), MODEL[:8], False, 1, (), state[:0])
+    contents = {
+        "reference": reference.write_reference(step),
+        "snapshot": reference.write_snapshot(whole),
+        "snapshot of nothing": reference.write_snapshot(last),
+    }
+    return {
+        name: {
+            "content": content.hex(),
+            "hash": reference.reference_hash(content).hex(),
+            "certified": reference.certify(content).hex(),
+        }
+        for name, content in contents.items()
+    }
+
+
+def plans() -> Entries:
+    """A plan and the hash that stands before its first reference."""
+    return {
+        "plan": {
+            "fields": asdict(PLAN),
+            "model_hash": MODEL.hex(),
+            "run": RUN.hex(),
+            "genesis": plan.genesis(MODEL, RUN, PLAN).hex(),
+        }
+    }
+
+
+FAMILIES = {
+    "philox": philox,
+    "keys": keys,
+    "orders": orders,
+    "scales": scales,
+    "trits": packed_trits,
+    "codes": codes,
+    "seals": seals,
+    "packets": packets,
+    "controls": controls,
+    "pieces": cut_pieces,
+    "objects": objects,
+    "plans": plans,
+}
+
+
+def main() -> int:
+    """Add what is new; refuse what differs."""
+    broken = [name for family, make in FAMILIES.items() for name in _merge(family, make())]
+    for name in broken:
+        print(f"{name}: this code no longer gives the vector; vectors are never changed")
+    return 1 if broken else 0
+
+
+def _merge(family: str, made: Entries) -> list[str]:
+    path = FOLDER / f"{family}.json"
+    kept: Entries = json.loads(path.read_text()) if path.exists() else {}
+    broken = [f"{family}: {name}" for name in kept if kept[name] != made.get(name)]
+    if not broken and kept.keys() != made.keys():
+        rows = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in made.items()]
+        path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    return broken
+
+
+def _ternary(words: Any, one_in: int) -> list[int]:
+    return [(1 if word & 1 else -1) if (word >> 8) % one_in == 0 else 0 for word in words.tolist()]
+
+
+def _manifest(item: manifest.Manifest) -> dict[str, Any]:
+    return {"fields": _plain(asdict(item)), "bytes": manifest.write_manifest(item).hex()}
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.hex() if isinstance(v, bytes) else v for k, v in fields.items()}
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
