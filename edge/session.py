@@ -181,7 +181,7 @@ def session_options(threads: int, *, is_training: bool) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_pattern = False
-    options.enable_cpu_mem_arena = is_training
+    options.enable_cpu_mem_arena = False
     return options
 
 

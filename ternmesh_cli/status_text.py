@@ -58,7 +58,7 @@ def _node(answer: Answer) -> Iterator[str]:
     outbox = answer["outbox"]
     if outbox is not None:
         fate = "received by the host" if outbox["received"] else "without a receipt"
-        yield f"outbox: the packet of round {outbox['round']}, {_size(outbox['bytes'])}, {fate}"
+        yield f"outbox: the packet of round {outbox['round'] + 1}, {_size(outbox['bytes'])}, {fate}"
 
 
 def _activity(answer: Answer) -> str:

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ternmesh.errors import TernmeshError
+from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Member, fleet
 from ternmesh_cli.demo.record import DemoRecord, Round
 
 POLL_S = 0.25
 PATIENCE_S = 600.0  # with no new reference for so long, the demo gives up
 REPORT, MARK = "report.html", "host/config.toml"
-
-
-class DemoError(TernmeshError):
-    """The demo cannot start or go on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; returns the exit code."""
-    from ternmesh_cli.demo.fleet import DemoSettings, fleet
     from ternmesh_cli.demo.report import write_report
 
     folder = _prepare(arguments.out)
@@ -99,7 +94,7 @@ def _prepare(folder: Path) -> Path:
     return folder
 
 
-def _watch(host: Any, boards: list[Any], rounds: int, *, quiet: bool) -> Watched:
+def _watch(host: Member, boards: list[Member], rounds: int, *, quiet: bool) -> Watched:
     """Follow the fleet until every board has judged the last reference."""
     from rich.console import Console
     from rich.live import Live
@@ -110,7 +105,8 @@ def _watch(host: Any, boards: list[Any], rounds: int, *, quiet: bool) -> Watched
     version = -1
     with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as live:
         while True:
-            _check_alive([host, *boards])
+            for member in (host, *boards):
+                member.keep_alive()
             now = time.monotonic()
             answer = host.status()
             answers = {board.name: board.status() for board in boards}
@@ -126,15 +122,6 @@ def _watch(host: Any, boards: list[Any], rounds: int, *, quiet: bool) -> Watched
 
 def _has_judged(answer: Mapping[str, Any], version: int) -> bool:
     return any(item["version"] == version for item in answer["history"])
-
-
-def _check_alive(members: list[Any]) -> None:
-    for member in members:
-        code = member.process.poll()
-        if code is not None:
-            lines = member.log.read_text(errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "it said nothing"
-            raise DemoError(f"{member.name} ended with code {code}: {last} ({member.log})")
 
 
 def _tell(record: DemoRecord, report: Path, *, as_json: bool) -> None:

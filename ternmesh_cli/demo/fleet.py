@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from models.zoo import fsdd_path
-from transports.broker import EmbeddedBroker
+from ternmesh.errors import TernmeshError
 from transports.control_socket import ControlError, ask
 
 BOARDS = ("theo", "nicolas", "yweweler")
+CONFIG = "config.toml"
 STOP_S = 5.0
+RESTARTS_MAX = 20
+
+
+class DemoError(TernmeshError):
+    """The demo cannot start or go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +35,57 @@ class DemoSettings:
     name: str = "demo"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Member:
-    """One process of the fleet: its name, its process, its socket and its log."""
+    """One process of the fleet, started again when something kills it, as systemd would."""
 
     name: str
-    process: subprocess.Popen[bytes]
-    socket: Path
-    log: Path
+    command: str
+    folder: Path
+    restarts: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it does."""
+        return self.folder / "log.txt"
+
+    def start(self) -> None:
+        """Start the process; what it says is added to its log."""
+        config = str(self.folder / CONFIG)
+        arguments = [sys.executable, "-m", "ternmesh_cli.main", self.command, "--config", config]
+        # One thread each: the fleet shares this machine's cores.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment)
+
+    def stop(self) -> None:
+        """End the process, by force if it does not obey."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def keep_alive(self) -> None:
+        """Start it again if it was killed; DemoError if it gave up by itself or dies too often."""
+        code = self.process.poll() if self.process else None
+        if code is None:
+            return
+        if code >= 0 or self.restarts >= RESTARTS_MAX:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            raise DemoError(f"{self.name} ended with code {code}: {last} ({self.log})")
+        self.restarts += 1
+        self.start()
 
     def status(self) -> Mapping[str, Any] | None:
-        """What the process says of itself, or None while it does not answer yet."""
+        """What the process says of itself, or None while it does not answer."""
         try:
-            return ask(self.socket, {"command": "status"}, timeout_s=2.0)
+            return ask(self.folder / "control.sock", {"command": "status"}, timeout_s=2.0)
         except ControlError:
             return None
 
@@ -50,13 +94,19 @@ class Member:
 def fleet(settings: DemoSettings) -> Iterator[tuple[Member, list[Member]]]:
     """The running host and boards; everything is stopped when the block ends."""
     with ExitStack() as stack:
-        url = settings.broker or stack.enter_context(EmbeddedBroker()).url
+        url = settings.broker or _own_broker(stack)
         host = _spawn(stack, "host", settings.folder / "host", _host_config(settings, url))
         boards = [
             _spawn(stack, "node", settings.folder / name, _node_config(settings, url, name))
             for name in BOARDS
         ]
         yield host, boards
+
+
+def _own_broker(stack: ExitStack) -> str:
+    from transports.broker import EmbeddedBroker  # only where the extra is needed
+
+    return stack.enter_context(EmbeddedBroker()).url
 
 
 def _host_config(settings: DemoSettings, url: str) -> str:
@@ -104,21 +154,8 @@ def _value(value: object) -> str:
 
 def _spawn(stack: ExitStack, command: str, folder: Path, config: str) -> Member:
     folder.mkdir(parents=True, exist_ok=True)
-    path, log = folder / "config.toml", folder / "log.txt"
-    path.write_text(config)
-    arguments = [sys.executable, "-m", "ternmesh_cli.main", command, "--config", str(path)]
-    # One thread each: the fleet shares this machine's cores.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment)
-    stack.callback(_stop, process)
-    return Member(folder.name, process, folder / "control.sock", log)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    (folder / CONFIG).write_text(config)
+    member = Member(folder.name, command, folder)
+    stack.callback(member.stop)
+    member.start()
+    return member

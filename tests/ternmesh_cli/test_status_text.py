@@ -100,7 +100,7 @@ connected to mqtt://b:1883 with MQTT 5
 reference 7 of 20, open; training, step 3 of 8
 400 samples; accuracy 0.916
 up 12.3 kB, down 678 B since it started; refused: seal 1
-outbox: the packet of round 6, 1250 B, without a receipt"""
+outbox: the packet of round 7, 1250 B, without a receipt"""
 NEW_NODE = {
     **NODE,
     "version": 0,

@@ -290,6 +290,7 @@ def main() -> int:
 
 def _merge(family: str, made: Entries) -> list[str]:
     path = FOLDER / f"{family}.json"
+    made = json.loads(json.dumps(made))  # tuples become lists, as they are in the file
     kept: Entries = json.loads(path.read_text()) if path.exists() else {}
     broken = [f"{family}: {name}" for name in kept if kept[name] != made.get(name)]
     if not broken and kept.keys() != made.keys():

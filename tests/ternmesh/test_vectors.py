@@ -1,0 +1,296 @@
+"""The golden bytes: encoding gives them, decoding understands them, and so does SPEC.md.
+
+The second half of this file is a decoder written from SPEC.md alone, one bit and one word at a
+time as a microcontroller would do it, that shares no code with the package.
+"""
+
+import hashlib
+import json
+import runpy
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh import generator, plan
+from ternmesh.hypervector import coding, permutation, scale, trits
+from ternmesh.wire import control, manifest, pieces, reference, seal, share
+
+FOLDER = Path(__file__).parents[1] / "vectors"
+
+
+def cases(family: str) -> pytest.MarkDecorator:
+    entries = json.loads((FOLDER / f"{family}.json").read_text())
+    return pytest.mark.parametrize("case", entries.values(), ids=list(entries))
+
+
+def vector(family: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{family}.json").read_text())[name]
+    return found
+
+
+def test_the_script_finds_nothing_to_change() -> None:
+    before = {path: path.read_bytes() for path in FOLDER.glob("*.json")}
+    assert runpy.run_path(str(FOLDER / "make.py"))["main"]() == 0
+    assert {path: path.read_bytes() for path in FOLDER.glob("*.json")} == before
+
+
+def test_the_script_refuses_to_change_a_vector(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "make.py"
+    script.write_text((FOLDER / "make.py").read_text())
+    (tmp_path / "keys.json").write_text('{"order 0": {"key": ["other"]}}')
+    assert runpy.run_path(str(script))["main"]() == 1
+    assert "keys: order 0" in capsys.readouterr().out
+    assert (tmp_path / "keys.json").read_text() == '{"order 0": {"key": ["other"]}}'
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "words"),
+    [
+        (0x0, 0x0, "6627e8d5e169c58dbc57ac4c9b00dbd8"),
+        (0xFFFFFFFF, 0xFFFFFFFF, "408f276d41c83b0ea20bc7c66d5451fd"),
+    ],
+)
+def test_philox_gives_the_published_answers(key: int, counter: int, words: str) -> None:
+    lane = np.array([counter], np.uint64)
+    out = generator.philox((key, key), (lane, lane, lane, lane))
+    assert "".join(f"{int(word[0]):08x}" for word in out) == words
+
+
+@cases("philox")
+def test_philox(case: dict[str, Any]) -> None:
+    if "start" in case:
+        words = generator.words(tuple(case["key"]), len(case["words"]), case["start"])
+        assert [f"{word:08x}" for word in words] == case["words"]
+        first = list(spec_words(tuple(case["key"]), case["start"], len(words)))
+        assert [f"{word:08x}" for word in first] == case["words"]
+    else:
+        key, counter = ([int(word, 16) for word in case[name]] for name in ("key", "counter"))
+        assert [f"{word:08x}" for word in spec_philox(key, counter)] == case["words"]
+
+
+@cases("keys")
+def test_keys(case: dict[str, Any]) -> None:
+    parts = [bytes.fromhex(part) for part in case["parts"]]
+    key = generator.derive_key(case["label"], *parts)
+    assert [f"{word:08x}" for word in key] == case["key"]
+    assert spec_key(case["label"].encode(), *parts) == key
+
+
+@cases("orders")
+def test_orders(case: dict[str, Any]) -> None:
+    dimension, round_number = case["dimension"], case["round"]
+    places = permutation.order(bytes(range(32)), round_number, dimension)
+    assert places[:16].tolist() == case["first"]
+    assert hashlib.sha256(places.astype("<u4").tobytes()).hexdigest() == case["sha256"]
+    assert np.array_equal(np.sort(places), np.arange(dimension))
+    key = spec_key(b"order", bytes(range(32)), struct.pack("<I", round_number))
+    alone = [spec_place(key, index, dimension) for index in range(min(16, dimension))]
+    assert alone == case["first"]
+
+
+@cases("scales")
+def test_scales(case: dict[str, Any]) -> None:
+    assert scale.encode_scale(case["value"]) == case["code"]
+    assert scale.decode_scale(case["code"]) == case["units"] == spec_scale(case["code"])
+
+
+@cases("trits")
+def test_trits(case: dict[str, Any]) -> None:
+    data = bytes.fromhex(case["bytes"])
+    assert trits.pack_trits(np.array(case["trits"], np.int8)) == data
+    assert trits.unpack_trits(data, len(case["trits"])).tolist() == case["trits"]
+    assert spec_trits(data, len(case["trits"])) == case["trits"]
+
+
+@cases("codes")
+def test_codes(case: dict[str, Any]) -> None:
+    values = case["values"]
+    coded = coding.encode(np.array(values, np.int8))
+    assert coded == coding.Coded(case["count"], case["coding"], bytes.fromhex(case["bytes"]))
+    assert coding.decode(coded, len(values)).tolist() == values
+    assert spec_share_code(coded.coding, coded.count, coded.data, len(values)) == values
+
+
+@cases("seals")
+def test_seals(case: dict[str, Any]) -> None:
+    frame, body = bytes.fromhex(case["bytes"]), bytes.fromhex(case["body"])
+    header = seal.Header(case["context"], case["counter"], case["suite"], case["key_phase"])
+    assert seal.seal(header, body) == frame
+    assert seal.open_seal(frame) == (header, body)
+    assert frame[0] == 0x20 | case["key_phase"] << 1
+    assert frame[1:6] == struct.pack("<H", case["context"]) + struct.pack("<I", header.counter)[:3]
+    assert frame[-8:] == hashlib.sha256(frame[:-8]).digest()[:8]
+
+
+def test_shares() -> None:
+    case = vector("packets", "update")
+    for index, text in enumerate(case["shares"]):
+        item = share.read_share(bytes.fromhex(text))
+        assert (item.round_low, item.slice.index) == (case["round"], index)
+        assert share.write_share(case["round"], item.slice).hex() == text
+
+
+def test_the_digest_of_a_packet() -> None:
+    case = vector("packets", "digest")
+    shares = [bytes.fromhex(text) for text in case["shares"]]
+    assert manifest.packet_hash(shares).hex() == case["sha256"]
+    assert manifest.packet_digest(shares).hex() == case["digest"] == case["sha256"][:8]
+
+
+@pytest.mark.parametrize("name", ["manifest", "manifest of a gateway"])
+def test_manifests(name: str) -> None:
+    case = vector("packets", name)
+    item = manifest.read_manifest(bytes.fromhex(case["bytes"]))
+    for field, value in case["fields"].items():
+        found = getattr(item, field)
+        plain = found.hex() if isinstance(found, bytes) else found
+        assert plain == (tuple(value) if isinstance(value, list) else value)
+    assert manifest.write_manifest(item).hex() == case["bytes"]
+
+
+@cases("controls")
+def test_controls(case: dict[str, Any]) -> None:
+    message = control.read_control(bytes.fromhex(case["bytes"]))
+    assert type(message).__name__ == case["type"]
+    for field, value in case["fields"].items():
+        found = getattr(message, field)
+        plain = found.hex() if isinstance(found, bytes) else found
+        assert plain == (tuple(value) if isinstance(value, list) else value)
+    assert control.write_control(message).hex() == case["bytes"]
+
+
+@cases("pieces")
+def test_pieces(case: dict[str, Any]) -> None:
+    content, mtu = bytes.fromhex(case["object"]), case["frame_mtu"]
+    bodies = pieces.cut(content, mtu)
+    assert [body.hex() for body in bodies] == case["pieces"]
+    assembly = pieces.Assembly(mtu, object_max=1 << 16)
+    answers = [assembly.add(body) for body in reversed(bodies)]
+    assert answers == [None] * (len(bodies) - 1) + [content]
+
+
+@cases("objects")
+def test_objects(case: dict[str, Any]) -> None:
+    certified = bytes.fromhex(case["certified"])
+    content, certificate = reference.split_certificate(certified)
+    assert content.hex() == case["content"]
+    assert reference.certify(content, certificate) == certified
+    assert certified[len(content) :] == bytes(65) + b"\x01"
+    assert reference.reference_hash(content).hex() == case["hash"]
+    (head_size,) = struct.unpack_from("<I", content, 1)
+    step = reference.read_object(content, dimension=(len(content) - 5 - head_size) // 4)
+    write: Callable[[Any], bytes] = (
+        reference.write_snapshot
+        if isinstance(step, reference.Snapshot)
+        else reference.write_reference
+    )
+    assert write(step) == content
+
+
+def test_plan_and_genesis() -> None:
+    case = vector("plans", "plan")
+    made = plan.Plan(**case["fields"])
+    assert plan.from_numbers(plan.to_numbers(made)) == made
+    model, run = bytes.fromhex(case["model_hash"]), bytes.fromhex(case["run"])
+    assert plan.genesis(model, run, made).hex() == case["genesis"]
+    numbers = struct.pack("<11I", *case["fields"].values())
+    spec = hashlib.sha256(b"ternmesh genesis" + model + run + numbers).digest()[:16]
+    assert spec.hex() == case["genesis"]
+
+
+# SPEC.md, read by somebody else
+
+
+LOW = 0xFFFFFFFF
+
+
+def spec_philox(key: list[int], counter: list[int]) -> list[int]:
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(10):
+        p, q = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (q >> 32) ^ c1 ^ k0, q & LOW, (p >> 32) ^ c3 ^ k1, p & LOW
+        k0, k1 = (k0 + 0x9E3779B9) & LOW, (k1 + 0xBB67AE85) & LOW
+    return [c0, c1, c2, c3]
+
+
+def spec_words(key: tuple[int, int], start: int, count: int) -> Iterator[int]:
+    for number in range(start, start + count):
+        block = number // 4
+        yield spec_philox(list(key), [block & LOW, block >> 32, 0, 0])[number % 4]
+
+
+def spec_key(*parts: bytes) -> tuple[int, int]:
+    head = hashlib.sha256(b"".join(struct.pack("<H", len(p)) + p for p in parts)).digest()
+    k0, k1 = struct.unpack_from("<II", head)
+    return k0, k1
+
+
+def spec_place(key: tuple[int, int], index: int, dimension: int) -> int:
+    round_keys = list(spec_words(key, 0, 8))
+    bits = 2
+    while 1 << bits < dimension:
+        bits += 1
+    low_bits, high_bits = (bits + 1) // 2, bits // 2
+    place = index
+    while True:
+        high, low = place >> low_bits, place % (1 << low_bits)
+        for number, round_key in enumerate(round_keys):
+            if number % 2 == 0:
+                high ^= spec_mix((low + round_key) & LOW) % (1 << high_bits)
+            else:
+                low ^= spec_mix((high + round_key) & LOW) % (1 << low_bits)
+        place = high << low_bits | low
+        if place < dimension:
+            return place
+
+
+def spec_mix(x: int) -> int:
+    x = (x ^ x >> 16) * 0x85EBCA6B & LOW
+    x = (x ^ x >> 13) * 0xC2B2AE35 & LOW
+    return x ^ x >> 16
+
+
+def spec_scale(code: int) -> int:
+    return (code & 0x7FF) << (code >> 11)
+
+
+def spec_trits(data: bytes, count: int) -> list[int]:
+    digits = [byte // 3**place % 3 - 1 for byte in data for place in range(5)]
+    return digits[:count]
+
+
+def spec_share_code(code: int, count: int, data: bytes, size: int) -> list[int]:
+    if code == 0x80:
+        return spec_trits(data, size)
+    rice, values, at = code & 15, [0] * size, 0
+
+    def bit(number: int) -> int:
+        return data[number // 8] >> number % 8 & 1
+
+    def unary(at: int) -> tuple[int, int]:
+        zeros = 0
+        while not bit(at + zeros):
+            zeros += 1
+        return zeros, at + zeros + 1
+
+    quotients = []
+    for _ in range(count):
+        quotient, at = unary(at)
+        quotients.append(quotient)
+    remainders, signs = at, at + count * rice
+    magnitudes, place = signs + count, -1
+    for number, quotient in enumerate(quotients):
+        low = sum(bit(remainders + number * rice + i) << i for i in range(rice))
+        place += 1 + (quotient << rice) + low
+        magnitude = 1
+        if code & 0x40:
+            extra, magnitudes = unary(magnitudes)
+            magnitude += extra
+        values[place] = -magnitude if bit(signs + number) else magnitude
+    return values

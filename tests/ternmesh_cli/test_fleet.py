@@ -1,0 +1,243 @@
+"""Host and nodes as real processes on a real mosquitto, each of which dies in the middle of a round.
+
+A node that is stopped (SIGSTOP) keeps a round open for as long as a test needs it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host.config import load_bundle
+from models.zoo import fsdd_path
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.node_store import NodeStore
+from transports.control_socket import ControlError, ask
+
+ROOT = Path(__file__).parents[2]
+BOARDS = ("theo", "nicolas", "yweweler")
+ROUNDS = 5
+ANNOUNCE_S = 1
+PATIENCE_S = 60.0
+
+HOST_CONFIG = """
+state_dir = "."
+bundle = "keyword"
+[link]
+url = "{url}"
+[run]
+rounds = {rounds}
+min_peers = 3
+deadline_s = 600
+announce_s = {announce_s}
+"""
+NODE_CONFIG = """
+name = "{name}"
+state_dir = "."
+bundle = "keyword"
+[link]
+url = "{url}"
+[data]
+path = '{clips}'
+divide_by = 255.0
+arrays = {{features = "x", target = "y"}}
+where = {{speaker = "{name}"}}
+"""
+
+
+class Process:
+    """`ternmesh host` or `ternmesh node` with a folder of its own; it may be started again."""
+
+    def __init__(self, command: str, folder: Path, config: str, *options: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        path = folder / "config.toml"
+        path.write_text(config)
+        self._arguments = [sys.executable, "-m", "ternmesh_cli.main", command]
+        self._arguments += ["--config", str(path), *options]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._arguments, cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log
+        self.process.send_signal(number)
+
+    def kill9(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+
+    def status(self) -> dict[str, Any] | None:
+        """What it says of itself, or None while it does not answer."""
+        try:
+            return ask(self.folder / "control.sock", {"command": "status"}, PATIENCE_S)
+        except ControlError:
+            assert self.process.poll() in (None, 0), self.log
+            return None
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+
+class Fleet:
+    """The processes, and the questions that tests ask again and again."""
+
+    def __init__(self, folder: Path, url: str, eventually: Callable, *options: str) -> None:
+        config = HOST_CONFIG.format(url=url, rounds=ROUNDS, announce_s=ANNOUNCE_S)
+        clips = fsdd_path("train")
+        self.host = Process("host", folder / "host", config, *options)
+        self.boards = {
+            name: Process(
+                "node", folder / name, NODE_CONFIG.format(name=name, url=url, clips=clips)
+            )
+            for name in BOARDS
+        }
+        self._eventually = eventually
+
+    def wait_for(self, process: Process, condition: Callable[[dict[str, Any]], object]) -> None:
+        """Until the status of a process is so."""
+        self._eventually(lambda: (now := process.status()) and condition(now), PATIENCE_S)
+
+    def hold_open(self, name: str) -> dict[str, Any]:
+        """Stop a board after the first round, and wait until the host has all other packets."""
+        self.wait_for(self.host, lambda status: status["version"] >= 1)
+        self.boards[name].signal(signal.SIGSTOP)
+        others = set(BOARDS) - {name}
+        self.wait_for(self.host, lambda status: others <= delivered(status))
+        status = self.host.status()
+        assert status["phase"] == "open"
+        assert name not in delivered(status), "the round would not stay open: stop it earlier"
+        return status
+
+    def finish(self, run: str) -> None:
+        """Let the run come to its end, and check that it is one run and everybody agrees on it."""
+        for process in (self.host, *self.boards.values()):
+            self.wait_for(process, lambda status: status["version"] == ROUNDS)
+            assert process.status()["run"] == run
+        status = self.host.status()
+        assert status["phase"] == "finished"
+        assert [item["version"] for item in status["history"]] == list(range(1, ROUNDS + 1))
+        assert [set(item["counted"]) for item in status["history"]] == [set(BOARDS)] * ROUNDS
+        for process in (self.host, *self.boards.values()):
+            process.signal(signal.SIGTERM)
+            assert process.process.wait(PATIENCE_S) == 0, process.log
+        self.check_files()
+
+    def check_files(self) -> None:
+        """The files of all hold the same reference."""
+        bundle = load_bundle("keyword")
+        host = HostStore(self.host.folder / "host.sqlite")
+        host.open()
+        theirs = host.load(bundle.model_hash()).state
+        host.close()
+        assert theirs.version == ROUNDS
+        assert theirs.fixed.any()
+        for board in self.boards.values():
+            node = NodeStore(board.folder / "node.sqlite")
+            node.open()
+            ours = node.load(bundle.model_hash(), bundle.dimension)
+            node.close()
+            assert (ours.version, ours.reference) == (ROUNDS, theirs.reference)
+            assert ours.fixed.tobytes() == theirs.fixed.tobytes()
+
+
+def delivered(status: dict[str, Any]) -> set[str]:
+    """Whose packets the host has."""
+    return {node["name"] for node in status["nodes"] if node["delivered"] == "whole"}
+
+
+@pytest.fixture
+def new_fleet(tmp_path, mosquitto, eventually) -> Callable[..., Any]:
+    @contextmanager
+    def start(*options: str) -> Iterator[Fleet]:
+        fleet = Fleet(tmp_path, mosquitto.url, eventually, *options)
+        members = (fleet.host, *fleet.boards.values())
+        try:
+            for member in members:
+                member.start()
+            yield fleet
+        finally:
+            for member in members:
+                if member.process is not None and member.process.poll() is None:
+                    member.process.kill()
+                    member.process.wait(PATIENCE_S)
+
+    return start
+
+
+@pytest.fixture
+def fleet(new_fleet) -> Iterator[Fleet]:
+    with new_fleet() as fleet:
+        yield fleet
+
+
+def test_a_fleet_in_peace_and_a_host_that_leaves_when_all_is_done(new_fleet):
+    with new_fleet("--until-finished") as fleet:
+        for board in fleet.boards.values():
+            fleet.wait_for(board, lambda status: status["version"] == ROUNDS)
+        status = fleet.host.status()
+        assert status["phase"] == "finished"
+        shown = subprocess.run(
+            [sys.executable, "-m", "ternmesh_cli.main", "status", "--config"]
+            + [str(fleet.boards["theo"].folder / "config.toml")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert "node theo of fleet ternmesh, model keyword" in shown
+        assert f"reference {ROUNDS} of {ROUNDS}, finished" in shown
+        for item in status["history"]:
+            assert set(item["bytes_up"]) == set(BOARDS)
+            assert all(0 < size < 2 * 1400 for size in item["bytes_up"].values())
+            assert item["bytes_down"] > 0
+        assert fleet.host.process.wait(PATIENCE_S) == 0, fleet.host.log
+        for board in fleet.boards.values():
+            board.signal(signal.SIGINT)
+            assert board.process.wait(PATIENCE_S) == 0, board.log
+        fleet.check_files()
+
+
+def test_a_host_that_is_killed_goes_on_in_the_same_round(fleet):
+    before = fleet.hold_open("theo")
+    fleet.host.kill9()
+    fleet.host.start()
+    fleet.wait_for(fleet.host, lambda status: True)
+    after = fleet.host.status()
+    assert (after["run"], after["version"]) == (before["run"], before["version"])
+    assert after["reference"] == before["reference"]
+    assert delivered(after) == delivered(before), "packets with a receipt are on the host's disk"
+    fleet.boards["theo"].signal(signal.SIGCONT)
+    fleet.finish(before["run"])
+
+
+def test_a_broker_that_is_killed_is_found_again(fleet, mosquitto):
+    before = fleet.hold_open("nicolas")
+    mosquitto.restart()
+    fleet.boards["nicolas"].signal(signal.SIGCONT)
+    fleet.finish(before["run"])
+
+
+def test_a_node_that_is_killed_goes_on_with_its_packet(fleet):
+    before = fleet.hold_open("yweweler")
+    theo, nicolas = fleet.boards["theo"], fleet.boards["nicolas"]
+    theo.kill9()  # with a packet that the host has, and no reference that counts it
+    fleet.boards["yweweler"].signal(signal.SIGCONT)
+    theo.start()
+    fleet.wait_for(nicolas, lambda status: status["activity"] == "training")
+    nicolas.kill9()  # with work of which nothing is on its disk
+    nicolas.start()
+    fleet.finish(before["run"])
