@@ -32,8 +32,9 @@ class LinkConfig:
 class DataConfig:
     """What the node learns from: `path` (.npz file or folder), or the class that `source` names.
 
-    `arrays`, `where` and `divide_by` are those of `edge.sources.NpzSettings`. A source is asked
-    every `poll_s`; its samples wait in a buffer on disk for their labels, and stay there after.
+    `arrays`, `where` and `divide_by` are those of `edge.sources.NpzSettings`. The class is made
+    with `options`; Python looks for its module in the folder `source_path` too. It is asked every
+    `poll_s`; its samples wait in a buffer on disk for their labels, and stay there after.
     """
 
     path: str | None = None
@@ -41,6 +42,7 @@ class DataConfig:
     where: Table = field(default_factory=dict)
     divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
     source: str | None = None
+    source_path: str | None = None
     options: Table = field(default_factory=dict)
     poll_s: float = field(default=1.0, metadata=limits(0.01, 3600.0))
     replay_samples_max: int = field(default=4096, metadata=limits(1, 1_000_000))
@@ -190,6 +192,10 @@ def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
         bundle=str(folder / config.bundle) if is_folder else config.bundle,
         control_socket=anchored(config.control_socket),
         link=replace(config.link, ca_file=anchored(config.link.ca_file)),
-        data=replace(config.data, path=anchored(config.data.path)),
+        data=replace(
+            config.data,
+            path=anchored(config.data.path),
+            source_path=anchored(config.data.source_path),
+        ),
         evaluate=replace(config.evaluate, path=anchored(config.evaluate.path)),
     )

@@ -1,5 +1,6 @@
 """How good the adapter is: on samples kept for that, or on new ones before they are learnt."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -63,10 +64,10 @@ class Evaluator:
             self._count += len(values)
 
     def take(self) -> float | None:
-        """The mean score since the last call, or None without samples."""
-        mean = self._total / self._count if self._count else None
+        """The mean score since the last call, where there were samples and it is finite."""
+        mean = self._total / self._count if self._count else math.nan
         self._total, self._count = 0.0, 0
-        return mean
+        return mean if math.isfinite(mean) else None
 
 
 def spread(count: int, count_max: int) -> NDArray[np.int64]:

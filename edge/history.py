@@ -17,8 +17,10 @@ _log = logging.getLogger(__name__)
 class Entry:
     """One reference. `metric` is its worth on this node's evaluation data, by the bundle's metric.
 
-    `loss` is the mean loss of the local steps that this node took on the way to it, None where it
-    took none; bytes are those on the bearer since the entry before, seconds likewise.
+    Without such data it is that of the references before, on the samples that have got their label
+    since the entry before. `loss` is the mean loss of the local steps that this node took on the
+    way to it, None where it took none; bytes are those on the bearer since the entry before,
+    seconds likewise.
     """
 
     version: int

@@ -4,6 +4,7 @@ It lives in one thread; while it trains, traffic is served between two batches.
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from edge.config import NodeConfig, adam_settings
 from edge.evaluation import Evaluator, spread
 from edge.feed import Feed
 from edge.history import Entry, History
-from edge.session import Inference, LoadedBundle, TrainStep, write_adapter
+from edge.session import Inference, LoadedBundle, TrainStep, trim_memory, write_adapter
 from edge.trainer import Dataset, Trainer, round_rng
 from ternmesh.errors import CodecError
 from ternmesh.hypervector.scale import to_float
@@ -38,6 +39,7 @@ from transports.driver import Driver
 POLL_S = 0.25  # how long an idle node sleeps at most
 RELEASE_AFTER_S = 20.0  # how long an idle node keeps its sessions
 INSTANCE_SIZE = 8  # bytes
+REFUSALS_TOLD_MAX = 256
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class Node:
         self._run = (state.run, state.plan)
         self._loss: float | None = None  # of the round that was trained last
         self._events: list[NodeEvent] = []
+        self._told: set[str] = set()  # refusals are logged once each, and counted always
         self._marked_bytes, self._marked_at = (0, 0), clock()
         self._busy_at = clock()
 
@@ -140,24 +143,34 @@ class Node:
         self._store.record(event)
         self._events.append(event)
         line = describe(event, self.config.name)
-        if line is not None:
-            _log.log(logging.INFO, "%s", line)
+        if line is not None and line not in self._told:
+            _log.info("%s", line)
+            if isinstance(event, Refused) and len(self._told) < REFUSALS_TOLD_MAX:
+                self._told.add(line)
 
     def _react(self) -> None:
         events, self._events = self._events, []
+        is_changed = False
         for event in events:
-            if isinstance(event, Joined) and (event.run, event.plan) != self._run:
-                self._run = (event.run, event.plan)
-                self.trainer.stop(forget=True)
-                self.wanted, self._loss = None, None
-                self.history.clear()
-            elif isinstance(event, WorkReady):
-                self.wanted = event.round
-        if any(isinstance(event, Advanced) for event in events):
+            match event:
+                case Joined() if (event.run, event.plan) != self._run:
+                    self._begin_run(event)
+                    is_changed = True
+                case Advanced():
+                    is_changed = True
+                case WorkReady():
+                    self.wanted = event.round
+        if is_changed:
             self._fold_stale_work()
             self._use_reference()
         if self._is_news():
             self._judge()
+
+    def _begin_run(self, event: Joined) -> None:
+        self._run = (event.run, event.plan)
+        self.trainer.stop(forget=True)
+        self.wanted, self._loss = None, None
+        self.history.clear()
 
     def _is_news(self) -> bool:
         """Whether the history lacks the current reference of a run."""
@@ -180,9 +193,9 @@ class Node:
         if held_out is not None:
             chosen = spread(len(held_out), self.config.evaluate.samples_max)
             self._evaluator.judge(held_out, chosen)
+        self._busy_at = now = self._clock()
         traffic = list(self.driver.traffic.values())
         moved = (sum(t.bytes_out for t in traffic), sum(t.bytes_in for t in traffic))
-        now = self._clock()
         entry = Entry(
             version=self.member.version,
             metric=self._evaluator.take(),
@@ -245,6 +258,8 @@ class Node:
         if self._clock() >= self._busy_at + RELEASE_AFTER_S:
             self._step.release()
             self._inference.release()
+            trim_memory()
+            self._busy_at = math.inf
 
 
 def _weight(data: NodeData) -> int:

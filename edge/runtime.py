@@ -43,7 +43,8 @@ def open_data(config: NodeConfig, bundle: Bundle) -> Iterator[NodeData]:
             )
         yield NodeData(training, held_out)
         return
-    source = make_source(data.source, data.options)
+    folder = None if data.source_path is None else Path(data.source_path)
+    source = make_source(data.source, data.options, folder)
     buffer = ReplayBuffer(
         config.replay_path, bundle, data.replay_samples_max, data.replay_bytes_max
     )

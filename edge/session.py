@@ -3,6 +3,8 @@
 Sessions are made when they are first used and can be released, so that an idle node stays small.
 """
 
+import contextlib
+import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -181,8 +183,14 @@ def session_options(threads: int, *, is_training: bool) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_pattern = False
-    options.enable_cpu_mem_arena = False
+    options.enable_cpu_mem_arena = is_training
     return options
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system at once, where the C library can do that (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _new_session(path: Path, threads: int, *, is_training: bool) -> Any:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,13 @@ def open_folder(path: Path, bundle: Bundle, settings: NpzSettings) -> FolderData
     return data
 
 
-def make_source(name: str, options: Mapping[str, Any]) -> Source:
-    """The source whose class is `package.module:ClassName`, made with `options`."""
+def make_source(name: str, options: Mapping[str, Any], folder: Path | None = None) -> Source:
+    """The source whose class is `package.module:ClassName`, made with `options`.
+
+    Python looks for the module in `folder` too, and for what that imports.
+    """
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))
     module_name, _, class_name = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), class_name)

@@ -1,6 +1,7 @@
 """One round of local training, one batch at a time, so that traffic is served in between."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -100,9 +101,10 @@ class Trainer:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the steps so far."""
+        """The mean loss of the steps so far, where there were any and it is finite."""
         work = self._work
-        return work.losses / work.steps_done if work and work.steps_done else None
+        mean = work.losses / work.steps_done if work and work.steps_done else math.nan
+        return mean if math.isfinite(mean) else None
 
     def begin(
         self, round_number: int, reference: Vector, plan: Plan, rng: np.random.Generator

@@ -14,24 +14,27 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch._decomp import core_aten_decompositions
-from torch.fx.experimental.proxy_tensor import make_fx
-
-from models.errors import ExportError
-from models.graph_passes import make_overridable, optimise
-from models.lora import Adapter
-from ternmesh.bundle import ADAPTER, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
 
 try:
     import onnx_ir as ir
     import onnx_ir.passes.common as common
     import onnxruntime
-    import onnxscript  # noqa: F401  torch.onnx needs it and says so less clearly
+    import onnxscript  # noqa: F401  torch.onnx needs it and would say so less clearly
+    import torch
+    from torch import nn
+    from torch._decomp import core_aten_decompositions
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
-    raise ImportError("export needs onnx and onnxruntime: pip install 'ternmesh[train]'") from error
+    raise ImportError(
+        "export needs torch, onnx and onnxruntime: pip install 'ternmesh[train]'"
+    ) from error
+
+from models.errors import ExportError
+from models.graph_passes import make_overridable, optimise
+from models.lora import Adapter
+from ternmesh.bundle import ADAPTER, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
 
 DESCRIPTION = "model.json"
 RELATIVE_ERROR_MAX = 1e-4
@@ -182,7 +185,8 @@ def _train_graph(
     table = cast(
         "Mapping[torch._ops.OpOverload, Callable[..., object]]", core_aten_decompositions()
     )
-    traced = make_fx(step, decomposition_table=table)(*arguments)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels' gradients have no ONNX operator
+        traced = make_fx(step, decomposition_table=table)(*arguments)
     model = _onnx(traced, arguments, ["adapter", *batch_names], ["loss", "gradient"])
     optimise(model)
     return model

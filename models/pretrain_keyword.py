@@ -13,8 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch.nn import functional
+
+try:
+    import torch
+    from torch.nn import functional
+except ImportError as error:
+    raise ImportError("pre-training needs torch: pip install 'ternmesh[train]'") from error
 
 from models.export import export
 from models.keyword import KeywordTransformer, add_keyword_lora

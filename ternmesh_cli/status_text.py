@@ -70,7 +70,9 @@ def _activity(answer: Answer) -> str:
 
 def _metric(answer: Answer) -> str:
     name = answer["metric_name"].replace("_", " ")
-    return f"{name} not measured yet" if answer["metric"] is None else f"{name} {answer['metric']:.3g}"
+    return (
+        f"{name} not measured yet" if answer["metric"] is None else f"{name} {answer['metric']:.3g}"
+    )
 
 
 def _link(transport: Answer) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ternmesh.errors import CodecError
 from ternmesh.hypervector.coding import Coded, bits_per_trit, decode, encode
 from ternmesh.hypervector.scale import UNIT, decode_scale, encode_scale
 
@@ -73,7 +74,9 @@ def encode_vector(
     zeros: float,
     room: int,
 ) -> list[Slice]:
-    """All slices of `vector` (float32, D), each coded in at most `room` bytes."""
+    """All slices of `vector` (float32, D), each in at most `room` bytes; CodecError for NaN."""
+    if not np.isfinite(vector).all():
+        raise CodecError("a vector with NaN or infinity cannot become a hypervector")
     shuffled = vector[order]
     starts = range(0, slicing.dimension, slicing.span)
     return [

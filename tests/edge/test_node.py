@@ -240,13 +240,21 @@ def test_a_round_that_diverges_is_counted_and_sends_nothing(world: World) -> Non
     world.new_host(min_peers=1)
     ada, bob = world.add("ada"), world.add("bob")
     ada.trainer._step = Broken(ada.trainer._step, ada, bad_round=2)
-    world.until(lambda: ada.diverged == 1)
+    shown: list[object] = []
+
+    def diverged() -> bool:
+        if ada.trainer.round == 2 and ada.trainer.progress[0] == 1:
+            shown.append(status(ada)["training"]["loss"])
+        return ada.diverged == 1
+
+    world.until(diverged)
     residual = ada.member.residual.copy()
     assert ada.member.pending is None
     assert np.isfinite(residual).all()
     np.testing.assert_array_equal(ada.reference, reference(world))
     world.until(lambda: ada.member.finished and bob.member.finished)
     assert ada.diverged == 1
+    assert set(shown) == {None}
     assert world.host.coordinator.nodes[1].rounds_counted == ROUNDS - 1
     losses = [entry.loss for entry in ada.history]
     assert losses[3] is None
@@ -257,7 +265,12 @@ def test_a_round_that_diverges_is_counted_and_sends_nothing(world: World) -> Non
 def test_another_run_begins_from_nothing(world: World) -> None:
     node = world.add("ada")
     world.until(lambda: node.member.version == 3 and node.trainer.round == 3)
+    learned = node.reference
     world.new_host(run=b"second  ", plan=make(rounds=2))
+    world.until(lambda: node.member.run == b"second  ")
+    assert node.trainer.round in (None, 0)
+    assert adapter_version(node.config.adapter_path) == 0
+    assert not np.array_equal(node.reference, learned)
     world.until(lambda: node.member.finished)
     assert node.member.run == b"second  "
     assert [entry.version for entry in node.history] == [0, 1, 2]

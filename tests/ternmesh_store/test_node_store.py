@@ -188,4 +188,4 @@ def test_the_vectors_that_are_loaded_may_be_changed(path):
         state = load(path)
         state.fixed[:] += 1
         state.residual[:] += 1.0
-    assert not state.fixed.sum() == 0
+    assert state.fixed.sum() != 0

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.errors import WireError
+from ternmesh.hypervector.scale import UNIT
+from ternmesh.plan import make_plan
+from ternmesh.swarm import step
+from ternmesh.wire.share import read_share
+
+MODEL = bytes(range(32))
+PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
+
+
+def update(seed: int, round_number: int = 4) -> tuple[np.ndarray, list[bytes]]:
+    vector = np.random.default_rng(seed).normal(0, 0.01, 3000).astype(np.float32)
+    return vector, step.encode_update(vector, MODEL, round_number, PLAN)
+
+
+def arrived(shares: list[bytes]) -> step.Hypervector:
+    return step.read_shares(map(read_share, shares), PLAN.up)
+
+
+def test_an_update_points_where_the_vector_points() -> None:
+    vector, shares = update(1)
+    units = step.update_units(shares, MODEL, 4, PLAN) * UNIT
+    cosine = float(units @ vector) / np.linalg.norm(units) / np.linalg.norm(vector)
+    assert cosine > 0.85
+    assert (np.sign(vector)[units != 0] == np.sign(units)[units != 0]).all()
+
+
+def test_each_share_is_worth_its_own_coordinates() -> None:
+    _, shares = update(2)
+    whole = step.update_units(shares, MODEL, 4, PLAN)
+    parts = [step.update_units([body], MODEL, 4, PLAN) for body in shares]
+    assert np.array_equal(sum(parts), whole)
+    assert sum(part != 0 for part in parts).max() == 1  # type: ignore[union-attr]
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 99)), min_size=1, max_size=5))
+def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None:
+    packets = [(samples, arrived(update(seed)[1])) for samples, seed in nodes]
+    mean = step.combine(packets, MODEL, 4, PLAN)
+    units = [step.update_units(update(seed)[1], MODEL, 4, PLAN) * UNIT for _, seed in nodes]
+    weights = np.array([samples for samples, _ in nodes], float)
+    assert np.allclose(mean, np.average(units, axis=0, weights=weights), atol=1e-7)
+
+
+def test_a_share_that_few_delivered_is_the_mean_over_those() -> None:
+    _, a = update(1)
+    _, b = update(2)
+    mean = step.combine([(1, arrived(a)), (3, arrived(b[1:]))], MODEL, 4, PLAN)
+    first = step.update_units(a[:1], MODEL, 4, PLAN) * UNIT
+    places = first != 0
+    assert np.allclose(mean[places], first[places])
+    assert not step.combine([], MODEL, 4, PLAN).any()
+
+
+def test_the_largest_sum_does_not_overflow() -> None:
+    huge = np.full(3000, 1e9, np.float32)
+    vector = arrived(step.encode_update(huge, MODEL, 4, PLAN))
+    mean = step.combine([(1 << 20, vector)] * 100, MODEL, 4, PLAN)
+    assert mean.max() == pytest.approx(63.97, abs=0.01)
+    assert mean.min() >= 0
+
+
+def test_a_step_must_be_whole() -> None:
+    vector = np.ones(3000, np.float32)
+    shares = step.encode_step(vector, MODEL, 9, PLAN)
+    assert step.step_units(shares, MODEL, 9, PLAN).any()
+    for wrong in (shares[:-1], (*shares[:-1], shares[0]), (*shares, shares[0]), ()):
+        with pytest.raises(WireError):
+            step.step_units(wrong, MODEL, 9, PLAN)
+
+
+def test_a_share_beyond_the_packet_is_refused() -> None:
+    body = bytearray(update(1)[1][0])
+    body[3] = PLAN.up.count
+    with pytest.raises(WireError, match="shares"):
+        step.update_units([bytes(body)], MODEL, 4, PLAN)

@@ -1,0 +1,118 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.errors import WireError
+from ternmesh.plan import (
+    FRAME_MTU_MAX,
+    FRAME_MTU_MIN,
+    check_plan,
+    from_numbers,
+    genesis,
+    make_plan,
+    snapshot_max,
+    to_numbers,
+)
+from ternmesh.wire import control, manifest, pieces, seal
+
+PLAN = make_plan(16_934, rounds=20, local_steps=8, learning_rate=0.002)
+
+
+def test_the_usual_plan() -> None:
+    assert (PLAN.frame_mtu, PLAN.share_room) == (184, 160)
+    assert PLAN.up.count == 7
+    assert PLAN.up_zeros_permille == 900
+    assert PLAN.learning_rate_e6 == 2000
+    assert PLAN.scale_max == 1 << 24
+
+
+def test_a_plan_travels_whole() -> None:
+    assert from_numbers(to_numbers(PLAN)) == PLAN
+
+
+@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=14).map(tuple))
+def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> None:
+    try:
+        plan = from_numbers(numbers)
+    except WireError:
+        return
+    assert to_numbers(plan) == numbers
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dimension", 0),
+        ("dimension", (1 << 24) + 1),
+        ("frame_mtu", FRAME_MTU_MIN - 1),
+        ("frame_mtu", FRAME_MTU_MAX + 1),
+        ("up_zeros_permille", 1000),
+        ("down_zeros_permille", 1000),
+        ("up_span", 16),  # more than 1,024 slices
+        ("up_span", 16_935),
+        ("down_span", 0),
+        ("rounds", 0),
+        ("local_steps", 0),
+        ("learning_rate_e6", 0),
+        ("scale_max", 0),
+        ("scale_max", 1 << 31),
+        ("announce_s", 0),
+        ("announce_s", 86_401),
+    ],
+)
+def test_a_plan_has_limits(field: str, value: int) -> None:
+    with pytest.raises(WireError, match=field) as caught:
+        check_plan(replace(PLAN, **{field: value}))
+    assert caught.value.reason == "plan"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"up_zeros": 1.0}, "up_zeros_permille"),
+        ({"down_zeros": -0.1}, "down_zeros_permille"),
+        ({"frame_mtu": 20}, "frame_mtu"),
+        ({"dimension": 0}, "dimension"),
+        ({"dimension": 1 << 23}, "up_span|dimension"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_give_a_sentence(wrong: dict[str, float], name: str) -> None:
+    arguments = {"dimension": 1000, "rounds": 1, "local_steps": 1, "learning_rate": 0.1, **wrong}
+    with pytest.raises(WireError, match=name):
+        make_plan(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("frame_mtu", [FRAME_MTU_MIN, 184, FRAME_MTU_MAX])
+def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> None:
+    size = 4 * snapshot_max(frame_mtu) + 2048
+    assert -(-size // pieces.piece_size(frame_mtu)) <= pieces.PIECES_MAX
+
+
+def test_a_dimension_beyond_its_snapshot_is_refused() -> None:
+    dimension = snapshot_max(184)
+    spans = {"up_span": dimension, "down_span": dimension}
+    check_plan(replace(PLAN, dimension=dimension, **spans))
+    spans = {"up_span": dimension + 1, "down_span": dimension + 1}
+    with pytest.raises(WireError, match="frames of this size"):
+        check_plan(replace(PLAN, dimension=dimension + 1, **spans))
+
+
+def test_the_smallest_frame_holds_the_longest_of_each_body() -> None:
+    longest = manifest.Manifest(1, bytes(8), 1, bytes(4), 1, tuple(range(32)))
+    receipt = control.Receipt(2**32 - 1, bytes(4), bytes(128))
+    bodies = [manifest.write_manifest(longest), control.write_control(receipt)]
+    assert max(map(len, bodies)) + seal.OVERHEAD == FRAME_MTU_MIN
+
+
+def test_genesis_depends_on_model_run_and_every_number() -> None:
+    made = {genesis(b"m" * 32, b"r" * 8, PLAN)}
+    made.add(genesis(b"n" * 32, b"r" * 8, PLAN))
+    made.add(genesis(b"m" * 32, b"s" * 8, PLAN))
+    for index, number in enumerate(to_numbers(PLAN)):
+        numbers = list(to_numbers(PLAN))
+        numbers[index] = number + 1
+        made.add(genesis(b"m" * 32, b"r" * 8, type(PLAN)(*numbers)))
+    assert len(made) == 3 + len(to_numbers(PLAN))

@@ -1,0 +1,95 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.errors import WireError
+from ternmesh.wire import pieces
+
+MTU = 64
+SIZE = pieces.piece_size(MTU)
+
+
+@given(st.binary(min_size=1, max_size=900), st.randoms(use_true_random=False))
+def test_pieces_add_up_in_any_order(content: bytes, rng: random.Random) -> None:
+    bodies = pieces.cut(content, MTU)
+    assert all(len(body) <= MTU - 14 for body in bodies)
+    rng.shuffle(bodies)
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    doubled = [body for body in bodies[:-1] for _ in range(2)] + bodies[-1:]
+    answers = [assembly.add(body) for body in doubled]
+    assert answers == [None] * (len(doubled) - 1) + [content]
+
+
+@given(st.lists(st.binary(max_size=70) | st.binary(max_size=SIZE).map(lambda d: b"\x04" + d)))
+def test_any_bytes_are_taken_or_a_wire_error(bodies: list[bytes]) -> None:
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    for body in bodies:
+        try:
+            content = assembly.add(body)
+        except WireError:
+            continue
+        assert content is None or body in pieces.cut(content, MTU)
+        assert len(assembly._partials) <= 4
+
+
+def head(size: int, index: int, name: bytes = b"name") -> bytes:
+    return b"\x04" + name + size.to_bytes(4, "little") + index.to_bytes(2, "little")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\x04", "length"),
+        (head(10, 0), "length"),
+        (head(0, 0) + b"x", "piece"),
+        (head(1001, 0) + bytes(SIZE), "piece"),
+        (head(0xFFFFFFFF, 0) + bytes(SIZE), "piece"),
+        (head(100, 0) + bytes(SIZE - 1), "piece"),
+        (head(100, 0) + bytes(SIZE + 1), "piece"),
+        (head(100, 2) + bytes(100 - 2 * SIZE + 1), "piece"),
+        (head(100, 3) + b"x", "piece"),
+        (head(100, 0xFFFF) + b"x", "piece"),
+        (head(SIZE, 1) + b"x", "piece"),
+        (head(3, 0) + b"abc", "piece"),  # complete, and not what its name says
+    ],
+)
+def test_why_a_piece_is_refused(body: bytes, reason: str) -> None:
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    with pytest.raises(WireError) as caught:
+        assembly.add(body)
+    assert caught.value.reason == reason
+    assert not assembly._partials
+
+
+def test_pieces_that_disagree_about_the_size_are_refused() -> None:
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    first, *_ = pieces.cut(bytes(200), MTU)
+    assert assembly.add(first) is None
+    with pytest.raises(WireError, match="disagree"):
+        assembly.add(first[:5] + (300).to_bytes(4, "little") + first[9:])
+
+
+def test_a_false_piece_spoils_the_object_and_a_second_try_succeeds() -> None:
+    bodies = pieces.cut(bytes(range(200)), MTU)
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    assembly.add(bodies[1][:-1] + b"!")
+    assembly.add(bodies[0])
+    for body in bodies[2:-1]:
+        assembly.add(body)
+    with pytest.raises(WireError, match="add up"):
+        assembly.add(bodies[-1])
+    assert [assembly.add(body) for body in bodies][-1] == bytes(range(200))
+
+
+def test_an_object_that_still_arrives_is_not_the_one_forgotten() -> None:
+    """A long snapshot must survive a row of references that each lost a piece."""
+    long = pieces.cut(bytes(range(240)) * 3, MTU)
+    assembly = pieces.Assembly(MTU, object_max=1000, objects_max=2)
+    for number, body in enumerate(long[:-1]):
+        assert assembly.add(body) is None
+        broken = pieces.cut(bytes([number]) * 100, MTU)[0]
+        assert assembly.add(broken) is None
+        assert len(assembly._partials) == 2
+    assert assembly.add(long[-1]) == bytes(range(240)) * 3

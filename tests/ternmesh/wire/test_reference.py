@@ -1,0 +1,163 @@
+import cbor2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.errors import WireError
+from ternmesh.wire import reference
+
+u32 = st.integers(0, 0xFFFFFFFF)
+counted = st.builds(
+    reference.Counted, u32, u32, st.binary(min_size=4, max_size=4), st.binary(max_size=128)
+)
+head = {
+    "version": u32,
+    "model": st.binary(min_size=8, max_size=8),
+    "finished": st.booleans(),
+    "deadline_ms": u32,
+    "counted": st.lists(counted, max_size=4).map(tuple),
+}
+hashes = st.binary(min_size=16, max_size=16)
+shares = st.lists(st.binary(max_size=40), max_size=5).map(tuple)
+references = st.builds(reference.Reference, parent=hashes, shares=shares, **head)
+
+
+@given(references)
+def test_a_reference_reads_as_written(step: reference.Reference) -> None:
+    assert reference.read_object(reference.write_reference(step), 10) == step
+
+
+@given(st.fixed_dictionaries({**head, "reference": hashes}), st.lists(st.integers(-9, 9)))
+def test_a_snapshot_reads_as_written(fields: dict[str, object], numbers: list[int]) -> None:
+    state = np.array(numbers, np.int32)
+    content = reference.write_snapshot(reference.Snapshot(**fields, state=state))  # type: ignore[arg-type]
+    again = reference.read_object(content, len(numbers))
+    assert isinstance(again, reference.Snapshot)
+    assert {name: getattr(again, name) for name in fields} == fields
+    assert np.array_equal(again.state, state)
+    with pytest.raises(WireError, match="holds"):
+        reference.read_object(content, len(numbers) + 1)
+
+
+def readable(data: bytes, dimension: int) -> None:
+    try:
+        step = reference.read_object(data, dimension)
+    except WireError:
+        return
+    if isinstance(step, reference.Snapshot):
+        assert reference.write_snapshot(step) == data
+    else:
+        assert reference.write_reference(step) == data
+
+
+@given(st.binary(max_size=120), st.integers(1, 2), st.integers(0, 60), st.integers(0, 4))
+def test_any_bytes_are_an_object_or_a_wire_error(
+    data: bytes, kind: int, length: int, dimension: int
+) -> None:
+    readable(data, dimension)
+    readable(bytes([kind]) + length.to_bytes(4, "little") + data, dimension)
+
+
+@given(references, st.data())
+def test_a_damaged_reference_is_an_object_or_a_wire_error(
+    step: reference.Reference, data: st.DataObject
+) -> None:
+    content = bytearray(reference.write_reference(step))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.integers(0, len(content)))
+    readable(bytes(content), 3)
+    readable(bytes(content[:end]), 3)
+
+
+signers = st.lists(
+    st.tuples(st.integers(0, 255), st.binary(min_size=64, max_size=64)), min_size=1, max_size=16
+).map(tuple)
+
+
+@given(st.binary(min_size=1, max_size=50), signers)
+def test_a_certificate_comes_off_as_it_was_put_on(
+    content: bytes, certificate: reference.Certificate
+) -> None:
+    data = reference.certify(content, certificate)
+    assert reference.split_certificate(data) == (content, certificate)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_certified_or_a_wire_error(data: bytes) -> None:
+    try:
+        content, certificate = reference.split_certificate(data)
+    except WireError:
+        return
+    assert reference.certify(content, certificate) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00", b"x\x00", bytes(65) + b"\x01", b"x" * 65 + b"\x02", b"x" * 1200 + b"\x11"],
+)
+def test_what_is_no_certificate(data: bytes) -> None:
+    with pytest.raises(WireError):
+        reference.split_certificate(data)
+
+
+def with_head(content: object, tail: bytes = b"\x00\x00") -> bytes:
+    encoded = cbor2.dumps(content, canonical=True)
+    return b"\x01" + len(encoded).to_bytes(4, "little") + encoded + tail
+
+
+GOOD = [1, bytes(16), bytes(8), 0, 0, []]
+ROW = [1, 0, bytes(4), b"\x01"]
+HOSTILE = {
+    "a head of 2**32 bytes": b"\x01\xff\xff\xff\xff" + bytes(50),
+    "a head above its limit": b"\x01\x01\x00\x10\x00" + bytes((1 << 20) + 50),
+    "another kind": b"\x03" + with_head(GOOD)[1:],
+    "kind 0": b"\x00" + with_head(GOOD)[1:],
+    "a head that is no array": with_head(5),
+    "a field too few": with_head(GOOD[:5]),
+    "a field too many": with_head([*GOOD, 1]),
+    "a short hash": with_head([1, bytes(15), bytes(8), 0, 0, []]),
+    "a long model": with_head([1, bytes(16), bytes(9), 0, 0, []]),
+    "finished is 2": with_head([1, bytes(16), bytes(8), 2, 0, []]),
+    "finished is true": with_head([1, bytes(16), bytes(8), True, 0, []]),
+    "rows that are no array": with_head([*GOOD[:5], 7]),
+    "rows that are bytes": with_head([*GOOD[:5], b"abc"]),
+    "a row that is no array": with_head([*GOOD[:5], [7]]),
+    "a row too short": with_head([*GOOD[:5], [ROW[:3]]]),
+    "a row with a long digest": with_head([*GOOD[:5], [[1, 0, bytes(5), b""]]]),
+    "a row within a row": with_head([*GOOD[:5], [[ROW, 0, bytes(4), b""]]]),
+    "4,097 rows": with_head([*GOOD[:5], [ROW] * 4097]),
+    "a head that ends early": with_head(GOOD)[:10],
+    "no count of shares": with_head(GOOD, b""),
+    "1,025 shares": with_head(GOOD, b"\x01\x04" + bytes(2 * 1025)),
+    "a share that is not there": with_head(GOOD, b"\x01\x00"),
+    "a share cut short": with_head(GOOD, b"\x01\x00\x05\x00abc"),
+    "a share of 65,535 bytes": with_head(GOOD, b"\x01\x00\xff\xffabc"),
+    "a trailing byte": with_head(GOOD, b"\x00\x00\x00"),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
+def test_hostile_objects_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        reference.read_object(data, 10)
+
+
+def test_the_hostile_objects_are_otherwise_good() -> None:
+    good = reference.read_object(with_head([*GOOD[:5], [ROW] * 4096], b"\x01\x00\x03\x00abc"), 10)
+    assert isinstance(good, reference.Reference)
+    assert good.shares == (b"abc",)
+
+
+def test_the_longest_objects_of_a_run_are_within_the_limit() -> None:
+    rows = tuple(reference.Counted(0x7FFE, 2**32 - 1, b"abcd", bytes(128)) for _ in range(4096))
+    step = reference.Reference(
+        2**32 - 1, bytes(16), bytes(8), True, 2**32 - 1, rows, (bytes(170),) * 9
+    )
+    limit = reference.object_max(dimension=100, shares=9, frame_mtu=184)
+    assert len(reference.certify(reference.write_reference(step), ((0, bytes(64)),) * 16)) <= limit
+    state = np.zeros(1 << 18, np.int32)
+    whole = reference.Snapshot(2**32 - 1, bytes(16), bytes(8), True, 2**32 - 1, rows[:1], state)
+    limit = reference.object_max(dimension=1 << 18, shares=9, frame_mtu=184)
+    assert len(reference.certify(reference.write_snapshot(whole))) <= limit
