@@ -17,7 +17,7 @@ def status(node: Node) -> dict[str, Any]:
     """How the node is, ready for JSON. Refusals and bytes are those since this process began."""
     member, plan = node.member, node.member.plan
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
-    last = node.history.last
+    metrics = [entry.metric for entry in node.history if entry.metric is not None]
     return {
         "role": "node",
         "name": node.config.name,
@@ -34,7 +34,7 @@ def status(node: Node) -> dict[str, Any]:
         "samples": len(node.data.training),
         "source": _source(node),
         "metric_name": node.bundle.metric,
-        "metric": None if last is None else last.metric,
+        "metric": metrics[-1] if metrics else None,  # the newest that is known
         "outbox": _outbox(node),
         "bytes_up": traffic.bytes_out,
         "bytes_down": traffic.bytes_in,

@@ -11,6 +11,7 @@ from typing import Any
 from host.config import HostConfig, link_of, load_bundle, plan_of, settings_of
 from host.ledger import Ledger
 from host.report import HISTORY_MAX, describe, status
+from ternmesh.config import ConfigError
 from ternmesh.plan import Plan
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import HostEvent, ReferenceMade, Refused, RoundOpened
@@ -116,24 +117,41 @@ class HostService:
         return True
 
 
-def continue_or_begin(store: HostStore, plan: Plan, model_hash: bytes) -> StoredRun:
-    """The run that the store holds if it is of this model and plan, or else a new one."""
+def continue_or_begin(
+    store: HostStore, plan: Plan, model_hash: bytes, *, new_run: bool = False
+) -> StoredRun:
+    """The run that the store holds if it is of this model and plan, or else a new one.
+
+    ConfigError where that would give up what another run has learned, unless `new_run` says so.
+    """
     stored = store.load(model_hash)
     if stored is not None and stored.plan == plan:
         _log.info("run %s goes on at reference %d", stored.run.hex(), stored.state.version)
         return stored
+    learned = store.learned_run()
+    if learned is not None and not new_run:
+        raise ConfigError(
+            f"the model or [run] has changed since run {learned[0].hex()}, which stands at "
+            f"reference {learned[1]}: restore them, or start once with --new-run to give it up"
+        )
+    if learned is not None:
+        _log.warning("run %s is given up at reference %d", learned[0].hex(), learned[1])
     begun = store.begin(os.urandom(RUN_SIZE), plan, model_hash)
-    if stored is not None:
-        _log.warning("the settings in [run] have changed: run %s is over", stored.run.hex())
     _log.info("run %s begins: %d rounds", begun.run.hex(), plan.rounds)
     return begun
 
 
-def run_host(config: HostConfig, stop: threading.Event, until_finished: bool = False) -> None:
+def run_host(
+    config: HostConfig,
+    stop: threading.Event,
+    *,
+    until_finished: bool = False,
+    new_run: bool = False,
+) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all had time to hear of it.
 
-    Raises ConfigError or BundleError before anything is touched; then StoreError, TransportError
-    or ControlError where the host cannot start or go on.
+    Raises ConfigError or BundleError before anything is changed; then StoreError, TransportError
+    or ControlError where the host cannot start or go on. `new_run`: see `continue_or_begin`.
     """
     bundle, link = load_bundle(config.bundle), link_of(config.link)
     plan, settings = plan_of(config.run, bundle.dimension), settings_of(config.run)
@@ -141,7 +159,7 @@ def run_host(config: HostConfig, stop: threading.Event, until_finished: bool = F
     transport, relay = MqttTransport(link), Relay()
     store.open()
     try:
-        stored = continue_or_begin(store, plan, bundle.model_hash())
+        stored = continue_or_begin(store, plan, bundle.model_hash(), new_run=new_run)
         service = HostService(stored, settings, bundle.model_hash(), store, transport)
 
         def answer(_request: Mapping[str, Any]) -> dict[str, Any]:

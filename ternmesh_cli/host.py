@@ -13,6 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit once the run is over and the nodes had time to fetch its last reference",
     )
+    parser.add_argument(
+        "--new-run",
+        action="store_true",
+        help="give up what a run of another model or another [run] has learned",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,5 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = read_host_config(arguments.config)
     process.set_up_logging(config.log_level)
-    run_host(config, process.stop_on_signals(), arguments.until_finished)
+    run_host(
+        config,
+        process.stop_on_signals(),
+        until_finished=arguments.until_finished,
+        new_run=arguments.new_run,
+    )
     return 0

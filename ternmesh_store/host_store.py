@@ -150,6 +150,11 @@ class HostStore:
         )
         return StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
 
+    def learned_run(self) -> tuple[bytes, int] | None:
+        """The run of whatever model that the file holds and its version, if it has learned."""
+        found = self._database.rows("SELECT run, version FROM run WHERE version > 0")
+        return found[0] if found else None
+
     def begin(self, run: bytes, plan: Plan, model_hash: bytes) -> StoredRun:
         """Begin a run, durably: the file forgets the one before, but not the frame counter."""
         for table in _TABLES:

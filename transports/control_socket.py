@@ -129,9 +129,12 @@ class Relay:
             raise ControlError("the process is busy: ask again") from error
 
     def serve(self, answer: Answer) -> None:
-        """Answer all that wait; the owner calls this often, and `answer` must not raise."""
+        """Answer those that wait; the owner calls this often, and `answer` must not raise.
+
+        A bounded number: a client that asks again at once must not keep the owner from its work.
+        """
         with contextlib.suppress(queue.Empty):
-            while True:
+            for _ in range(CLIENTS_MAX):
                 request, reply = self._requests.get_nowait()
                 reply.put_nowait(answer(request))
 

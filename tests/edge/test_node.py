@@ -332,7 +332,10 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     world.until(lambda: node.member.finished)
     entries = list(node.history)
     assert entries[0].metric is None
-    assert any(entry.metric is not None for entry in entries)
+    known = [entry.metric for entry in entries if entry.metric is not None]
+    assert known
+    assert entries[-1].metric is None  # it learnt faster than labels came
+    assert status(node)["metric"] == known[-1]
     assert status(node)["source"]["capacity"] == 20
     world.until(lambda: status(node)["source"]["evicted"] > 0)
     assert node.member.samples <= 20

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from host.service import HostService, continue_or_begin
+from ternmesh.config import ConfigError
 from ternmesh.plan import make_plan
 from ternmesh.swarm.events import WorkReady
 from ternmesh.swarm.member import Member, new_state
@@ -34,7 +35,7 @@ class Bench:
         self.service: HostService | None = None
         self.boot()
 
-    def boot(self, plan=PLAN) -> None:
+    def boot(self, plan=PLAN, *, new_run: bool = False) -> None:
         """Start the host, or start it again after a kill."""
         if self.service is not None:
             self.store.close()
@@ -43,7 +44,7 @@ class Bench:
         self.store.open()
         self.bearer = self.hub.host()
         self.bearer.open()
-        stored = continue_or_begin(self.store, plan, MODEL)
+        stored = continue_or_begin(self.store, plan, MODEL, new_run=new_run)
         clock = lambda: self.now  # noqa: E731
         self.service = HostService(stored, SETTINGS, MODEL, self.store, self.bearer, clock)
         self.service.start()
@@ -202,17 +203,28 @@ def test_a_finished_run_stays_finished_and_serves_late_comers(bench):
     assert (late.version, late.reference.hex()) == (3, before["reference"])
 
 
-def test_a_changed_plan_begins_a_new_run_and_says_so(bench, caplog):
+def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    before = bench.service.status()
+    with pytest.raises(ConfigError, match=f"{before['run']}.*reference 3.*--new-run"):
+        bench.boot(replace(PLAN, rounds=4))
+    bench.boot()
+    assert bench.service.status()["run"] == before["run"]
+
+
+def test_a_changed_plan_begins_a_new_run_when_told_to_and_says_so(bench, caplog):
     bench.join("ada")
     bench.join("bob")
     bench.settle()
     before = bench.service.status()
     with caplog.at_level(logging.INFO):
-        bench.boot(replace(PLAN, rounds=4))
+        bench.boot(replace(PLAN, rounds=4), new_run=True)
     after = bench.service.status()
     assert after["run"] != before["run"]
     assert (after["version"], after["phase"], after["nodes"]) == (0, "gathering", [])
-    assert f"the settings in [run] have changed: run {before['run']} is over" in caplog.text
+    assert f"run {before['run']} is given up at reference 3" in caplog.text
 
 
 def test_whatever_arrives_is_counted_and_stops_nothing(bench):

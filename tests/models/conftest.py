@@ -31,7 +31,8 @@ class TwoInputs(nn.Module):
 
     def forward(self, sequence: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.project(sequence))
-        x = x + functional.scaled_dot_product_attention(x, x, self.mix(x))
+        head = x[:, None]
+        x = x + functional.scaled_dot_product_attention(head, head, self.mix(head))[:, 0]
         x = x + (x @ x.transpose(-1, -2)).softmax(-1) @ x
         x = x + self.down(functional.gelu(self.up(x)))
         out: torch.Tensor = self.out(torch.cat((x.mean(1), extra), -1))

@@ -22,7 +22,7 @@ PLAN = make_plan(16_934, rounds=20, local_steps=8, learning_rate=0.002)
 
 def test_the_usual_plan() -> None:
     assert (PLAN.frame_mtu, PLAN.share_room) == (184, 160)
-    assert PLAN.up.count == 7
+    assert PLAN.up.count == 8
     assert PLAN.up_zeros_permille == 900
     assert PLAN.learning_rate_e6 == 2000
     assert PLAN.scale_max == 1 << 24

@@ -79,7 +79,7 @@ def test_a_wrong_configuration_is_2_and_one_sentence(capsys, tmp_path, command, 
 
 
 def test_a_host_whose_file_another_process_has_is_1(capsys, config, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise StoreError("another process uses host.sqlite: stop it, or choose a state_dir")
 
     monkeypatch.setattr("host.service.run_host", refuse)
@@ -91,7 +91,7 @@ def test_a_host_whose_file_another_process_has_is_1(capsys, config, monkeypatch)
 def test_an_error_that_should_not_happen_is_1_and_leaves_its_trace(
     capsys, caplog, config, monkeypatch
 ):
-    def fail(*_):
+    def fail(*_, **__):
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("host.service.run_host", fail)

@@ -16,7 +16,7 @@ from ternmesh.wire import control, manifest, pieces, reference, seal, share
 
 # Above this, whatever at most 64 KiB of input says. The widest is a share of 4 KiB whose bits are
 # unpacked to bytes and then counted in int64 arrays.
-PEAK_MAX = 1024 * 1024
+PEAK_MAX = 768 * 1024
 SLICE = 20_000
 
 PLAN = make_plan(SLICE, rounds=3, local_steps=1, learning_rate=0.1, frame_mtu=4096, up_zeros=0.99)

@@ -1,0 +1,346 @@
+"""A node's side: how it joins, catches up, keeps its work, and what it does not believe."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.errors import CodecError
+from ternmesh.plan import genesis, to_numbers
+from ternmesh.swarm import member
+from ternmesh.swarm.events import (
+    Advanced,
+    Joined,
+    PacketMade,
+    PacketReceived,
+    ResidualChanged,
+    WorkReady,
+)
+from ternmesh.swarm.member import HOST
+from ternmesh.swarm.step import encode_step
+from ternmesh.wire import control, pieces, reference, seal
+from ternmesh.wire.control import OPEN
+
+MODEL = bytes(range(32))
+New = Callable[..., Any]
+
+
+@pytest.fixture
+def bench(new_bench: New) -> Any:
+    """An open round with the nodes theo (context 1) and yan (context 2)."""
+    made = new_bench(rounds=9, min_peers=2, deadline_s=30)
+    made.add("theo")
+    made.add("yan")
+    made.exchange()
+    return made
+
+
+def from_host(bench: Any, node: Any, message: control.Control, context: int = seal.ENROL) -> None:
+    frame = seal.seal(seal.Header(context, 0), control.write_control(message))
+    node.receive_frames(HOST, [frame], bench.now)
+
+
+def both_submit(bench: Any, number: int) -> None:
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(number, bench.delta(seed), bench.now)
+    bench.exchange()
+
+
+def test_hello_is_repeated_with_growing_pauses(new_bench: New) -> None:
+    bench = new_bench()
+    node, times = bench.add("theo"), []
+    for _ in range(12):
+        assert len(bench.take("theo")) == 1
+        due = node.next_timeout()
+        times.append(due - bench.now)
+        bench.now = due
+        node.handle_timeout(due)
+    assert 0.5 <= times[0] <= 1.5
+    assert max(times) <= 90
+    assert min(times[7:]) >= 30
+
+
+def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    first = bench.take("theo")
+    bench.now = theo.next_timeout()
+    theo.handle_timeout(bench.now)
+    again = bench.take("theo")
+    bodies = [[seal.open_seal(f)[1] for _, f in frames] for frames in (first, again)]
+    assert bodies[0] == bodies[1]
+    counters = [seal.open_seal(f)[0].counter for _, f in first + again]
+    assert len(set(counters)) == len(counters)
+    bench.host.receive_frames("theo", [f for _, f in first], bench.now)
+    bench.exchange()
+    assert bench.last("theo", PacketReceived) == PacketReceived(0)
+    assert theo._resend_at is None
+
+
+def test_only_the_list_settles(bench: Any) -> None:
+    """A packet that the host received and did not count stays in the residual whole."""
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert theo.received
+    step = reference.Reference(1, theo.reference, MODEL[:8], False, 0, (), new_step(bench))
+    content = reference.certify(reference.write_reference(step))
+    for body in pieces.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal.seal(seal.Header(seal.BROADCAST, 0), body)], bench.now)
+    assert theo.version == 1
+    assert np.array_equal(theo.residual, bench.delta(1))
+
+
+def new_step(bench: Any) -> tuple[bytes, ...]:
+    return encode_step(bench.delta(9), MODEL, 1, bench.plan)
+
+
+def test_late_work_is_folded_in(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    before = theo.residual.copy()
+    theo.submit(0, bench.delta(5), bench.now)
+    assert np.array_equal(theo.residual, before + bench.delta(5))
+    bench.take("theo")
+    assert bench.count("theo", ResidualChanged) == 1
+
+
+def test_late_work_while_a_packet_is_pending_is_not_lost(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    bodies = theo.pending.bodies
+    theo.submit(0, bench.delta(2), bench.now)
+    assert theo.pending.bodies == bodies
+    bench.nodes["yan"].submit(0, bench.delta(3), bench.now)
+    bench.exchange()
+    assert bench.count("theo", PacketMade) == 2
+    assert theo.version == 1
+    units = member.update_units(bodies[1:], MODEL, 0, bench.plan)
+    counted = member.to_vector(units)
+    assert np.allclose(theo.residual, bench.delta(1) + bench.delta(2) - counted, atol=1e-7)
+
+
+def test_nan_is_refused_and_nothing_is_sent(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    bad = bench.delta(1)
+    bad[3] = np.nan
+    with pytest.raises(CodecError, match="diverged"):
+        theo.submit(0, bad, bench.now)
+    assert theo.pending is None
+    assert bench.take("theo") == []
+    theo.submit(0, bench.delta(1), bench.now)
+    assert theo.pending is not None
+
+
+def test_work_is_offered_once(bench: Any) -> None:
+    for _ in range(3):
+        from_host(bench, bench.nodes["theo"], control.Announce(b"run-id-8", 0, OPEN, 0))
+    bench.take("theo")
+    assert bench.count("theo", WorkReady) == 1
+
+
+def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:
+    late = bench.nodes.pop("yan")
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    for number in range(3):
+        bench.nodes["theo"].submit(number, bench.delta(number), bench.now)
+        bench.exchange()
+        bench.wait(31)
+        bench.exchange()
+    assert bench.host.version == 3
+    bench.nodes["yan"] = late
+    late._hello(bench.now)
+    bench.exchange()
+    versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
+    assert versions == [1, 2, 3]
+    assert np.array_equal(late.fixed, bench.host.fixed)
+    assert bench.last("yan", WorkReady) == WorkReady(3)
+
+
+def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:
+    bench = new_bench(rounds=9, min_peers=1, deadline_s=30, chain_max=1)
+    theo, yan = bench.add("theo"), bench.add("yan")
+    bench.exchange()
+    yan.submit(0, bench.delta(2), bench.now)
+    pending = yan.pending
+    for peer, frame in bench.take("yan"):
+        assert peer == HOST
+        bench.host.receive_frames("yan", [frame], bench.now)
+    del bench.nodes["yan"]  # it hears nothing from now on
+    for number in range(3):
+        theo.submit(number, bench.delta(number), bench.now)
+        bench.exchange()
+        bench.wait(31)
+        bench.exchange()
+    bench.nodes["yan"] = yan
+    yan._hello(bench.now)
+    bench.exchange()
+    versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
+    assert versions == [3]
+    assert np.array_equal(yan.fixed, bench.host.fixed)
+    units = member.update_units(pending.bodies[1:], MODEL, 0, bench.plan)
+    assert np.allclose(yan.residual, pending.corrected - member.to_vector(units), atol=1e-7)
+
+
+def test_a_new_run_starts_from_nothing(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    both_submit(bench, 1)
+    assert (theo.version, theo.target) == (2, 2)
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
+    assert (theo.run, theo.version, theo.target) == (b"run-id-9", 0, 0)
+    assert theo.reference == genesis(MODEL, b"run-id-9", bench.plan)
+    assert not theo.fixed.any()
+    assert not theo.residual.any()
+    bench.take("theo")
+    assert bench.last("theo", Joined) == Joined(b"run-id-9", 1, bench.plan)
+    assert bench.last("theo", WorkReady) == WorkReady(0)
+
+
+def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:
+    instance = node.name.encode().ljust(8)
+    plan = to_numbers(bench.plan)
+    message = control.Welcome(instance, 1, bench.host.run, 0, OPEN, 0, plan)
+    return replace(message, **changes)
+
+
+def test_a_restart_before_the_first_reference_knows_its_place(bench: Any) -> None:
+    """Else the host would send a snapshot, and the pending packet would be settled by nobody."""
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    state = member.MemberState(
+        fixed=theo.fixed,
+        residual=theo.residual,
+        run=theo.run,
+        context=1,
+        plan=bench.plan,
+        pending=theo.pending,
+    )
+    again = bench.add("theo", state=state)
+    bench.exchange()
+    assert again.pending is not None
+    assert again.received
+
+
+def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Announce(b"run-id-8", 0, control.GATHERING, 0))
+    assert theo.phase == OPEN
+
+
+def test_announces_do_not_put_off_the_question(bench: Any) -> None:
+    """A node that is behind asks within seconds, however often it is told."""
+    theo = bench.nodes["theo"]
+    start = bench.now
+    while not [e for e in bench.take("theo") if seal.open_seal(e[1])[0].context == seal.ENROL]:
+        from_host(bench, theo, control.Announce(b"run-id-8", 1, OPEN, 0))
+        bench.now += 0.5
+        if theo.next_timeout() <= bench.now:
+            theo.handle_timeout(bench.now)
+        assert bench.now - start < 8
+
+
+def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Announce(b"run-id-8", 3, OPEN, 0))
+    bench.take("theo")
+    content = np.random.default_rng(0).bytes(20 * 140)
+    for body in pieces.cut(content, bench.plan.frame_mtu)[:-1]:
+        bench.now += 2.4
+        if theo.next_timeout() <= bench.now:
+            theo.handle_timeout(bench.now)
+        theo.receive_frames(HOST, [seal.seal(seal.Header(1 | seal.DOWN, 0), body)], bench.now)
+    assert bench.take("theo") == []
+
+
+def test_silence_makes_a_node_ask(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    assert theo.next_timeout() == bench.now + 3 * bench.plan.announce_s
+    bench.now = theo.next_timeout()
+    theo.handle_timeout(bench.now)
+    [(peer, frame)] = bench.take("theo")
+    assert peer == HOST
+    assert isinstance(control.read_control(seal.open_seal(frame)[1]), control.Hello)
+
+
+def test_a_host_that_forgot_us_is_greeted_again(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Refusal(0, "unknown node"))
+    assert not theo.joined
+    bench.wait(2)
+    bench.exchange()
+    assert theo.joined
+
+
+BAD: dict[str, tuple[str, Callable[[Any, Any], bytes]]] = {
+    "noise": ("seal", lambda b, n: b"\x20" + bytes(40)),
+    "cut": ("length", lambda b, n: bytes(9)),
+    "for another node": ("context", lambda b, n: seal.seal(seal.Header(2 | seal.DOWN, 0), b"\x01")),
+    "a share": ("kind", lambda b, n: seal.seal(seal.Header(0, 0), b"\x02" + bytes(20))),
+    "an unknown kind": ("kind", lambda b, n: seal.seal(seal.Header(0, 0), b"\x09")),
+    "a hello": ("kind", lambda b, n: hello_frame()),
+    "a wrong receipt": ("digest", lambda b, n: sealed(control.Receipt(0, b"oops", b"\x07"))),
+    "a plan of another size": ("vector length", lambda b, n: sealed(other_size(b, n))),
+    "a plan too short": ("plan", lambda b, n: sealed(welcome(b, n, plan=(1, 2)))),
+    "a piece of a huge object": (
+        "piece",
+        lambda b, n: seal.seal(
+            seal.Header(0xFFFF, 0), b"\x04name" + (1 << 28).to_bytes(4, "little") + bytes(142)
+        ),
+    ),
+}
+
+
+def sealed(message: control.Control) -> bytes:
+    return seal.seal(seal.Header(seal.ENROL, 0), control.write_control(message))
+
+
+def other_size(bench: Any, node: Any) -> control.Welcome:
+    plan = replace(bench.plan, dimension=1000, up_span=500, down_span=500)
+    return welcome(bench, node, plan=to_numbers(plan))
+
+
+def hello_frame() -> bytes:
+    hello = control.Hello("theo", bytes(8), MODEL[:8], bytes(8), 0, bytes(16), 5)
+    return sealed(hello)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_frame_changes_nothing(bench: Any, name: str) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    reason, make = BAD[name]
+    frame = make(bench, theo)
+    before = (theo.run, theo.version, theo.pending, theo.context, theo.plan)
+    theo.receive_frames(HOST, [frame], bench.now)
+    assert theo.refused == {reason: 1}
+    assert (theo.run, theo.version, theo.pending, theo.context, theo.plan) == before
+    bench.nodes["yan"].submit(0, bench.delta(2), bench.now)
+    bench.exchange()
+    assert theo.version == 1
+
+
+def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    row = reference.Counted(1, 0, theo.pending.digest, b"\xff\xff\xff")
+    step = reference.Reference(1, theo.reference, MODEL[:8], False, 0, (row,), new_step(bench))
+    content = reference.certify(reference.write_reference(step))
+    residual = theo.residual.copy()
+    for body in pieces.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal.seal(seal.Header(seal.BROADCAST, 0), body)], bench.now)
+    assert theo.refused == {"bitmap": 1}
+    assert theo.version == 0
+    assert theo.pending is not None
+    assert np.array_equal(theo.residual, residual)
+
+
+def test_a_strangers_words_take_a_bounded_place(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    for number in range(500):
+        word = "".join(chr(97 + int(digit)) for digit in str(number))
+        from_host(bench, theo, control.Refusal(0, word))
+    assert len(theo.refused) <= member.REASONS_MAX + 1
+    assert sum(theo.refused.values()) == 500
