@@ -225,7 +225,6 @@ class Node:
             return
         wanted, self.wanted = self.wanted, None
         if wanted == member.version and member.pending is None and member.plan is not None:
-            self._fold_stale_work()
             rng = round_rng(settings.seed, self.config.name, wanted)
             self.trainer.begin(wanted, self.reference, member.plan, rng)
 

@@ -66,13 +66,16 @@ def test_modules_and_functions_stay_small(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_no_error_is_swallowed_in_silence(path: Path) -> None:
-    """`except: pass` hides what a reader must know; contextlib.suppress names one error."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """An error may be passed over only by its name and with the reason beside it."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ExceptHandler):
             line = f"line {node.lineno}"
             assert node.type is not None, f"{line}: a bare except"
-            only_pass = all(isinstance(item, ast.Pass) for item in node.body)
-            assert not only_pass, f"{line}: an error is swallowed; say why, or let it pass"
+            if all(isinstance(item, ast.Pass) for item in node.body):
+                named = ast.unparse(node.type) not in ("Exception", "BaseException")
+                reason = "#" in text.splitlines()[node.body[0].lineno - 1]
+                assert (named, reason) == (True, True), f"{line}: an error is swallowed"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

@@ -23,7 +23,7 @@ where = { speaker = "theo" }
 divide_by = 255
 
 [evaluate]
-path = "/data/dev.npz"
+path = "dev.npz"
 
 [training]
 seed = 5
@@ -43,7 +43,7 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert config.store_path == tmp_path / "state" / "node.sqlite"
     assert config.control_path == tmp_path / "state" / "control.sock"
     assert config.data.path == str(tmp_path / "clips.npz")
-    assert config.evaluate.path == "/data/dev.npz"
+    assert config.evaluate.path == str(tmp_path / "dev.npz")
     assert npz_settings(config.data).arrays == {"features": "x", "target": "y"}
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
     assert adam_settings(config.training).clip_norm == 1.5
