@@ -36,7 +36,7 @@ class RunConfig:
 
     rounds: int = field(default=20, metadata=limits(1, 1_000_000))
     local_steps: int = field(default=8, metadata=limits(1, 100_000))
-    learning_rate: float = field(default=0.003, metadata=limits(1e-6, 10.0))
+    learning_rate: float = field(default=0.005, metadata=limits(1e-6, 10.0))
     frame_mtu: int = field(default=184, metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))
     up_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
     down_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))

@@ -148,11 +148,12 @@ def test_without_a_broker_it_waits_and_ends_when_told(tiny, tiny_data, tmp_path,
 
 def test_too_little_data_is_a_sentence_before_anything_runs(tiny, tiny_data, tmp_path):
     np.savez(tmp_path / "ada.npz", **{name: array[:7] for name, array in tiny_data.items()})
-    config = config_of(tiny, tmp_path)
+    config, stop = config_of(tiny, tmp_path), threading.Event()
+    stop.set()  # where it is not refused, it ends at once
     with pytest.raises(DataError, match=r"holds 7 samples: training\.samples_min asks for 8"):
-        run_node(config, threading.Event())
+        run_node(config, stop)
     with pytest.raises(ConfigError, match="data needs either"):
-        run_node(replace(config, data=DataConfig()), threading.Event())
+        run_node(replace(config, data=DataConfig()), stop)
     assert not (tmp_path / "state" / "control.sock").exists()
 
 
