@@ -234,7 +234,10 @@ class Node:
             self._submit()
 
     def _submit(self) -> None:
-        """Hand the round's delta to the member; one that is not finite is counted and dropped."""
+        """Hand the round's delta to the member; one that is not finite is counted and dropped.
+
+        Then the packet carries what earlier ones could not: nobody has to wait for this node.
+        """
         round_number, steps_done = self.trainer.round, self.trainer.progress[0]
         assert round_number is not None
         if steps_done == 0:
@@ -249,6 +252,7 @@ class Node:
             self._loss = None
             self.trainer.stop(forget=True)
             _log.warning("round %d gives nothing: %s", round_number + 1, error)
+            self.member.submit(round_number, np.zeros_like(delta), self._clock())
         else:
             self.trainer.stop()
 

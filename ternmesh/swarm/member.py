@@ -21,6 +21,7 @@ from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
 from ternmesh.hypervector.scale import add_fixed, to_vector
 from ternmesh.plan import Plan, from_numbers, genesis
+from ternmesh.swarm.backoff import Backoff
 from ternmesh.swarm.bitmap import read_bitmap, read_counted
 from ternmesh.swarm.events import (
     REFUSED_SHOWN_MAX,
@@ -109,10 +110,8 @@ class Member:
         self._events: deque[NodeEvent] = deque()
         self._assembly: pieces.Assembly | None = None
         self._offered = -1
-        self._hello_at: float | None = None
-        self._hello_attempt = 0
-        self._resend_at: float | None = None
-        self._resend_attempt = 0
+        self._greeting = Backoff(HELLO_FIRST_S, HELLO_MAX_S, rng)
+        self._resend = Backoff(RESEND_FIRST_S, RESEND_MAX_S, rng)
         self._heard_at = 0.0
 
     # The verbs
@@ -133,8 +132,8 @@ class Member:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
-        times = [t for t in (self._hello_at, self._resend_at, self._silent_at()) if t is not None]
-        return min(times, default=None)
+        times = (self._greeting.at, self._resend.at, self._silent_at())
+        return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due: say hello again, send the packet again."""
@@ -142,9 +141,9 @@ class Member:
         if silent_at is not None and now >= silent_at:
             self._heard_at = now
             self._hello(now)
-        if self._hello_at is not None and now >= self._hello_at:
+        if self._greeting.due(now):
             self._hello(now)
-        if self._resend_at is not None and now >= self._resend_at:
+        if self._resend.due(now):
             self._send_pending(now)
 
     def next_event(self) -> NodeEvent | None:
@@ -185,7 +184,8 @@ class Member:
         )
         bodies = (manifest.write_manifest(head), *shares)
         self.pending = Pending(round_number, corrected, digest, bodies)
-        self.received, self._resend_attempt = False, 0
+        self.received = False
+        self._resend.stop()
         self._events.append(PacketMade(self.pending))
         self._send_pending(now)
 
@@ -199,8 +199,8 @@ class Member:
         if body[0] == pieces.KIND:
             if self._assembly is not None and self.joined:
                 self._receive_piece(body, now)
-            if self._hello_at is not None and header.context == own:
-                self._hello_at = max(self._hello_at, now + CATCH_UP_S)  # a catch-up is under way
+            if self._greeting.at is not None and header.context == own:
+                self._greeting.at = max(self._greeting.at, now + CATCH_UP_S)  # it is under way
         elif body[0] == control.KIND:
             self._receive_control(control.read_control(body), now)
         else:
@@ -232,7 +232,7 @@ class Member:
             self._assembly = pieces.Assembly(plan.frame_mtu, longest)
         self._heard_at = now
         self.context, self.joined = message.context, True
-        self._hello_at, self._hello_attempt = None, 0
+        self._greeting.stop()
         self._events.append(Joined(self.run, self.context, plan))
         self._aim(message.version, message.phase, now)
         if self.pending is not None and not self.received:
@@ -244,7 +244,8 @@ class Member:
         self.fixed = np.zeros_like(self.fixed)
         self.residual = feedback.init(self.fixed.size)
         self.pending, self.finished, self._offered = None, False, -1
-        self._assembly, self._resend_at = None, None
+        self._assembly = None
+        self._resend.stop()
         self.target, self.phase = 0, control.GATHERING
 
     def _announce(self, message: Announce, now: float) -> None:
@@ -252,15 +253,14 @@ class Member:
             return
         self._heard_at = now
         if message.run != self.run:
-            self._hello_soon(now)
+            self._greeting.soon(now)
             return
         self._aim(message.version, message.phase, now)
 
     def _aim(self, version: int, phase: int, now: float) -> None:
         self.target, self.phase = max(self.target, version), max(self.phase, phase)
         if self.version < self.target:
-            ask_at = now + CATCH_UP_S * (0.5 + self._rng.random())
-            self._hello_at = ask_at if self._hello_at is None else min(self._hello_at, ask_at)
+            self._greeting.by(now + CATCH_UP_S * (0.5 + self._rng.random()))
 
     def _receipt(self, message: Receipt, now: float) -> None:
         self._heard_at = now
@@ -270,7 +270,8 @@ class Member:
         if message.digest != pending.digest:
             raise WireError("digest", "a receipt for a packet that this node did not make")
         if read_bitmap(message.have, plan.up.count).all() and not self.received:
-            self.received, self._resend_at = True, None
+            self.received = True
+            self._resend.stop()
             self._events.append(PacketReceived(pending.round))
 
     def _host_refused(self, message: Refusal, now: float) -> None:
@@ -278,8 +279,8 @@ class Member:
         self._refuse("", message.reason)
         if message.reason == "unknown node":
             self.joined = False
-        if self._hello_at is None:
-            self._hello_soon(now)
+        if self._greeting.at is None:
+            self._greeting.soon(now)
 
     # References
 
@@ -303,7 +304,7 @@ class Member:
             return  # a repetition
         if step.version != self.version + 1 or step.parent != self.reference:
             self.target = max(self.target, step.version)
-            self._hello_soon(now)
+            self._greeting.soon(now)
             return
         assert self.plan is not None
         units = step_units(step.shares, self._model_hash, step.version, self.plan)
@@ -320,9 +321,9 @@ class Member:
         self.target = max(self.target, step.version)
         self.phase = control.FINISHED if step.finished else control.OPEN
         if self.version >= self.target:
-            self._hello_at, self._hello_attempt = None, 0
+            self._greeting.stop()
         else:
-            self._hello_at = now + CATCH_UP_S
+            self._greeting.at = now + CATCH_UP_S
         self._events.append(
             Advanced(self.version, self.reference, self.fixed, self.residual, self.finished)
         )
@@ -339,7 +340,8 @@ class Member:
                 shares = read_counted(pending.bodies[1:], entry.have)
                 units = update_units(shares, self._model_hash, pending.round, plan)
                 residual = feedback.settle(pending.corrected, to_vector(units))
-        self.residual, self.pending, self._resend_at = residual, None, None
+        self.residual, self.pending = residual, None
+        self._resend.stop()
         self._outgoing.discard(self.context)
 
     # Sending
@@ -365,30 +367,18 @@ class Member:
         )
         self._outgoing.discard(seal.ENROL)
         self._outgoing.push(HOST, seal.ENROL, [body])
-        delay, self._hello_attempt = self._backoff(HELLO_FIRST_S, HELLO_MAX_S, self._hello_attempt)
-        self._hello_at = now + delay
-
-    def _hello_soon(self, now: float) -> None:
-        soon = now + HELLO_FIRST_S * self._rng.random()
-        self._hello_at = soon if self._hello_at is None else min(self._hello_at, soon)
+        self._greeting.again(now)
 
     def _send_pending(self, now: float) -> None:
         if self.pending is None or self.received or not self.joined:
-            self._resend_at = None
+            self._resend.stop()
             return
         self._outgoing.discard(self.context)
         self._outgoing.push(HOST, self.context, self.pending.bodies)
-        delay, self._resend_attempt = self._backoff(
-            RESEND_FIRST_S, RESEND_MAX_S, self._resend_attempt
-        )
-        self._resend_at = now + delay
-
-    def _backoff(self, first: float, longest: float, attempt: int) -> tuple[float, int]:
-        delay = min(longest, first * 2.0 ** min(attempt, 16))
-        return delay * (0.5 + self._rng.random()), attempt + 1
+        self._resend.again(now)
 
     def _silent_at(self) -> float | None:
-        if not self.joined or self.plan is None or self._hello_at is not None:
+        if not self.joined or self.plan is None or self._greeting.at is not None:
             return None
         return self._heard_at + SILENCE_ANNOUNCES * self.plan.announce_s
 

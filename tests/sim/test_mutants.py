@@ -33,7 +33,8 @@ def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
                 self.pending.bodies[1:], self._model_hash, self.pending.round, self.plan
             )
             self.residual = feedback.settle(self.pending.corrected, member.to_vector(units))
-            self.pending, self._resend_at = None, None
+            self.pending = None
+            self._resend.stop()
 
     patch.setattr(member.Member, "_settle", settle)
 
@@ -138,7 +139,7 @@ def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
 
 def never_asks_again(patch: pytest.MonkeyPatch) -> None:
     """A node that missed a reference waits for ever."""
-    patch.setattr(member.Member, "_hello_soon", lambda self, now: None)
+    patch.setattr(member.Backoff, "soon", lambda self, now: None)
     patch.setattr(member.Member, "_aim", lambda self, version, phase, now: _aim(self, phase))
 
 

@@ -76,7 +76,7 @@ def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:
     bench.host.receive_frames("theo", [f for _, f in first], bench.now)
     bench.exchange()
     assert bench.last("theo", PacketReceived) == PacketReceived(0)
-    assert theo._resend_at is None
+    assert theo._resend.at is None
 
 
 def test_only_the_list_settles(bench: Any) -> None:
