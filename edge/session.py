@@ -175,7 +175,7 @@ def session_options(threads: int, *, is_training: bool) -> Any:
 
     A memory pattern plans one block for the largest batch and keeps it. An arena keeps what one
     prediction needed; a train step runs again at once, so there it pays for itself. Packed copies
-    of the frozen weights would cost a training node a fifth of its memory for a few percent of time.
+    of the frozen weights would cost a fifth of its memory and save a few percent of its time.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = ERRORS_ONLY

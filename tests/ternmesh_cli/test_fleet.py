@@ -3,28 +3,40 @@
 A node that is stopped (SIGSTOP) keeps a round open for as long as a test needs it.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from host.config import load_bundle
+from host.config import RunConfig, load_bundle, plan_of
 from models.zoo import fsdd_path
+from ternmesh.hypervector.scale import encode_scale
+from ternmesh.swarm.step import encode_update
+from ternmesh.wire import seal
+from ternmesh.wire.manifest import Manifest, packet_digest, write_manifest
+from ternmesh.wire.share import HEAD_SIZE
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
+from transports.base import Busy, NotConnected
 from transports.control_socket import ControlError, ask
+from transports.mqtt import MqttTransport
+from transports.mqtt_settings import MqttSettings
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ("theo", "nicolas", "yweweler")
 ROUNDS = 6
 ANNOUNCE_S = 1
 PATIENCE_S = 60.0
+BURST = 10_000
 
 HOST_CONFIG = """
 state_dir = "."
@@ -235,4 +247,90 @@ def test_a_node_that_is_killed_goes_on_with_its_packet(fleet):
     fleet.wait_for(nicolas, lambda status: status["activity"] == "training")
     nicolas.kill9()  # with work of which nothing is on its disk
     nicolas.start()
+    fleet.finish(before["run"])
+
+
+class Attacker:
+    """Somebody on the broker who may publish in any node's name."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.transport = MqttTransport(MqttSettings(url, "ternmesh", name, client_id=f"eve-{name}"))
+
+    def __enter__(self) -> "Attacker":
+        self.transport.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.transport.close()
+
+    def send(self, eventually: Callable, frame: bytes) -> None:
+        def sent() -> bool:
+            try:
+                return self.transport.send("host", [frame]) > 0
+            except (Busy, NotConnected):
+                return False
+
+        if not sent():
+            eventually(sent, PATIENCE_S)
+
+
+def bad_frames(context: int, version: int) -> dict[str, list[bytes]]:
+    """Frames in a node's name that the host must refuse, by the reason that it must give."""
+    bundle = load_bundle("keyword")
+    plan = plan_of(RunConfig(rounds=ROUNDS, announce_s=ANNOUNCE_S), bundle.dimension)
+    model, vector = bundle.model_hash(), np.ones(bundle.dimension, dtype=np.float32) * 0.01
+    shares = encode_update(vector, model, version, plan)
+    head = Manifest(version, model[:8], 100, packet_digest(shares), len(shares))
+    scale = HEAD_SIZE - 5  # where the scale of a share stands
+    absurd = encode_scale(60.0).to_bytes(2, "little")
+
+    def sealed(body: bytes, to: int = context) -> bytes:
+        return seal.seal(seal.Header(to, 1), body)
+
+    good = sealed(shares[0])
+    return {
+        "length": [good[:9]],
+        "seal": [good[:-9], good[:40] + bytes([good[40] ^ 4]) + good[41:]],
+        "version": [b"\xff" * 64],
+        "vector length": [
+            sealed(write_manifest(replace(head, shares=len(shares) + 1))),
+            sealed(shares[0][:3] + b"\xff\x00" + shares[0][5:]),
+        ],
+        "wrong model": [sealed(write_manifest(replace(head, model=b"other   ")))],
+        "scale": [
+            sealed(shares[0][:scale] + absurd + shares[0][scale + 2 :]),
+            sealed(shares[0][:scale] + b"\xff\xff" + shares[0][scale + 2 :]),  # a NaN, if it could
+        ],
+        "old round": [sealed(encode_update(vector, model, version - 1, plan)[0])],
+        "future round": [sealed(encode_update(vector, model, version + 9, plan)[0])],
+        "unknown node": [sealed(shares[0], to=999)],
+    }
+
+
+def test_bad_input_is_counted_with_its_reason_and_costs_no_round(fleet, mosquitto, eventually):
+    before = fleet.hold_open("theo")
+    context = next(node["context"] for node in before["nodes"] if node["name"] == "theo")
+    wanted = bad_frames(context, before["version"])
+    with Attacker(mosquitto.url, "theo") as as_theo, Attacker(mosquitto.url, "eve") as as_eve:
+        for frame in (frame for frames in wanted.values() for frame in frames):
+            as_theo.send(eventually, frame)
+        as_eve.send(eventually, wanted["scale"][0])
+        rng = np.random.default_rng(0)
+        burst = [b"\x20" + rng.bytes(150) for _ in range(100)]  # wire version 1, suite 0
+        for index in range(BURST):
+            as_eve.send(eventually, burst[index % len(burst)])
+
+        def all_counted() -> bool:
+            refused = fleet.host.status()["refused"]
+            return refused.get("seal", 0) >= BURST + 2 and refused.get("wrong peer", 0) == 1
+
+        eventually(all_counted, PATIENCE_S)
+    command = [sys.executable, "-m", "ternmesh_cli.main", "status", "--json"]
+    command += ["--config", str(fleet.host.folder / "config.toml")]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    status = json.loads(shown)
+    for reason, frames in wanted.items():
+        assert status["refused"][reason] >= len(frames), reason
+    assert (status["version"], status["phase"]) == (before["version"], "open")
+    fleet.boards["theo"].signal(signal.SIGCONT)
     fleet.finish(before["run"])
