@@ -174,21 +174,23 @@ class _Process:
 
 
 def _without_wheel() -> list[str]:
-    """Which Python versions lack an aarch64 wheel for something that a node needs."""
+    """The Python versions for which a node or the demo needs something without aarch64 wheel."""
     missing = []
     for version in PYTHONS:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder]
             command += ["--only-binary=:all:", "--python-version", version]
             command += [word for name in PLATFORMS for word in ("--platform", name)]
-            command += ["-c", str(ROOT / "constraints.txt"), *_node_requirements()]
+            command += ["-c", str(ROOT / "constraints.txt"), *_requirements()]
             answer = subprocess.run(command, check=False, capture_output=True, text=True)
             if answer.returncode != 0:
                 missing.append(f"{version}: {answer.stderr.strip().splitlines()[-1]}")
     return missing
 
 
-def _node_requirements() -> list[str]:
+def _requirements() -> list[str]:
+    """What the core, a node and the demo need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["edge"], *extras["mqtt"]]
+    names = [*project["dependencies"], *extras["edge"], *extras["mqtt"], *extras["demo"]]
+    return [name for name in names if not name.startswith("ternmesh")]
