@@ -136,7 +136,7 @@ class Database:
         try:
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             # Timeouts are SQLite's own; transactions are ours (isolation_level).
-            self._connection = sqlite3.connect(self.path, LOCK_WAIT_S, isolation_level=None)
+            self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
                 f"cannot open {self.path} ({error}): choose a folder that may be written"
