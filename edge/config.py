@@ -8,7 +8,7 @@ from edge.sources import NpzSettings
 from models.zoo import bundle_path
 from ternmesh.config import ConfigError, Table, choices, limits, read_config
 from transports.base import check_node
-from transports.mqtt_settings import MqttSettings
+from transports.mqtt_settings import MqttSettings, check_ca_file
 
 STORE, REPLAY, ADAPTER, CONTROL = (
     "node.sqlite",
@@ -164,6 +164,8 @@ def mqtt_settings(config: NodeConfig) -> MqttSettings:
     """This node's end of the fleet; ConfigError with the sentence about a wrong value."""
     link = config.link
     try:
+        if link.ca_file is not None:
+            check_ca_file(link.ca_file)
         return MqttSettings(url=link.url, fleet=link.fleet, role=config.name, ca_file=link.ca_file)
     except ValueError as error:
         raise ConfigError(f"[link]: {error}") from error

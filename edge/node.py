@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.config import NodeConfig, adam_settings
+from edge.errors import ModelError
 from edge.evaluation import Evaluator, spread
 from edge.feed import Feed
 from edge.history import Entry, History
@@ -81,7 +82,7 @@ class Node:
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, transport, clock)
         self.history = History(store)
-        self.diverged = 0  # rounds whose delta was not finite, and therefore not sent
+        self.diverged = 0  # rounds that gave nothing to send: NaN, or samples that break the graph
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
         self._initial = loaded.initial
         self._store, self._clock = store, clock
@@ -230,14 +231,18 @@ class Node:
 
     def _train(self) -> None:
         self._busy_at = self._clock()
-        if not self.trainer.step():
+        try:
+            is_done = not self.trainer.step()
+        except ModelError as error:
+            if self.data.feed is None:
+                raise  # Files do not change: their owner must.
+            self._lose_round(error)  # A label out of range, say; a restart would find it again.
+            return
+        if is_done:
             self._submit()
 
     def _submit(self) -> None:
-        """Hand the round's delta to the member; one that is not finite is counted and dropped.
-
-        Then the packet carries what earlier ones could not: nobody has to wait for this node.
-        """
+        """Hand the round's delta to the member; one that is not finite is lost."""
         round_number, steps_done = self.trainer.round, self.trainer.progress[0]
         assert round_number is not None
         if steps_done == 0:
@@ -248,13 +253,23 @@ class Node:
         try:
             self.member.submit(round_number, delta, self._clock())
         except CodecError as error:
-            self.diverged += 1
-            self._loss = None
-            self.trainer.stop(forget=True)
-            _log.warning("round %d gives nothing: %s", round_number + 1, error)
-            self.member.submit(round_number, np.zeros_like(delta), self._clock())
+            self._lose_round(error)
         else:
             self.trainer.stop()
+
+    def _lose_round(self, error: Exception) -> None:
+        """Count a round that gives nothing.
+
+        Its packet carries what earlier ones could not: nobody has to wait for this node.
+        """
+        round_number = self.trainer.round
+        assert round_number is not None
+        self.diverged += 1
+        self._loss = None
+        self.trainer.stop(forget=True)
+        _log.warning("round %d gives nothing: %s", round_number + 1, error)
+        zeros = np.zeros(self.bundle.dimension, np.float32)
+        self.member.submit(round_number, zeros, self._clock())
 
     def _rest(self) -> None:
         """A node that has nothing to do for long gives its sessions' memory back."""

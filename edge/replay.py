@@ -128,7 +128,7 @@ class ReplayBuffer:
             if not isinstance(item, Sample):
                 raise DataError(f"a source yields Sample and Label, not {item!r:.100}")
             self._take_sample(item)
-        except DataError as error:
+        except (DataError, TypeError, ValueError) as error:  # a source is the user's code
             self.counters.refused += 1
             self.last_refusal = str(error)
         return None

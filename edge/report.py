@@ -104,5 +104,7 @@ def _source(node: Node) -> dict[str, Any] | None:
         "waiting": buffer.waiting,
         "capacity": buffer.capacity,
         "last_refusal": buffer.last_refusal,
+        "failures": feed.failures,
+        "last_failure": feed.last_failure,
         **asdict(buffer.counters),
     }

@@ -31,11 +31,14 @@ def open_data(config: NodeConfig, bundle: Bundle) -> Iterator[NodeData]:
     """The data that a config names, ready to use; DataError with a sentence."""
     held_out = None
     if config.evaluate.path is not None:
-        held_out = open_folder(Path(config.evaluate.path), bundle, npz_settings(config.evaluate))
+        with _about("evaluate"):
+            path = Path(config.evaluate.path)
+            held_out = open_folder(path, bundle, npz_settings(config.evaluate))
     data = config.data
     if data.source is None:
         assert data.path is not None
-        training = open_folder(Path(data.path), bundle, npz_settings(data))
+        with _about("data"):
+            training = open_folder(Path(data.path), bundle, npz_settings(data))
         if len(training) < config.training.samples_min:
             raise DataError(
                 f"{data.path} holds {len(training)} samples: "
@@ -44,15 +47,31 @@ def open_data(config: NodeConfig, bundle: Bundle) -> Iterator[NodeData]:
         yield NodeData(training, held_out)
         return
     folder = None if data.source_path is None else Path(data.source_path)
-    source = make_source(data.source, data.options, folder)
+    with _about("data"):
+        source = make_source(data.source, data.options, folder)
     buffer = ReplayBuffer(
         config.replay_path, bundle, data.replay_samples_max, data.replay_bytes_max
     )
+    if buffer.capacity < config.training.samples_min:
+        raise DataError(
+            f"the replay buffer has room for {buffer.capacity} samples, so that the "
+            f"{config.training.samples_min} of training.samples_min never come together: raise "
+            "data.replay_samples_max or data.replay_bytes_max"
+        )
     buffer.open()
     try:
         yield NodeData(buffer, held_out, Feed(source, buffer, data.poll_s))
     finally:
         buffer.close()
+
+
+@contextmanager
+def _about(table: str) -> Iterator[None]:
+    """Errors about data name the table of the config that leads to it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"[{table}]: {error}") from error
 
 
 def run_node(config: NodeConfig, stop: threading.Event) -> None:

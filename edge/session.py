@@ -47,6 +47,7 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,  # a spoilt adapter
     ValueError,  # a missing input
 )
+_WRITE_ERRORS: tuple[type[Exception], ...] = (*_ORT_ERRORS, OSError)
 
 Vector = NDArray[np.float32]
 Arrays = Mapping[str, NDArray[Any]]
@@ -146,7 +147,10 @@ class TrainStep:
 
 
 def write_adapter(path: Path, bundle: Bundle, vector: Vector, version: int) -> None:
-    """Put `vector` (float32, D) into an `.onnx_adapter` file; a reader sees the old or the new."""
+    """Put `vector` (float32, D) into an `.onnx_adapter` file; a reader sees the old or the new.
+
+    ModelError where it cannot be written.
+    """
     tensors = {
         name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor))
         for name, tensor in bundle.split(vector).items()
@@ -156,10 +160,13 @@ def write_adapter(path: Path, bundle: Bundle, vector: Vector, version: int) -> N
     content.set_model_version(bundle.version)
     content.set_parameters(tensors)
     unfinished = path.with_name(path.name + ".new")
-    content.export_adapter(str(unfinished.resolve()))
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        content.export_adapter(str(unfinished.resolve()))
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except _WRITE_ERRORS as error:
+        raise ModelError(f"cannot write {path} ({error}): check that the disk has room") from error
 
 
 def adapter_version(path: Path) -> int:

@@ -9,7 +9,7 @@ from ternmesh.config import ConfigError, choices, limits, read_config
 from ternmesh.errors import WireError
 from ternmesh.plan import FRAME_MTU_MAX, FRAME_MTU_MIN, Plan, make_plan
 from ternmesh.swarm.records import Settings
-from transports.mqtt_settings import MqttSettings
+from transports.mqtt_settings import MqttSettings, check_ca_file
 
 STORE, CONTROL = "host.sqlite", "control.sock"
 DESCRIPTION = "model.json"
@@ -28,7 +28,7 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """How the fleet learns. A change here begins a new run, but for min_peers and what follows it.
+    """How the fleet learns. A change asks for a new run, but for min_peers and what follows it.
 
     `*_zeros` are shares of zeros, up from the nodes and down from the host; `frame_mtu` is in
     bytes; `scale_max` is the largest weight of a node's trits that the host believes.
@@ -125,6 +125,8 @@ def settings_of(run: RunConfig) -> Settings:
 def link_of(link: LinkConfig) -> MqttSettings:
     """The host's end of the fleet; ConfigError with the sentence about a wrong value."""
     try:
+        if link.ca_file is not None:
+            check_ca_file(link.ca_file)
         return MqttSettings(url=link.url, fleet=link.fleet, role="host", ca_file=link.ca_file)
     except ValueError as error:
         raise ConfigError(f"[link]: {error}") from error

@@ -43,6 +43,12 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
             return f"reference {event.version} of {rounds} counts {counted}{rest}{end}"
+        case Refused(reason="ahead"):
+            return (
+                f"{event.peer} holds a newer reference of this run than this host: was its "
+                "state_dir restored from an old copy? Bring a newer one back, or begin a new run "
+                "in an empty state_dir"
+            )
         case Refused():
             return f"refused from {event.peer}: {event.reason}"
         case _:

@@ -94,7 +94,7 @@ class HostService:
                 self._ledger.take_seconds(now)  # The time before belongs to no round.
         line = describe(event, self.coordinator, now)
         if line is not None:
-            _log.log(logging.INFO if self._is_news(event) else logging.DEBUG, "%s", line)
+            _log.log(self._level(event), "%s", line)
 
     def _commit(self) -> None:
         if not self._store.changed:
@@ -107,14 +107,15 @@ class HostService:
     def _charge(self, version: int, seconds: float) -> None:
         self._store.charge(version, self._ledger.take_bytes(), seconds)
 
-    def _is_news(self, event: HostEvent) -> bool:
+    def _level(self, event: HostEvent) -> int:
+        """How loudly to say it; a peer's refusals of one kind are news only once."""
         if not isinstance(event, Refused):
-            return True
+            return logging.INFO
         pair = (event.peer, event.reason)
         if pair in self._told or len(self._told) >= REFUSALS_TOLD_MAX:
-            return False
+            return logging.DEBUG
         self._told.add(pair)
-        return True
+        return logging.ERROR if event.reason == "ahead" else logging.INFO
 
 
 def continue_or_begin(
@@ -157,7 +158,7 @@ def run_host(
     plan, settings = plan_of(config.run, bundle.dimension), settings_of(config.run)
     store = HostStore(config.store_path, settings.chain_max)
     transport, relay = MqttTransport(link), Relay()
-    store.open()
+    store.open(give_up_damaged=new_run)
     try:
         stored = continue_or_begin(store, plan, bundle.model_hash(), new_run=new_run)
         service = HostService(stored, settings, bundle.model_hash(), store, transport)

@@ -31,10 +31,18 @@ except ImportError as error:
         "export needs torch, onnx and onnxruntime: pip install 'ternmesh[train]'"
     ) from error
 
+from models.adapter import Adapter
 from models.errors import ExportError
 from models.graph_passes import make_overridable, optimise
-from models.lora import Adapter
-from ternmesh.bundle import ADAPTER, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
+from ternmesh.bundle import (
+    ADAPTER,
+    FORWARD,
+    METRICS,
+    TRAIN_STEP,
+    Bundle,
+    TensorSpec,
+    write_bundle,
+)
 
 DESCRIPTION = "model.json"
 RELATIVE_ERROR_MAX = 1e-4
@@ -61,16 +69,17 @@ def export(
     *,
     name: str,
     version: int = 1,
-    metric: str = "accuracy",
+    metric: str | None = None,
 ) -> Bundle:
     """Write the bundle of `module` to `folder` and return its description.
 
     `example_batch` is (inputs, targets), each a tuple of tensors with the batch axis first; its
     size becomes the batch size of a training step. `loss(outputs, *targets)` returns a scalar, the
-    mean over the batch. `metric` says how predictions are judged, one of ternmesh.bundle.METRICS;
-    for "accuracy" the output is logits [batch, classes]. The module is exported in evaluation mode:
-    no dropout, no batch statistics. Raises ExportError when an operator cannot be exported, or when
-    the graphs do not compute what torch does.
+    mean over the batch. `metric` says how the first output is judged by the first target, one of
+    ternmesh.bundle.METRICS: "accuracy" for logits [batch, classes] and whole numbers [batch], the
+    default where they look like that, else "mean_absolute_error". The module is exported in
+    evaluation mode: no dropout, no batch statistics. Raises ExportError when an operator cannot be
+    exported, when the metric does not fit, or when the graphs do not compute what torch does.
     """
     inputs, targets = example_batch
     _check_batch(inputs + targets)
@@ -90,6 +99,7 @@ def export(
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
 
+    metric = _metric(metric, outputs, targets)
     vector = adapter.vector().astype("<f4").tobytes()
     contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
     bundle = Bundle(
@@ -317,6 +327,23 @@ def _check_batch(tensors: Tensors) -> None:
             f"every example tensor needs the same batch size of at least {BATCH_MIN}"
             f" on its first axis, not {sorted(sizes)}"
         )
+
+
+def _metric(wanted: str | None, outputs: Tensors, targets: Tensors) -> str:
+    """The metric, if it fits: a board would find out only when it judges its first reference."""
+    if wanted not in (None, *METRICS):
+        raise ExportError(f"metric is {wanted!r}: it must be one of {', '.join(METRICS)}")
+    if not targets:
+        return wanted or "mean_absolute_error"
+    output, target = outputs[0], targets[0]
+    are_classes = target.shape == output.shape[:-1] and not target.is_floating_point()
+    metric = wanted or ("accuracy" if are_classes else "mean_absolute_error")
+    if not (are_classes if metric == "accuracy" else target.numel() == output.numel()):
+        raise ExportError(
+            f"the metric {metric} cannot judge an output of shape {list(output.shape)} by a target "
+            f"of {target.dtype} and shape {list(target.shape)}"
+        )
+    return metric
 
 
 def _input_names(module: nn.Module, count: int) -> list[str]:

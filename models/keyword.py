@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models.lora import Adapter, add_lora
+from models.adapter import Adapter
+from models.lora import add_lora
 
 FRAMES, MELS, WORDS = 50, 32, 10
 FRAMES_PER_TOKEN = 2

@@ -45,7 +45,7 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
     types = get_type_hints(kind)
     for key in content:
         if key not in known:
-            allowed, where = ", ".join(sorted(known)), prefix or "the file"
+            allowed, where = ", ".join(sorted(known)), f"[{prefix[:-1]}]" if prefix else "the file"
             raise ConfigError(f"{prefix}{key} is not a setting: {where} allows {allowed}")
     values = {}
     for name, item in known.items():

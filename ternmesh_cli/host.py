@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--new-run",
         action="store_true",
-        help="give up what a run of another model or another [run] has learned",
+        help="give up what a run of another model or another [run] has learned, or one whose file "
+        "is damaged",
     )
 
 

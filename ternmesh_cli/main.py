@@ -14,12 +14,13 @@ from ternmesh_cli.demo import command as demo
 from ternmesh_store.database import StoreError
 from transports.base import TransportError
 
-REFUSED, MISUSED = 1, 2
+REFUSED, MISUSED, INTERRUPTED = 1, 2, 130
 EXIT_CODES = """\
 exit codes:
   0  done, or stopped by SIGINT or SIGTERM
-  1  cannot start or go on; a sentence on stderr says why
+  1  cannot start or go on, for want of data, disk or model; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
+  130  interrupted before it was done (demo, status)
 """
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, MISUSED)
     except (TernmeshError, StoreError, TransportError) as error:
         return _complain(error, REFUSED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
     except Exception as error:  # noqa: BLE001  (the outermost loop: nothing else would tell)
         _log.critical("an error that should not happen", exc_info=error)
         return _complain(f"{type(error).__name__}: {error}", REFUSED)

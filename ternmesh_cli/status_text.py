@@ -70,9 +70,11 @@ def _activity(answer: Answer) -> str:
 
 def _metric(answer: Answer) -> str:
     name = answer["metric_name"].replace("_", " ")
-    return (
-        f"{name} not measured yet" if answer["metric"] is None else f"{name} {answer['metric']:.3g}"
-    )
+    if answer["metric"] is not None:
+        return f"{name} {answer['metric']:.3g}"
+    if answer["source"] is None and answer["history"]:
+        return f"{name} not measured: [evaluate] names the data for that"
+    return f"{name} not measured yet"
 
 
 def _link(transport: Answer) -> str:

@@ -49,11 +49,13 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._written: dict[str, bytes] = {}
 
-    def open(self) -> None:
-        """Take the file, or make it. One that is damaged is kept under another name."""
+    def open(self, *, replace_damaged: bool = True) -> None:
+        """Take the file, or make it. One that is damaged is kept under another name, or refused."""
         try:
             self._connect()
         except _Damaged as error:
+            if not replace_damaged:
+                raise
             aside = _set_aside(self.path)
             _log.error("%s is damaged (%s): it is now %s, and a new one begins", *error.args, aside)
             self._connect()
@@ -193,7 +195,7 @@ class _Damaged(StoreError):
 
     def __str__(self) -> str:
         path, found = self.args
-        return f"{path} is damaged ({found}): start again, it will be set aside"
+        return f"{path} is damaged ({found}): bring back a copy of it, or move it away"
 
 
 def _set_aside(path: Path) -> Path:

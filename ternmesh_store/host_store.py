@@ -112,9 +112,9 @@ class HostStore:
         self._chain_max = chain_max
         self._database = Database(path, SCHEMA)
 
-    def open(self) -> None:
-        """Take the file, or make it."""
-        self._database.open()
+    def open(self, *, give_up_damaged: bool = False) -> None:
+        """Take the file, or make it. In place of a damaged one only when told to: it is the run."""
+        self._database.open(replace_damaged=give_up_damaged)
 
     def close(self) -> None:
         """Forget what was not committed, and give the file back."""

@@ -1,6 +1,7 @@
 """What an MQTT transport is told, and what follows without a network: topics, limits, delays."""
 
 import random
+import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -51,6 +52,14 @@ def parse_url(url: str) -> BrokerAddress:
         username=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else None,
     )
+
+
+def check_ca_file(path: str) -> None:
+    """ValueError unless the file at `path` holds certificates for TLS, in PEM form."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise ValueError(f"ca_file {path} holds no certificates: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError
 from ternmesh.hypervector.coding import Coded, bits_per_trit, decode, encode
-from ternmesh.hypervector.scale import UNIT, decode_scale, encode_scale
+from ternmesh.hypervector.scale import SCALE_MAX, UNIT, decode_scale, encode_scale, floor_scale
 
 SPARE_BYTES = 1  # coded slices of the same density differ by a few bits
 
@@ -73,14 +73,18 @@ def encode_vector(
     slicing: Slicing,
     zeros: float,
     room: int,
+    scale_max: int = SCALE_MAX,
 ) -> list[Slice]:
-    """All slices of `vector` (float32, D), each in at most `room` bytes; CodecError for NaN."""
+    """All slices of `vector` (float32, D), each in at most `room` bytes; CodecError for NaN.
+
+    No scale is worth more than `scale_max` (units of 2**-24): what is beyond it stays behind.
+    """
     if not np.isfinite(vector).all():
         raise CodecError("a vector with NaN or infinity cannot become a hypervector")
     shuffled = vector[order]
-    starts = range(0, slicing.dimension, slicing.span)
+    starts, highest = range(0, slicing.dimension, slicing.span), floor_scale(scale_max)
     return [
-        _encode_slice(index, shuffled[start : start + slicing.span], zeros, room)
+        _encode_slice(index, shuffled[start : start + slicing.span], zeros, room, highest)
         for index, start in enumerate(starts)
     ]
 
@@ -108,13 +112,15 @@ def scatter(units: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.in
     return vector
 
 
-def _encode_slice(index: int, values: NDArray[np.float32], zeros: float, room: int) -> Slice:
+def _encode_slice(
+    index: int, values: NDArray[np.float32], zeros: float, room: int, highest: int
+) -> Slice:
     kept = max(1, round((1.0 - zeros) * values.size))
     while True:
         trits, scale = ternarise(values, kept)
         coded = encode(trits)
         if len(coded.data) <= room:
-            return Slice(index, encode_scale(scale), coded)
+            return Slice(index, min(encode_scale(scale), highest), coded)  # codes rise with worth
         kept = kept * room // len(coded.data)
 
 

@@ -32,6 +32,13 @@ def encode_scale(value: float) -> int:
     return exponent << MANTISSA_BITS | mantissa
 
 
+def floor_scale(units: int) -> int:
+    """The code of the largest scale that is worth at most `units` (at least 0)."""
+    units = min(units, SCALE_MAX)
+    exponent = max(0, units.bit_length() - MANTISSA_BITS)
+    return exponent << MANTISSA_BITS | units >> exponent
+
+
 def decode_scale(code: int) -> int:
     """The worth of a code in units of 2**-24; WireError for a code that is not canonical."""
     exponent, mantissa = code >> MANTISSA_BITS, code & (_MANTISSA - 1)

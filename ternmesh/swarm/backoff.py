@@ -13,11 +13,15 @@ class Backoff:
         self._first_s, self._longest_s, self._rng = first_s, longest_s, rng
         self._attempt = 0
 
-    def again(self, now: float) -> None:
-        """It was asked now: wait twice as long as the last time, give or take a half."""
+    def again(self, now: float) -> float:
+        """It was asked now: wait twice as long as the last time, give or take a half.
+
+        Returns the time at which to ask again.
+        """
         delay_s = min(self._longest_s, self._first_s * 2.0 ** min(self._attempt, ATTEMPTS_MAX))
         self.at = now + delay_s * (0.5 + self._rng.random())
         self._attempt += 1
+        return self.at
 
     def soon(self, now: float) -> None:
         """Ask within the first delay, or earlier if that was due."""

@@ -82,6 +82,7 @@ class Coordinator:
         self._events: deque[HostEvent] = deque()
         self._intakes: dict[int, Intake] = {}
         self._announce_at = 0.0
+        self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._answered: dict[str, float] = {}
         for context, body in state.bodies:
             self._intake(context).add(body)
@@ -164,9 +165,12 @@ class Coordinator:
             return self._intake(node.context).add(body)
         except WireError as error:
             if error.reason == "digest":
-                del self._intakes[node.context]
-                self._events.append(PacketForgotten(node.context, self.version))
+                self._forget(node.context)
             raise
+
+    def _forget(self, context: int) -> None:
+        del self._intakes[context]
+        self._events.append(PacketForgotten(context, self.version))
 
     def _check_round(self, round_low: int) -> None:
         round_number = share.whole_round(round_low, self.version)
@@ -185,7 +189,10 @@ class Coordinator:
             raise WireError("wrong model", f"{hello.name} runs another model")
         if not 0 < hello.samples <= manifest.SAMPLES_MAX:
             raise WireError("samples", f"{hello.name} has no samples, or too many")
+        if hello.run == self.run and hello.version > self.version:
+            raise WireError("ahead", f"{hello.name} holds a reference that this host never made")
         node = self._register(hello)
+        self._mind_lost_state(node, hello)
         node.heard_at, node.active = now, True
         self._outgoing.push(peer, seal.ENROL, [self._welcome(hello, node.context, now)])
         self._catch_up(node, hello, now)
@@ -204,6 +211,17 @@ class Coordinator:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.context, node.name, node.samples))
         return node
+
+    def _mind_lost_state(self, node: Node, hello: Hello) -> None:
+        """A new process without the open round's reference has no packet to complete: forget it.
+
+        Else shares of two packets would stand under one digest.
+        """
+        standing = (self.run, self.version, self.reference)
+        is_behind = (hello.run, hello.version, hello.reference) != standing
+        if is_behind and hello.instance != node.instance and node.context in self._intakes:
+            self._forget(node.context)
+        node.instance = hello.instance
 
     def _welcome(self, hello: Hello, context: int, now: float) -> bytes:
         return control.write_control(
@@ -226,11 +244,11 @@ class Coordinator:
         if node.caught_up_at is not None and now < node.caught_up_at + CATCH_UP_MIN_S:
             return
         node.caught_up_at = now
-        for content in self._missing(node, version, known, now):
+        for content in self._missing(node, version, known):
             bodies = pieces.cut(content, self.plan.frame_mtu)
             self._outgoing.push(node.name, node.context | seal.DOWN, bodies)
 
-    def _missing(self, node: Node, version: int, known: bytes | None, now: float) -> list[bytes]:
+    def _missing(self, node: Node, version: int, known: bytes | None) -> list[bytes]:
         """What brings a node up to date: the references that it lacks, or a snapshot if smaller."""
         steps = [link.content for link in self._chain if link.version > version]
         whole = len(steps) == self.version - version and known == self._hash_of(version)
@@ -241,7 +259,7 @@ class Coordinator:
             reference=self.reference,
             model=self._model,
             finished=self.phase == FINISHED,
-            deadline_ms=self._deadline_ms(now),
+            deadline_ms=self._round_ms,  # not what is left: the same pieces, whenever it is sent
             counted=() if node.counted is None else (node.counted,),
             state=self.fixed,
         )
@@ -302,9 +320,7 @@ class Coordinator:
         for context, node in self.nodes.items():
             intake = usable.get(context)
             if intake is None or intake.manifest is None:
-                node.rounds_missed += 1
                 continue
-            node.rounds_counted += 1
             node.counted = Counted(context, self.version, intake.manifest.digest, intake.have)
             yield node.counted
 
@@ -317,7 +333,7 @@ class Coordinator:
                 parent=self.reference,
                 model=self._model,
                 finished=self.phase == FINISHED,
-                deadline_ms=min(control.INTEGER_MAX, round(self.settings.deadline_s * 1000)),
+                deadline_ms=self._round_ms,
                 counted=counted,
                 shares=shares,
             )
@@ -358,6 +374,7 @@ class Coordinator:
 
     def _announce(self, now: float) -> None:
         message = Announce(self.run, self.version, self.phase, self._deadline_ms(now))
+        self._outgoing.discard(seal.BROADCAST, control.KIND)  # they pile up without a bearer
         self._outgoing.push(ALL, seal.BROADCAST, [control.write_control(message)])
         self._announce_at = now + self.plan.announce_s
 

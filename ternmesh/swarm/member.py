@@ -112,6 +112,7 @@ class Member:
         self._offered = -1
         self._greeting = Backoff(HELLO_FIRST_S, HELLO_MAX_S, rng)
         self._resend = Backoff(RESEND_FIRST_S, RESEND_MAX_S, rng)
+        self._amends = Backoff(HELLO_FIRST_S, HELLO_MAX_S, rng)  # hellos after refusals
         self._heard_at = 0.0
 
     # The verbs
@@ -220,8 +221,9 @@ class Member:
                 raise WireError("kind", f"a node takes no {type(message).__name__}")
 
     def _welcome(self, message: Welcome, now: float) -> None:
-        if message.instance != self._instance:
-            return  # an answer to another node on a shared bearer
+        is_late = message.run != self.run and self._greeting.at is None  # nobody has asked
+        if message.instance != self._instance or is_late:
+            return  # an answer to another node on a shared bearer, or from a run that is given up
         plan = from_numbers(message.plan)
         if plan.dimension != self.fixed.size:
             raise WireError("vector length", "the host's plan is for an adapter of another size")
@@ -234,6 +236,7 @@ class Member:
         self.context, self.joined = message.context, True
         self._greeting.stop()
         self._events.append(Joined(self.run, self.context, plan))
+        self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
         if self.pending is not None and not self.received:
             self._send_pending(now)
@@ -246,13 +249,13 @@ class Member:
         self.pending, self.finished, self._offered = None, False, -1
         self._assembly = None
         self._resend.stop()
-        self.target, self.phase = 0, control.GATHERING
+        self.phase = control.GATHERING
 
     def _announce(self, message: Announce, now: float) -> None:
         if not self.joined:
             return
         self._heard_at = now
-        if message.run != self.run:
+        if message.run != self.run or message.version < self.version:
             self._greeting.soon(now)
             return
         self._aim(message.version, message.phase, now)
@@ -272,6 +275,7 @@ class Member:
         if read_bitmap(message.have, plan.up.count).all() and not self.received:
             self.received = True
             self._resend.stop()
+            self._amends.stop()
             self._events.append(PacketReceived(pending.round))
 
     def _host_refused(self, message: Refusal, now: float) -> None:
@@ -280,7 +284,7 @@ class Member:
         if message.reason == "unknown node":
             self.joined = False
         if self._greeting.at is None:
-            self._greeting.soon(now)
+            self._greeting.by(self._amends.again(now))
 
     # References
 
@@ -317,8 +321,9 @@ class Member:
     def _advance(self, step: Reference | Snapshot, name: bytes, fixed: Fixed, now: float) -> None:
         self._settle(step.counted)
         self.version, self.reference, self.fixed = step.version, name, fixed
-        self.finished = step.finished
+        self.finished, self._offered = step.finished, -1
         self.target = max(self.target, step.version)
+        self._amends.stop()
         self.phase = control.FINISHED if step.finished else control.OPEN
         if self.version >= self.target:
             self._greeting.stop()

@@ -30,9 +30,13 @@ class Outgoing:
             else:
                 self._queue.append((peer, context, body))
 
-    def discard(self, context: int) -> None:
-        """Forget what is still queued for a context: something newer takes its place."""
-        self._queue = deque(item for item in self._queue if item[1] != context)
+    def discard(self, context: int, kind: int | None = None) -> None:
+        """Forget what is queued for a context (of a kind): something newer takes its place."""
+        self._queue = deque(
+            item
+            for item in self._queue
+            if item[1] != context or (kind is not None and item[2][0] != kind)
+        )
 
     def reserve(self) -> int | None:
         """The limit to put on disk before `drain`, where what is queued needs more counters."""

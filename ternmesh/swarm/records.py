@@ -69,8 +69,7 @@ class Node:
     samples: int
     counted: Counted | None = None
     active: bool = True
+    instance: bytes = b""  # of the process that said hello last
     heard_at: float | None = None
     caught_up_at: float | None = None
-    rounds_counted: int = 0
-    rounds_missed: int = 0
     refused: Counter[str] = field(default_factory=Counter)

@@ -19,7 +19,7 @@ from ternmesh.hypervector.encoder import (
     scatter,
 )
 from ternmesh.hypervector.permutation import order
-from ternmesh.hypervector.scale import UNIT
+from ternmesh.hypervector.scale import SCALE_MAX, UNIT
 from ternmesh.plan import PERMILLE, Plan
 from ternmesh.wire.share import Share, read_share, write_share
 
@@ -28,14 +28,15 @@ Units = NDArray[np.int64]
 
 
 def encode_update(vector: Vector, model_hash: bytes, round_number: int, plan: Plan) -> list[bytes]:
-    """The share bodies of a node's update (float32, D) for a round."""
-    return _write(vector, model_hash, round_number, plan, plan.up, plan.up_zeros_permille)
+    """The share bodies of a node's update (float32, D) for a round, as a host believes them."""
+    zeros = plan.up_zeros_permille
+    return _write(vector, model_hash, round_number, plan, plan.up, zeros, plan.scale_max)
 
 
 def encode_step(vector: Vector, model_hash: bytes, version: int, plan: Plan) -> tuple[bytes, ...]:
     """The share bodies of the step (float32, D) that leads to reference `version`."""
     zeros = plan.down_zeros_permille
-    return tuple(_write(vector, model_hash, version, plan, plan.down, zeros))
+    return tuple(_write(vector, model_hash, version, plan, plan.down, zeros, SCALE_MAX))
 
 
 def update_units(
@@ -84,8 +85,14 @@ def combine(
 
 
 def _write(
-    vector: Vector, model_hash: bytes, number: int, plan: Plan, slicing: Slicing, zeros: int
+    vector: Vector,
+    model_hash: bytes,
+    number: int,
+    plan: Plan,
+    slicing: Slicing,
+    zeros: int,
+    scale_max: int,
 ) -> list[bytes]:
     places = order(model_hash, number, plan.dimension)
-    slices = encode_vector(vector, places, slicing, zeros / PERMILLE, plan.share_room)
+    slices = encode_vector(vector, places, slicing, zeros / PERMILLE, plan.share_room, scale_max)
     return [write_share(number, item) for item in slices]

@@ -4,15 +4,17 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Member, fleet
 from ternmesh_cli.demo.record import DemoRecord, Round
+from transports.mqtt_settings import parse_url
 
 POLL_S = 0.25
 PATIENCE_S = 600.0  # with no new reference for so long, the demo gives up
@@ -24,10 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker",
         metavar="URL",
+        type=_url,
         help="an MQTT broker, such as mqtt://127.0.0.1:1883 (default: one inside the demo)",
     )
-    parser.add_argument("--rounds", type=int, default=20, help="default: 20")
-    parser.add_argument("--seed", type=int, default=0, help="which batches are drawn (default: 0)")
+    parser.add_argument("--rounds", type=_at_least(1), default=20, help="default: 20")
+    parser.add_argument(
+        "--seed", type=_at_least(0), default=0, help="which batches are drawn (default: 0)"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("demo-run"), help="for states, logs and the report"
     )
@@ -38,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demo; returns the exit code."""
     from ternmesh_cli.demo.report import write_report
 
+    # As Ctrl-C does: whoever ends the demo ends its fleet.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
     settings = DemoSettings(
         folder.resolve(),
@@ -83,6 +90,23 @@ def make_record(watched: Watched, broker: str | None, seconds: float) -> DemoRec
         seconds=seconds,
         broker=broker or "the demo's own MQTT broker",
     )
+
+
+def _url(text: str) -> str:
+    try:
+        parse_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of {low} or more")
+        return int(text)
+
+    return count
 
 
 def _prepare(folder: Path) -> Path:

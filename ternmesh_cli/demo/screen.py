@@ -30,7 +30,7 @@ def picture(
         table.add_column(title, justify="left" if title in ("board", "now", "") else "right")
     for name, status in boards.items():
         table.add_row(name, _state(name, host, status), *_accuracy(status), _bytes(name, host))
-    return Group(head, table, _refused(host))
+    return Group(head, table, _link(host), _refused(host))
 
 
 def summary(record: DemoRecord) -> Table:
@@ -81,6 +81,12 @@ def _accuracy(status: Status | None) -> tuple[str, str]:
 def _bytes(name: str, host: Status | None) -> str:
     sizes = [r["bytes_up"][name] for r in host["history"] if name in r["bytes_up"]] if host else []
     return f"{sum(sizes) / len(sizes):,.0f}" if sizes else ""
+
+
+def _link(host: Status | None) -> Text:
+    if host is None or host["transport"]["connected"]:
+        return Text("")
+    return Text(f"the host is not connected: {host['transport']['last_error']}", "yellow")
 
 
 def _refused(host: Status | None) -> Text:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge.config import DataConfig, EvaluateConfig, LinkConfig, NodeConfig, TrainingConfig
+from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
 from edge.report import status
 from edge.runtime import open_data
@@ -21,6 +23,7 @@ from edge.sources import Label, Sample
 from ternmesh.hypervector.scale import to_float
 from ternmesh.plan import Plan, make_plan
 from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.events import ReferenceMade
 from ternmesh.swarm.records import Settings, new_state
 from ternmesh_store.node_store import NodeStore
 from transports.driver import Driver
@@ -39,13 +42,18 @@ class Host:
     def __init__(self, world: "World", plan: Plan, run: bytes, min_peers: int) -> None:
         model, settings = world.loaded.bundle.model_hash(), Settings(min_peers, deadline_s=60.0)
         self.coordinator = Coordinator(plan, settings, model, run, new_state(plan.dimension))
+        self.counted: Counter[int] = Counter()  # rounds by context
         end = world.hub.host()
         end.open()
         self.driver = Driver(self.coordinator, end, lambda: world.now)
         self.coordinator.start(world.now)
 
     def turn(self) -> bool:
-        return self.driver.poll(0.0, lambda event: None, lambda: None)
+        return self.driver.poll(0.0, self._note, lambda: None)
+
+    def _note(self, event: object) -> None:
+        if isinstance(event, ReferenceMade):
+            self.counted.update(entry.context for entry in event.counted)
 
 
 class World:
@@ -268,7 +276,7 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
     world.until(lambda: ada.member.finished and bob.member.finished)
     assert ada.diverged == 1
     assert set(shown) == {None}
-    assert world.host.coordinator.nodes[1].rounds_counted == ROUNDS
+    assert world.host.counted[1] == ROUNDS
     losses = [entry.loss for entry in ada.history]
     assert losses[3] is None
     assert all(loss is not None for loss in losses[4:])
@@ -329,17 +337,73 @@ class Sensor:
         return samples + labels
 
 
-def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch) -> None:
+def with_source(world: World, monkeypatch, kind: type[Sensor]) -> NodeConfig:
     module = ModuleType("sensors")
-    module.Sensor = Sensor  # type: ignore[attr-defined]
+    module.Sensor = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sensors", module)
-    config = replace(
-        world.config("ada"),
-        data=DataConfig(
-            source="sensors:Sensor", options={"count": 3}, poll_s=10.0, replay_samples_max=20
-        ),
-        evaluate=EvaluateConfig(),
+    data = DataConfig(
+        source="sensors:Sensor", options={"count": 3}, poll_s=10.0, replay_samples_max=20
     )
+    return replace(world.config("ada"), data=data, evaluate=EvaluateConfig())
+
+
+class Loose(Sensor):
+    """A sensor that cannot be read at every second poll."""
+
+    def poll(self, now: float) -> list[Sample | Label]:
+        if self.polls % 2:
+            self.polls += 1
+            raise OSError("no device")
+        return super().poll(now)
+
+
+def test_a_source_that_fails_is_asked_again(world: World, monkeypatch, caplog) -> None:
+    node = world.add("ada", with_source(world, monkeypatch, Loose))
+    world.until(lambda: status(node)["source"]["failures"] == 3)
+    assert status(node)["source"]["last_failure"] == "OSError: no device"
+    assert status(node)["source"]["samples"] == 9
+    assert caplog.text.count("the source failed: OSError: no device") == 1
+
+
+class Refusing:
+    """A train step that a sample breaks in one round."""
+
+    def __init__(self, step, node: Node, bad_round: int) -> None:
+        self.step, self.node, self.bad_round = step, node, bad_round
+
+    def run(self, adapter, batch):
+        if self.node.trainer.round == self.bad_round:
+            raise ModelError("indices element out of data bounds")
+        return self.step.run(adapter, batch)
+
+
+def test_a_sample_that_breaks_the_graph_costs_a_round_and_no_more(
+    world: World, monkeypatch
+) -> None:
+    """It stays in the buffer on disk: a node that gave up would give up again and again."""
+    node = world.add("ada", with_source(world, monkeypatch, Sensor))
+    node.trainer._step = Refusing(node.trainer._step, node, bad_round=1)
+    world.until(lambda: node.member.finished)
+    assert node.diverged == 1
+    assert world.host.counted[1] == ROUNDS
+
+
+def test_files_that_break_the_graph_stop_the_node(world: World) -> None:
+    node = world.add("ada")
+    node.trainer._step = Refusing(node.trainer._step, node, bad_round=1)
+    with pytest.raises(ModelError, match="out of data bounds"):
+        world.until(lambda: node.member.finished)
+
+
+def test_a_buffer_too_small_for_training_is_refused(world: World, monkeypatch) -> None:
+    config = with_source(world, monkeypatch, Sensor)
+    small = replace(config, data=replace(config.data, replay_samples_max=7))
+    with pytest.raises(DataError, match="room for 7 samples"):
+        world.add("ada", small)
+
+
+def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch) -> None:
+    config = with_source(world, monkeypatch, Sensor)
     node = world.add("ada", config)
     world.until(lambda: node.wanted is not None)
     assert status(node)["activity"] == "waiting for samples"

@@ -74,6 +74,8 @@ def test_what_cannot_be_joined_is_counted(buffer) -> None:
         (Sample("k" * 129, {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters"),
         (Sample(7, {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters, not 7"),
         (Label("a", {"t": np.full(3, np.inf)}), "t holds NaN or infinity"),
+        (Sample("a", {"x": [[0.0], [0.0, 1.0]]}), "inhomogeneous"),
+        (Sample("a", None), "NoneType"),
         ("nonsense", "a source yields Sample and Label"),
     ],
 )

@@ -80,6 +80,12 @@ def test_an_adapter_of_another_length_is_refused(tiny: LoadedBundle, tmp_path: P
         write_adapter(tmp_path / "a", tiny.bundle, np.zeros(17, np.float32), 1)
 
 
+def test_an_adapter_that_cannot_be_written_is_a_sentence(tiny: LoadedBundle, tmp_path) -> None:
+    (tmp_path / "current.new").mkdir()
+    with pytest.raises(ModelError, match=r"cannot write .*current"):
+        write_adapter(tmp_path / "current", tiny.bundle, random_vector(tiny, 1), 1)
+
+
 def test_the_train_step_gives_loss_and_gradient(tiny: LoadedBundle, tiny_data) -> None:
     step = TrainStep(tiny.folder, tiny.bundle)
     batch = {name: array[:8] for name, array in tiny_data.items()}

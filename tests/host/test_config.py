@@ -53,7 +53,8 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     )
 
 
-def test_paths_start_from_the_folder_of_the_file(read, tmp_path):
+def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
+    monkeypatch.setattr("host.config.check_ca_file", lambda path: None)
     shutil.copytree(bundle_path("keyword"), tmp_path / "mine")
     text = GOOD.replace('"keyword"', '"mine"').replace("[link]", '[link]\nca_file = "ca.pem"')
     config = read('control_socket = "/run/x.sock"\n' + text)
@@ -76,6 +77,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path):
         ('state_dir = "state"', "", "state_dir is missing"),
         ("url =", "broker =", "link.broker is not a setting"),
         ("mqtt://ada", "http://ada", "does not begin with mqtt://"),
+        ('"garden"', '"a"\nca_file = "host.toml"', r"\[link\]: ca_file .*host.toml holds no cert"),
         ('"garden"', '"a/b"', r"\[link\]: fleet 'a/b' must be"),
         ('"keyword"', '"keywords"', "bundle is 'keywords': no such folder, and no model is called"),
         ("[run]", "[run", "this is not TOML"),

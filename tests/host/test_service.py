@@ -291,6 +291,26 @@ def test_each_kind_of_refusal_is_told_once(bench, caplog):
     assert caplog.text.count("refused from mallory: version") == 1
 
 
+def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    for end in ("", "-wal"):
+        bench.path.with_name(bench.path.name + end).unlink(missing_ok=True)
+    bench.store.close()
+    bench.service = None
+    bench.boot()
+    bench.service.coordinator.run = bench.nodes["ada"].endpoint.run  # a copy from before round 1
+    for driver in bench.nodes.values():
+        driver.endpoint.start(bench.now)
+    with caplog.at_level(logging.INFO):
+        bench.settle()
+    assert bench.service.status()["refused"]["ahead"] >= 2
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 2
+    assert errors[0].startswith("ada holds a newer reference of this run than this host")
+
+
 def test_it_leaves_once_the_run_is_over_and_those_behind_had_their_time(bench):
     bench.join("ada")
     bench.join("bob")

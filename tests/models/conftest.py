@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from models.adapter import Adapter
 from models.export import export
-from models.lora import Adapter, add_lora
+from models.lora import add_lora
 from ternmesh.bundle import Bundle
 
 BATCH = 6

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from models.adapter import Adapter
 from models.errors import ExportError
 from models.export import export
-from models.lora import Adapter, add_lora
+from models.lora import add_lora
 from ternmesh.bundle import FORWARD, TRAIN_STEP, Bundle, read_bundle
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -219,6 +220,43 @@ def test_example_batches_must_agree(tmp_path: Path) -> None:
             export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="x")
 
 
+@pytest.mark.parametrize(
+    ("target", "wanted", "metric"),
+    [
+        (torch.zeros(4, dtype=torch.int64), None, "accuracy"),
+        (torch.zeros(4, 4), None, "mean_absolute_error"),
+        (torch.zeros(4, 4), "mean_absolute_error", "mean_absolute_error"),
+    ],
+)
+def test_the_metric_follows_from_output_and_target(
+    target: torch.Tensor, wanted: str | None, metric: str, tmp_path: Path
+) -> None:
+    module = Wrapped(torch.tanh)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    loss = nn.functional.mse_loss if target.is_floating_point() else nn.functional.cross_entropy
+    example = (torch.randn(4, 4),), (target,)
+    bundle = export(module, adapter, loss, example, tmp_path, name="x", metric=wanted)
+    assert bundle.metric == metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "sentence"),
+    [
+        ("mae", "metric is 'mae': it must be one of accuracy, mean_absolute_error"),
+        (
+            "accuracy",
+            r"the metric accuracy cannot judge an output of shape \[4, 4\] by a target of",
+        ),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused(metric: str, sentence: str, tmp_path: Path) -> None:
+    module = Wrapped(torch.tanh)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    example = (torch.randn(4, 4),), (torch.randn(4, 4),)
+    with pytest.raises(ExportError, match=sentence):
+        export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="x", metric=metric)
+
+
 def test_another_adapter_space_can_be_exported(tmp_path: Path) -> None:
     """Any named parameters can be the adapter: here the biases, without a rank."""
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).requires_grad_(False)
@@ -228,4 +266,4 @@ def test_another_adapter_space_can_be_exported(tmp_path: Path) -> None:
     bundle = export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="biases")
     assert bundle.dimension == 5
     (output,) = open_session(tmp_path / FORWARD).run(None, {"input": example[0][0].numpy()})
-    np.testing.assert_allclose(output, module(example[0][0]).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(output, module(example[0][0]).numpy(), rtol=1e-5, atol=1e-6)

@@ -171,14 +171,14 @@ def loses_late_work(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_old_target(patch: pytest.MonkeyPatch) -> None:
     """A new run began, and the node waited for the version of the old one."""
-    begin = member.Member._begin_run
+    welcome = member.Member._welcome
 
-    def begin_wrongly(self: member.Member, *rest: object) -> None:
+    def welcome_wrongly(self: member.Member, *rest: object) -> None:
         target = self.target
-        begin(self, *rest)  # type: ignore[arg-type]
-        self.target = target
+        welcome(self, *rest)  # type: ignore[arg-type]
+        self.target = max(self.target, target)
 
-    patch.setattr(member.Member, "_begin_run", begin_wrongly)
+    patch.setattr(member.Member, "_welcome", welcome_wrongly)
 
 
 def counts_any_reason(patch: pytest.MonkeyPatch) -> None:

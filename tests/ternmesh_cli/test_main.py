@@ -57,6 +57,9 @@ def test_help_tells_the_exit_codes(capsys, arguments):
         ["host", "--fast"],
         ["status"],
         ["status", "--config", "a", "--socket"],
+        ["demo", "--rounds", "0"],
+        ["demo", "--seed", "x"],
+        ["demo", "--broker", "tcp://b"],
     ],
 )
 def test_a_wrong_command_line_is_2(capsys, arguments):
@@ -99,6 +102,16 @@ def test_an_error_that_should_not_happen_is_1_and_leaves_its_trace(
     assert ternmesh("host", "--config", config) == 1
     assert capsys.readouterr().err == "ternmesh: ZeroDivisionError: division by zero\n"
     assert caplog.records[0].exc_info[0] is ZeroDivisionError
+
+
+def test_an_interrupt_is_130_and_no_traceback(capsys, config, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("host.service.run_host", interrupt)
+    monkeypatch.setattr(host.process, "set_up_logging", lambda level: None)
+    assert ternmesh("host", "--config", config) == 130
+    assert capsys.readouterr().err == "ternmesh: interrupted\n"
 
 
 def test_nobody_answers_is_1_and_a_sentence(capsys, config, tmp_path):

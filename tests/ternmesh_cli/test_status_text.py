@@ -93,6 +93,8 @@ NODE = {
     "bytes_down": 678,
     "refused": {"seal": 1},
     "transport": LINK,
+    "source": None,
+    "history": [],
 }
 NODE_TEXT = """\
 node theo of fleet garden, model keyword
@@ -135,6 +137,11 @@ def test_a_host_that_nobody_has_joined():
         "reference 7 of 20 (a1b2c3d4e5f6), gathering",
         "0 nodes, 0 active, a round needs 2; refused: old round 2, seal 3",
     ]
+
+
+def test_a_node_without_anything_to_judge_on_says_so():
+    answer = {**NODE, "metric": None, "history": [{"version": 7, "metric": None}]}
+    assert "400 samples; accuracy not measured: [evaluate] names" in "\n".join(describe(answer))
 
 
 def test_an_answer_of_another_kind():

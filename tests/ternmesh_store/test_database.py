@@ -128,7 +128,7 @@ def test_damage_that_shows_later_is_a_sentence(path):
     with path.open("r+b") as file:  # A failing card, while the process runs.
         file.seek(4096)
         file.write(b"\xff" * (len(content) - 4096))
-    with pytest.raises(StoreError, match=r"is damaged .*start again"):
+    with pytest.raises(StoreError, match=r"is damaged .*bring back a copy"):
         items(database)
 
 

@@ -17,6 +17,7 @@ from ternmesh.swarm.events import (
 from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
 from ternmesh.wire.reference import Counted
 from ternmesh_store import host_store
+from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore, Round, Tally
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
@@ -230,3 +231,17 @@ def test_vectors_are_written_only_when_they_change(store):
     store._database.write = lambda sql, *values: written.append(sql)
     store.record(replace(made, version=2, residual=made.residual + 1))
     assert len([sql for sql in written if "INTO value" in sql]) == 1
+
+
+def test_a_damaged_file_is_not_replaced_by_itself(tmp_path):
+    """All nodes would follow the new run, and forget what they have learned."""
+    path = tmp_path / "host.sqlite"
+    path.write_bytes(b"damage" * 1000)
+    for _ in range(2):  # also when it is started again and again
+        with pytest.raises(StoreError, match="bring back a copy"):
+            HostStore(path).open()
+        assert path.read_bytes() == b"damage" * 1000
+    store = HostStore(path)
+    store.open(give_up_damaged=True)
+    assert store.load(MODEL) is None
+    store.close()

@@ -28,6 +28,15 @@ def test_a_scale_is_within_its_precision(value: float) -> None:
     assert abs(units - wanted) <= max(0.5, wanted * 2.0**-11)
 
 
+@given(st.integers(0, 2 * scale.SCALE_MAX))
+def test_the_largest_scale_below_a_limit(units: int) -> None:
+    code = scale.floor_scale(units)
+    assert scale.decode_scale(code) <= units
+    if units < scale.SCALE_MAX:
+        above = [c for c in range(code + 1, code + 1026) if (c >> 11 == 0 or c & 0x400)]
+        assert scale.decode_scale(above[0]) > units
+
+
 @pytest.mark.parametrize("value", [float("nan"), -1.0, -1e-30, float("-inf")])
 def test_what_is_no_scale(value: float) -> None:
     with pytest.raises(CodecError):

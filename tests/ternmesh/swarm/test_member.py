@@ -189,6 +189,7 @@ def test_a_new_run_starts_from_nothing(bench: Any) -> None:
     both_submit(bench, 0)
     both_submit(bench, 1)
     assert (theo.version, theo.target) == (2, 2)
+    from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
     from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
     assert (theo.run, theo.version, theo.target) == (b"run-id-9", 0, 0)
     assert theo.reference == genesis(MODEL, b"run-id-9", bench.plan)
@@ -228,6 +229,68 @@ def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:
     theo = bench.nodes["theo"]
     from_host(bench, theo, control.Announce(b"run-id-8", 0, control.GATHERING, 0))
     assert theo.phase == OPEN
+
+
+def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any) -> None:
+    """It was under way while the host began another run: the work of this one must not be lost."""
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-0"))
+    assert theo.run == b"run-id-8"
+    assert theo.pending is not None
+
+
+def test_an_announce_from_the_past_makes_a_node_ask(bench: Any) -> None:
+    """The host may have been restored from an old copy: only a hello can tell it so."""
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    from_host(bench, theo, control.Announce(b"run-id-8", 0, OPEN, 0))
+    bench.now += 1.0
+    theo.handle_timeout(bench.now)
+    [(_, frame)] = bench.take("theo")
+    assert isinstance(control.read_control(seal.open_seal(frame)[1]), control.Hello)
+
+
+def test_a_welcome_takes_back_what_was_announced(bench: Any) -> None:
+    """A node must not wait for a version that a restored host knows nothing of."""
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Announce(b"run-id-8", 5, OPEN, 0))
+    assert theo.target == 5
+    from_host(bench, theo, welcome(bench, theo))
+    assert theo.target == 0
+
+
+def test_another_reference_of_the_same_version_is_worked_on(bench: Any) -> None:
+    """Where two hosts went on from one state, their nodes do not sit out the round."""
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    bench.take("theo")
+    offered = bench.count("theo", WorkReady)
+    state = np.ones(bench.plan.dimension, np.int32)
+    step = reference.Snapshot(1, b"another history.", MODEL[:8], False, 0, (), state)
+    content = reference.certify(reference.write_snapshot(step))
+    for body in pieces.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal.seal(seal.Header(1 | seal.DOWN, 0), body)], bench.now)
+    bench.take("theo")
+    assert theo.reference == b"another history."
+    assert bench.count("theo", WorkReady) == offered + 1
+
+
+def test_a_packet_that_is_always_refused_is_sent_ever_more_seldom(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    sent, end = 0, bench.now + 600
+    while bench.now < end:
+        while frames := bench.take("theo"):
+            for _, frame in frames:
+                if seal.open_seal(frame)[1][0] == control.KIND:
+                    from_host(bench, theo, welcome(bench, theo))
+                else:
+                    sent += 1
+                    from_host(bench, theo, control.Refusal(0, "conflict"))
+        bench.now = max(bench.now, min(end, theo.next_timeout()))
+        theo.handle_timeout(bench.now)
+    assert 5 * 4 <= sent <= 25 * 4  # four frames a packet; it was 600 packets
 
 
 def test_announces_do_not_put_off_the_question(bench: Any) -> None:

@@ -1,12 +1,15 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
-from ternmesh.hypervector.scale import UNIT
+from ternmesh.hypervector.scale import SCALE_MAX, UNIT
 from ternmesh.plan import make_plan
 from ternmesh.swarm import step
+from ternmesh.swarm.intake import Intake
 from ternmesh.wire.share import read_share
 
 MODEL = bytes(range(32))
@@ -58,11 +61,25 @@ def test_a_share_that_few_delivered_is_the_mean_over_those() -> None:
 
 
 def test_the_largest_sum_does_not_overflow() -> None:
+    plan = replace(PLAN, scale_max=SCALE_MAX)
     huge = np.full(3000, 1e9, np.float32)
-    vector = arrived(step.encode_update(huge, MODEL, 4, PLAN))
-    mean = step.combine([(1 << 20, vector)] * 100, MODEL, 4, PLAN)
+    vector = arrived(step.encode_update(huge, MODEL, 4, plan))
+    mean = step.combine([(1 << 20, vector)] * 100, MODEL, 4, plan)
     assert mean.max() == pytest.approx(63.97, abs=0.01)
     assert mean.min() >= 0
+
+
+@pytest.mark.parametrize("scale_max", [1, 2047, 2049, 1 << 24, 2**31 - 1])
+def test_an_update_is_what_the_host_believes(scale_max: int) -> None:
+    """A node that was away for long has much to say: a share beyond the plan would be refused."""
+    plan = replace(PLAN, scale_max=scale_max)
+    intake = Intake(plan, MODEL[:8], 4)
+    for body in step.encode_update(np.full(3000, 70, np.float32), MODEL, 4, plan):
+        intake.add(body)
+    vector = intake.hypervector()
+    assert vector.present.all()
+    assert vector.scales.max() <= scale_max
+    assert vector.scales.min() > 0.999 * min(scale_max, SCALE_MAX)
 
 
 def test_a_step_must_be_whole() -> None:

@@ -1,0 +1,158 @@
+"""Our stages as codecs of the same interface: the slice codec, pursuit, and the mixture."""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.codecs.base import SHARED, Vector
+from ternmesh.hypervector import levels, pursuit, trellis
+from ternmesh.hypervector.coding import Coded, decode, encode
+from ternmesh.hypervector.encoder import ternarise
+from ternmesh.hypervector.rotation import rotate, unrotate
+from ternmesh.hypervector.scale import UNIT, decode_scale, encode_scale
+
+_HALVINGS = 14
+
+
+class Ternary:
+    """The slice codec: the largest as -1 or +1 with one scale, in Golomb-Rice code."""
+
+    name, fixed = "ternary", False
+    _head = struct.Struct("<HBI")
+
+    def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
+        """Scale, coding, count and the code, at the share of zeros that meets the budget."""
+        low, high, best = 1, vector.size, b""
+        while low <= high:
+            kept = (low + high) // 2
+            trits, scale = ternarise(vector, kept)
+            coded = encode(trits)
+            wire = self._head.pack(encode_scale(scale), coded.coding, coded.count) + coded.data
+            if len(wire) * 8 > bits_budget:
+                high = kept - 1
+            else:
+                low, best = kept + 1, wire
+        return best
+
+    def decode(self, wire: bytes, size: int) -> Vector:
+        """Trits times the scale."""
+        scale, coding, count = self._head.unpack_from(wire)
+        trits = decode(Coded(count, coding, wire[self._head.size :]), size)
+        return trits.astype(np.float32) * np.float32(decode_scale(scale) * UNIT)
+
+
+class Pursuit:
+    """One codeword of a seeded book for each chunk of the rotated vector; chunks fit the budget."""
+
+    name, fixed = "pursuit", False
+    _pick_bits = 17
+    _head = struct.Struct("<fH")
+
+    def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
+        """Amplitude, span, and the codewords' names."""
+        rate = (bits_budget - 8 * self._head.size) / vector.size
+        book = self._book(int(np.ceil(self._pick_bits / rate)))
+        names, amplitudes = pursuit.encode(rotate(vector, SHARED), SHARED, book, 1)
+        head = self._head.pack(amplitudes[0], book.span)
+        return head + pursuit.write_names(names, book)
+
+    def decode(self, wire: bytes, size: int) -> Vector:
+        """Codewords times the amplitude, rotated back."""
+        amplitude, span = self._head.unpack_from(wire)
+        book = self._book(span)
+        names = pursuit.read_names(wire[self._head.size :], book, 1, -(-size // span))
+        return unrotate(pursuit.decode(names, [amplitude], SHARED, book, size), SHARED)
+
+    def _book(self, span: int) -> pursuit.Book:
+        order_bits = max(1, (span - 1).bit_length())
+        return pursuit.Book(span, 1 << order_bits, 1 << max(0, self._pick_bits - 1 - order_bits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """One way to spend the budget: a sparse layer, then a trellis of 1 / step bits a number."""
+
+    sparse: levels.Levels | None
+    step: int  # 0: no trellis
+    expected: float
+
+
+class Mixture:
+    """Sparse levels for what stands out, then rotation and a trellis for what is left.
+
+    How many bits go where is decided for each vector by the expected error, with either part left
+    out where it does not pay.
+    """
+
+    name, fixed = "mixture", False
+    _head = struct.Struct("<BHf")  # step, units of 1 byte of the sparse part, scale of the path
+
+    def __init__(self, window: int = trellis.WINDOW) -> None:
+        self._window = window
+
+    def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
+        """The head, the sparse part, the path."""
+        split = self.choose(vector, bits_budget - 8 * self._head.size)
+        sparse = levels.encode(split.sparse) if split.sparse else b""
+        path, scale = b"", 0.0
+        if split.step:
+            rest = vector - split.sparse.vector() if split.sparse else vector
+            path, scale = trellis.encode(rotate(rest, SHARED), SHARED, split.step, self._window)
+        return self._head.pack(split.step, len(sparse), scale) + sparse + path
+
+    def decode(self, wire: bytes, size: int) -> Vector:
+        """The sum of both parts."""
+        step, length, scale = self._head.unpack_from(wire)
+        start = self._head.size
+        vector = np.zeros(size, dtype=np.float32)
+        if length:
+            vector += levels.decode(wire[start : start + length], size).vector()
+        if step:
+            path = trellis.decode(wire[start + length :], SHARED, step, size, self._window)
+            vector += np.float32(scale) * unrotate(path, SHARED)
+        return vector
+
+    def choose(self, vector: Vector, bits: int) -> _Split:
+        """The split with the least expected error."""
+        alone = -(-vector.size // bits)
+        options = [_Split(None, alone, _expected(alone))]
+        for step in (0, *_steps(alone)):
+            left = bits - (8 * -(-vector.size // (8 * step)) if step else 0)
+            sparse = fit_levels(vector, left) if left > 200 else None
+            if sparse is not None:
+                rest = float(np.square(vector - sparse.vector()).sum())
+                share = 1 - rest / float(np.square(vector).sum())
+                gain = share + (1 - share) * (_expected(step) if step else 0.0)
+                options.append(_Split(sparse, step, gain))
+        return max(options, key=lambda option: option.expected)
+
+
+def fit_levels(vector: Vector, bits: int) -> levels.Levels | None:
+    """The best levels within `bits`: thresholds by bisection, for a few shapes; None if none fit."""
+    best, least = None, float(np.square(vector).sum())
+    top = float(np.abs(vector).max())
+    for layers, step in ((1, 1.0), (2, 1.0), (2, 1.5), (3, 1.0)):
+        low, high, found = top * 1e-4, top, None
+        for _ in range(_HALVINGS):
+            threshold = (low * high) ** 0.5
+            tried = levels.quantise(vector, threshold, step * threshold, layers)
+            if len(levels.encode(tried)) * 8 > bits:
+                low = threshold
+            else:
+                high, found = threshold, tried
+        if found is not None:
+            error = float(np.square(vector - found.vector()).sum())
+            if error < least:
+                best, least = found, error
+    return best
+
+
+def _steps(alone: int) -> list[int]:
+    """Steps worth a try where `alone` would spend all bits on the trellis."""
+    return [step for step in (2, 3, 4, 6, 8, 12, 16) if alone < step <= 8 * alone][:4]
+
+
+def _expected(step: int) -> float:
+    """The share of the energy of a Gaussian vector that a path captures (measured, window 12)."""
+    return float((0.96 - 0.012 * np.log2(step)) * (1 - 2.0 ** (-2 / step)))

@@ -1,0 +1,108 @@
+"""A vector as a few codewords out of a seeded book: cleanup memory used as a vector quantiser.
+
+The book holds, for each of `diagonals` seeded sign vectors, every row of a Walsh-Hadamard matrix
+under these signs, each with both signs. A chunk of the vector names the codeword with the largest
+inner product; further picks code what is left (matching pursuit, Mallat and Zhang 1993). All
+chunks of a pick share one amplitude. Any subset of picks decodes: absent ones count as zero.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.errors import CodecError, WireError
+from ternmesh.generator import Key
+from ternmesh.hypervector.rotation import hadamard, seeded_signs
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The codewords for chunks of `span` coordinates; `order` and `diagonals` are powers of two."""
+
+    span: int
+    order: int
+    diagonals: int
+
+    @property
+    def pick_bits(self) -> int:
+        """Bits that name a codeword and its sign."""
+        return (self.order * self.diagonals).bit_length()
+
+    def signs(self, key: Key) -> Vector:
+        """The sign vectors, float32 [diagonals, span]."""
+        signs = seeded_signs(key, self.diagonals * self.order)
+        return signs.reshape(self.diagonals, self.order)[:, : self.span]
+
+    def codewords(self, names: NDArray[np.int64], key: Key) -> Vector:
+        """The codewords (entries -1 and 1) of names = (index * 2 + sign), float32 [n, span]."""
+        diagonal, row = np.divmod(names >> 1, self.order)
+        words = hadamard(self.order)[row, : self.span] * self.signs(key)[diagonal]
+        signed: Vector = words * (1 - 2 * (names & 1)).astype(np.float32)[:, None]
+        return signed
+
+
+def encode(
+    vector: Vector, key: Key, book: Book, picks: int
+) -> tuple[NDArray[np.int64], list[float]]:
+    """Codeword names (int64 [picks, chunks]) and one amplitude for each pick."""
+    if not np.isfinite(vector).all():
+        raise CodecError("a vector with NaN or infinity has no codewords")
+    rest = np.zeros((-(-vector.size // book.span), book.span), dtype=np.float32)
+    rest.reshape(-1)[: vector.size] = vector
+    names = np.empty((picks, len(rest)), dtype=np.int64)
+    amplitudes = []
+    for pick in range(picks):
+        names[pick], gains = _nearest(rest, key, book)
+        amplitude = float(gains.mean(dtype=np.float64)) / book.span
+        rest -= np.float32(amplitude) * book.codewords(names[pick], key)
+        amplitudes.append(amplitude)
+    return names, amplitudes
+
+
+def decode(
+    names: NDArray[np.int64], amplitudes: list[float], key: Key, book: Book, size: int
+) -> Vector:
+    """The vector (float32, `size`) that the given picks add up to."""
+    total = np.zeros((names.shape[1], book.span), dtype=np.float32)
+    for row, amplitude in zip(names, amplitudes, strict=True):
+        total += np.float32(amplitude) * book.codewords(row, key)
+    return total.reshape(-1)[:size]
+
+
+def write_names(names: NDArray[np.int64], book: Book) -> bytes:
+    """Codeword names as `pick_bits` each, lowest bit first."""
+    bits = (names.reshape(-1, 1) >> np.arange(book.pick_bits)) & 1
+    return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
+
+
+def read_names(data: bytes, book: Book, picks: int, chunks: int) -> NDArray[np.int64]:
+    """The names (int64 [picks, chunks]) in `data`; WireError for another length."""
+    count = picks * chunks * book.pick_bits
+    if len(data) != -(-count // 8):
+        raise WireError("pursuit", f"{picks * chunks} codewords do not fit {len(data)} bytes")
+    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
+    if bits[count:].any():
+        raise WireError("pursuit", "bits are left over after the last codeword")
+    names = bits[:count].reshape(picks, chunks, book.pick_bits).astype(np.int64)
+    return names @ (1 << np.arange(book.pick_bits))
+
+
+def _nearest(rest: Vector, key: Key, book: Book) -> tuple[NDArray[np.int64], Vector]:
+    """For each chunk the name of the codeword with the largest inner product, and that product."""
+    rows = np.ascontiguousarray(hadamard(book.order)[:, : book.span].T)
+    best = np.full(len(rest), -1.0, dtype=np.float32)
+    names = np.zeros(len(rest), dtype=np.int64)
+    every = np.arange(len(rest))
+    for diagonal, signs in enumerate(book.signs(key)):
+        products = (rest * signs) @ rows
+        sizes = np.abs(products)
+        row = sizes.argmax(axis=1)
+        size = sizes[every, row]
+        better = np.flatnonzero(size > best)
+        best[better] = size[better]
+        index = diagonal * book.order + row[better]
+        names[better] = index * 2 + (products[better, row[better]] < 0)
+    return names, best

@@ -1,0 +1,62 @@
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from ternmesh_cli.demo.screen import picture
+from transports.control_socket import ControlError, ask
+
+MEMBERS = ("host", "theo", "nicolas", "yweweler")
+NOWHERE = "mqtt://127.0.0.1:1"
+
+
+def answers(path) -> bool:
+    try:
+        return bool(ask(path, {"command": "status"}, timeout_s=2.0))
+    except ControlError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_ends_the_demo_ends_its_fleet(tmp_path, number, eventually):
+    out = tmp_path / "out"
+    sockets = [out / member / "control.sock" for member in MEMBERS]
+    command = [sys.executable, "-m", "ternmesh_cli.main", "demo"]
+    demo = subprocess.Popen(
+        [*command, "--broker", NOWHERE, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        eventually(lambda: all(answers(path) for path in sockets))
+        demo.send_signal(number)
+        assert demo.communicate(timeout=60)[1].endswith("ternmesh: interrupted\n")
+        assert demo.returncode == 130
+        assert not any(answers(path) for path in sockets)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(demo.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_the_picture_says_why_nothing_moves(connected):
+    host = {
+        "version": 0,
+        "phase": "gathering",
+        "nodes": [],
+        "history": [],
+        "refused": {},
+        "transport": {"connected": connected, "last_error": "cannot reach it"},
+    }
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(picture(host, {"theo": None}, 20, 3.0))
+    shown = console.export_text()
+    assert ("the host is not connected: cannot reach it" in shown) is not connected
+    assert "theo" in shown
