@@ -5,7 +5,7 @@ import importlib
 
 from bench.result import show
 
-NAMES = ("demo", "train_step", "footprint")
+NAMES = ("demo", "train_step", "footprint", "codec")
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ class Pursuit:
 
     def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
         """Amplitude, span, and the codewords' names."""
-        rate = (bits_budget - 8 * self._head.size) / vector.size
-        book = self._book(int(np.ceil(self._pick_bits / rate)))
+        chunks = (bits_budget - 8 * self._head.size - 7) // self._pick_bits
+        book = self._book(-(-vector.size // chunks))
         names, amplitudes = pursuit.encode(rotate(vector, SHARED), SHARED, book, 1)
         head = self._head.pack(amplitudes[0], book.span)
         return head + pursuit.write_names(names, book)
@@ -86,39 +86,40 @@ class Mixture:
     """
 
     name, fixed = "mixture", False
-    _head = struct.Struct("<BHf")  # step, units of 1 byte of the sparse part, scale of the path
+    _head = struct.Struct("<If")  # with a trellis: bytes of the sparse part, scale of the path
 
     def __init__(self, window: int = trellis.WINDOW) -> None:
         self._window = window
 
     def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
         """The head, the sparse part, the path."""
-        split = self.choose(vector, bits_budget - 8 * self._head.size)
+        split = self.choose(vector, bits_budget - 8)
         sparse = levels.encode(split.sparse) if split.sparse else b""
-        path, scale = b"", 0.0
-        if split.step:
-            rest = vector - split.sparse.vector() if split.sparse else vector
-            path, scale = trellis.encode(rotate(rest, SHARED), SHARED, split.step, self._window)
-        return self._head.pack(split.step, len(sparse), scale) + sparse + path
+        step = bytes([split.step])
+        if not split.step:
+            return step + sparse
+        rest = vector - split.sparse.vector() if split.sparse else vector
+        path, scale = trellis.encode(rotate(rest, SHARED), SHARED, split.step, self._window)
+        return step + self._head.pack(len(sparse), scale) + sparse + path
 
     def decode(self, wire: bytes, size: int) -> Vector:
         """The sum of both parts."""
-        step, length, scale = self._head.unpack_from(wire)
-        start = self._head.size
-        vector = np.zeros(size, dtype=np.float32)
-        if length:
-            vector += levels.decode(wire[start : start + length], size).vector()
-        if step:
-            path = trellis.decode(wire[start + length :], SHARED, step, size, self._window)
-            vector += np.float32(scale) * unrotate(path, SHARED)
-        return vector
+        step, body = wire[0], wire[1:]
+        if not step:
+            return levels.decode(body, size).vector()
+        length, scale = self._head.unpack_from(body)
+        sparse, path = body[self._head.size :][:length], body[self._head.size + length :]
+        rest = trellis.decode(path, SHARED, step, size, self._window)
+        vector: Vector = np.float32(scale) * unrotate(rest, SHARED)
+        return vector + levels.decode(sparse, size).vector() if length else vector
 
     def choose(self, vector: Vector, bits: int) -> _Split:
         """The split with the least expected error."""
-        alone = -(-vector.size // bits)
+        path_bits = bits - 8 * self._head.size
+        alone = -(-vector.size // path_bits)
         options = [_Split(None, alone, _expected(alone))]
         for step in (0, *_steps(alone)):
-            left = bits - (8 * -(-vector.size // (8 * step)) if step else 0)
+            left = path_bits - 8 * -(-vector.size // (8 * step)) if step else bits
             sparse = fit_levels(vector, left) if left > 200 else None
             if sparse is not None:
                 rest = float(np.square(vector - sparse.vector()).sum())
@@ -129,11 +130,15 @@ class Mixture:
 
 
 def fit_levels(vector: Vector, bits: int) -> levels.Levels | None:
-    """The best levels within `bits`: thresholds by bisection, for a few shapes; None if none fit."""
+    """The best levels within `bits`, thresholds by bisection for a few shapes; None if none fit."""
     best, least = None, float(np.square(vector).sum())
-    top = float(np.abs(vector).max())
+    magnitudes = np.abs(vector)
+    top = float(magnitudes.max())
+    # Each value takes two bits at least, so no threshold below this one can fit.
+    most = min(vector.size, bits // 2)
+    floor = float(np.partition(magnitudes, vector.size - most)[vector.size - most])
     for layers, step in ((1, 1.0), (2, 1.0), (2, 1.5), (3, 1.0)):
-        low, high, found = top * 1e-4, top, None
+        low, high, found = max(floor, top * 1e-4), top, None
         for _ in range(_HALVINGS):
             threshold = (low * high) ** 0.5
             tried = levels.quantise(vector, threshold, step * threshold, layers)

@@ -35,12 +35,12 @@ class Blockwise8:
         padded.reshape(-1)[: vector.size] = vector
         tops = np.abs(padded).max(axis=1)
         codes = np.rint(padded * (127 / np.where(tops > 0, tops, 1))[:, None]).astype(np.int8)
-        return tops.astype("<f4").tobytes() + codes.reshape(-1)[: vector.size].tobytes()
+        return bytes(tops.astype("<f4").tobytes() + codes.reshape(-1)[: vector.size].tobytes())
 
     def decode(self, wire: bytes, size: int) -> Vector:
         """Bytes times maxima."""
         blocks = -(-size // self._block)
         tops = np.frombuffer(wire, dtype="<f4", count=blocks)
         codes = np.frombuffer(wire, dtype=np.int8, offset=4 * blocks).astype(np.float32)
-        scaled: Vector = codes * np.repeat(tops / 127, self._block)[:size]
-        return scaled
+        units = np.repeat(tops / np.float32(127), self._block)[:size]
+        return (codes * units).astype(np.float32)

@@ -1,5 +1,7 @@
 """Codecs in a seeded rotation: EDEN at one bit and less, and zeroth-order scalars."""
 
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,9 +22,9 @@ class Eden:
 
     def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
         """A float32 scale and one bit for each number of the subset."""
-        kept = min(vector.size, bits_budget - 32)
+        kept = min(vector.size, bits_budget - 72)
         part = rotate(vector, SHARED)[_places(vector.size, kept)]
-        scale = np.abs(part).mean().astype("<f4").tobytes()
+        scale = struct.pack("<f", np.abs(part).mean())
         return scale + kept.to_bytes(4, "little") + np.packbits(part < 0).tobytes()
 
     def decode(self, wire: bytes, size: int) -> Vector:
@@ -31,7 +33,7 @@ class Eden:
         bits = np.unpackbits(np.frombuffer(wire, dtype=np.uint8, offset=8), count=kept)
         rotated = np.zeros(size, dtype=np.float32)
         rotated[_places(size, kept)] = 1 - 2 * bits.astype(np.float32)
-        return unrotate(rotated, SHARED) * np.frombuffer(wire, dtype="<f4", count=1)
+        return unrotate(rotated, SHARED) * np.float32(struct.unpack_from("<f", wire)[0])
 
 
 class ZerothOrder:
@@ -44,16 +46,16 @@ class ZerothOrder:
     name, fixed = "zeroth_order", False
 
     def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
-        """A float32 maximum and one signed byte for each direction."""
+        """A float32 unit and one signed byte for each direction."""
         kept = min(vector.size, (bits_budget - 32) // 8)
         part = rotate(vector, SHARED)[_places(vector.size, kept)]
         top = max(float(np.abs(part).max()), 1e-30)
         codes = np.rint(part * (127 / top)).astype(np.int8)
-        return np.float32(top).astype("<f4").tobytes() + codes.tobytes()
+        return struct.pack("<f", top / 127) + codes.tobytes()
 
     def decode(self, wire: bytes, size: int) -> Vector:
         """The projections in their places, rotated back."""
         codes = np.frombuffer(wire, dtype=np.int8, offset=4).astype(np.float32)
         rotated = np.zeros(size, dtype=np.float32)
         rotated[_places(size, codes.size)] = codes
-        return unrotate(rotated, SHARED) * (np.frombuffer(wire, dtype="<f4", count=1) / 127)
+        return unrotate(rotated, SHARED) * np.float32(struct.unpack_from("<f", wire)[0])

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError, WireError
 from ternmesh.hypervector.coding import RICE_MAX, _best_parameter, _read_unary, _take, _unary
+from ternmesh.hypervector.scale import decode_scale, encode_scale, to_vector
 
 LAYERS_MAX = 3
 LEVEL_MAX = 4095
 _HEAD = struct.Struct("<B")  # layers
-_LAYER = struct.Struct("<IBf")  # values, Rice parameter, mean magnitude of those that stop here
-_SLOPE = struct.Struct("<f")
+_LAYER = struct.Struct("<IBH")  # values, Rice parameter, code of their worth
+_SLOPE = struct.Struct("<H")
 
 Vector = NDArray[np.float32]
 
@@ -28,22 +29,21 @@ Vector = NDArray[np.float32]
 class Levels:
     """A quantised vector: magnitudes 0 .. (int16, signed) and what each magnitude is worth.
 
-    `worth[k - 1]` is the mean magnitude at level k; `slope` is the step between the levels after
-    the last of `worth`.
+    `worth[k - 1]` is the mean magnitude at level k, and `slope` the step between the levels after
+    the last of `worth`; both are codes of hypervector/scale.py.
     """
 
     values: NDArray[np.int16]
-    worth: tuple[float, ...]
-    slope: float
+    worth: tuple[int, ...]
+    slope: int
 
     def vector(self) -> Vector:
         """The vector (float32) that the levels stand for."""
         magnitudes = np.abs(self.values)
-        table = np.array([0.0, *self.worth], dtype=np.float32)
+        table = np.array([0, *map(decode_scale, self.worth)], dtype=np.int64)
         known = np.minimum(magnitudes, len(self.worth))
-        above = (magnitudes - known).astype(np.float32)
-        decoded: Vector = (table[known] + np.float32(self.slope) * above) * np.sign(self.values)
-        return decoded
+        above = (magnitudes - known).astype(np.int64)
+        return to_vector((table[known] + decode_scale(self.slope) * above) * np.sign(self.values))
 
 
 def quantise(vector: Vector, threshold: float, step: float, layers: int) -> Levels:
@@ -62,7 +62,7 @@ def quantise(vector: Vector, threshold: float, step: float, layers: int) -> Leve
     excess = (level[rest] - layers).astype(np.float64)
     over = magnitudes[above[rest]] - worth[-1]
     slope = float(np.dot(excess, over) / np.dot(excess, excess)) if excess.size else 0.0
-    return Levels(values, tuple(float(np.float32(w)) for w in worth), float(np.float32(slope)))
+    return Levels(values, tuple(map(encode_scale, worth)), encode_scale(max(0.0, slope)))
 
 
 def encode(levels: Levels) -> bytes:
@@ -96,7 +96,8 @@ def decode(data: bytes, size: int) -> Levels:
     for count, rice, _ in heads:
         quotients, at = _read_unary(bits, at, count)
         remainders, at = _take(bits, at, count * rice)
-        gaps = (quotients << rice) + remainders.reshape(count, rice) @ (1 << np.arange(rice))
+        low = remainders.reshape(count, rice).astype(np.int64) @ (1 << np.arange(rice))
+        gaps = (quotients << rice) + low
         places = np.cumsum(gaps + 1) - 1
         if count and places[-1] >= members.size:
             raise WireError("levels", "a value stands beyond the end of its layer")
@@ -111,22 +112,22 @@ def decode(data: bytes, size: int) -> Levels:
     signs, at = _take(bits, at, found.size)
     if bits.size - at >= 8 or bits[at:].any():
         raise WireError("levels", "bytes or bits are left over after the signs")
-    magnitudes[found] *= 1 - 2 * signs
+    magnitudes[found] *= 1 - 2 * signs.astype(np.int64)
     return Levels(magnitudes.astype(np.int16), tuple(worth for _, _, worth in heads), slope)
 
 
-def _read_heads(data: bytes, size: int) -> tuple[list[tuple[int, int, float]], float, int]:
+def _read_heads(data: bytes, size: int) -> tuple[list[tuple[int, int, int]], int, int]:
     layers = data[0] if data else 0
     end = _HEAD.size + layers * _LAYER.size + (_SLOPE.size if layers > 1 else 0)
     if not 1 <= layers <= LAYERS_MAX or len(data) < end:
         raise WireError("levels", f"a code has 1 to {LAYERS_MAX} layers and a head for each")
     heads = list(_LAYER.iter_unpack(data[_HEAD.size : _HEAD.size + layers * _LAYER.size]))
-    (slope,) = _SLOPE.unpack_from(data, end - _SLOPE.size) if layers > 1 else (0.0,)
+    (slope,) = _SLOPE.unpack_from(data, end - _SLOPE.size) if layers > 1 else (0,)
     counts = [size, *(count for count, _, _ in heads)]
     if counts != sorted(counts, reverse=True) or any(rice > RICE_MAX for _, rice, _ in heads):
         raise WireError("levels", "a layer holds more values than the one before it")
-    if not all(np.isfinite([slope, *(worth for _, _, worth in heads)])):
-        raise WireError("levels", "a worth is not a number")
+    for code in (slope, *(worth for _, _, worth in heads)):
+        decode_scale(code)
     return heads, slope, end
 
 

@@ -32,7 +32,8 @@ def unrotate(vector: Vector, key: Key) -> Vector:
 def seeded_signs(key: Key, count: int) -> Vector:
     """`count` signs (float32, -1 or 1): the bits of the key's words, lowest first, 1 is minus."""
     bits = words(key, -(-count // 32)).astype("<u4").view(np.uint8)
-    return 1 - 2 * np.unpackbits(bits, count=count, bitorder="little").astype(np.float32)
+    signs = np.unpackbits(bits, count=count, bitorder="little").astype(np.float32)
+    return 1 - 2 * signs
 
 
 def kurtosis(vector: Vector) -> float:

@@ -18,7 +18,7 @@ from ternmesh.generator import Key, words
 
 WINDOW = 12
 CHUNK_BITS = 1024
-BATCH = 8  # chunks that are searched side by side; more need more memory and gain little
+BATCH = 4  # chunks that are searched side by side; more need more memory and gain little
 _CENTRE, _SPREAD = 510, 147.8  # mean and standard deviation of a sum of four uniform bytes
 
 Vector = NDArray[np.float32]
@@ -27,7 +27,8 @@ Vector = NDArray[np.float32]
 def table(key: Key, step: int, window: int = WINDOW) -> Vector:
     """The reproduction values of every window, float32 [2**window, step], standard deviation 1."""
     parts = words(key, step << window).astype("<u4").view(np.uint8).reshape(-1, step, 4)
-    return ((parts.sum(axis=2, dtype=np.int32) - _CENTRE) / _SPREAD).astype(np.float32)
+    values: Vector = parts.sum(axis=2, dtype=np.int32).astype(np.float32)
+    return (values - _CENTRE) / np.float32(_SPREAD)
 
 
 def encode(vector: Vector, key: Key, step: int, window: int = WINDOW) -> tuple[bytes, float]:

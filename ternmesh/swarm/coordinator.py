@@ -161,11 +161,18 @@ class Coordinator:
             node.refused["duplicate"] += 1
 
     def _take(self, node: Node, body: bytes) -> bool:
+        intake = self._intake(node.context)
         try:
-            return self._intake(node.context).add(body)
+            return intake.add(body)
         except WireError as error:
-            if error.reason == "digest":
+            # A node that has lost its disk makes another packet: its shares must not mix with what
+            # is here of the first one.
+            is_other = error.reason == "conflict" and body[0] == manifest.KIND
+            is_other = is_other and not intake.complete
+            if is_other or error.reason == "digest":
                 self._forget(node.context)
+            if is_other:
+                return self._intake(node.context).add(body)
             raise
 
     def _forget(self, context: int) -> None:
@@ -192,7 +199,6 @@ class Coordinator:
         if hello.run == self.run and hello.version > self.version:
             raise WireError("ahead", f"{hello.name} holds a reference that this host never made")
         node = self._register(hello)
-        self._mind_lost_state(node, hello)
         node.heard_at, node.active = now, True
         self._outgoing.push(peer, seal.ENROL, [self._welcome(hello, node.context, now)])
         self._catch_up(node, hello, now)
@@ -211,17 +217,6 @@ class Coordinator:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.context, node.name, node.samples))
         return node
-
-    def _mind_lost_state(self, node: Node, hello: Hello) -> None:
-        """A new process without the open round's reference has no packet to complete: forget it.
-
-        Else shares of two packets would stand under one digest.
-        """
-        standing = (self.run, self.version, self.reference)
-        is_behind = (hello.run, hello.version, hello.reference) != standing
-        if is_behind and hello.instance != node.instance and node.context in self._intakes:
-            self._forget(node.context)
-        node.instance = hello.instance
 
     def _welcome(self, hello: Hello, context: int, now: float) -> bytes:
         return control.write_control(

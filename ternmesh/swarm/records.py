@@ -69,7 +69,6 @@ class Node:
     samples: int
     counted: Counted | None = None
     active: bool = True
-    instance: bytes = b""  # of the process that said hello last
     heard_at: float | None = None
     caught_up_at: float | None = None
     refused: Counter[str] = field(default_factory=Counter)

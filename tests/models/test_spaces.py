@@ -84,7 +84,9 @@ def test_a_bundle_of_a_space_does_on_a_board_what_torch_does(space: str, tmp_pat
     assert loaded.bundle.dimension == adapter.dimension
     assert np.array_equal(loaded.initial, adapter.vector())
     vector, batch = noisy(adapter), {"input": x.numpy(), "target": targets.numpy()}
-    loss, gradient = TrainStep(tmp_path, loaded.bundle).run(vector, batch)
+    step = TrainStep(tmp_path, loaded.bundle)
+    assert step.run(loaded.initial, batch)[1][:-HEAD].any()  # the space can leave its start
+    loss, gradient = step.run(vector, batch)
     inference = Inference(tmp_path, loaded.bundle)
     (before,) = inference.predict({"input": x.numpy()}).values()
     np.testing.assert_allclose(before, base()(x).detach(), rtol=1e-4, atol=1e-6)
@@ -176,6 +178,12 @@ def test_a_space_that_does_not_fit_is_refused() -> None:
         settings = {"layers": LAYERS, "rank": RANK, **change}
         with pytest.raises(ValueError, match=sentence):
             add_space(base(), SpaceConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_one_model_takes_one_vector_only() -> None:
+    module, _ = adapted("one_vector")
+    with pytest.raises(ValueError, match="the module has a theta already"):
+        add_space(module, SpaceConfig(("4",), "one_vector", length=4))
 
 
 def test_a_rank_above_a_layers_sides_gives_the_largest_core_there_is() -> None:
