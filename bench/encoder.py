@@ -24,6 +24,11 @@ LORA = (
 )
 
 
+def weights() -> str:
+    """Where the weights come from on this machine."""
+    return "random" if importlib.util.find_spec(PACKAGE) is None else PACKAGE
+
+
 class Encoder(nn.Module):
     """Token ids (int64 [batch, tokens]) and an additive mask ([batch, 1, 1, tokens]) to logits."""
 

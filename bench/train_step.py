@@ -43,6 +43,7 @@ def measure(*, quick: bool) -> Result:
             errors.append(_gradient_error(Path(folder)))
     figures["gradient_error"] = Figure(max(errors), "<=1e-4")
     notes = (
+        f"the encoder's weights: {_work('weights', 'encoder', 1, '.')}",
         "torch eager runs its fused attention (sdpa); memory is the peak of the whole process",
         "x86-64, not an Arm board: ratios carry over better than times",
     )

@@ -23,6 +23,9 @@ Array = np.ndarray[Any, Any]
 def main() -> None:
     """See the module."""
     engine, model, threads, folder = sys.argv[1:]
+    if engine == "weights":
+        print(importlib.import_module("bench.encoder").weights())
+        return
     if engine == "export":
         _export(model, Path(folder))
         return

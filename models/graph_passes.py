@@ -13,6 +13,8 @@ import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 from onnx_ir.tape import Tape
 
+SHARED_SIZE_MAX = 1 << 20  # numbers; frozen weights above it are never equal
+
 
 def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]]) -> None:
     """Give the named inputs default values, so that callers may leave them out."""
@@ -29,6 +31,8 @@ def optimise(model: ir.Model) -> None:
     transpose_in_gemm(model)
     merge_reshapes(model)
     common.RemoveUnusedNodesPass()(model)
+    # Each gradient that is added up from zeros brings a block of zeros of its own.
+    common.DeduplicateInitializersPass(size_limit=SHARED_SIZE_MAX)(model)
 
 
 def cancel_transposes(model: ir.Model) -> None:

@@ -117,26 +117,28 @@ class Mixture:
         """The split with the least expected error."""
         path_bits = bits - 8 * self._head.size
         alone = -(-vector.size // path_bits)
-        options = [_Split(None, alone, _expected(alone))]
+        best = _Split(None, alone, _expected(alone))
         for step in (0, *_steps(alone)):
             left = path_bits - 8 * -(-vector.size // (8 * step)) if step else bits
             sparse = fit_levels(vector, left) if left > 200 else None
             if sparse is not None:
-                rest = float(np.square(vector - sparse.vector()).sum())
-                share = 1 - rest / float(np.square(vector).sum())
+                share = 1 - _squared(vector - sparse.vector()) / _squared(vector)
                 gain = share + (1 - share) * (_expected(step) if step else 0.0)
-                options.append(_Split(sparse, step, gain))
-        return max(options, key=lambda option: option.expected)
+                if gain > best.expected:
+                    best = _Split(sparse, step, gain)
+        return best
 
 
 def fit_levels(vector: Vector, bits: int) -> levels.Levels | None:
     """The best levels within `bits`, thresholds by bisection for a few shapes; None if none fit."""
-    best, least = None, float(np.square(vector).sum())
+    best, least = None, _squared(vector)
     magnitudes = np.abs(vector)
     top = float(magnitudes.max())
     # Each value takes two bits at least, so no threshold below this one can fit.
     most = min(vector.size, bits // 2)
-    floor = float(np.partition(magnitudes, vector.size - most)[vector.size - most])
+    magnitudes.partition(vector.size - most)
+    floor = float(magnitudes[vector.size - most])
+    del magnitudes
     for layers, step in ((1, 1.0), (2, 1.0), (2, 1.5), (3, 1.0)):
         low, high, found = max(floor, top * 1e-4), top, None
         for _ in range(_HALVINGS):
@@ -147,10 +149,14 @@ def fit_levels(vector: Vector, bits: int) -> levels.Levels | None:
             else:
                 high, found = threshold, tried
         if found is not None:
-            error = float(np.square(vector - found.vector()).sum())
+            error = _squared(vector - found.vector())
             if error < least:
                 best, least = found, error
     return best
+
+
+def _squared(vector: Vector) -> float:
+    return float(np.dot(vector, vector))
 
 
 def _steps(alone: int) -> list[int]:

@@ -51,7 +51,7 @@ class ZerothOrder:
         part = rotate(vector, SHARED)[_places(vector.size, kept)]
         top = max(float(np.abs(part).max()), 1e-30)
         codes = np.rint(part * (127 / top)).astype(np.int8)
-        return struct.pack("<f", top / 127) + codes.tobytes()
+        return bytes(struct.pack("<f", top / 127) + codes.tobytes())
 
     def decode(self, wire: bytes, size: int) -> Vector:
         """The projections in their places, rotated back."""

@@ -39,11 +39,14 @@ class Levels:
 
     def vector(self) -> Vector:
         """The vector (float32) that the levels stand for."""
-        magnitudes = np.abs(self.values)
+        where = np.flatnonzero(self.values)
+        levels = self.values[where].astype(np.int64)
         table = np.array([0, *map(decode_scale, self.worth)], dtype=np.int64)
-        known = np.minimum(magnitudes, len(self.worth))
-        above = (magnitudes - known).astype(np.int64)
-        return to_vector((table[known] + decode_scale(self.slope) * above) * np.sign(self.values))
+        known = np.minimum(np.abs(levels), len(self.worth))
+        units = table[known] + decode_scale(self.slope) * (np.abs(levels) - known)
+        vector = np.zeros(self.values.size, dtype=np.float32)
+        vector[where] = to_vector(units * np.sign(levels))
+        return vector
 
 
 def quantise(vector: Vector, threshold: float, step: float, layers: int) -> Levels:
@@ -67,14 +70,15 @@ def quantise(vector: Vector, threshold: float, step: float, layers: int) -> Leve
 
 def encode(levels: Levels) -> bytes:
     """The nested layers as bytes: a head for each layer, then all bits, the signs last."""
-    members = np.flatnonzero(levels.values)
-    signs = (levels.values[members] < 0).astype(np.uint8)
-    magnitudes = np.abs(levels.values).astype(np.int64)
+    places = np.flatnonzero(levels.values)
+    signs = (levels.values[places] < 0).astype(np.uint8)
+    magnitudes = np.abs(levels.values[places]).astype(np.int64)
     layers = len(levels.worth)
     head, streams = _HEAD.pack(layers), []
     for layer, worth in enumerate(levels.worth):
-        places = np.flatnonzero(magnitudes > layer)
-        magnitudes = magnitudes[places]
+        if layer:
+            places = np.flatnonzero(magnitudes > layer)
+            magnitudes = magnitudes[places]
         gaps = np.diff(places, prepend=-1) - 1
         rice = _best_parameter(gaps)
         head += _LAYER.pack(places.size, rice, worth)

@@ -15,6 +15,8 @@ from ternmesh.errors import CodecError, WireError
 from ternmesh.generator import Key
 from ternmesh.hypervector.rotation import hadamard, seeded_signs
 
+BATCH = 256  # chunks that are searched side by side, so that memory stays bounded
+
 Vector = NDArray[np.float32]
 
 
@@ -55,9 +57,14 @@ def encode(
     names = np.empty((picks, len(rest)), dtype=np.int64)
     amplitudes = []
     for pick in range(picks):
-        names[pick], gains = _nearest(rest, key, book)
-        amplitude = float(gains.mean(dtype=np.float64)) / book.span
-        rest -= np.float32(amplitude) * book.codewords(names[pick], key)
+        gains = np.empty(len(rest), dtype=np.float32)
+        for start in range(0, len(rest), BATCH):
+            part = slice(start, start + BATCH)
+            names[pick, part], gains[part] = _nearest(rest[part], key, book)
+        amplitude = float(gains.mean(dtype=np.float64)) / book.span if gains.size else 0.0
+        for start in range(0, len(rest), BATCH):
+            part = slice(start, start + BATCH)
+            rest[part] -= np.float32(amplitude) * book.codewords(names[pick, part], key)
         amplitudes.append(amplitude)
     return names, amplitudes
 

@@ -18,7 +18,7 @@ from ternmesh.generator import Key, words
 
 WINDOW = 12
 CHUNK_BITS = 1024
-BATCH = 4  # chunks that are searched side by side; more need more memory and gain little
+BATCH = 2  # chunks that are searched side by side; more need more memory and gain little
 _CENTRE, _SPREAD = 510, 147.8  # mean and standard deviation of a sum of four uniform bytes
 
 Vector = NDArray[np.float32]
@@ -44,17 +44,17 @@ def encode(vector: Vector, key: Key, step: int, window: int = WINDOW) -> tuple[b
     values = table(key, step, window)
     # A path holds this share of the energy if it is as good as theory allows.
     share = 1 - 2.0 ** (-2 / step)
-    rms = float(np.sqrt(np.mean(np.square(vector), dtype=np.float64))) if vector.size else 0.0
-    unit = padded / np.float32(rms or 1.0)
+    rms = (float(np.dot(vector, vector)) / max(vector.size, 1)) ** 0.5
+    padded /= np.float32(rms or 1.0)
     whole = size // CHUNK_BITS * CHUNK_BITS
     bits = np.empty(size, dtype=np.uint8)
-    chunks = unit[:whole].reshape(-1, CHUNK_BITS, step)
+    chunks = padded[:whole].reshape(-1, CHUNK_BITS, step)
     for first in range(0, len(chunks), BATCH):
         part = chunks[first : first + BATCH]
         found = _search(part, values * np.float32(share**0.5), window)
         bits[first * CHUNK_BITS :][: found.size] = found.reshape(-1)
     if whole < size:
-        bits[whole:] = _search(unit[None, whole:], values * np.float32(share**0.5), window)[0]
+        bits[whole:] = _search(padded[None, whole:], values * np.float32(share**0.5), window)[0]
     path = values[_windows(bits, window)].reshape(-1)[: vector.size]
     energy = float(np.dot(path, path))
     scale = max(0.0, float(np.dot(path, vector)) / energy) if energy else 0.0

@@ -18,6 +18,8 @@ from transports.mqtt_settings import parse_url
 
 POLL_S = 0.25
 PATIENCE_S = 600.0  # with no new reference for so long, the demo gives up
+ROUNDS_MAX = 100  # what one answer of the host's status holds
+SEED_MAX = 2**31
 REPORT, MARK = "report.html", "host/config.toml"
 
 
@@ -29,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_url,
         help="an MQTT broker, such as mqtt://127.0.0.1:1883 (default: one inside the demo)",
     )
-    parser.add_argument("--rounds", type=_at_least(1), default=20, help="default: 20")
+    parser.add_argument("--rounds", type=_number(1, ROUNDS_MAX), default=20, help="default: 20")
     parser.add_argument(
-        "--seed", type=_at_least(0), default=0, help="which batches are drawn (default: 0)"
+        "--seed", type=_number(0, SEED_MAX), default=0, help="which batches are drawn (default: 0)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("demo-run"), help="for states, logs and the report"
@@ -100,10 +102,10 @@ def _url(text: str) -> str:
     return text
 
 
-def _at_least(low: int) -> Callable[[str], int]:
+def _number(low: int, high: int) -> Callable[[str], int]:
     def count(text: str) -> int:
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of {low} or more")
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of {low} to {high}")
         return int(text)
 
     return count
