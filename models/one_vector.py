@@ -69,8 +69,8 @@ class OneVectorLinear(LowRankLinear):
         start = self.get_buffer("start")
         numbers = self.theta * self.get_buffer("shares")
         both = torch.cat((numbers, -numbers))
-        down = both.gather(0, self.get_buffer("places_a")).reshape(start.shape)
-        up = both.gather(0, self.get_buffer("places_b")).reshape(start.shape[1], -1)
+        down = both.index_select(0, self.get_buffer("places_a")).reshape(start.shape)
+        up = both.index_select(0, self.get_buffer("places_b")).reshape(start.shape[1], -1)
         return start + down, self.scale * up
 
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ternmesh.errors import CodecError, WireError
 from ternmesh.generator import Key, words
 
-WINDOW = 12
+WINDOW = 13
 CHUNK_BITS = 1024
-BATCH = 2  # chunks that are searched side by side; more need more memory and gain little
+BATCH = 2  # chunks that are searched side by side: more need more memory and gain little
 _CENTRE, _SPREAD = 510, 147.8  # mean and standard deviation of a sum of four uniform bytes
 
 Vector = NDArray[np.float32]
@@ -55,6 +55,7 @@ def encode(vector: Vector, key: Key, step: int, window: int = WINDOW) -> tuple[b
         bits[first * CHUNK_BITS :][: found.size] = found.reshape(-1)
     if whole < size:
         bits[whole:] = _search(padded[None, whole:], values * np.float32(share**0.5), window)[0]
+    del padded, chunks  # what follows needs their room
     path = values[_windows(bits, window)].reshape(-1)[: vector.size]
     energy = float(np.dot(path, path))
     scale = max(0.0, float(np.dot(path, vector)) / energy) if energy else 0.0

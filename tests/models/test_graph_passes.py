@@ -32,6 +32,7 @@ def graph(*nodes: onnx.NodeProto, output: str = "y") -> ir.Model:
     """A model from x [2, 3, 64], the frozen w [64, 48] and bias [48] to `output`."""
     constants = {
         "w": W,
+        "copy": W,
         "bias": BIAS,
         "matrix": np.array([6, 64]),
         "again": np.array([2, 3, 64]),
@@ -151,6 +152,19 @@ def test_a_runtime_keeps_one_copy_of_a_frozen_weight(tmp_path: Path) -> None:
         weights = [tensor for tensor in saved.graph.initializer if len(tensor.dims) == 2]
         sizes.append(sum(int(np.prod(tensor.dims)) for tensor in weights))
     assert sizes == [2 * W.size, W.size]
+
+
+def test_equal_frozen_tensors_are_kept_once() -> None:
+    model = graph(
+        node("MatMul", "x w", "a"),
+        node("MatMul", "x copy", "b"),
+        node("Add", "a b", "y"),
+    )
+    before = run(model)
+    optimise(model)
+    names = {value.name for value in model.graph.initializers.values()}
+    assert len(names & {"w", "copy"}) == 1
+    np.testing.assert_allclose(run(model), before, rtol=1e-4, atol=1e-4)
 
 
 def test_overridable_inputs_may_be_left_out() -> None:

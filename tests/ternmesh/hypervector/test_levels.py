@@ -77,3 +77,12 @@ def test_a_rare_level_costs_less_than_a_bit_for_each_value() -> None:
 def test_nan_is_refused() -> None:
     with pytest.raises(CodecError):
         quantise(np.array([np.nan], np.float32), 1.0, 1.0, 1)
+
+
+def test_what_is_left_over_is_refused() -> None:
+    data = levels.encode(Levels(np.array([0, 1, 0], np.int16), (100,), 0))
+    assert levels.decode(data, 3).values.tolist() == [0, 1, 0]
+    with pytest.raises(WireError, match="left over"):
+        levels.decode(data + b"\0", 3)
+    with pytest.raises(WireError, match="left over"):
+        levels.decode(data[:-1] + bytes([data[-1] | 0x80]), 3)
