@@ -122,7 +122,7 @@ class Mixture:
             left = path_bits - 8 * -(-vector.size // (8 * step)) if step else bits
             sparse = fit_levels(vector, left) if left > 200 else None
             if sparse is not None:
-                share = 1 - _squared(vector - sparse.vector()) / _squared(vector)
+                share = 1 - _error(vector, sparse) / _squared(vector)
                 gain = share + (1 - share) * (_expected(step) if step else 0.0)
                 if gain > best.expected:
                     best = _Split(sparse, step, gain)
@@ -149,10 +149,17 @@ def fit_levels(vector: Vector, bits: int) -> levels.Levels | None:
             else:
                 high, found = threshold, tried
         if found is not None:
-            error = _squared(vector - found.vector())
+            error = _error(vector, found)
             if error < least:
                 best, least = found, error
     return best
+
+
+def _error(vector: Vector, found: levels.Levels) -> float:
+    """The squared error of levels, worked out where they are not zero."""
+    where = np.flatnonzero(found.values)
+    kept = vector[where]
+    return _squared(vector) - _squared(kept) + _squared(kept - found.vector()[where])
 
 
 def _squared(vector: Vector) -> float:

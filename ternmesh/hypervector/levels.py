@@ -53,17 +53,17 @@ def quantise(vector: Vector, threshold: float, step: float, layers: int) -> Leve
     """Magnitudes above `threshold` in levels of `step`; worths are means, so the error is least."""
     if not np.isfinite(vector).all():
         raise CodecError("a vector with NaN or infinity has no levels")
-    magnitudes = np.abs(vector)
-    above = np.flatnonzero(magnitudes > threshold)
-    level = 1 + np.minimum((magnitudes[above] - threshold) / step, LEVEL_MAX - 1).astype(np.int16)
+    above = np.flatnonzero(np.abs(vector) > threshold)
+    magnitudes = np.abs(vector[above])
+    level = 1 + np.minimum((magnitudes - threshold) / step, LEVEL_MAX - 1).astype(np.int16)
     if layers == 1:
         level[:] = 1
     values = np.zeros(vector.size, dtype=np.int16)
     values[above] = level * np.sign(vector[above]).astype(np.int16)
-    worth = tuple(_mean(magnitudes[above[level == k]]) for k in range(1, layers + 1))
+    worth = tuple(_mean(magnitudes[level == k]) for k in range(1, layers + 1))
     rest = level > layers
     excess = (level[rest] - layers).astype(np.float64)
-    over = magnitudes[above[rest]] - worth[-1]
+    over = magnitudes[rest] - worth[-1]
     slope = float(np.dot(excess, over) / np.dot(excess, excess)) if excess.size else 0.0
     return Levels(values, tuple(map(encode_scale, worth)), encode_scale(max(0.0, slope)))
 

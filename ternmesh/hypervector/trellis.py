@@ -18,7 +18,7 @@ from ternmesh.generator import Key, words
 
 WINDOW = 13
 CHUNK_BITS = 1024
-BATCH = 2  # chunks that are searched side by side: more need more memory and gain little
+BATCH = 1  # chunks that are searched side by side: more need more memory and gain little
 _CENTRE, _SPREAD = 510, 147.8  # mean and standard deviation of a sum of four uniform bytes
 
 Vector = NDArray[np.float32]
@@ -73,12 +73,12 @@ def decode(data: bytes, key: Key, step: int, size: int, window: int = WINDOW) ->
     return table(key, step, window)[_windows(bits[:count], window)].reshape(-1)[:size]
 
 
-def _windows(bits: NDArray[np.uint8], window: int) -> NDArray[np.int64]:
+def _windows(bits: NDArray[np.uint8], window: int) -> NDArray[np.int32]:
     """What the window holds after each bit: the newest bit is the lowest."""
-    whole = np.zeros(-(-bits.size // CHUNK_BITS) * CHUNK_BITS, dtype=np.int64)
+    whole = np.zeros(-(-bits.size // CHUNK_BITS) * CHUNK_BITS, dtype=np.int32)
     whole[: bits.size] = bits
     rows = np.pad(whole.reshape(-1, CHUNK_BITS), ((0, 0), (window - 1, 0)))
-    held = np.zeros((len(rows), CHUNK_BITS), dtype=np.int64)
+    held = np.zeros((len(rows), CHUNK_BITS), dtype=np.int32)
     for age in range(window):
         held += rows[:, window - 1 - age : window - 1 - age + CHUNK_BITS] << age
     return held.reshape(-1)[: bits.size]
