@@ -197,6 +197,7 @@ def _notes(nncodec: bool) -> tuple[str, ...]:
         "head included, without frames; ours is the best of mixture, ternary and pursuit",
         "torch-hd compares dense vectors, ours ternary ones of the same length; figures on one "
         "thread; its BSC was timed on 10 of the 100 queries",
+        "on two threads both depend on how quiet the machine is: popcounts use one and do not",
         "our similarity spreads tiles of 512 x 960 trits to floats; by popcounts alone: see "
         "details, similarity, ours_popcount",
         "nncodec: straight lines between its quantisation steps"
@@ -216,6 +217,7 @@ def _work(part: str, threads: int, repeats: int) -> Any:
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
-        env={**os.environ, **count},
+        # Threads that spin after their work would slow down whoever is timed next.
+        env={**os.environ, **count, "OMP_WAIT_POLICY": "passive"},
     )
     return json.loads(answer.stdout.strip().splitlines()[-1])
