@@ -22,6 +22,7 @@ DENSE = 0x80  # flag: five trits to a byte
 VOTE_MAX = 127
 
 Bits = NDArray[np.uint8]
+Ints = NDArray[np.int32] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +36,17 @@ class Coded:
 
 def encode(values: NDArray[np.int8]) -> Coded:
     """The shortest coding of a share (int8; -1, 0, 1, or votes up to +-127)."""
-    where = np.flatnonzero(values)
-    magnitudes = np.abs(values[where].astype(np.int64))
-    votes = bool((magnitudes > 1).any())
-    if votes and magnitudes.max() > VOTE_MAX:
+    where = np.flatnonzero(values != 0)
+    kept = values[where]
+    largest = max(int(kept.max()), -int(kept.min())) if kept.size else 0
+    if largest > VOTE_MAX:
         raise CodecError(f"a vote is at most {VOTE_MAX}")
-    gaps = np.diff(where, prepend=-1) - 1
+    votes = largest > 1
+    gaps = np.diff(where, prepend=-1).astype(np.int32) - 1
     rice = _best_parameter(gaps)
-    streams = [
-        _unary(gaps >> rice),
-        ((gaps[:, None] >> np.arange(rice)) & 1).astype(np.uint8).reshape(-1),
-        (values[where] < 0).astype(np.uint8),
-    ]
+    streams = [_unary(gaps >> rice), _low_bits(gaps, rice), (kept < 0).view(np.uint8)]
     if votes:
-        streams.append(_unary(magnitudes - 1))
+        streams.append(_unary(np.abs(kept.astype(np.int32)) - 1))
     data = np.packbits(np.concatenate(streams), bitorder="little").tobytes()
     if not votes and -(-values.size // 5) < len(data):
         return Coded(where.size, DENSE, pack_trits(values))
@@ -75,20 +73,25 @@ def _decode_sparse(coded: Coded, size: int) -> NDArray[np.int8]:
     quotients, at = _read_unary(bits, 0, count)
     remainders, at = _take(bits, at, count * rice)
     signs, at = _take(bits, at, count)
-    gaps = (quotients << rice) + remainders.reshape(count, rice) @ (1 << np.arange(rice))
-    where = np.cumsum(gaps + 1) - 1
+    gaps = quotients << rice
+    for place in range(rice):
+        gaps += remainders[place::rice].astype(np.int64) << place
+    gaps += 1
+    where = np.cumsum(gaps) - 1
     if count and where[-1] >= size:
         raise WireError("coding", "a nonzero stands beyond the end of the share")
-    magnitudes = np.ones(count, dtype=np.int64)
+    nonzeros = 1 - 2 * signs.view(np.int8)
     if coded.coding & MAGNITUDES:
+        magnitudes = np.ones(count, dtype=np.int64)
         extra, at = _read_unary(bits, at, count)
         magnitudes += extra
         if not 1 < magnitudes.max(initial=0) <= VOTE_MAX:
             raise WireError("coding", f"votes must reach 2 and stay within {VOTE_MAX}")
+        nonzeros = (nonzeros * magnitudes).astype(np.int8)
     if len(coded.data) != -(-at // 8) or bits[at:].any():
         raise WireError("coding", "bytes or bits are left over after the last code")
     values = np.zeros(size, dtype=np.int8)
-    values[where] = np.where(signs, -magnitudes, magnitudes)
+    values[where] = nonzeros
     return values
 
 
@@ -103,28 +106,49 @@ def bits_per_trit(zeros: float) -> float:
     return min(sparse, 8 / 5)
 
 
-def _best_parameter(gaps: NDArray[np.int64]) -> int:
-    costs = [int((gaps >> rice).sum()) + gaps.size * rice for rice in range(RICE_MAX + 1)]
-    return costs.index(min(costs))
+def _best_parameter(gaps: Ints) -> int:
+    """The parameter with the shortest code, the first of equals: the cost is convex in it."""
+    best, quotients = int(gaps.sum(dtype=np.int64)), gaps
+    for rice in range(1, RICE_MAX + 1):
+        quotients = quotients >> 1
+        cost = int(quotients.sum(dtype=np.int64)) + gaps.size * rice
+        if cost >= best:
+            return rice - 1
+        best = cost
+    return RICE_MAX
 
 
-def _unary(numbers: NDArray[np.int64]) -> Bits:
+def _unary(numbers: Ints) -> Bits:
     """Each number as that many zeros and a one."""
-    ends = np.cumsum(numbers + 1)
+    ends = np.cumsum(numbers + 1, dtype=np.int64)
     bits = np.zeros(int(ends[-1]) if ends.size else 0, dtype=np.uint8)
-    bits[ends - 1] = 1
+    ends -= 1
+    bits[ends] = 1
     return bits
 
 
+def _low_bits(numbers: Ints, width: int) -> Bits:
+    """The `width` lowest bits of each number, lowest first."""
+    bits = np.empty((numbers.size, width), dtype=np.uint8)
+    for place in range(width):
+        bits[:, place] = (numbers >> place) & 1
+    return bits.reshape(-1)
+
+
 def _read_unary(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]:
-    ends = np.flatnonzero(bits[at:])[:count]
+    """`count` unary numbers from bit `at`, and where they end."""
+    end = min(bits.size, at + 2 * count)
+    # Each number ends with a one; the bits behind the last of them are none of ours.
+    while end < bits.size and np.count_nonzero(bits[at:end]) < count:
+        end = min(bits.size, 2 * end - at)
+    ends = np.flatnonzero(bits[at:end].view(np.bool_))[:count]
     if ends.size < count:
         raise WireError("coding", "the code ends before its last nonzero")
     end = at + int(ends[-1]) + 1 if count else at
     return np.diff(ends, prepend=-1) - 1, end
 
 
-def _take(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]:
+def _take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:
     if at + count > bits.size:
         raise WireError("coding", "the code ends before its last nonzero")
-    return bits[at : at + count].astype(np.int64), at + count
+    return bits[at : at + count], at + count

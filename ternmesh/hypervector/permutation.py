@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from ternmesh.generator import Key, derive_key, words
 
 ROUNDS = 8
+BLOCK = 1 << 14  # places worked out at a time: they stay in the cache
 
 
 def order(model_hash: bytes, round_number: int, dimension: int) -> NDArray[np.int64]:
     """The permutation of `range(dimension)` for one model and round; the same on every node."""
     key = derive_key("order", model_hash, round_number.to_bytes(4, "little"))
-    return permute(key, np.arange(dimension, dtype=np.uint32), dimension)
+    places = np.empty(dimension, dtype=np.int64)
+    for start in range(0, dimension, BLOCK):
+        index = np.arange(start, min(start + BLOCK, dimension), dtype=np.uint32)
+        places[start : start + index.size] = permute(key, index, dimension)
+    return places
 
 
 def permute(key: Key, index: NDArray[np.uint32], dimension: int) -> NDArray[np.int64]:
