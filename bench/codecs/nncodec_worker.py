@@ -18,7 +18,7 @@ WIDTH = 256
 
 def main() -> None:
     """Sweep every vector of the file."""
-    from nncodec import tensor  # type: ignore[import-not-found]
+    from nncodec import tensor
 
     answer = {}
     with np.load(sys.argv[1], allow_pickle=False) as vectors, tempfile.TemporaryDirectory() as out:
