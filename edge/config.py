@@ -6,9 +6,10 @@ from pathlib import Path
 from edge.adam import AdamSettings
 from edge.sources import NpzSettings
 from models.zoo import bundle_path
-from ternmesh.config import ConfigError, Table, choices, limits, read_config
+from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, read_config
 from transports.base import check_node
-from transports.mqtt_settings import MqttSettings, check_ca_file
+from transports.link_config import LinkConfig, link_settings
+from transports.mqtt_settings import MqttSettings
 
 STORE, REPLAY, ADAPTER, CONTROL = (
     "node.sqlite",
@@ -16,16 +17,6 @@ STORE, REPLAY, ADAPTER, CONTROL = (
     "current.onnx_adapter",
     "control.sock",
 )
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """The broker, and the fleet's name on it. A password may stand in the URL."""
-
-    url: str
-    fleet: str = "ternmesh"
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +153,7 @@ def bundle_folder(config: NodeConfig) -> Path:
 
 def mqtt_settings(config: NodeConfig) -> MqttSettings:
     """This node's end of the fleet; ConfigError with the sentence about a wrong value."""
-    link = config.link
-    try:
-        if link.ca_file is not None:
-            check_ca_file(link.ca_file)
-        return MqttSettings(url=link.url, fleet=link.fleet, role=config.name, ca_file=link.ca_file)
-    except ValueError as error:
-        raise ConfigError(f"[link]: {error}") from error
+    return link_settings(config.link, config.name)
 
 
 def npz_settings(config: DataConfig | EvaluateConfig) -> NpzSettings:

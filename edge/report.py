@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from edge.node import Node
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.control import PHASES
 from transports.base import HOST
 from transports.driver import PeerTraffic
-
-PHASES = {GATHERING: "gathering", OPEN: "open", FINISHED: "finished"}
 
 
 def status(node: Node) -> dict[str, Any]:

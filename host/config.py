@@ -5,25 +5,17 @@ from pathlib import Path
 
 from models.zoo import bundle_path
 from ternmesh.bundle import Bundle, read_bundle
-from ternmesh.config import ConfigError, choices, limits, read_config
+from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits, read_config
 from ternmesh.errors import WireError
 from ternmesh.plan import FRAME_MTU_MAX, FRAME_MTU_MIN, Plan, make_plan
 from ternmesh.swarm.records import Settings
-from transports.mqtt_settings import MqttSettings, check_ca_file
+from transports.base import HOST
+from transports.link_config import LinkConfig, link_settings
+from transports.mqtt_settings import MqttSettings
 
 STORE, CONTROL = "host.sqlite", "control.sock"
 DESCRIPTION = "model.json"
 ZEROS_MAX = 0.999
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """The broker, and the fleet's name on it. A password may stand in the URL."""
-
-    url: str
-    fleet: str = "ternmesh"
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +116,7 @@ def settings_of(run: RunConfig) -> Settings:
 
 def link_of(link: LinkConfig) -> MqttSettings:
     """The host's end of the fleet; ConfigError with the sentence about a wrong value."""
-    try:
-        if link.ca_file is not None:
-            check_ca_file(link.ca_file)
-        return MqttSettings(url=link.url, fleet=link.fleet, role="host", ca_file=link.ca_file)
-    except ValueError as error:
-        raise ConfigError(f"[link]: {error}") from error
+    return link_settings(link, HOST)
 
 
 def _anchor(config: HostConfig, folder: Path) -> HostConfig:

@@ -15,10 +15,9 @@ from ternmesh.swarm.events import (
     RoundOpened,
 )
 from ternmesh.swarm.records import Node
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.control import OPEN, PHASES
 from ternmesh_store.host_store import Round, Tally
 
-PHASES = {GATHERING: "gathering", OPEN: "open", FINISHED: "finished"}
 HISTORY_MAX = 100
 HISTORY_CELLS_MAX = 20_000  # nodes times rounds in one answer, so that it stays below its limit
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 from ternmesh.errors import TernmeshError
 
 T = TypeVar("T")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 Table = dict[str, Any]
 
 

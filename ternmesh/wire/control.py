@@ -21,6 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}\Z")
 REASON = re.compile(r"[a-z -]{1,32}\Z")
 INTEGER_MAX = 0xFFFFFFFF
 GATHERING, OPEN, FINISHED = 0, 1, 2
+PHASES = {GATHERING: "gathering", OPEN: "open", FINISHED: "finished"}
 
 Numbers = tuple[int, ...]
 

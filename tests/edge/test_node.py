@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, LinkConfig, NodeConfig, TrainingConfig
+from edge.config import DataConfig, EvaluateConfig, NodeConfig, TrainingConfig
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
 from edge.report import status
@@ -27,6 +27,7 @@ from ternmesh.swarm.events import ReferenceMade
 from ternmesh.swarm.records import Settings, new_state
 from ternmesh_store.node_store import NodeStore
 from transports.driver import Driver
+from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 
 ROUNDS, STEPS = 6, 10

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, LinkConfig, NodeConfig, TrainingConfig
+from edge.config import DataConfig, NodeConfig, TrainingConfig
 from edge.errors import DataError
 from edge.runtime import run_node
 from edge.session import LoadedBundle, adapter_version
@@ -23,6 +23,7 @@ from ternmesh.swarm.events import ReferenceMade
 from ternmesh.swarm.records import Settings, new_state
 from transports.control_socket import ControlError, ask
 from transports.driver import Driver
+from transports.link_config import LinkConfig
 from transports.mqtt import MqttTransport
 from transports.mqtt_settings import MqttSettings
 

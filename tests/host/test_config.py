@@ -54,7 +54,7 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
 
 
 def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
-    monkeypatch.setattr("host.config.check_ca_file", lambda path: None)
+    monkeypatch.setattr("transports.link_config.check_ca_file", lambda path: None)
     shutil.copytree(bundle_path("keyword"), tmp_path / "mine")
     text = GOOD.replace('"keyword"', '"mine"').replace("[link]", '[link]\nca_file = "ca.pem"')
     config = read('control_socket = "/run/x.sock"\n' + text)
