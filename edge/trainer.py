@@ -111,7 +111,12 @@ class Trainer:
     ) -> None:
         """Start a round at `reference` (float32, D) with the steps and the rate of `plan`."""
         self._work = _Work(
-            round_number, reference, reference, plan.local_steps, plan.learning_rate_e6 * 1e-6, rng
+            round_number,
+            reference,
+            reference,
+            plan.local_steps,
+            plan.learning_rate(round_number),
+            rng,
         )
         if self._moments is None or not self._keep_moments:
             self._moments = adam.init(reference.size)

@@ -23,17 +23,23 @@ class RunConfig:
     """How the fleet learns. A change asks for a new run, but for min_peers and what follows it.
 
     `*_zeros` are shares of zeros, up from the nodes and down from the host; `frame_mtu` is in
-    bytes; `scale_max` is the largest weight of a node's trits that the host believes.
+    bytes; `scale_max` is the largest weight of a node's trits that the host believes. The learning
+    rate loses the share `learning_rate_drop` of itself, in a straight line over the run. A node
+    stays silent, at most `silence_rounds` in a row, while the energy of its update is below
+    `silence` times that of what has been learned (0: never).
     """
 
     rounds: int = field(default=20, metadata=limits(1, 1_000_000))
     local_steps: int = field(default=8, metadata=limits(1, 100_000))
     learning_rate: float = field(default=0.005, metadata=limits(1e-6, 10.0))
+    learning_rate_drop: float = field(default=0.0, metadata=limits(0.0, 1.0))
     frame_mtu: int = field(default=184, metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))
     up_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
     down_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
     scale_max: float = field(default=1.0, metadata=limits(2.0**-24, 63.97))
     announce_s: int = field(default=30, metadata=limits(1, 86_400))
+    silence: float = field(default=0.0, metadata=limits(0.0, 1.0))
+    silence_rounds: int = field(default=0, metadata=limits(0, 1000))
     min_peers: int = field(default=1, metadata=limits(1, 1024))
     deadline_s: float = field(default=60.0, metadata=limits(0.1, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, 4096))
@@ -104,6 +110,9 @@ def plan_of(run: RunConfig, dimension: int) -> Plan:
             down_zeros=run.down_zeros,
             scale_max=run.scale_max,
             announce_s=run.announce_s,
+            learning_rate_drop=run.learning_rate_drop,
+            silence=run.silence,
+            silence_rounds=run.silence_rounds,
         )
     except WireError as error:
         raise ConfigError(f"[run] does not fit this model: {error}") from error

@@ -12,6 +12,7 @@ DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
 SNAPSHOT_HEAD_MAX = 2048  # its head with one counted entry, and the longest certificate
+NUMBERS_MIN = 11  # what came later is 0 where it is not used, and zeros at the end do not travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,9 @@ class Plan:
     `*_zeros_permille` is the share of zeros in thousandths; `*_span` the coordinates that a frame
     holds; `learning_rate_e6` the learning rate in millionths; `scale_max` the largest scale of a
     share that the host believes, in units of 2**-24; `announce_s` how often the host repeats where
-    the run stands.
+    the run stands. `learning_rate_drop_permille` is how much of the rate has gone when the run
+    ends. A node whose update has less than `silence_permille` of the energy of what the reference
+    has learned so far sends none, for at most `silence_rounds` in a row.
     """
 
     dimension: int
@@ -35,6 +38,9 @@ class Plan:
     learning_rate_e6: int
     scale_max: int
     announce_s: int
+    learning_rate_drop_permille: int = 0
+    silence_permille: int = 0
+    silence_rounds: int = 0
 
     @property
     def up(self) -> Slicing:
@@ -50,6 +56,11 @@ class Plan:
     def share_room(self) -> int:
         """Bytes of code that one sealed share may hold."""
         return share_room(self.frame_mtu)
+
+    def learning_rate(self, round_number: int) -> float:
+        """The learning rate of a round: it falls in a straight line over the run."""
+        left = PERMILLE * self.rounds - self.learning_rate_drop_permille * round_number
+        return self.learning_rate_e6 * 1e-6 * max(left, 0) / (PERMILLE * self.rounds)
 
 
 def share_room(frame_mtu: int) -> int:
@@ -68,6 +79,9 @@ def make_plan(
     down_zeros: float = 0.9,
     scale_max: float = 1.0,
     announce_s: int = 30,
+    learning_rate_drop: float = 0.0,
+    silence: float = 0.0,
+    silence_rounds: int = 0,
 ) -> Plan:
     """The plan of a run; the spans follow from the frame size and the share of zeros."""
     up_permille, down_permille = round(up_zeros * PERMILLE), round(down_zeros * PERMILLE)
@@ -83,6 +97,9 @@ def make_plan(
         learning_rate_e6=round(learning_rate * 1e6),
         scale_max=int(scale_max * (1 << 24)),
         announce_s=announce_s,
+        learning_rate_drop_permille=round(learning_rate_drop * PERMILLE),
+        silence_permille=round(silence * PERMILLE),
+        silence_rounds=silence_rounds,
     )
     check_plan(plan)
     return plan
@@ -96,16 +113,21 @@ def _span(dimension: int, frame_mtu: int, permille: int) -> int:
 
 
 def to_numbers(plan: Plan) -> tuple[int, ...]:
-    """The plan as it travels in a welcome."""
-    return astuple(plan)
+    """The plan as it travels in a welcome: without the zeros at its end, but 11 at least."""
+    numbers = astuple(plan)
+    used = [index for index, number in enumerate(numbers, 1) if number]
+    return numbers[: max(NUMBERS_MIN, *used)]
 
 
 def from_numbers(numbers: tuple[int, ...]) -> Plan:
     """The plan that a welcome holds, or WireError."""
-    if len(numbers) != len(fields(Plan)):
-        raise WireError("plan", f"a plan has {len(fields(Plan))} numbers, not {len(numbers)}")
+    most = len(fields(Plan))
+    if not NUMBERS_MIN <= len(numbers) <= most:
+        raise WireError("plan", f"a plan has {NUMBERS_MIN} to {most} numbers, not {len(numbers)}")
     plan = Plan(*numbers)
     check_plan(plan)
+    if to_numbers(plan) != numbers:
+        raise WireError("plan", "zeros at the end of a plan do not travel")
     return plan
 
 
@@ -123,6 +145,9 @@ def check_plan(plan: Plan) -> None:
         "learning_rate_e6": (1, 10_000_000),
         "scale_max": (1, 0x7FFFFFFF),
         "announce_s": (1, 86_400),
+        "learning_rate_drop_permille": (0, PERMILLE),
+        "silence_permille": (0, PERMILLE),
+        "silence_rounds": (0, 1000),
     }
     for name, (low, high) in limits.items():
         value = getattr(plan, name)

@@ -28,8 +28,32 @@ def test_the_usual_plan() -> None:
     assert PLAN.scale_max == 1 << 24
 
 
+LATER = {"learning_rate_drop_permille": 500, "silence_permille": 10, "silence_rounds": 4}
+
+
 def test_a_plan_travels_whole() -> None:
     assert from_numbers(to_numbers(PLAN)) == PLAN
+    assert len(to_numbers(PLAN)) == 11
+    for names in ([*LATER][:1], [*LATER][1:2], [*LATER]):
+        plan = replace(PLAN, **{name: LATER[name] for name in names})
+        assert from_numbers(to_numbers(plan)) == plan
+
+
+def test_zeros_at_the_end_of_a_plan_are_refused() -> None:
+    with pytest.raises(WireError, match="zeros at the end") as caught:
+        from_numbers((*to_numbers(PLAN), 0))
+    assert caught.value.reason == "plan"
+    with pytest.raises(WireError, match="11 to 14"):
+        from_numbers(to_numbers(PLAN)[:10])
+
+
+def test_the_learning_rate_falls_in_a_straight_line() -> None:
+    assert PLAN.learning_rate(0) == PLAN.learning_rate(19) == pytest.approx(0.002)
+    falling = replace(PLAN, learning_rate_drop_permille=500)
+    assert falling.learning_rate(0) == pytest.approx(0.002)
+    assert falling.learning_rate(10) == pytest.approx(0.0015)
+    gone = replace(PLAN, learning_rate_drop_permille=1000)
+    assert gone.learning_rate(20) == gone.learning_rate(21) == 0.0
 
 
 @given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=14).map(tuple))
@@ -60,6 +84,9 @@ def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> Non
         ("scale_max", 1 << 31),
         ("announce_s", 0),
         ("announce_s", 86_401),
+        ("learning_rate_drop_permille", 1001),
+        ("silence_permille", 1001),
+        ("silence_rounds", 1001),
     ],
 )
 def test_a_plan_has_limits(field: str, value: int) -> None:

@@ -7,7 +7,7 @@ a vector says, the script ends with 1: then the wire format was broken, which ne
 import hashlib
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,14 +253,18 @@ def objects() -> Entries:
 
 
 def plans() -> Entries:
-    """A plan and the hash that stands before its first reference."""
+    """Plans as they travel, and the hash that stands before their first reference."""
+    falling = replace(PLAN, learning_rate_drop_permille=900)
+    silent = replace(PLAN, silence_permille=20, silence_rounds=4)
+    cases = {"plan": PLAN, "falling rate": falling, "with silence": silent}
     return {
-        "plan": {
-            "fields": asdict(PLAN),
+        name: {
+            "fields": dict(zip(asdict(case), plan.to_numbers(case), strict=False)),
             "model_hash": MODEL.hex(),
             "run": RUN.hex(),
-            "genesis": plan.genesis(MODEL, RUN, PLAN).hex(),
+            "genesis": plan.genesis(MODEL, RUN, case).hex(),
         }
+        for name, case in cases.items()
     }
 
 
