@@ -5,6 +5,7 @@ streams (unary quotients, remainders, signs), so that both directions are a few 
 here and three bit pointers on a microcontroller. It stays within 1.3 % of the entropy of ternary
 vectors from 50 % to 99.5 % zeros. A bundle's votes add a fourth stream, magnitudes - 1 in unary.
 Dense form: five trits to a byte, for shares with more than about 60 % nonzeros.
+Codebook form: names of dense codewords, for low rates (codebook.py).
 Bits are numbered from the least significant bit of each byte.
 """
 
@@ -14,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError, WireError
+from ternmesh.hypervector import codebook
 from ternmesh.hypervector.trits import pack_trits, unpack_trits
 
 RICE_MAX = 15
 MAGNITUDES = 0x40  # flag: a fourth stream holds magnitudes - 1
 DENSE = 0x80  # flag: five trits to a byte
+CODEBOOK = 0xC0  # flag: names of codewords, see codebook.py
 VOTE_MAX = 127
 
 Bits = NDArray[np.uint8]
@@ -62,6 +65,10 @@ def decode(coded: Coded, size: int) -> NDArray[np.int8]:
         if np.count_nonzero(values) != coded.count:
             raise WireError("coding", "the count of nonzeros is not what the trits hold")
         return values
+    if coded.coding == CODEBOOK:
+        if coded.count != size:
+            raise WireError("coding", "codewords have no zeros: the count must be all")
+        return codebook.decode(coded.data, size)
     if coded.coding & ~(MAGNITUDES | RICE_MAX):
         raise WireError("coding", f"0x{coded.coding:02x} is not a coding")
     return _decode_sparse(coded, size)

@@ -1,7 +1,8 @@
 """A float vector to slices and back: the codec as one line of small stages.
 
 permute -> cut into slices of `span` coordinates -> keep the largest of each slice as -1 or +1 with
-one scale -> entropy-code. Every slice decodes alone, whatever happened to the others.
+one scale -> entropy-code; or, where that captures more in the same bytes, the nearest codewords of
+a seeded book. Every slice decodes alone, whatever happened to the others.
 """
 
 import math
@@ -11,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError
-from ternmesh.hypervector.coding import Coded, bits_per_trit, decode, encode
+from ternmesh.hypervector import codebook
+from ternmesh.hypervector.coding import CODEBOOK, Coded, bits_per_trit, decode, encode
 from ternmesh.hypervector.scale import SCALE_MAX, UNIT, decode_scale, encode_scale, floor_scale
+
+Vector = NDArray[np.float32]
 
 SPARE_BYTES = 1  # coded slices of the same density differ by a few bits
 
@@ -120,8 +124,24 @@ def _encode_slice(
         trits, scale = ternarise(values, kept)
         coded = encode(trits)
         if len(coded.data) <= room:
-            return Slice(index, min(encode_scale(scale), highest), coded)  # codes rise with worth
+            break
         kept = kept * room // len(coded.data)
+    scale, coded = _spread(values, scale, coded)
+    return Slice(index, min(encode_scale(scale), highest), coded)  # codes rise with worth
+
+
+def _spread(values: Vector, scale: float, coded: Coded) -> tuple[float, Coded]:
+    """Scale and code by the codebook, if it captures more energy in as many bytes."""
+    if not coded.count:
+        return scale, coded
+    room, values = len(coded.data), values / np.float32(scale)  # now `coded` captures its count
+    energy = float(np.square(values, dtype=np.float64).sum())
+    if codebook.expected_share(values.size, room) * energy <= coded.count:
+        return scale, coded  # the search can be spared
+    spread, names = codebook.encode(values, room)
+    if values.size * spread * spread <= coded.count:
+        return scale, coded
+    return spread * scale, Coded(values.size, CODEBOOK, names)
 
 
 def ternarise(values: NDArray[np.float32], kept: int) -> tuple[NDArray[np.int8], float]:

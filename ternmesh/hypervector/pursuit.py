@@ -7,6 +7,7 @@ chunks of a pick share one amplitude. Any subset of picks decodes: absent ones c
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from ternmesh.generator import Key
 from ternmesh.hypervector.rotation import hadamard, seeded_signs
 
 BATCH = 256  # chunks that are searched side by side, so that memory stays bounded
+COLUMNS = 1024  # codewords that they are held against at a time
 
 Vector = NDArray[np.float32]
 
@@ -35,8 +37,7 @@ class Book:
 
     def signs(self, key: Key) -> Vector:
         """The sign vectors, float32 [diagonals, span]."""
-        signs = seeded_signs(key, self.diagonals * self.order)
-        return signs.reshape(self.diagonals, self.order)[:, : self.span]
+        return _signs(key, self.diagonals, self.order)[:, : self.span]
 
     def codewords(self, names: NDArray[np.int64], key: Key) -> Vector:
         """The codewords (entries -1 and 1) of names = (index * 2 + sign), float32 [n, span]."""
@@ -52,15 +53,11 @@ def encode(
     """Codeword names (int64 [picks, chunks]) and one amplitude for each pick."""
     if not np.isfinite(vector).all():
         raise CodecError("a vector with NaN or infinity has no codewords")
-    rest = np.zeros((-(-vector.size // book.span), book.span), dtype=np.float32)
-    rest.reshape(-1)[: vector.size] = vector
+    rest = chunks(vector, book)
     names = np.empty((picks, len(rest)), dtype=np.int64)
     amplitudes = []
     for pick in range(picks):
-        gains = np.empty(len(rest), dtype=np.float32)
-        for start in range(0, len(rest), BATCH):
-            part = slice(start, start + BATCH)
-            names[pick, part], gains[part] = _nearest(rest[part], key, book)
+        names[pick], gains = nearest(rest, key, book)
         amplitude = float(gains.mean(dtype=np.float64)) / book.span if gains.size else 0.0
         for start in range(0, len(rest), BATCH):
             part = slice(start, start + BATCH)
@@ -85,31 +82,57 @@ def write_names(names: NDArray[np.int64], book: Book) -> bytes:
     return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
 
 
-def read_names(data: bytes, book: Book, picks: int, chunks: int) -> NDArray[np.int64]:
-    """The names (int64 [picks, chunks]) in `data`; WireError for another length."""
-    count = picks * chunks * book.pick_bits
-    if len(data) != -(-count // 8):
-        raise WireError("pursuit", f"{picks * chunks} codewords do not fit {len(data)} bytes")
+def read_names(data: bytes, book: Book, picks: int, count: int) -> NDArray[np.int64]:
+    """The names (int64 [picks, count]) in `data`; WireError for another length."""
+    size = picks * count * book.pick_bits
+    if len(data) != -(-size // 8):
+        raise WireError("coding", f"{picks * count} codewords do not fit {len(data)} bytes")
     bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-    if bits[count:].any():
-        raise WireError("pursuit", "bits are left over after the last codeword")
-    names = bits[:count].reshape(picks, chunks, book.pick_bits).astype(np.int64)
+    if bits[size:].any():
+        raise WireError("coding", "bits are left over after the last codeword")
+    names = bits[:size].reshape(picks, count, book.pick_bits).astype(np.int64)
     return names @ (1 << np.arange(book.pick_bits))
 
 
-def _nearest(rest: Vector, key: Key, book: Book) -> tuple[NDArray[np.int64], Vector]:
+def chunks(vector: Vector, book: Book) -> Vector:
+    """The vector (float32) in chunks, float32 [chunks, span], the last one padded with zeros."""
+    padded = np.zeros((-(-vector.size // book.span), book.span), dtype=np.float32)
+    padded.reshape(-1)[: vector.size] = vector
+    return padded
+
+
+def nearest(rest: Vector, key: Key, book: Book) -> tuple[NDArray[np.int64], Vector]:
     """For each chunk the name of the codeword with the largest inner product, and that product."""
-    rows = np.ascontiguousarray(hadamard(book.order)[:, : book.span].T)
+    names = np.empty(len(rest), dtype=np.int64)
+    gains = np.empty(len(rest), dtype=np.float32)
+    for start in range(0, len(rest), BATCH):
+        part = slice(start, start + BATCH)
+        names[part], gains[part] = _nearest(rest[part], key, book)
+    return names, gains
+
+
+@lru_cache(maxsize=2)
+def _signs(key: Key, diagonals: int, order: int) -> Vector:
+    signs = seeded_signs(key, diagonals * order).reshape(diagonals, order)
+    signs.flags.writeable = False
+    return signs
+
+
+def _nearest(rest: Vector, key: Key, book: Book) -> tuple[NDArray[np.int64], Vector]:
+    """`nearest` for a few chunks: a group of diagonals makes one matrix product large enough."""
     best = np.full(len(rest), -1.0, dtype=np.float32)
     names = np.zeros(len(rest), dtype=np.int64)
     every = np.arange(len(rest))
-    for diagonal, signs in enumerate(book.signs(key)):
-        products = (rest * signs) @ rows
+    rows, signs = hadamard(book.order)[:, : book.span], book.signs(key)
+    group = max(1, COLUMNS // book.order)
+    for first in range(0, book.diagonals, group):
+        words = (signs[first : first + group, None] * rows).reshape(-1, book.span)
+        products = rest @ words.T
         sizes = np.abs(products)
-        row = sizes.argmax(axis=1)
-        size = sizes[every, row]
+        column = sizes.argmax(axis=1)
+        size = sizes[every, column]
         better = np.flatnonzero(size > best)
         best[better] = size[better]
-        index = diagonal * book.order + row[better]
-        names[better] = index * 2 + (products[better, row[better]] < 0)
+        index = first * book.order + column[better]
+        names[better] = index * 2 + (products[better, column[better]] < 0)
     return names, best

@@ -117,6 +117,24 @@ def test_codes(case: dict[str, Any]) -> None:
     assert spec_share_code(coded.coding, coded.count, coded.data, len(values)) == values
 
 
+@cases("codebooks")
+def test_codebooks(case: dict[str, Any]) -> None:
+    """The signs as SPEC.md 2.6 writes them down, one value at a time."""
+    size, data, minus = case["size"], bytes.fromhex(case["bytes"]), bytes.fromhex(case["minus"])
+    names = struct.unpack(f"<{len(data) // 2}H", data)
+    span = -(-size // len(names))
+    row_bits = max(1, (span - 1).bit_length())
+    stream = generator.words(generator.derive_key("codebook"), 1 << 10)
+    values = coding.decode(coding.Coded(size, coding.CODEBOOK, data), size)
+    for at in range(size):
+        name, j = names[at // span], at % span
+        row, diagonal = (name >> 1) % 2**row_bits, (name >> 1) >> row_bits
+        b = diagonal * 2**row_bits + j
+        odd = (name & 1) + (row & j).bit_count() + (int(stream[b // 32]) >> b % 32 & 1)
+        assert values[at] == (-1 if odd % 2 else 1)
+        assert (minus[at // 8] >> at % 8 & 1) == odd % 2
+
+
 @cases("seals")
 def test_seals(case: dict[str, Any]) -> None:
     frame, body = bytes.fromhex(case["bytes"]), bytes.fromhex(case["body"])

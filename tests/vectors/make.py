@@ -135,6 +135,17 @@ def codes() -> Entries:
     return entries
 
 
+def codebooks() -> Entries:
+    """Slices in the codebook form: the names, and the signs that they stand for."""
+    entries: Entries = {}
+    for size, count in ((1, 1), (17, 1), (40, 2), (100, 3), (1000, 7), (2048, 2)):
+        names = generator.words((8, size), count).astype("<u2").tobytes()
+        values = coding.decode(coding.Coded(size, coding.CODEBOOK, names), size)
+        minus = np.packbits(values < 0, bitorder="little").tobytes()
+        entries[f"{size} in {count}"] = {"size": size, "bytes": names.hex(), "minus": minus.hex()}
+    return entries
+
+
 def seals() -> Entries:
     """Sealed frames."""
     cases = {
@@ -275,6 +286,7 @@ FAMILIES = {
     "scales": scales,
     "trits": packed_trits,
     "codes": codes,
+    "codebooks": codebooks,
     "seals": seals,
     "packets": packets,
     "controls": controls,
@@ -301,6 +313,17 @@ def _merge(family: str, made: Entries) -> list[str]:
         rows = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in made.items()]
         path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     return broken
+
+
+def codebooks() -> Entries:
+    """Slices in the codebook form: the names, and the signs that they stand for."""
+    entries: Entries = {}
+    for size, count in ((1, 1), (17, 1), (40, 2), (100, 3), (1000, 7), (2048, 2)):
+        names = generator.words((8, size), count).astype("<u2").tobytes()
+        values = coding.decode(coding.Coded(size, coding.CODEBOOK, names), size)
+        minus = np.packbits(values < 0, bitorder="little").tobytes()
+        entries[f"{size} in {count}"] = {"size": size, "bytes": names.hex(), "minus": minus.hex()}
+    return entries
 
 
 def _ternary(words: Any, one_in: int) -> list[int]:

@@ -4,6 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ternmesh.errors import CodecError
+from ternmesh.hypervector.coding import CODEBOOK
 from ternmesh.hypervector.encoder import (
     Slicing,
     choose_span,
@@ -53,7 +54,10 @@ def test_no_share_exceeds_its_room(dimension: int, zeros: float, room: int, seed
             assert trits.size == slicing.size(item.index), name
             assert (item.coded.count == 0) == (scale == 0), name
             part = vector[places][item.index * slicing.span :][: trits.size]
-            assert (trits[trits != 0] == np.sign(part[trits != 0])).all(), name
+            if item.coded.coding == CODEBOOK:
+                assert np.dot(trits.astype(np.float64), part) > 0, name
+            else:
+                assert (trits[trits != 0] == np.sign(part[trits != 0])).all(), name
 
 
 def test_a_span_far_too_wide_still_fits() -> None:
@@ -77,7 +81,7 @@ def test_the_usual_update_fits_the_frames_that_were_planned() -> None:
     """No slice had to shrink: each keeps the share of nonzeros that was asked for."""
     dimension, room = 16_934, 160
     span = choose_span(dimension, room, 0.9)
-    vector = np.random.default_rng(0).normal(0, 1e-3, dimension).astype(np.float32)
+    vector = np.random.default_rng(0).standard_t(3, dimension).astype(np.float32)
     slices = encode_vector(vector, order(b"m", 3, dimension), Slicing(dimension, span), 0.9, room)
     full = [item for item in slices if item.coded.count == round(0.1 * span)]
     assert len(full) >= len(slices) - 2
@@ -114,6 +118,33 @@ def test_a_value_below_one_unit_is_not_sent() -> None:
 def test_huge_values_saturate() -> None:
     [item] = encode_vector(np.full(4, 1e30, np.float32), np.arange(4), Slicing(4, 4), 0.0, 140)
     assert decode_slice(item, Slicing(4, 4))[1] == SCALE_MAX
+
+
+def captured(vector: np.ndarray, zeros: float) -> tuple[float, set[int]]:
+    """The share of the energy that arrives, and the codings that were chosen."""
+    dimension, room = vector.size, 160
+    slicing = Slicing(dimension, choose_span(dimension, room, zeros))
+    slices = encode_vector(vector, np.arange(dimension), slicing, zeros, room)
+    decoded = gather([(s.index, *decode_slice(s, slicing)) for s in slices], slicing)
+    rest = vector - decoded.units() * UNIT
+    codings = {item.coded.coding for item in slices}
+    return 1 - float(np.square(rest).sum() / np.square(vector).sum()), codings
+
+
+@pytest.mark.parametrize(("zeros", "share"), [(0.9, 0.5), (0.95, 0.33), (0.99, 0.095)])
+def test_values_of_which_none_stands_out_go_by_codebook(zeros: float, share: float) -> None:
+    rng = np.random.default_rng(0)
+    for vector in (rng.uniform(-1, 1, 6000), rng.choice([-1.0, 1.0], 6000)):
+        arrived, codings = captured(vector.astype(np.float32), zeros)
+        assert codings == {CODEBOOK}
+        assert arrived > share
+
+
+def test_values_of_which_some_stand_out_go_by_sparse_code() -> None:
+    vector = np.random.default_rng(0).standard_t(3, 6000).astype(np.float32)
+    arrived, codings = captured(vector, 0.95)
+    assert CODEBOOK not in codings
+    assert arrived > 0.4
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
