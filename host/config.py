@@ -15,15 +15,15 @@ from transports.mqtt_settings import MqttSettings
 
 STORE, CONTROL = "host.sqlite", "control.sock"
 DESCRIPTION = "model.json"
-ZEROS_MAX = 0.999
+ZEROS_MAX, BYTES_MAX = 0.999, 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """How the fleet learns. A change asks for a new run, but for min_peers and what follows it.
 
-    `*_zeros` are shares of zeros, up from the nodes and down from the host; `frame_mtu` is in
-    bytes; `scale_max` is the largest weight of a node's trits that the host believes. The learning
+    `*_zeros` are shares of zeros, up from the nodes and down from the host; where `*_bytes` is not
+    0, it chooses them: what a packet, or a reference, may take; `frame_mtu` is in bytes; `scale_max` is the largest weight of a node's trits that the host believes. The learning
     rate loses the share `learning_rate_drop` of itself, in a straight line over the run. A node
     stays silent, at most `silence_rounds` in a row, while the energy of its update is below
     `silence` times that of what has been learned (0: never).
@@ -36,6 +36,8 @@ class RunConfig:
     frame_mtu: int = field(default=184, metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))
     up_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
     down_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
+    up_bytes: int = field(default=0, metadata=limits(0, BYTES_MAX))
+    down_bytes: int = field(default=0, metadata=limits(0, BYTES_MAX))
     scale_max: float = field(default=1.0, metadata=limits(2.0**-24, 63.97))
     announce_s: int = field(default=30, metadata=limits(1, 86_400))
     silence: float = field(default=0.0, metadata=limits(0.0, 1.0))
@@ -108,6 +110,9 @@ def plan_of(run: RunConfig, dimension: int) -> Plan:
             frame_mtu=run.frame_mtu,
             up_zeros=run.up_zeros,
             down_zeros=run.down_zeros,
+            up_bytes=run.up_bytes,
+            down_bytes=run.down_bytes,
+            nodes=run.min_peers,
             scale_max=run.scale_max,
             announce_s=run.announce_s,
             learning_rate_drop=run.learning_rate_drop,

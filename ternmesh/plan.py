@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass, fields
 
 from ternmesh.errors import WireError
 from ternmesh.hypervector.encoder import Slicing, choose_span
+from ternmesh.rate import down_rate, up_rate
 from ternmesh.wire import pieces, seal, share
 
 FRAME_MTU_MIN, FRAME_MTU_MAX = 164, seal.FRAME_MAX  # the longest manifest takes 164
@@ -82,16 +83,29 @@ def make_plan(
     learning_rate_drop: float = 0.0,
     silence: float = 0.0,
     silence_rounds: int = 0,
+    up_bytes: int = 0,
+    down_bytes: int = 0,
+    nodes: int = 1,
 ) -> Plan:
-    """The plan of a run; the spans follow from the frame size and the share of zeros."""
-    up_permille, down_permille = round(up_zeros * PERMILLE), round(down_zeros * PERMILLE)
+    """The plan of a run; the spans follow from the frame size and the share of zeros.
+
+    `up_bytes` and `down_bytes` are rate targets, for a packet and for a reference that counts
+    `nodes` nodes; where they are not 0 they choose the share of zeros. WireError where nothing
+    fits.
+    """
+    up_permille, up_span = _cut(dimension, frame_mtu, up_zeros)
+    down_permille, down_span = _cut(dimension, frame_mtu, down_zeros)
+    if up_bytes:
+        up_permille, up_span = up_rate(dimension, frame_mtu, up_bytes)
+    if down_bytes:
+        down_permille, down_span = down_rate(dimension, frame_mtu, down_bytes, nodes)
     plan = Plan(
         dimension=dimension,
         frame_mtu=frame_mtu,
         up_zeros_permille=up_permille,
-        up_span=_span(dimension, frame_mtu, up_permille),
+        up_span=up_span,
         down_zeros_permille=down_permille,
-        down_span=_span(dimension, frame_mtu, down_permille),
+        down_span=down_span,
         rounds=rounds,
         local_steps=local_steps,
         learning_rate_e6=round(learning_rate * 1e6),
@@ -105,11 +119,12 @@ def make_plan(
     return plan
 
 
-def _span(dimension: int, frame_mtu: int, permille: int) -> int:
-    possible = dimension > 0 and frame_mtu >= FRAME_MTU_MIN and 0 <= permille < PERMILLE
-    if not possible:
-        return max(dimension, 1)  # check_plan says what is wrong
-    return choose_span(dimension, share_room(frame_mtu), permille / PERMILLE)
+def _cut(dimension: int, frame_mtu: int, zeros: float) -> tuple[int, int]:
+    """A share of zeros in thousandths, and the span for which its slices fill their frames."""
+    permille = round(zeros * PERMILLE)
+    if dimension < 1 or frame_mtu < FRAME_MTU_MIN or not 0 <= permille < PERMILLE:
+        return permille, max(dimension, 1)  # check_plan says what is wrong
+    return permille, choose_span(dimension, share_room(frame_mtu), permille / PERMILLE)
 
 
 def to_numbers(plan: Plan) -> tuple[int, ...]:
