@@ -4,7 +4,7 @@ Only the bearer is simulated (an in-memory hub that counts bytes as MQTT message
 are missing; `ternmesh demo` has both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge import adam
 from edge.session import LoadedBundle, TrainStep
-from edge.trainer import Trainer, round_rng
+from edge.trainer import Step, Trainer, round_rng
 from ternmesh.hypervector.scale import to_float
 from ternmesh.plan import Plan
 from ternmesh.swarm import member, records
@@ -40,6 +40,14 @@ class Clips:
         return {name: array[indexes] for name, array in self.arrays.items()}
 
 
+def gradient_step(loaded: LoadedBundle, _name: str) -> Step:
+    """What a board trains with if nothing else is asked for."""
+    return TrainStep(loaded.folder, loaded.bundle, 1)
+
+
+MakeStep = Callable[[LoadedBundle, str], Step]
+
+
 @dataclass(frozen=True, slots=True)
 class FleetRun:
     """What a run ended with; bytes are those on the wire, for one node and round."""
@@ -49,7 +57,13 @@ class FleetRun:
     bytes_down: float
 
 
-def run_fleet(loaded: LoadedBundle, data: Sequence[Clips], plan: Plan, seed: int) -> FleetRun:
+def run_fleet(
+    loaded: LoadedBundle,
+    data: Sequence[Clips],
+    plan: Plan,
+    seed: int,
+    make_step: MakeStep = gradient_step,
+) -> FleetRun:
     """Train one board per element of `data` through the whole protocol, without loss of frames."""
     hub, now = LoopbackHub(), 0.0
     model_hash = loaded.bundle.model_hash()
@@ -58,7 +72,7 @@ def run_fleet(loaded: LoadedBundle, data: Sequence[Clips], plan: Plan, seed: int
     host = Coordinator(plan, settings, model_hash, (seed + 1).to_bytes(8, "little"), state)
     host_driver: Driver[HostEvent] = Driver(host, hub.host(), lambda: now)
     boards = [
-        _Board(hub, f"board-{i}", loaded, clips, model_hash, seed, lambda: now)
+        _Board(hub, f"board-{i}", loaded, clips, model_hash, seed, lambda: now, make_step)
         for i, clips in enumerate(data)
     ]
     host.start(now)
@@ -90,6 +104,7 @@ class _Board:
         model_hash: bytes,
         seed: int,
         clock: Any,
+        make_step: MakeStep,
     ) -> None:
         dimension = loaded.bundle.dimension
         self.member = Member(
@@ -102,7 +117,7 @@ class _Board:
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, hub.node(name), clock)
         self._initial, self._seed = loaded.initial, seed
-        step = TrainStep(loaded.folder, loaded.bundle, 1)
+        step = make_step(loaded, name)
         self._trainer = Trainer(step, clips, loaded.bundle.batch, adam.AdamSettings())
         self._round: int | None = None
 
@@ -115,7 +130,7 @@ class _Board:
         assert plan is not None
         reference = self._initial + to_float(self.member.fixed)
         rng = round_rng(self._seed, self.member.name, number)
-        self._trainer.begin(number, reference, plan, rng)
+        self._trainer.begin(number, reference + self.member.residual, plan, rng)
         while self._trainer.step():
             pass
         self.member.submit(number, self._trainer.delta(), now)
@@ -127,15 +142,21 @@ class _Board:
             self._round = event.round
 
 
-def average_in_float(loaded: LoadedBundle, data: Sequence[Clips], plan: Plan, seed: int) -> Vector:
+def average_in_float(
+    loaded: LoadedBundle,
+    data: Sequence[Clips],
+    plan: Plan,
+    seed: int,
+    make_step: MakeStep = gradient_step,
+) -> Vector:
     """The peer: the same local training, whole float32 deltas averaged by samples, no codec."""
-    step = TrainStep(loaded.folder, loaded.bundle, 1)
+    steps = [make_step(loaded, f"board-{index}") for index in range(len(data))]
     vector = loaded.initial
     samples = np.array([len(clips) for clips in data], dtype=np.float32)
     for number in range(plan.rounds):
         deltas = []
         for index, clips in enumerate(data):
-            trainer = Trainer(step, clips, loaded.bundle.batch, adam.AdamSettings())
+            trainer = Trainer(steps[index], clips, loaded.bundle.batch, adam.AdamSettings())
             trainer.begin(number, vector, plan, round_rng(seed, f"board-{index}", number))
             while trainer.step():
                 pass

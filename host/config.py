@@ -23,10 +23,11 @@ class RunConfig:
     """How the fleet learns. A change asks for a new run, but for min_peers and what follows it.
 
     `*_zeros` are shares of zeros, up from the nodes and down from the host; where `*_bytes` is not
-    0, it chooses them: what a packet, or a reference, may take; `frame_mtu` is in bytes; `scale_max` is the largest weight of a node's trits that the host believes. The learning
-    rate loses the share `learning_rate_drop` of itself, in a straight line over the run. A node
-    stays silent, at most `silence_rounds` in a row, while the energy of its update is below
-    `silence` times that of what has been learned (0: never).
+    0, it chooses them: what a packet, or a reference, may take. `frame_mtu` is in bytes;
+    `scale_max` is the largest weight of a node's trits that the host believes. The learning rate
+    loses the share `learning_rate_drop` of itself, in a straight line over the run. A node stays
+    silent, at most `silence_rounds` in a row, while the energy of its update is below `silence`
+    times that of what has been learned (0: never).
     """
 
     rounds: int = field(default=20, metadata=limits(1, 1_000_000))
