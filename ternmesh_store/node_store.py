@@ -1,12 +1,14 @@
 """What a node keeps on disk: where it stands in its run, its residual, its pending packet."""
 
 import json
+import struct
 from pathlib import Path
 
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
 from ternmesh.swarm.events import (
     Advanced,
     CountersReserved,
+    FellSilent,
     Joined,
     NodeEvent,
     PacketMade,
@@ -14,7 +16,8 @@ from ternmesh.swarm.events import (
     Pending,
     ResidualChanged,
 )
-from ternmesh.swarm.member import MemberState, new_state
+from ternmesh.swarm.member import new_state
+from ternmesh.swarm.records import MemberState
 from ternmesh_store.arrays import read_fixed, read_floats, write_fixed, write_floats
 from ternmesh_store.database import Database, Schema
 
@@ -39,6 +42,8 @@ SCHEMA = Schema(
     ),
 )
 _FIXED, _RESIDUAL, _CORRECTED = "member.fixed", "member.residual", "member.corrected"
+_SILENCE = "member.silence"
+_SILENCES = struct.Struct("<?H")  # silent now; silent rounds since the last packet
 _OWN = "edge."
 
 
@@ -82,6 +87,7 @@ class NodeStore:
             return MemberState(empty.fixed, empty.residual, counter=counter)
         _, _, run, context, plan, version, reference, finished = found[0]
         pending, received = self._pending()
+        silent, silences = self._silence()
         return MemberState(
             fixed=read_fixed(self._vector(_FIXED)),
             residual=read_floats(self._vector(_RESIDUAL)),
@@ -94,6 +100,8 @@ class NodeStore:
             pending=pending,
             received=received,
             counter=counter,
+            silent=silent,
+            silences=silences,
         )
 
     def record(self, event: NodeEvent) -> None:
@@ -107,10 +115,14 @@ class NodeStore:
                 self._advance(event)
             case PacketMade():
                 self._keep(event.pending)
+                self._put_silence(silent=False, silences=0)
             case PacketReceived():
                 self._database.write("UPDATE pending SET received = 1 WHERE round = ?", event.round)
             case ResidualChanged():
                 self._database.put(_RESIDUAL, write_floats(event.residual))
+            case FellSilent():
+                self._database.put(_RESIDUAL, write_floats(event.residual))
+                self._put_silence(silent=True, silences=event.in_a_row)
             case _:
                 pass  # Nothing of the other events must survive.
 
@@ -139,6 +151,7 @@ class NodeStore:
 
     def _begin_run(self, run: bytes, plan: Plan) -> None:
         self._drop_pending()
+        self._put_silence(silent=False, silences=0)
         empty = new_state(self._dimension)
         self._database.put(_FIXED, write_fixed(empty.fixed))
         self._database.put(_RESIDUAL, write_floats(empty.residual))
@@ -151,6 +164,7 @@ class NodeStore:
 
     def _advance(self, event: Advanced) -> None:
         self._drop_pending()
+        self._put_silence(silent=False, silences=self._silence()[1])
         self._database.put(_FIXED, write_fixed(event.fixed))
         self._database.put(_RESIDUAL, write_floats(event.residual))
         self._database.write(
@@ -181,6 +195,13 @@ class NodeStore:
         corrected = read_floats(self._vector(_CORRECTED))
         kept = Pending(round_number, corrected, digest, tuple(body for (body,) in bodies))
         return kept, bool(received)
+
+    def _silence(self) -> tuple[bool, int]:
+        value = self._database.get(_SILENCE)
+        return (False, 0) if value is None else _SILENCES.unpack(value)
+
+    def _put_silence(self, *, silent: bool, silences: int) -> None:
+        self._database.put(_SILENCE, _SILENCES.pack(silent, silences))
 
     def _vector(self, key: str) -> bytes:
         value = self._database.get(key)

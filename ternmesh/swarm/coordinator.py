@@ -9,7 +9,8 @@ The program around it calls `receive_frames` and `handle_timeout`; then takes al
                                           │          v
                                           └── reference made ──> FINISHED after the last round
 
-A node that misses a deadline is not waited for again until it is heard from.
+A node that misses a deadline is not waited for again until it is heard from. One that says it is
+silent in a round counts as present without a packet.
 """
 
 from collections import Counter, deque
@@ -19,6 +20,7 @@ from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
 from ternmesh.hypervector.scale import add_fixed, to_vector
 from ternmesh.plan import Plan, genesis, to_numbers
+from ternmesh.swarm.chain import Chain
 from ternmesh.swarm.events import (
     REFUSED_SHOWN_MAX,
     BodyAccepted,
@@ -32,11 +34,12 @@ from ternmesh.swarm.events import (
     RoundOpened,
 )
 from ternmesh.swarm.intake import Intake
+from ternmesh.swarm.open_round import OpenRound
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.records import CoordinatorState, Link, Node, Settings
 from ternmesh.swarm.step import combine, encode_step, step_units
 from ternmesh.wire import control, manifest, pieces, seal, share
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt, Refusal
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Refusal, Silent
 from ternmesh.wire.reference import (
     COUNTED_MAX,
     Counted,
@@ -67,7 +70,8 @@ class Coordinator:
     ) -> None:
         self.plan, self.settings, self.run = plan, settings, run
         self.version, self.fixed, self.residual = state.version, state.fixed, state.residual
-        self.reference = state.reference or genesis(model_hash, run, plan)
+        origin = genesis(model_hash, run, plan)
+        self.reference = state.reference or origin
         self.phase = FINISHED if state.finished else OPEN if state.started else GATHERING
         self.nodes: dict[int, Node] = {
             r.context: Node(r.context, r.name, r.samples, r.counted) for r in state.nodes
@@ -77,15 +81,15 @@ class Coordinator:
         self._model_hash = model_hash
         self._model = model_hash[: manifest.MODEL_SIZE]
         self._names = {node.name: node for node in self.nodes.values()}
-        self._chain = deque(state.chain, maxlen=settings.chain_max)
+        self._chain = Chain(origin, state.chain, settings.chain_max)
         self._outgoing = Outgoing(state.counter)
         self._events: deque[HostEvent] = deque()
-        self._intakes: dict[int, Intake] = {}
+        self._round = OpenRound(plan, self._model, self.version)
         self._announce_at = 0.0
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._answered: dict[str, float] = {}
         for context, body in state.bodies:
-            self._intake(context).add(body)
+            self._round.add(context, body)
 
     # The verbs
 
@@ -105,7 +109,7 @@ class Coordinator:
             except WireError as error:
                 self._refuse(peer, error.reason, now)
         for context in touched:
-            self._send_receipt(context)
+            self._answer(context)
         self._advance(now)
 
     def next_timeout(self) -> float | None:
@@ -131,11 +135,8 @@ class Coordinator:
         return self._outgoing.drain()
 
     def delivered(self, context: int) -> str:
-        """How much of a node's packet for the open round is here: none, part or whole."""
-        intake = self._intakes.get(context)
-        if intake is None or not intake.bodies:
-            return "none"
-        return "whole" if intake.complete else "part"
+        """How much of a node's packet for the open round is here: none, part, whole or silent."""
+        return self._round.delivered(context)
 
     # Receiving
 
@@ -150,9 +151,7 @@ class Coordinator:
         if peer != node.name:
             raise WireError("wrong peer", "a frame in another node's name")
         node.heard_at, node.active = now, True
-        if body[0] not in (manifest.KIND, share.KIND):
-            raise WireError("kind", f"a host takes no body of kind {body[0]} here")
-        self._check_round(int.from_bytes(body[1:3], "little"))
+        self._check_round(self._round_of(body))
         touched.add(node.context)
         if self._take(node, body):
             self._events.append(BodyAccepted(node.context, self.version, body))
@@ -161,26 +160,33 @@ class Coordinator:
             node.refused["duplicate"] += 1
 
     def _take(self, node: Node, body: bytes) -> bool:
-        intake = self._intake(node.context)
         try:
-            return intake.add(body)
+            return self._round.add(node.context, body)
         except WireError as error:
             # A node that has lost its disk makes another packet: its shares must not mix with what
             # is here of the first one.
             is_other = error.reason == "conflict" and body[0] == manifest.KIND
-            is_other = is_other and not intake.complete
+            is_other = is_other and self.delivered(node.context) != "whole"
             if is_other or error.reason == "digest":
                 self._forget(node.context)
             if is_other:
-                return self._intake(node.context).add(body)
+                return self._round.add(node.context, body)
             raise
 
     def _forget(self, context: int) -> None:
-        del self._intakes[context]
+        self._round.forget(context)
         self._events.append(PacketForgotten(context, self.version))
 
-    def _check_round(self, round_low: int) -> None:
-        round_number = share.whole_round(round_low, self.version)
+    def _round_of(self, body: bytes) -> int:
+        """The round that a node's body is for; WireError where a host takes no such body."""
+        if body[0] in (manifest.KIND, share.KIND):
+            return share.whole_round(int.from_bytes(body[1:3], "little"), self.version)
+        message = control.read_control(body) if body[0] == control.KIND else None
+        if not isinstance(message, Silent) or self.plan.silence_rounds == 0:
+            raise WireError("kind", f"a host takes no such body of kind {body[0]} here")
+        return message.round
+
+    def _check_round(self, round_number: int) -> None:
         if self.phase != OPEN or round_number < self.version:
             raise WireError("old round", f"a packet for round {round_number}, which is over")
         if round_number > self.version:
@@ -202,8 +208,8 @@ class Coordinator:
         node.heard_at, node.active = now, True
         self._outgoing.push(peer, seal.ENROL, [self._welcome(hello, node.context, now)])
         self._catch_up(node, hello, now)
-        if self.phase == OPEN and node.context in self._intakes:
-            self._send_receipt(node.context)
+        if self.phase == OPEN:
+            self._answer(node.context)
 
     def _register(self, hello: Hello) -> Node:
         node = self._names.get(hello.name)
@@ -233,7 +239,7 @@ class Coordinator:
 
     def _catch_up(self, node: Node, hello: Hello, now: float) -> None:
         version = hello.version if hello.run == self.run else 0
-        known = hello.reference if hello.run == self.run else self._hash_of(0)
+        known = hello.reference if hello.run == self.run else self._chain.hash_of(0)
         if version == self.version and known == self.reference:
             return
         if node.caught_up_at is not None and now < node.caught_up_at + CATCH_UP_MIN_S:
@@ -245,9 +251,8 @@ class Coordinator:
 
     def _missing(self, node: Node, version: int, known: bytes | None) -> list[bytes]:
         """What brings a node up to date: the references that it lacks, or a snapshot if smaller."""
-        steps = [link.content for link in self._chain if link.version > version]
-        whole = len(steps) == self.version - version and known == self._hash_of(version)
-        if whole and sum(map(len, steps)) <= 4 * self.plan.dimension:
+        steps = self._chain.between(version, known, self.version)
+        if steps is not None and sum(map(len, steps)) <= 4 * self.plan.dimension:
             return steps
         snapshot = Snapshot(
             version=self.version,
@@ -260,11 +265,6 @@ class Coordinator:
         )
         return [certify(write_snapshot(snapshot))]
 
-    def _hash_of(self, version: int) -> bytes | None:
-        if version == 0:
-            return genesis(self._model_hash, self.run, self.plan)
-        return next((link.reference for link in self._chain if link.version == version), None)
-
     # Rounds
 
     def _advance(self, now: float) -> None:
@@ -275,16 +275,16 @@ class Coordinator:
                 self._announce(now)
         elif self.phase == OPEN:
             waited_for = [node.context for node in self.nodes.values() if node.active]
-            whole = sum(intake.complete for intake in self._intakes.values())
-            all_in = all(self.delivered(context) == "whole" for context in waited_for)
-            if waited_for and all_in and whole >= self.settings.min_peers:
+            present = self._round.present()
+            are_enough = len(present) >= self.settings.min_peers
+            if waited_for and are_enough and present.issuperset(waited_for):
                 self._close_round(now)
 
     def _deadline_passed(self, now: float) -> None:
         for node in self.nodes.values():
             node.active = self.delivered(node.context) != "none"
-        usable = sum(intake.usable for intake in self._intakes.values())
-        if usable >= self.settings.min_peers:
+        usable = self._round.usable()
+        if len(self._round.silent.union(usable)) >= self.settings.min_peers:
             self._close_round(now)
         else:
             self.deadline = now + self.settings.deadline_s
@@ -296,7 +296,7 @@ class Coordinator:
         self._events.append(RoundOpened(self.version, self.deadline))
 
     def _close_round(self, now: float) -> None:
-        usable = {c: i for c, i in sorted(self._intakes.items()) if i.usable}
+        usable = self._round.usable()
         packets = [(i.manifest.samples, i.hypervector()) for i in usable.values() if i.manifest]
         mean = combine(packets, self._model_hash, self.version, self.plan)
         wanted = feedback.update(self.residual, mean)
@@ -307,7 +307,7 @@ class Coordinator:
         self.fixed = add_fixed(self.fixed, units)
         self.phase = FINISHED if version >= self.plan.rounds else OPEN
         self._publish(version, shares, tuple(self._counted(usable)), now)
-        self._intakes.clear()
+        self._round = OpenRound(self.plan, self._model, self.version)
         if self.phase == OPEN:
             self._open_round(now)
 
@@ -336,7 +336,7 @@ class Coordinator:
         link = Link(version, reference_hash(content), certify(content))
         self._chain.append(link)
         self.version, self.reference = version, link.reference
-        known = {entry.context for entry in counted}
+        known = {entry.context for entry in counted} | self._round.silent
         self._events.append(
             ReferenceMade(
                 version=version,
@@ -354,18 +354,9 @@ class Coordinator:
 
     # Sending
 
-    def _intake(self, context: int) -> Intake:
-        intake = self._intakes.get(context)
-        if intake is None:
-            intake = self._intakes[context] = Intake(self.plan, self._model, self.version)
-        return intake
-
-    def _send_receipt(self, context: int) -> None:
-        intake = self._intakes.get(context)
-        if intake is not None and intake.manifest is not None:
-            receipt = Receipt(self.version, intake.manifest.digest, intake.have)
-            body = control.write_control(receipt)
-            self._outgoing.push(self.nodes[context].name, context | seal.DOWN, [body])
+    def _answer(self, context: int) -> None:
+        bodies = map(control.write_control, self._round.answers(context))
+        self._outgoing.push(self.nodes[context].name, context | seal.DOWN, bodies)
 
     def _announce(self, now: float) -> None:
         message = Announce(self.run, self.version, self.phase, self._deadline_ms(now))

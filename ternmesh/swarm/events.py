@@ -84,6 +84,18 @@ class ResidualChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FellSilent:
+    """The work of this round is too little for a packet: it is all in the residual now.
+
+    `in_a_row` counts such rounds since the last packet, this one included.
+    """
+
+    round: int
+    residual: Vector
+    in_a_row: int
+
+
+@dataclass(frozen=True, slots=True)
 class PacketReceived:
     """The host holds the whole packet of a round on disk."""
 
@@ -104,6 +116,7 @@ NodeEvent = (
     | Advanced
     | PacketMade
     | ResidualChanged
+    | FellSilent
     | PacketReceived
     | WorkReady
 )
@@ -122,7 +135,10 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class BodyAccepted:
-    """A manifest or share of the open round, new and well-formed. Keep it before the receipt."""
+    """A body of the open round, new and well-formed: a manifest, a share, or a word of silence.
+
+    Keep it before it is answered.
+    """
 
     context: int
     round: int
@@ -131,7 +147,7 @@ class BodyAccepted:
 
 @dataclass(frozen=True, slots=True)
 class PacketForgotten:
-    """What was accepted of a node's packet did not add up: delete it, it will be sent again."""
+    """What was accepted of a node does not add up: delete it all, it will be sent again."""
 
     context: int
     round: int
@@ -157,7 +173,7 @@ class RoundExtended:
 class ReferenceMade:
     """The round is closed: `content` is the certified object, `fixed` and `residual` the new state.
 
-    `missing` are the contexts of known nodes that the reference does not count.
+    `missing` are the contexts of known nodes that it does not count and that were not silent.
     """
 
     version: int

@@ -5,7 +5,7 @@ The program around it calls `receive_frames`, `handle_timeout`, `submit`; then t
 clock that does not jump. The shape is aioquic's.
 
                  hello (backed off)                 WorkReady -> submit
-    joining ───────────────────────> up to date ────────────────────────> packet pending
+    joining ───────────────────────> up to date ────────────────────────> packet pending, or silent
         ^                                 ^                                     │
         │ the host knows us not           └── reference: apply, settle ─────────┘
         └── we are behind (announce, gap, silence): hello again
@@ -13,35 +13,37 @@ clock that does not jump. The shape is aioquic's.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
-from ternmesh.hypervector.scale import add_fixed, to_vector
+from ternmesh.hypervector.scale import add_fixed
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.swarm.backoff import Backoff
-from ternmesh.swarm.bitmap import read_bitmap, read_counted
+from ternmesh.swarm.bitmap import read_bitmap
 from ternmesh.swarm.events import (
     REFUSED_SHOWN_MAX,
     Advanced,
     CountersReserved,
+    FellSilent,
     Fixed,
     Joined,
     NodeEvent,
     PacketMade,
     PacketReceived,
-    Pending,
     Refused,
     ResidualChanged,
     Vector,
     WorkReady,
 )
 from ternmesh.swarm.outgoing import Outgoing
-from ternmesh.swarm.step import encode_update, step_units, update_units
+from ternmesh.swarm.packet import is_too_little, make_packet, settle_packet
+from ternmesh.swarm.records import MemberState
+from ternmesh.swarm.step import step_units
 from ternmesh.wire import control, manifest, pieces, seal
-from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Welcome
+from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Silent, Welcome
 from ternmesh.wire.reference import (
     Counted,
     Reference,
@@ -57,26 +59,7 @@ HELLO_FIRST_S, HELLO_MAX_S = 1.0, 60.0
 RESEND_FIRST_S, RESEND_MAX_S = 3.0, 120.0
 CATCH_UP_S = 5.0  # how long to wait for a catch-up before asking again
 REASONS_MAX = 64
-SILENCE_ANNOUNCES = 3  # announces missed in a row before a node doubts that the host knows it
-NO_RUN = bytes(8)
-NO_REFERENCE = bytes(16)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberState:
-    """What a node must find again after a power cut. A new node has the defaults."""
-
-    fixed: Fixed
-    residual: Vector
-    run: bytes = NO_RUN
-    context: int = 0
-    plan: Plan | None = None
-    version: int = 0
-    reference: bytes = NO_REFERENCE
-    finished: bool = False
-    pending: Pending | None = None
-    received: bool = False  # whether the pending packet has its receipt
-    counter: int = 0
+ANNOUNCES_MISSED = 3  # in a row, before a node doubts that the host knows it
 
 
 def new_state(dimension: int) -> MemberState:
@@ -100,7 +83,7 @@ class Member:
         self.run, self.context, self.plan = state.run, state.context, state.plan
         self.version, self.reference, self.fixed = state.version, state.reference, state.fixed
         self.residual, self.pending, self.received = state.residual, state.pending, state.received
-        self.finished = state.finished
+        self.silent, self.silences, self.finished = state.silent, state.silences, state.finished
         if self.plan is not None and self.version == 0:
             self.reference = genesis(model_hash, self.run, self.plan)
         self.joined, self.target, self.phase = False, state.version, control.GATHERING
@@ -133,19 +116,19 @@ class Member:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
-        times = (self._greeting.at, self._resend.at, self._silent_at())
+        times = (self._greeting.at, self._resend.at, self._doubts_at())
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
-        """Do what is due: say hello again, send the packet again."""
-        silent_at = self._silent_at()
-        if silent_at is not None and now >= silent_at:
+        """Do what is due: say hello again, send the packet or the word of silence again."""
+        doubts_at = self._doubts_at()
+        if doubts_at is not None and now >= doubts_at:
             self._heard_at = now
             self._hello(now)
         if self._greeting.due(now):
             self._hello(now)
         if self._resend.due(now):
-            self._send_pending(now)
+            self._send_work(now)
 
     def next_event(self) -> NodeEvent | None:
         """The next thing to make durable or act on, until None."""
@@ -161,7 +144,8 @@ class Member:
     def submit(self, round_number: int, delta: Vector, now: float) -> None:
         """The work for a round is done: `delta` is adapter minus reference (float32, D).
 
-        Work that no packet can take is kept for a later one. CodecError for NaN.
+        Work that no packet can take, or that is too little for one, is kept for a later one.
+        CodecError for NaN.
         """
         if self.pending is not None:
             corrected = feedback.update(self.pending.corrected, delta)
@@ -170,25 +154,22 @@ class Member:
             return
         corrected = feedback.update(self.residual, delta)
         plan = self.plan
-        if plan is None or round_number != self.version:
+        if plan is None or round_number != self.version or self.silent:
             self.residual = corrected
             self._events.append(ResidualChanged(corrected))
             return
-        shares = encode_update(corrected, self._model_hash, round_number, plan)
-        digest = manifest.packet_digest(shares)
-        head = manifest.Manifest(
-            round_low=round_number & 0xFFFF,
-            model=self._model_hash[: manifest.MODEL_SIZE],
-            samples=self.samples,
-            digest=digest,
-            shares=len(shares),
-        )
-        bodies = (manifest.write_manifest(head), *shares)
-        self.pending = Pending(round_number, corrected, digest, bodies)
+        if is_too_little(corrected, self.fixed, self.silences, plan):
+            self.residual, self.silent, self.silences = corrected, True, self.silences + 1
+            self._events.append(FellSilent(round_number, corrected, self.silences))
+        else:
+            self.pending = make_packet(
+                corrected, self._model_hash, round_number, self.samples, plan
+            )
+            self.silences = 0
+            self._events.append(PacketMade(self.pending))
         self.received = False
         self._resend.stop()
-        self._events.append(PacketMade(self.pending))
-        self._send_pending(now)
+        self._send_work(now)
 
     # Receiving
 
@@ -217,6 +198,8 @@ class Member:
                 self._receipt(message, now)
             case Refusal():
                 self._host_refused(message, now)
+            case Silent():
+                self._silence_known(message, now)
             case _:
                 raise WireError("kind", f"a node takes no {type(message).__name__}")
 
@@ -238,8 +221,7 @@ class Member:
         self._events.append(Joined(self.run, self.context, plan))
         self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
-        if self.pending is not None and not self.received:
-            self._send_pending(now)
+        self._send_work(now)
 
     def _begin_run(self, run: bytes, plan: Plan) -> None:
         self.run, self.plan = run, plan
@@ -247,6 +229,7 @@ class Member:
         self.fixed = np.zeros_like(self.fixed)
         self.residual = feedback.init(self.fixed.size)
         self.pending, self.finished, self._offered = None, False, -1
+        self.silent, self.silences = False, 0
         self._assembly = None
         self._resend.stop()
         self.phase = control.GATHERING
@@ -273,10 +256,19 @@ class Member:
         if message.digest != pending.digest:
             raise WireError("digest", "a receipt for a packet that this node did not make")
         if read_bitmap(message.have, plan.up.count).all() and not self.received:
-            self.received = True
-            self._resend.stop()
-            self._amends.stop()
+            self._work_received()
             self._events.append(PacketReceived(pending.round))
+
+    def _silence_known(self, message: Silent, now: float) -> None:
+        """The host has it on disk, as it has a packet with a receipt: no need to repeat it."""
+        self._heard_at = now
+        if self.silent and message.round == self.version:
+            self._work_received()
+
+    def _work_received(self) -> None:
+        self.received = True
+        self._resend.stop()
+        self._amends.stop()
 
     def _host_refused(self, message: Refusal, now: float) -> None:
         self._heard_at = now
@@ -320,6 +312,9 @@ class Member:
 
     def _advance(self, step: Reference | Snapshot, name: bytes, fixed: Fixed, now: float) -> None:
         self._settle(step.counted)
+        self._resend.stop()
+        self._outgoing.discard(self.context)
+        self.silent = False
         self.version, self.reference, self.fixed = step.version, name, fixed
         self.finished, self._offered = step.finished, -1
         self.target = max(self.target, step.version)
@@ -338,22 +333,14 @@ class Member:
         pending, plan = self.pending, self.plan
         if pending is None or plan is None:
             return
-        residual = pending.corrected
-        for entry in counted:
-            mine = entry.context == self.context and entry.round == pending.round
-            if mine and entry.digest == pending.digest:
-                shares = read_counted(pending.bodies[1:], entry.have)
-                units = update_units(shares, self._model_hash, pending.round, plan)
-                residual = feedback.settle(pending.corrected, to_vector(units))
-        self.residual, self.pending = residual, None
-        self._resend.stop()
-        self._outgoing.discard(self.context)
+        self.residual = settle_packet(pending, counted, self.context, self._model_hash, plan)
+        self.pending = None
 
     # Sending
 
     def _offer_work(self) -> None:
         is_open = self.joined and self.phase == control.OPEN and not self.finished
-        up_to_date = self.version >= self.target and self.pending is None
+        up_to_date = self.version >= self.target and self.pending is None and not self.silent
         if is_open and up_to_date and self._offered != self.version:
             self._offered = self.version
             self._events.append(WorkReady(self.version))
@@ -374,18 +361,28 @@ class Member:
         self._outgoing.push(HOST, seal.ENROL, [body])
         self._greeting.again(now)
 
-    def _send_pending(self, now: float) -> None:
-        if self.pending is None or self.received or not self.joined:
+    def _send_work(self, now: float) -> None:
+        """The packet, or the word that there is none this time: until the host has it on disk.
+
+        A silence is treated as a packet of one body. Were it said once, its loss could keep a
+        host waiting for ever where every node must be there (`min_peers`).
+        """
+        is_done = self.pending is None and not self.silent
+        if is_done or self.received or not self.joined:
             self._resend.stop()
             return
+        if self.pending is not None:
+            bodies = self.pending.bodies
+        else:
+            bodies = (control.write_control(Silent(self.version)),)
         self._outgoing.discard(self.context)
-        self._outgoing.push(HOST, self.context, self.pending.bodies)
+        self._outgoing.push(HOST, self.context, bodies)
         self._resend.again(now)
 
-    def _silent_at(self) -> float | None:
+    def _doubts_at(self) -> float | None:
         if not self.joined or self.plan is None or self._greeting.at is not None:
             return None
-        return self._heard_at + SILENCE_ANNOUNCES * self.plan.announce_s
+        return self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
 
     def _refuse(self, peer: str, reason: str) -> None:
         if reason not in self.refused and len(self.refused) >= REASONS_MAX:

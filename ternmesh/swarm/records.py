@@ -1,4 +1,4 @@
-"""What the coordinator keeps: its settings, its nodes, its chain, and the state a host restores."""
+"""What both sides keep: the states that they restore; the host's settings, nodes and chain."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,8 +6,31 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ternmesh.hypervector import feedback
-from ternmesh.swarm.events import Fixed, Vector
+from ternmesh.plan import Plan
+from ternmesh.swarm.events import Fixed, Pending, Vector
 from ternmesh.wire.reference import Counted
+
+NO_RUN = bytes(8)
+NO_REFERENCE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """What a node must find again after a power cut. A new node has the defaults."""
+
+    fixed: Fixed
+    residual: Vector
+    run: bytes = NO_RUN
+    context: int = 0
+    plan: Plan | None = None
+    version: int = 0
+    reference: bytes = NO_REFERENCE
+    finished: bool = False
+    pending: Pending | None = None
+    received: bool = False  # whether the pending packet has its receipt
+    counter: int = 0
+    silent: bool = False  # in the round of `version`: its work is done, and no packet was made
+    silences: int = 0  # silent rounds since the last packet
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,15 @@ class Announce:
     deadline_ms: int
 
 
-Control = Hello | Welcome | Receipt | Refusal | Announce
-_TYPES: Final[tuple[type[Control], ...]] = (Hello, Welcome, Receipt, Refusal, Announce)
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A node has too little to say for a packet in this round; from the host: it knows that."""
+
+    round: int
+
+
+Control = Hello | Welcome | Receipt | Refusal | Announce | Silent
+_TYPES: Final[tuple[type[Control], ...]] = (Hello, Welcome, Receipt, Refusal, Announce, Silent)
 _SIZES: Final = {
     "instance": (8, 8),
     "model": (8, 8),

@@ -13,6 +13,7 @@ from ternmesh.swarm.events import (
     Advanced,
     BodyAccepted,
     CountersReserved,
+    FellSilent,
     HostEvent,
     Joined,
     NodeEvent,
@@ -55,9 +56,12 @@ class NodeDisk:
                     finished=finished,
                     pending=None,
                     received=False,
+                    silent=False,
                 )
             case PacketMade(pending):
-                state = replace(state, pending=pending, received=False)
+                state = replace(state, pending=pending, received=False, silences=0)
+            case FellSilent(_, residual, in_a_row):
+                state = replace(state, residual=residual, silent=True, silences=in_a_row)
             case PacketReceived():
                 state = replace(state, received=True)
             case ResidualChanged(residual):

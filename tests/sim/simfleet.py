@@ -49,6 +49,8 @@ class Options:
     stragglers: float  # share of trainings that take ten times as long
     vanish: int  # nodes that die for ever
     reset: bool  # the operator starts a new run in between
+    silence: float  # of the plan: the share of the learned energy below which a node is silent
+    silence_rounds: int
 
 
 def draw(seed: int) -> Options:
@@ -80,6 +82,8 @@ def draw(seed: int) -> Options:
         stragglers=maybe(0.6),
         vanish=vanish,
         reset=rng.random() < 0.1,
+        silence=maybe(1.0),
+        silence_rounds=rng.randint(1, 3),
     )
 
 
@@ -98,6 +102,8 @@ class Fleet:
             up_zeros=0.5,
             down_zeros=0.7,
             announce_s=5,
+            silence=o.silence,
+            silence_rounds=o.silence_rounds if o.silence else 0,
         )
         self.now = 1000.0
         self.healed = False
@@ -258,6 +264,7 @@ class Fleet:
             expect(own.reference == state.reference, f"{node.name} has another hash")
             expect(np.array_equal(own.fixed, state.fixed), f"{node.name} has another reference")
             expect(own.pending is None, f"{node.name} waits although the run is over")
+            expect(not own.silent, f"{node.name} is silent although the run is over")
         for node in self.nodes.values():
             self._check_mass(node)
         self.check_bounds()
@@ -283,7 +290,8 @@ class Fleet:
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, Coordinator):
                     expect(len(endpoint._answered) <= 1024, "answers pile up")
-                    expect(len(endpoint._intakes) <= len(endpoint.nodes), "intakes pile up")
+                    arrived = endpoint._round.intakes.keys() | endpoint._round.silent
+                    expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 elif endpoint._assembly is not None:
                     expect(len(endpoint._assembly._partials) <= 4, "partial objects pile up")
 

@@ -8,8 +8,8 @@ from ternmesh.hypervector.scale import UNIT
 from ternmesh.plan import Plan
 from ternmesh.swarm import bitmap, step
 from ternmesh.swarm.events import ReferenceMade
-from ternmesh.wire import manifest, share
-from ternmesh.wire.control import Receipt
+from ternmesh.wire import control, manifest, share
+from ternmesh.wire.control import Receipt, Silent
 
 MODEL = bytes(range(32))
 
@@ -32,6 +32,7 @@ class Ledger:
         self.by_round: dict[tuple[str, int], np.ndarray] = {}
         self.means = np.zeros(plan.dimension)
         self.promised: dict[tuple[str, int], tuple[bytes, bytes]] = {}
+        self.silences = 0
 
     def note_receipt(self, name: str, receipt: Receipt) -> None:
         self.promised[name, receipt.round] = receipt.digest, receipt.have
@@ -57,6 +58,7 @@ class Ledger:
             expect(entry.digest == heads[0].digest, f"the list names another packet of {name}")
             expect(entry.round == made.version - 1, "the list names another round")
             total += self._count(name, entry.round, shares, heads[0].samples)
+        self._check_silence(made, packets, names)
         with np.errstate(invalid="ignore"):
             self.means += np.where(total[1] > 0, total[0] / np.maximum(total[1], 1), 0.0)
         self._check_promises(made, counted)
@@ -73,6 +75,16 @@ class Ledger:
             span = self.plan.up_span
             present[places[index * span : (index + 1) * span]] = 1
         return np.stack([samples * units, samples * present])
+
+    def _check_silence(
+        self, made: ReferenceMade, packets: dict[int, dict[bytes, None]], names: dict[int, str]
+    ) -> None:
+        """Who is neither counted nor missing has said for this very round that it is silent."""
+        word = control.write_control(Silent(made.version - 1))
+        known = {entry.context for entry in made.counted}.union(made.missing)
+        for context in names.keys() - known:
+            expect(word in packets[context], f"{names[context]} was not silent and is not missed")
+            self.silences += 1
 
     def _check_promises(self, made: ReferenceMade, counted: dict[str, object]) -> None:
         for (name, number), (digest, have) in self.promised.items():

@@ -162,7 +162,9 @@ class NodeProcess(Process):
             else:
                 raise Violation(f"{self.name} was allowed to submit NaN")
         generator = np.random.default_rng(self.fleet.rng.getrandbits(32))
-        delta = generator.standard_t(3, DIMENSION).astype(np.float32) * np.float32(0.01)
+        little = self.fleet.plan.silence_rounds > 0 and self.fleet.rng.random() < 0.6
+        size = np.float32(0.0005 if little else 0.01)
+        delta = generator.standard_t(3, DIMENSION).astype(np.float32) * size
         self.endpoint.submit(number, delta, self.fleet.now)
         self.disk.note_submitted(delta)
         self.settle()

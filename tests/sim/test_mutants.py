@@ -15,9 +15,9 @@ from simledger import Violation
 from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
 from ternmesh.hypervector.encoder import Hypervector
-from ternmesh.swarm import coordinator, intake, member, outgoing
+from ternmesh.swarm import coordinator, intake, member, open_round, outgoing, packet
 from ternmesh.swarm.events import ResidualChanged
-from ternmesh.wire import share
+from ternmesh.wire import control, share
 
 SEEDS = 60  # the budget; the hardest needs about half
 
@@ -29,10 +29,10 @@ def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
 
     def settle(self: member.Member, counted: object) -> None:
         if self.pending is not None and self.plan is not None:
-            units = member.update_units(
+            units = packet.update_units(
                 self.pending.bodies[1:], self._model_hash, self.pending.round, self.plan
             )
-            self.residual = feedback.settle(self.pending.corrected, member.to_vector(units))
+            self.residual = feedback.settle(self.pending.corrected, packet.to_vector(units))
             self.pending = None
             self._resend.stop()
 
@@ -41,12 +41,12 @@ def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
 
 def settles_whole_packets(patch: pytest.MonkeyPatch) -> None:
     """The list is looked at, the bitmap in it is not."""
-    patch.setattr(member, "read_counted", lambda shares, have: list(shares))
+    patch.setattr(packet, "read_counted", lambda shares, have: list(shares))
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What was counted stays in the residual: it is sent twice."""
-    patch.setattr(member, "read_counted", lambda shares, have: [])
+    patch.setattr(packet, "read_counted", lambda shares, have: [])
 
 
 def counts_duplicates_twice(patch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,7 @@ def reuses_counters(patch: pytest.MonkeyPatch) -> None:
 def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
     """The round check is off by one: a packet for the round before is taken for this one."""
 
-    def check(self: coordinator.Coordinator, round_low: int) -> None:
-        number = share.whole_round(round_low, self.version)
+    def check(self: coordinator.Coordinator, number: int) -> None:
         if self.phase != coordinator.OPEN or not self.version - 1 <= number <= self.version:
             raise WireError("old round", "planted")
 
@@ -102,17 +101,14 @@ def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_packet_of_the_round_before(patch: pytest.MonkeyPatch) -> None:
     """The host does not clear what it has counted."""
-    publish = coordinator.Coordinator._publish
+    close = coordinator.Coordinator._close_round
 
-    def publish_and_keep(self: coordinator.Coordinator, *rest: object) -> None:
-        publish(self, *rest)  # type: ignore[arg-type]
-        self._intakes = _Kept(self._intakes)
+    def close_and_keep(self: coordinator.Coordinator, now: float) -> None:
+        intakes = self._round.intakes
+        close(self, now)
+        self._round.intakes = intakes
 
-    class _Kept(dict[int, intake.Intake]):
-        def clear(self) -> None:
-            pass
-
-    patch.setattr(coordinator.Coordinator, "_publish", publish_and_keep)
+    patch.setattr(coordinator.Coordinator, "_close_round", close_and_keep)
 
 
 def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
@@ -191,6 +187,42 @@ def piles_up_refusals(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "REFUSED_SHOWN_MAX", 1 << 30)
 
 
+def loses_the_work_of_a_silent_round(patch: pytest.MonkeyPatch) -> None:
+    """What was too little for a packet is dropped."""
+    submit = member.Member.submit
+
+    def submit_and_drop(self: member.Member, *rest: object) -> None:
+        before, was_silent = self.residual, self.silent
+        submit(self, *rest)  # type: ignore[arg-type]
+        if self.silent and not was_silent:
+            self.residual = before
+            self._events[-1] = replace(self._events[-1], residual=before)
+
+    patch.setattr(member.Member, "submit", submit_and_drop)
+
+
+def answers_a_silence_that_is_not_on_disk(patch: pytest.MonkeyPatch) -> None:
+    """The node does not say it again, and a host that restarts has forgotten it."""
+    add = open_round.OpenRound.add
+
+    def add_without_event(self: open_round.OpenRound, context: int, body: bytes) -> bool:
+        return add(self, context, body) and body[0] != control.KIND
+
+    patch.setattr(open_round.OpenRound, "add", add_without_event)
+
+
+def believes_a_silence_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Who was silent in one round is not waited for in the next."""
+    close = coordinator.Coordinator._close_round
+
+    def close_and_keep(self: coordinator.Coordinator, now: float) -> None:
+        silent = self._round.silent
+        close(self, now)
+        self._round.silent = silent
+
+    patch.setattr(coordinator.Coordinator, "_close_round", close_and_keep)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     settles_without_the_list,
     settles_whole_packets,
@@ -205,6 +237,9 @@ MUTANTS: tuple[Mutant, ...] = (
     never_asks_again,
     snapshot_without_the_list,
     loses_late_work,
+    loses_the_work_of_a_silent_round,
+    answers_a_silence_that_is_not_on_disk,
+    believes_a_silence_for_ever,
     keeps_the_old_target,
     counts_any_reason,
     piles_up_refusals,

@@ -7,6 +7,7 @@ from ternmesh.plan import genesis, make_plan
 from ternmesh.swarm.events import (
     Advanced,
     CountersReserved,
+    FellSilent,
     Joined,
     PacketMade,
     PacketReceived,
@@ -15,7 +16,8 @@ from ternmesh.swarm.events import (
     ResidualChanged,
     WorkReady,
 )
-from ternmesh.swarm.member import NO_RUN, MemberState, new_state
+from ternmesh.swarm.member import new_state
+from ternmesh.swarm.records import NO_RUN, MemberState
 from ternmesh_store.node_store import NodeStore
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
@@ -86,6 +88,26 @@ CASES = {
         [JOINED, ADVANCED],
         ResidualChanged(floats(9)),
         replace(AT_3, residual=floats(9)),
+    ),
+    "silent": (
+        [JOINED, ADVANCED, FellSilent(3, floats(8), 4)],
+        FellSilent(3, floats(9), 5),
+        replace(AT_3, residual=floats(9), silent=True, silences=5),
+    ),
+    "silent until the next reference": (
+        [JOINED, FellSilent(2, floats(9), 300)],
+        ADVANCED,
+        replace(AT_3, silences=300),
+    ),
+    "a packet ends the silence": (
+        [JOINED, FellSilent(2, floats(9), 5), ADVANCED],
+        PacketMade(PENDING),
+        WITH_PACKET,
+    ),
+    "another run begins with no silence": (
+        [JOINED, FellSilent(0, floats(9), 5)],
+        Joined(NEXT_RUN, 7, PLAN),
+        replace(AT_START, run=NEXT_RUN, reference=genesis(MODEL, NEXT_RUN, PLAN)),
     ),
     "joined again": (
         [JOINED, ADVANCED, PacketMade(PENDING)],

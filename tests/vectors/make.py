@@ -208,6 +208,7 @@ def controls() -> Entries:
         "refusal": control.Refusal(7, "old round"),
         "announce": control.Announce(RUN, 20, 2, 0),
         "longest numbers": control.Announce(RUN, 0xFFFFFFFF, 2, 0xFFFFFFFF),
+        "silent": control.Silent(7),
     }
     return {
         name: {

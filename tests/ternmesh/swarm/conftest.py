@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ternmesh.plan import Plan, make_plan
 from ternmesh.swarm import member, records
 from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.member import HOST, Member
-from ternmesh.swarm.records import Settings
+from ternmesh.swarm.records import MemberState, Settings
 
 MODEL = bytes(range(32))
 RUN = b"run-id-8"
@@ -27,7 +28,7 @@ class Bench:
     sent: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
     now: float = 100.0
 
-    def add(self, name: str, samples: int = 10, state: member.MemberState | None = None) -> Member:
+    def add(self, name: str, samples: int = 10, state: MemberState | None = None) -> Member:
         state = state or member.new_state(self.plan.dimension)
         rng = np.random.default_rng(len(self.nodes))
         node = Member(name, MODEL, samples, name.encode().ljust(8), state, rng)
@@ -78,21 +79,20 @@ class Bench:
 
 @pytest.fixture
 def new_bench() -> Callable[..., Bench]:
-    """A function that makes a bench; keywords are those of Settings."""
+    """A function that makes a bench; keywords are those of Settings, `plan` those of make_plan."""
 
-    def make(rounds: int = 3, dimension: int = 1500, **settings: object) -> Bench:
-        plan = make_plan(
-            dimension,
-            rounds=rounds,
-            local_steps=1,
-            learning_rate=0.1,
-            frame_mtu=164,
-            up_zeros=0.5,
-            announce_s=10,
-        )
+    def make(
+        rounds: int = 3,
+        dimension: int = 1500,
+        plan: dict[str, Any] | None = None,
+        **settings: object,
+    ) -> Bench:
+        base = {"local_steps": 1, "learning_rate": 0.1, "frame_mtu": 164, "announce_s": 10}
+        base |= {"rounds": rounds, "up_zeros": 0.5, **(plan or {})}
+        made = make_plan(dimension, **base)
         state = records.new_state(dimension)
-        host = Coordinator(plan, Settings(**settings), MODEL, RUN, state)  # type: ignore[arg-type]
-        bench = Bench(plan, host)
+        host = Coordinator(made, Settings(**settings), MODEL, RUN, state)  # type: ignore[arg-type]
+        bench = Bench(made, host)
         host.start(bench.now)
         return bench
 

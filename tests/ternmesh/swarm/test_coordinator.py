@@ -46,6 +46,10 @@ def resealed(frame: bytes, at: int, data: bytes) -> bytes:
     return seal.seal(header, body[:at] + data + body[at + len(data) :])
 
 
+def sealed(message: control.Control, context: int = 1) -> bytes:
+    return seal.seal(seal.Header(context, 0), control.write_control(message))
+
+
 @pytest.fixture
 def bench(new_bench: New) -> Any:
     """An open round with one node, context 1."""
@@ -102,7 +106,9 @@ FRAMES: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
     "another count": ("coding", lambda f: resealed(f[1], 7, b"\x01\x00")),
     "no samples": ("manifest", lambda f: resealed(f[0], 11, bytes(4))),
     "a bundle": ("length", lambda f: resealed(f[0], 21, b"\x01")),
-    "a control message": ("kind", lambda f: resealed(f[1], 0, b"\x01")),
+    "no control message": ("control", lambda f: resealed(f[1], 0, b"\x01")),
+    "a refusal": ("kind", lambda f: sealed(control.Refusal(0, "other"))),
+    "a silence that the plan does not know": ("kind", lambda f: sealed(control.Silent(0))),
     "a piece": ("kind", lambda f: resealed(f[1], 0, b"\x04")),
 }
 
@@ -210,7 +216,7 @@ def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None
     bench.host.receive_frames("theo", first[:3], bench.now)
     bench.take(HOST)
     bench.host.receive_frames("theo", second[:2], bench.now)
-    assert bench.host._intakes[1].have == b"\x01"
+    assert bench.host._round.intakes[1].have == b"\x01"
     bench.take(HOST)
     assert bench.last(HOST, PacketForgotten) == PacketForgotten(1, 0)
     bench.host.receive_frames("theo", second[2:], bench.now)
@@ -227,7 +233,7 @@ def test_a_whole_packet_is_not_replaced(bench: Any) -> None:
     bench.host.receive_frames("theo", second, bench.now)
     assert bench.host.refused == {"conflict": len(second)}
     digest = manifest.read_manifest(opened(first[0])).digest
-    assert bench.host._intakes[1].manifest.digest == digest
+    assert bench.host._round.intakes[1].manifest.digest == digest
 
 
 def test_a_host_that_was_restored_says_who_is_ahead(bench: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ternmesh.errors import CodecError
+from ternmesh.hypervector.scale import to_vector
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.swarm import member
 from ternmesh.swarm.events import (
@@ -19,7 +20,8 @@ from ternmesh.swarm.events import (
     WorkReady,
 )
 from ternmesh.swarm.member import HOST
-from ternmesh.swarm.step import encode_step
+from ternmesh.swarm.records import MemberState
+from ternmesh.swarm.step import encode_step, update_units
 from ternmesh.wire import control, pieces, reference, seal
 from ternmesh.wire.control import OPEN
 
@@ -117,8 +119,8 @@ def test_late_work_while_a_packet_is_pending_is_not_lost(bench: Any) -> None:
     bench.exchange()
     assert bench.count("theo", PacketMade) == 2
     assert theo.version == 1
-    units = member.update_units(bodies[1:], MODEL, 0, bench.plan)
-    counted = member.to_vector(units)
+    units = update_units(bodies[1:], MODEL, 0, bench.plan)
+    counted = to_vector(units)
     assert np.allclose(theo.residual, bench.delta(1) + bench.delta(2) - counted, atol=1e-7)
 
 
@@ -180,8 +182,8 @@ def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:
     versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
     assert versions == [3]
     assert np.array_equal(yan.fixed, bench.host.fixed)
-    units = member.update_units(pending.bodies[1:], MODEL, 0, bench.plan)
-    assert np.allclose(yan.residual, pending.corrected - member.to_vector(units), atol=1e-7)
+    units = update_units(pending.bodies[1:], MODEL, 0, bench.plan)
+    assert np.allclose(yan.residual, pending.corrected - to_vector(units), atol=1e-7)
 
 
 def test_a_new_run_starts_from_nothing(bench: Any) -> None:
@@ -211,7 +213,7 @@ def test_a_restart_before_the_first_reference_knows_its_place(bench: Any) -> Non
     """Else the host would send a snapshot, and the pending packet would be settled by nobody."""
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
-    state = member.MemberState(
+    state = MemberState(
         fixed=theo.fixed,
         residual=theo.residual,
         run=theo.run,

@@ -31,7 +31,8 @@ receipts = st.builds(
 )
 refusals = st.builds(control.Refusal, u32, st.from_regex(r"[a-z -]{1,32}", fullmatch=True))
 announces = st.builds(control.Announce, eight, u32, st.integers(0, 2), u32)
-messages = hellos | welcomes | receipts | refusals | announces
+silences = st.builds(control.Silent, u32)
+messages = hellos | welcomes | receipts | refusals | announces | silences
 
 HELLO = control.Hello("theo", b"instance", b"modelmod", b"runrunru", 3, b"referencereferen", 120)
 
@@ -112,7 +113,9 @@ HOSTILE = {
     "no item": b"\x01",
     "not an array": b"\x01\x03",
     "an empty array": b"\x01\x80",
-    "an unknown type": array(b"\x05", ROUND, WORD),
+    "an unknown type": array(b"\x06", ROUND, WORD),
+    "a word more than silence": array(b"\x05", ROUND, WORD),
+    "a silence of no round": array(b"\x05", WORD),
     "a huge type": array(b"\x1b" + b"\xff" * 8, ROUND, WORD),
     "a field too few": array(b"\x03", ROUND),
     "a field too many": array(b"\x03", ROUND, WORD, b"\x00"),
