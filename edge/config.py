@@ -17,6 +17,7 @@ STORE, REPLAY, ADAPTER, CONTROL = (
     "current.onnx_adapter",
     "control.sock",
 )
+GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ class TrainingConfig:
     """How the node trains; the host's plan says how many steps, and at what rate.
 
     No round begins with fewer than `samples_min` samples. `keep_moments` lets Adam go on from one
-    round to the next; `clip_norm` 0 means no limit.
+    round to the next; `clip_norm` 0 means no limit. With `mode` "zeroth_order" the board runs
+    forward.onnx alone and estimates each gradient from `probes` pairs of predictions, `epsilon`
+    to either side of the adapter (`edge.zeroth_order`).
     """
 
     threads: int = field(default=1, metadata=limits(1, 256))
@@ -68,6 +71,9 @@ class TrainingConfig:
     keep_moments: bool = False
     clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
     weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
+    mode: str = field(default=GRADIENT, metadata=choices(GRADIENT, ZEROTH_ORDER))
+    probes: int = field(default=1, metadata=limits(1, 10_000))
+    epsilon: float = field(default=0.001, metadata=limits(1e-6, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,14 @@ from edge.errors import ModelError
 from edge.evaluation import Evaluator, spread
 from edge.feed import Feed
 from edge.history import Entry, History
-from edge.session import Inference, LoadedBundle, TrainStep, trim_memory, write_adapter
+from edge.session import Inference, LoadedBundle, trim_memory, write_adapter
 from edge.trainer import Dataset, Trainer, round_rng
+from edge.zeroth_order import make_step
 from ternmesh.errors import CodecError
 from ternmesh.hypervector.scale import to_float
 from ternmesh.swarm.events import (
     Advanced,
+    FellSilent,
     Joined,
     NodeEvent,
     PacketMade,
@@ -31,7 +33,8 @@ from ternmesh.swarm.events import (
     Vector,
     WorkReady,
 )
-from ternmesh.swarm.member import Member, MemberState
+from ternmesh.swarm.member import Member
+from ternmesh.swarm.records import MemberState
 from ternmesh.wire.manifest import SAMPLES_MAX
 from ternmesh_store.node_store import NodeStore
 from transports.base import Transport
@@ -83,11 +86,12 @@ class Node:
         self.driver: Driver[NodeEvent] = Driver(self.member, transport, clock)
         self.history = History(store)
         self.diverged = 0  # rounds that gave nothing to send: NaN, or samples that break the graph
+        self.silent_rounds = 0  # rounds that gave too little for a packet
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
         self._initial = loaded.initial
         self._store, self._clock = store, clock
         self._inference = Inference(loaded.folder, bundle, training.threads)
-        self._step = TrainStep(loaded.folder, bundle, training.threads)
+        self._step = make_step(config, loaded)
         self._evaluator = Evaluator(self._inference, bundle)
         self.trainer = Trainer(
             self._step,
@@ -159,6 +163,8 @@ class Node:
                     is_changed = True
                 case Advanced():
                     is_changed = True
+                case FellSilent():
+                    self.silent_rounds += 1
                 case WorkReady():
                     self.wanted = event.round
         if is_changed:
@@ -227,7 +233,10 @@ class Node:
         wanted, self.wanted = self.wanted, None
         if wanted == member.version and member.pending is None and member.plan is not None:
             rng = round_rng(settings.seed, self.config.name, wanted)
-            self.trainer.begin(wanted, self.reference, member.plan, rng)
+            # From what it has learned itself: what no packet could carry yet need not be learned
+            # again, and is what the next one carries.
+            start = self.reference + member.residual
+            self.trainer.begin(wanted, start, member.plan, rng)
 
     def _train(self) -> None:
         self._busy_at = self._clock()
@@ -297,6 +306,8 @@ def describe(event: NodeEvent, name: str) -> str | None:
         case PacketMade():
             size = sum(map(len, event.pending.bodies))
             return f"the packet of round {event.pending.round + 1} is ready: {size} bytes"
+        case FellSilent():
+            return f"silent in round {event.round + 1}: what was learned waits for a later packet"
         case PacketReceived():
             return f"the host has the packet of round {event.round + 1}"
         case Refused():

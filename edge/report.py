@@ -12,7 +12,7 @@ from transports.driver import PeerTraffic
 
 
 def status(node: Node) -> dict[str, Any]:
-    """How the node is, ready for JSON. Refusals and bytes are those since this process began."""
+    """How the node is, ready for JSON. Refusals, bytes and silent rounds: since it began."""
     member, plan = node.member, node.member.plan
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
     metrics = [entry.metric for entry in node.history if entry.metric is not None]
@@ -40,6 +40,7 @@ def status(node: Node) -> dict[str, Any]:
         "frames_unsent": node.driver.frames_unsent,
         "refused": dict(member.refused),
         "diverged": node.diverged,
+        "silent_rounds": node.silent_rounds,
         "history": [asdict(entry) for entry in node.history],
         "adapter": str(node.config.adapter_path),
         "rss_mib": rss_mib(),
@@ -69,6 +70,8 @@ def _activity(node: Node) -> str:
         return "catching up"
     if member.pending is not None:
         return "waiting for the reference" if member.received else "sending"
+    if member.silent:
+        return "silent in this round"
     return "waiting for work"
 
 

@@ -45,7 +45,7 @@ class _Work:
     """One round on its way; `order` are the samples that are shuffled and not yet dealt."""
 
     round: int
-    reference: Vector
+    start: Vector
     vector: Vector
     steps: int
     learning_rate: float
@@ -106,20 +106,18 @@ class Trainer:
         mean = work.losses / work.steps_done if work and work.steps_done else math.nan
         return mean if math.isfinite(mean) else None
 
-    def begin(
-        self, round_number: int, reference: Vector, plan: Plan, rng: np.random.Generator
-    ) -> None:
-        """Start a round at `reference` (float32, D) with the steps and the rate of `plan`."""
+    def begin(self, round_number: int, start: Vector, plan: Plan, rng: np.random.Generator) -> None:
+        """Begin a round at `start` (float32, D) with the steps and the rate of `plan`."""
         self._work = _Work(
             round_number,
-            reference,
-            reference,
+            start,
+            start,
             plan.local_steps,
             plan.learning_rate(round_number),
             rng,
         )
         if self._moments is None or not self._keep_moments:
-            self._moments = adam.init(reference.size)
+            self._moments = adam.init(start.size)
 
     def step(self) -> bool:
         """Train on one batch; True while there are more to do in this round."""
@@ -137,9 +135,9 @@ class Trainer:
         return work.steps_done < work.steps
 
     def delta(self) -> Vector:
-        """What this round has learned so far: adapter minus reference (float32, D)."""
+        """What this round has learned so far: adapter minus where it began (float32, D)."""
         assert self._work is not None
-        return self._work.vector - self._work.reference
+        return self._work.vector - self._work.start
 
     def stop(self, *, forget: bool = False) -> None:
         """End the round; `forget` starts Adam afresh, as another run or divergence asks for."""

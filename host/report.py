@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.drift import Drift
 from ternmesh.swarm.events import (
     HostEvent,
     NodeJoined,
@@ -41,7 +42,7 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             missing = _names(coordinator, event.missing)
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
-            return f"reference {event.version} of {rounds} counts {counted}{rest}{end}"
+            return f"reference {event.version} of {rounds} counts {counted or 'nobody'}{rest}{end}"
         case Refused(reason="ahead"):
             return (
                 f"{event.peer} holds a newer reference of this run than this host: was its "
@@ -57,6 +58,7 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
 def status(
     coordinator: Coordinator,
     tallies: Mapping[str, Tally],
+    drifts: Mapping[int, Drift],
     history: Sequence[Round],
     now: float,
 ) -> dict[str, Any]:
@@ -74,7 +76,11 @@ def status(
         "min_peers": coordinator.settings.min_peers,
         "reference": coordinator.reference.hex(),
         "nodes": [
-            _node(node, tallies.get(node.name, Tally()), coordinator.delivered(node.context), now)
+            {
+                **_node(node, coordinator.delivered(node.context), now),
+                **asdict(tallies.get(node.name, Tally())),
+                **_drift(drifts.get(node.context, Drift())),
+            }
             for node in coordinator.nodes.values()
         ],
         "refused": dict(coordinator.refused),
@@ -82,7 +88,7 @@ def status(
     }
 
 
-def _node(node: Node, tally: Tally, delivered: str, now: float) -> dict[str, Any]:
+def _node(node: Node, delivered: str, now: float) -> dict[str, Any]:
     return {
         "name": node.name,
         "context": node.context,
@@ -91,7 +97,15 @@ def _node(node: Node, tally: Tally, delivered: str, now: float) -> dict[str, Any
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
         "delivered": delivered,
         "refused": dict(node.refused),
-        **asdict(tally),
+    }
+
+
+def _drift(drift: Drift) -> dict[str, Any]:
+    own, others = drift.similarity_own, drift.similarity_others
+    return {
+        "similarity_own": None if own is None else round(own, 3),
+        "similarity_others": None if others is None else round(others, 3),
+        "drifting": drift.drifting,
     }
 
 

@@ -14,7 +14,15 @@ from host.report import HISTORY_MAX, describe, status
 from ternmesh.config import ConfigError
 from ternmesh.plan import Plan
 from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.events import HostEvent, ReferenceMade, Refused, RoundOpened
+from ternmesh.swarm.drift import DriftWatch
+from ternmesh.swarm.events import (
+    BodyAccepted,
+    HostEvent,
+    PacketForgotten,
+    ReferenceMade,
+    Refused,
+    RoundOpened,
+)
 from ternmesh.swarm.member import CATCH_UP_S
 from ternmesh.swarm.records import Settings
 from ternmesh.wire.control import FINISHED, OPEN
@@ -47,6 +55,7 @@ class HostService:
         self.driver: Driver[HostEvent] = Driver(self.coordinator, transport, clock)
         self._store = store
         self._clock = clock
+        self._drift = DriftWatch(stored.plan, model_hash)  # begins anew with the process
         self._ledger = Ledger(self.driver.traffic, clock())
         self._history: deque[Round] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
         self._made: list[int] = []  # the references of the current poll, rarely more than one
@@ -73,7 +82,8 @@ class HostService:
     def status(self) -> dict[str, Any]:
         """Where the run stands, ready for JSON."""
         history = list(self._history)
-        return status(self.coordinator, self._store.tallies(), history, self._clock())
+        tallies, found = self._store.tallies(), self._drift.found
+        return status(self.coordinator, tallies, found, history, self._clock())
 
     def may_leave(self) -> bool:
         """Whether the run is over, and whoever missed its end has had the time to ask for it.
@@ -87,7 +97,12 @@ class HostService:
         now = self._clock()
         self._store.record(event)
         match event:
+            case BodyAccepted():
+                self._drift.accept(event.context, event.body)
+            case PacketForgotten():
+                self._drift.forget(event.context)
             case ReferenceMade():
+                self._drift.close(event.version - 1, [c.context for c in event.counted])
                 self._charge(event.version, self._ledger.take_seconds(now))
                 self._made.append(event.version)
             case RoundOpened():

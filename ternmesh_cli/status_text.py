@@ -9,7 +9,10 @@ ROUNDS_SHOWN = 5
 HASH_SHOWN = 12  # hex digits
 
 Answer = Mapping[str, Any]
-NODE_HEADS = ("node", "active", "heard", "packet", "counted", "missed", "samples", "up", "down")
+NODE_HEADS = (
+    *("node", "active", "heard", "packet", "counted", "missed", "samples", "up", "down"),
+    *("to past", "to others"),  # similarities
+)
 ROUND_HEADS = ("reference", "seconds", "counted", "missing", "up", "down")
 
 
@@ -39,6 +42,7 @@ def _host(answer: Answer) -> Iterator[str]:
         yield ""
         yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
         yield from (f"{n['name']}{_refused(n)}" for n in answer["nodes"] if n["refused"])
+        yield from (f"{n['name']} is drifting" for n in answer["nodes"] if n["drifting"])
     if answer["history"]:
         yield ""
         shown = answer["history"][-ROUNDS_SHOWN:]
@@ -100,7 +104,13 @@ def _node_row(node: Answer) -> tuple[str, ...]:
         str(node["samples"]),
         _size(node["bytes_up"]),
         _size(node["bytes_down"]),
+        _similarity(node["similarity_own"]),
+        _similarity(node["similarity_others"]),
     )
+
+
+def _similarity(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _round_row(item: Answer) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert npz_settings(config.data).arrays == {"features": "x", "target": "y"}
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
     assert adam_settings(config.training).clip_norm == 1.5
+    assert config.training.mode == "gradient"
     link = mqtt_settings(config)
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
 
@@ -71,6 +72,9 @@ def test_a_bundle_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ("mqtt://", "http://", r"\[link\]: broker URL"),
         ("seed = 5", "seed = -1", "training.seed is -1: it must be 0 to"),
         ("seed = 5", "sed = 5", r"training.sed is not a setting: \[training\] allows"),
+        ("seed = 5", 'mode = "guess"', "training.mode is 'guess': it must be one of gradient, zer"),
+        ("seed = 5", "probes = 0", "training.probes is 0: it must be 1 to"),
+        ("seed = 5", "epsilon = 0.0", "training.epsilon is 0.0: it must be 1e-06 to"),
         ("seed = 5", 'seed = "5"', "training.seed is '5': it must be a whole number"),
         ("divide_by = 255", "divide_by = 0", "data.divide_by is 0.0: it must be 1e-12"),
         ('"clips.npz"', '"a.npz"\nsource = "a:B"', "data needs either path"),

@@ -20,6 +20,7 @@ from edge.report import status
 from edge.runtime import open_data
 from edge.session import LoadedBundle, adapter_version
 from edge.sources import Label, Sample
+from edge.zeroth_order import ZerothOrder
 from ternmesh.hypervector.scale import to_float
 from ternmesh.plan import Plan, make_plan
 from ternmesh.swarm.coordinator import Coordinator
@@ -284,6 +285,23 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
     assert json.dumps(status(ada), allow_nan=False)
 
 
+def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> None:
+    plan = replace(make(), silence_permille=1000, silence_rounds=2)
+    world.new_host(min_peers=2, plan=plan)
+    nodes = [world.add("ada"), world.add("bob")]
+    world.until(lambda: any(node.member.silent for node in nodes))
+    silent = next(node for node in nodes if node.member.silent)
+    assert status(silent)["activity"] == "silent in this round"
+    assert status(silent)["outbox"] is None
+    world.until(lambda: all(node.member.finished for node in nodes))
+    counted = world.host.counted
+    for context, node in enumerate(nodes, 1):
+        assert status(node)["silent_rounds"] == ROUNDS - counted[context] > 0
+        np.testing.assert_array_equal(node.reference, reference(world))
+        entries = list(node.history)
+        assert entries[-1].metric < entries[0].metric
+
+
 def test_another_run_begins_from_nothing(world: World) -> None:
     world.new_host(plan=make(steps=50))
     node = world.add("ada")
@@ -426,3 +444,13 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     world.cut_power("ada")
     again = world.add("ada", config)
     assert len(again.data.training) == 20
+
+
+def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
+    training = TrainingConfig(samples_min=8, mode="zeroth_order", probes=8)
+    node = world.add("ada", replace(world.config("ada"), training=training))
+    world.until(lambda: node.member.finished)
+    assert isinstance(node._step, ZerothOrder)
+    entries = list(node.history)
+    assert entries[-1].metric < 0.7 * entries[0].metric
+    assert entries[-1].loss < entries[1].loss

@@ -10,7 +10,7 @@ import pytest
 from host.service import HostService, continue_or_begin
 from ternmesh.config import ConfigError
 from ternmesh.plan import make_plan
-from ternmesh.swarm.events import WorkReady
+from ternmesh.swarm.events import PacketForgotten, WorkReady
 from ternmesh.swarm.member import Member, new_state
 from ternmesh.swarm.records import Settings
 from ternmesh_store.host_store import HostStore
@@ -118,6 +118,9 @@ def test_status_while_a_round_is_open(bench):
         "rounds_missed": 0,
         "bytes_up": bench.node("ada")["bytes_up"],
         "bytes_down": bench.node("ada")["bytes_down"],
+        "similarity_own": None,
+        "similarity_others": None,
+        "drifting": None,
     }
     assert bench.node("ada")["bytes_up"] > 0
 
@@ -162,6 +165,43 @@ def test_seconds_are_those_of_the_open_round(bench):
     bench.settle()
     history = bench.service.status()["history"]
     assert history[0]["seconds"] == pytest.approx(2.0), "a kill takes what was not committed"
+
+
+def test_a_board_that_turns_round_is_seen_to_drift(bench):
+    bench.boot(replace(PLAN, rounds=12))
+    rng = np.random.default_rng(0)
+    names = (*NAMES, "cleo", "dan", "eve")
+    heavy = {name: rng.standard_t(2, DIMENSION).astype(np.float32) for name in (*names, "all")}
+    for name in names:
+        bench.join(name)
+
+    def work(driver, event):
+        if isinstance(event, WorkReady):
+            name = driver.endpoint.name
+            sign = -1 if name == "eve" and event.round >= 8 else 1
+            delta = 0.01 * sign * (heavy["all"] + heavy[name])
+            driver.endpoint.submit(event.round, delta, bench.now)
+
+    bench.work = work
+    bench.service.coordinator.settings = replace(SETTINGS, min_peers=len(names))
+    bench.settle()
+    status = json.loads(json.dumps(bench.service.status()))
+    assert status["version"] == 12
+    assert [n["name"] for n in status["nodes"] if n["drifting"]] == ["eve"]
+    assert bench.node("eve")["similarity_own"] < 0 < bench.node("ada")["similarity_own"]
+    assert bench.node("eve")["similarity_others"] < 0 < bench.node("ada")["similarity_others"]
+    bench.boot(replace(PLAN, rounds=12))
+    eve = bench.node("eve")
+    assert (eve["similarity_own"], eve["similarity_others"], eve["drifting"]) == (None,) * 3
+
+
+def test_a_packet_that_was_forgotten_is_none_of_its_drift(bench):
+    bench.join("ada")
+    bench.settle()
+    told = []
+    bench.service._drift.forget = told.append
+    bench.service._handle(PacketForgotten(1, 0))
+    assert told == [1]
 
 
 def test_a_killed_host_goes_on_with_the_same_run(bench):

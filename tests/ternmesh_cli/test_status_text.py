@@ -30,6 +30,9 @@ HOST = {
             "rounds_missed": 0,
             "bytes_up": 9724,
             "bytes_down": 10_500,
+            "similarity_own": 0.312,
+            "similarity_others": -0.0421,
+            "drifting": False,
         },
         {
             "name": "yweweler",
@@ -43,6 +46,9 @@ HOST = {
             "rounds_missed": 1,
             "bytes_up": 8000,
             "bytes_down": 9000,
+            "similarity_own": None,
+            "similarity_others": None,
+            "drifting": None,
         },
     ],
     "history": [
@@ -63,9 +69,9 @@ connected to mqtt://b:1883 with MQTT 5
 reference 7 of 20 (a1b2c3d4e5f6), open, 12 s left
 2 nodes, 1 active, a round needs 2; refused: old round 2, seal 3
 
-node      active  heard    packet  counted  missed  samples  up      down
-theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB
-yweweler  no      never    none    6        1       40       8000 B  9000 B
+node      active  heard    packet  counted  missed  samples  up      down     to past  to others
+theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB  0.31     -0.04
+yweweler  no      never    none    6        1       40       8000 B  9000 B   -        -
 yweweler; refused: old round 2
 
 reference  seconds  counted         missing   up      down
@@ -137,6 +143,13 @@ def test_a_host_that_nobody_has_joined():
         "reference 7 of 20 (a1b2c3d4e5f6), gathering",
         "0 nodes, 0 active, a round needs 2; refused: old round 2, seal 3",
     ]
+
+
+def test_a_drifting_node_is_named():
+    theo = {**HOST["nodes"][0], "similarity_own": -0.02, "drifting": True}
+    lines = list(describe({**HOST, "nodes": [theo, HOST["nodes"][1]]}))
+    assert "theo is drifting" in lines
+    assert "yweweler is drifting" not in lines
 
 
 def test_a_node_without_anything_to_judge_on_says_so():
