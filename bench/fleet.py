@@ -1,7 +1,7 @@
 """A fleet in one process for benchmarks: the real state machines, drivers, codec and train step.
 
-Only the bearer is simulated (an in-memory hub that counts bytes as MQTT messages), and processes
-are missing; `ternmesh demo` has both.
+Only the bearer is simulated (an in-memory hub that counts bytes as MQTT messages, and may lose
+frames on their way up), and processes are missing; `ternmesh demo` has both.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,13 @@ from ternmesh.swarm import member, records
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import HostEvent, NodeEvent, WorkReady
 from ternmesh.swarm.member import Member
+from ternmesh.wire import manifest, seal, share
+from transports import batch
 from transports.driver import Driver
-from transports.loopback import LoopbackHub
+from transports.loopback import LoopbackHub, LoopbackTransport
 
 Vector = NDArray[np.float32]
+DEADLINE_S = 1.0  # before any node sends a packet again
 
 
 class Clips:
@@ -50,9 +53,13 @@ MakeStep = Callable[[LoadedBundle, str], Step]
 
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """What a run ended with; bytes are those on the wire, for one node and round."""
+    """What a run ended with: the adapter that all agree on, and what each board made of it.
+
+    Bytes are those on the wire, for one node and round.
+    """
 
     vector: Vector
+    own: tuple[Vector, ...]
     bytes_up: float
     bytes_down: float
 
@@ -63,65 +70,111 @@ def run_fleet(
     plan: Plan,
     seed: int,
     make_step: MakeStep = gradient_step,
+    *,
+    drop: float = 0.0,
+    keep_moments: bool = False,
 ) -> FleetRun:
-    """Train one board per element of `data` through the whole protocol, without loss of frames."""
-    hub, now = LoopbackHub(), 0.0
-    model_hash = loaded.bundle.model_hash()
-    settings = records.Settings(min_peers=len(data), deadline_s=60.0)
+    """Train one board per element of `data` through the whole protocol.
+
+    Each frame of a packet is lost with the probability `drop`; a round then closes before anything
+    is sent again, unless no packet at all could be used.
+    """
+    clock = _Clock()
+    hub, model_hash = LoopbackHub(), loaded.bundle.model_hash()
+    settings = records.Settings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
     state = records.new_state(plan.dimension)
     host = Coordinator(plan, settings, model_hash, (seed + 1).to_bytes(8, "little"), state)
-    host_driver: Driver[HostEvent] = Driver(host, hub.host(), lambda: now)
-    boards = [
-        _Board(hub, f"board-{i}", loaded, clips, model_hash, seed, lambda: now, make_step)
-        for i, clips in enumerate(data)
-    ]
-    host.start(now)
+    host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
+    boards = []
+    for index, clips in enumerate(data):
+        name = f"board-{index}"
+        link = _Lossy(hub, name, drop, np.random.default_rng((seed, index)))
+        trainer = Trainer(
+            make_step(loaded, name),
+            clips,
+            loaded.bundle.batch,
+            adam.AdamSettings(),
+            keep_moments=keep_moments,
+        )
+        boards.append(_Board(link, name, loaded, trainer, len(clips), seed, clock))
+    host.start(clock.now)
     host_driver.transport.open()
     for board in boards:
         board.driver.transport.open()
-        board.member.start(now)
+        board.member.start(clock.now)
     while host.version < plan.rounds:
         moved = host_driver.poll(0.0, lambda _: None, lambda: None)
         for board in boards:
-            moved |= board.poll(now)
+            moved |= board.poll()
         if not moved:
-            raise RuntimeError(f"the fleet stands still at round {host.version}")
+            clock.now = host.next_timeout() or clock.now
     per_round = len(boards) * plan.rounds
     traffic = [board.driver.traffic["host"] for board in boards]
     up = sum(t.bytes_out for t in traffic) / per_round
     down = host_driver.traffic["all"].bytes_out / plan.rounds
     down += sum(host_driver.traffic[b.member.name].bytes_out for b in boards) / per_round
-    return FleetRun(loaded.initial + to_float(host.fixed), up, down)
+    vector = loaded.initial + to_float(host.fixed)
+    own = tuple(vector + board.member.residual for board in boards)
+    return FleetRun(vector, own, up, down)
+
+
+class _Clock:
+    """Seconds that pass only while everybody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Lossy(LoopbackTransport):
+    """A node's end that loses some of the frames of its packets; what it sent is counted."""
+
+    def __init__(self, hub: LoopbackHub, name: str, drop: float, rng: np.random.Generator) -> None:
+        super().__init__(hub, name)
+        self._drop, self._rng = drop, rng
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        """Deliver what is not lost; returns the bytes of everything."""
+        if not self._drop:
+            return super().send(peer, frames)
+        total = sum(len(batch.join(group)) for group in batch.fill(frames, self._hub.message_max))
+        kept = [frame for frame in frames if not self._is_lost(frame)]
+        if kept:
+            super().send(peer, kept)
+        return total
+
+    def _is_lost(self, frame: bytes) -> bool:
+        is_packet = seal.open_seal(frame)[1][0] in (manifest.KIND, share.KIND)
+        return is_packet and self._rng.random() < self._drop
 
 
 class _Board:
     def __init__(
         self,
-        hub: LoopbackHub,
+        link: LoopbackTransport,
         name: str,
         loaded: LoadedBundle,
-        clips: Clips,
-        model_hash: bytes,
+        trainer: Trainer,
+        samples: int,
         seed: int,
-        clock: Any,
-        make_step: MakeStep,
+        clock: _Clock,
     ) -> None:
-        dimension = loaded.bundle.dimension
         self.member = Member(
             name,
-            model_hash,
-            len(clips),
+            loaded.bundle.model_hash(),
+            samples,
             name.encode().ljust(8)[:8],
-            member.new_state(dimension),
+            member.new_state(loaded.bundle.dimension),
             np.random.default_rng(seed),
         )
-        self.driver: Driver[NodeEvent] = Driver(self.member, hub.node(name), clock)
+        self.driver: Driver[NodeEvent] = Driver(self.member, link, clock)
         self._initial, self._seed = loaded.initial, seed
-        step = make_step(loaded, name)
-        self._trainer = Trainer(step, clips, loaded.bundle.batch, adam.AdamSettings())
+        self._trainer, self._clock = trainer, clock
         self._round: int | None = None
 
-    def poll(self, now: float) -> bool:
+    def poll(self) -> bool:
         """Serve the network, then train if there is a round to train for."""
         moved = self.driver.poll(0.0, self._take, lambda: None)
         if self._round is None:
@@ -133,7 +186,7 @@ class _Board:
         self._trainer.begin(number, reference + self.member.residual, plan, rng)
         while self._trainer.step():
             pass
-        self.member.submit(number, self._trainer.delta(), now)
+        self.member.submit(number, self._trainer.delta(), self._clock())
         self._round = None
         return True
 
@@ -148,18 +201,32 @@ def average_in_float(
     plan: Plan,
     seed: int,
     make_step: MakeStep = gradient_step,
+    *,
+    send: Callable[[Vector], Vector] = lambda state: state,
+    keep_moments: bool = False,
 ) -> Vector:
-    """The peer: the same local training, whole float32 deltas averaged by samples, no codec."""
-    steps = [make_step(loaded, f"board-{index}") for index in range(len(data))]
+    """The peer: the same local training, whole adapters in float32 averaged by samples, no codec.
+
+    `send` makes of a board's adapter what arrives of it.
+    """
     vector = loaded.initial
     samples = np.array([len(clips) for clips in data], dtype=np.float32)
+    trainers = [
+        Trainer(
+            make_step(loaded, f"board-{index}"),
+            clips,
+            loaded.bundle.batch,
+            adam.AdamSettings(),
+            keep_moments=keep_moments,
+        )
+        for index, clips in enumerate(data)
+    ]
     for number in range(plan.rounds):
-        deltas = []
-        for index, clips in enumerate(data):
-            trainer = Trainer(steps[index], clips, loaded.bundle.batch, adam.AdamSettings())
+        states = []
+        for index, trainer in enumerate(trainers):
             trainer.begin(number, vector, plan, round_rng(seed, f"board-{index}", number))
             while trainer.step():
                 pass
-            deltas.append(trainer.delta())
-        vector = vector + np.average(deltas, axis=0, weights=samples).astype(np.float32)
+            states.append(send(vector + trainer.delta()))
+        vector = np.average(states, axis=0, weights=samples).astype(np.float32)
     return vector
