@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError, WireError
 from ternmesh.hypervector import codebook
+from ternmesh.hypervector.rice import RICE_MAX, best_parameter, low_bits, read_unary, take, unary
 from ternmesh.hypervector.trits import pack_trits, unpack_trits
 
-RICE_MAX = 15
 MAGNITUDES = 0x40  # flag: a fourth stream holds magnitudes - 1
 DENSE = 0x80  # flag: five trits to a byte
 CODEBOOK = 0xC0  # flag: names of codewords, see codebook.py
 VOTE_MAX = 127
-
-Bits = NDArray[np.uint8]
-Ints = NDArray[np.int32] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +43,10 @@ def encode(values: NDArray[np.int8]) -> Coded:
         raise CodecError(f"a vote is at most {VOTE_MAX}")
     votes = largest > 1
     gaps = np.diff(where, prepend=-1).astype(np.int32) - 1
-    rice = _best_parameter(gaps)
-    streams = [_unary(gaps >> rice), _low_bits(gaps, rice), (kept < 0).view(np.uint8)]
+    rice = best_parameter(gaps)
+    streams = [unary(gaps >> rice), low_bits(gaps, rice), (kept < 0).view(np.uint8)]
     if votes:
-        streams.append(_unary(np.abs(kept.astype(np.int32)) - 1))
+        streams.append(unary(np.abs(kept.astype(np.int32)) - 1))
     data = np.packbits(np.concatenate(streams), bitorder="little").tobytes()
     if not votes and -(-values.size // 5) < len(data):
         return Coded(where.size, DENSE, pack_trits(values))
@@ -77,9 +74,9 @@ def decode(coded: Coded, size: int) -> NDArray[np.int8]:
 def _decode_sparse(coded: Coded, size: int) -> NDArray[np.int8]:
     rice, count = coded.coding & RICE_MAX, coded.count
     bits = np.unpackbits(np.frombuffer(coded.data, dtype=np.uint8), bitorder="little")
-    quotients, at = _read_unary(bits, 0, count)
-    remainders, at = _take(bits, at, count * rice)
-    signs, at = _take(bits, at, count)
+    quotients, at = read_unary(bits, 0, count)
+    remainders, at = take(bits, at, count * rice)
+    signs, at = take(bits, at, count)
     gaps = quotients << rice
     for place in range(rice):
         gaps += remainders[place::rice].astype(np.int64) << place
@@ -90,7 +87,7 @@ def _decode_sparse(coded: Coded, size: int) -> NDArray[np.int8]:
     nonzeros = 1 - 2 * signs.view(np.int8)
     if coded.coding & MAGNITUDES:
         magnitudes = np.ones(count, dtype=np.int64)
-        extra, at = _read_unary(bits, at, count)
+        extra, at = read_unary(bits, at, count)
         magnitudes += extra
         if not 1 < magnitudes.max(initial=0) <= VOTE_MAX:
             raise WireError("coding", f"votes must reach 2 and stay within {VOTE_MAX}")
@@ -111,51 +108,3 @@ def bits_per_trit(zeros: float) -> float:
         density * (1 + rice + 1 / (1 - zeros ** (1 << rice))) for rice in range(RICE_MAX + 1)
     )
     return min(sparse, 8 / 5)
-
-
-def _best_parameter(gaps: Ints) -> int:
-    """The parameter with the shortest code, the first of equals: the cost is convex in it."""
-    best, quotients = int(gaps.sum(dtype=np.int64)), gaps
-    for rice in range(1, RICE_MAX + 1):
-        quotients = quotients >> 1
-        cost = int(quotients.sum(dtype=np.int64)) + gaps.size * rice
-        if cost >= best:
-            return rice - 1
-        best = cost
-    return RICE_MAX
-
-
-def _unary(numbers: Ints) -> Bits:
-    """Each number as that many zeros and a one."""
-    ends = np.cumsum(numbers + 1, dtype=np.int64)
-    bits = np.zeros(int(ends[-1]) if ends.size else 0, dtype=np.uint8)
-    ends -= 1
-    bits[ends] = 1
-    return bits
-
-
-def _low_bits(numbers: Ints, width: int) -> Bits:
-    """The `width` lowest bits of each number, lowest first."""
-    bits = np.empty((numbers.size, width), dtype=np.uint8)
-    for place in range(width):
-        bits[:, place] = (numbers >> place) & 1
-    return bits.reshape(-1)
-
-
-def _read_unary(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]:
-    """`count` unary numbers from bit `at`, and where they end."""
-    end = min(bits.size, at + 2 * count)
-    # Each number ends with a one; the bits behind the last of them are none of ours.
-    while end < bits.size and np.count_nonzero(bits[at:end]) < count:
-        end = min(bits.size, 2 * end - at)
-    ends = np.flatnonzero(bits[at:end].view(np.bool_))[:count]
-    if ends.size < count:
-        raise WireError("coding", "the code ends before its last nonzero")
-    end = at + int(ends[-1]) + 1 if count else at
-    return np.diff(ends, prepend=-1) - 1, end
-
-
-def _take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:
-    if at + count > bits.size:
-        raise WireError("coding", "the code ends before its last nonzero")
-    return bits[at : at + count], at + count

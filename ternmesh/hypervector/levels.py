@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError, WireError
-from ternmesh.hypervector.coding import RICE_MAX, _best_parameter, _read_unary, _take, _unary
+from ternmesh.hypervector.rice import RICE_MAX, best_parameter, read_unary, take, unary
 from ternmesh.hypervector.scale import decode_scale, encode_scale, to_vector
 
 LAYERS_MAX = 3
@@ -80,13 +80,13 @@ def encode(levels: Levels) -> bytes:
             places = np.flatnonzero(magnitudes > layer)
             magnitudes = magnitudes[places]
         gaps = np.diff(places, prepend=-1) - 1
-        rice = _best_parameter(gaps)
+        rice = best_parameter(gaps)
         head += _LAYER.pack(places.size, rice, worth)
         remainders = (gaps[:, None] >> np.arange(rice)) & 1
-        streams += [_unary(gaps >> rice), remainders.astype(np.uint8).reshape(-1)]
+        streams += [unary(gaps >> rice), remainders.astype(np.uint8).reshape(-1)]
     if layers > 1:
         head += _SLOPE.pack(levels.slope)
-        streams.append(_unary(magnitudes - layers))
+        streams.append(unary(magnitudes - layers))
     data = np.packbits(np.concatenate([*streams, signs]), bitorder="little")
     return head + data.tobytes()
 
@@ -98,8 +98,8 @@ def decode(data: bytes, size: int) -> Levels:
     members, magnitudes = np.arange(size), np.zeros(size, dtype=np.int64)
     at = 0
     for count, rice, _ in heads:
-        quotients, at = _read_unary(bits, at, count)
-        remainders, at = _take(bits, at, count * rice)
+        quotients, at = read_unary(bits, at, count)
+        remainders, at = take(bits, at, count * rice)
         low = remainders.reshape(count, rice).astype(np.int64) @ (1 << np.arange(rice))
         gaps = (quotients << rice) + low
         places = np.cumsum(gaps + 1) - 1
@@ -108,12 +108,12 @@ def decode(data: bytes, size: int) -> Levels:
         members = members[places]
         magnitudes[members] += 1
     if len(heads) > 1:
-        excess, at = _read_unary(bits, at, members.size)
+        excess, at = read_unary(bits, at, members.size)
         magnitudes[members] += excess
     if magnitudes.max(initial=0) > LEVEL_MAX:
         raise WireError("levels", f"a level is at most {LEVEL_MAX}")
     found = np.flatnonzero(magnitudes)
-    signs, at = _take(bits, at, found.size)
+    signs, at = take(bits, at, found.size)
     if bits.size - at >= 8 or bits[at:].any():
         raise WireError("levels", "bytes or bits are left over after the signs")
     magnitudes[found] *= 1 - 2 * signs.astype(np.int64)
