@@ -59,9 +59,9 @@ class FleetRun:
     """
 
     vector: Vector
-    own: tuple[Vector, ...]
     bytes_up: float
     bytes_down: float
+    own: tuple[Vector, ...] = ()
 
 
 def run_fleet(
@@ -115,7 +115,7 @@ def run_fleet(
     down += sum(host_driver.traffic[b.member.name].bytes_out for b in boards) / per_round
     vector = loaded.initial + to_float(host.fixed)
     own = tuple(vector + board.member.residual for board in boards)
-    return FleetRun(vector, own, up, down)
+    return FleetRun(vector, up, down, own)
 
 
 class _Clock:

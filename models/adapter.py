@@ -59,12 +59,16 @@ class Adapter:
         )
 
 
-class LowRankLinear(nn.Module):
-    """A frozen linear layer plus a change of low rank; each space says in `factors` which."""
+class AdaptedLinear(nn.Module):
+    """A frozen linear layer and what a space adds to it; `weight` and `bias` are both together."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base = base
+
+
+class LowRankLinear(AdaptedLinear):
+    """A frozen linear layer plus a change of low rank; each space says in `factors` which."""
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Down [in, rank] and up [rank, out]: the layer adds x down up."""
@@ -87,7 +91,7 @@ class LowRankLinear(nn.Module):
         return functional.linear(x, self.base.weight, self.base.bias) + (x @ down) @ up
 
 
-def freeze(module: nn.Module, patterns: Sequence[str], rank: int) -> dict[str, nn.Linear]:
+def freeze(module: nn.Module, patterns: Sequence[str], rank: int = 1) -> dict[str, nn.Linear]:
     """Freeze `module`; its linear layers whose name matches a pattern, by name.
 
     Patterns are like file names: `layers.*.q` matches `layers.0.q`. ValueError for none, or a rank

@@ -8,10 +8,11 @@ from models.adapter import Adapter
 from models.cores import add_cores
 from models.lora import add_lora, add_lora_b
 from models.one_vector import add_one_vector
+from models.scale_shift import add_scale_shift
 from models.whole import train_whole
 from ternmesh.config import choices, limits
 
-SPACES = ("lora", "lora_b", "cores", "one_vector")
+SPACES = ("lora", "lora_b", "cores", "one_vector", "scale_shift")
 RANK_MAX, LENGTH_MAX = 1024, 1 << 24
 
 
@@ -19,7 +20,8 @@ RANK_MAX, LENGTH_MAX = 1024, 1 << 24
 class SpaceConfig:
     """Which numbers of a module are trained.
 
-    `layers` are patterns of linear layers' names. The change of a layer is scaled by alpha / rank.
+    `layers` are patterns of linear layers' names. The change of a layer is scaled by alpha / rank;
+    `scale_shift` has neither.
     `length` is the size of the vector of `one_vector`. `whole` names submodules that are trained
     as they are, beside the space. The seed is that of A, and of the map of `one_vector`.
     """
@@ -52,4 +54,6 @@ def _add_layers(module: nn.Module, config: SpaceConfig) -> Adapter:
             return add_one_vector(
                 module, layers, rank=rank, alpha=alpha, length=config.length, seed=seed
             )
+        case "scale_shift":
+            return add_scale_shift(module, layers)
     raise ValueError(f"space is {config.space!r}: it must be one of {', '.join(SPACES)}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from models.adapter import Adapter, LowRankLinear
+from models.adapter import AdaptedLinear, Adapter
 
 
 def train_whole(module: nn.Module, names: Sequence[str]) -> Adapter:
@@ -16,7 +16,7 @@ def train_whole(module: nn.Module, names: Sequence[str]) -> Adapter:
     parameters: dict[str, nn.Parameter] = {}
     for name in names:
         chosen = module.get_submodule(name)
-        if any(isinstance(part, LowRankLinear) for part in chosen.modules()):
+        if any(isinstance(part, AdaptedLinear) for part in chosen.modules()):
             raise ValueError(f"{name} is changed by another space: train it there, or whole")
         found = {f"{name}.{part}": value for part, value in chosen.named_parameters()}
         if not found:

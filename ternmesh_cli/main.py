@@ -11,6 +11,7 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
 from ternmesh_cli import host, node, status
 from ternmesh_cli.demo import command as demo
+from ternmesh_cli.experiment import command as experiment
 from ternmesh_store.database import StoreError
 from transports.base import TransportError
 
@@ -20,7 +21,7 @@ exit codes:
   0  done, or stopped by SIGINT or SIGTERM
   1  cannot start or go on, for want of data, disk or model; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
-  130  interrupted before it was done (demo, status)
+  130  interrupted before it was done (demo, experiment, status)
 """
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
+    Command("experiment", "run a published experiment", experiment.add_arguments, experiment.run),
     Command("host", "host a fleet", host.add_arguments, host.run),
     Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
     Command("status", "ask a running host or node", status.add_arguments, status.run),

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edge.session import Inference, TrainStep, load_bundle, write_adapter
-from models.adapter import Adapter, LowRankLinear
+from models.adapter import AdaptedLinear, Adapter
 from models.export import export
-from models.one_vector import groups, signs
+from models.one_vector import OneVectorLinear, groups, signs
 from models.spaces import SPACES, SpaceConfig, add_space
 from models.whole import train_whole
 from ternmesh.config import ConfigError, read_config
@@ -24,6 +24,7 @@ DIMENSIONS = {
     "lora_b": RANK * 8 + RANK * 5,
     "cores": 2 * RANK * RANK,
     "one_vector": LENGTH,
+    "scale_shift": 2 * (8 + 5),
 }
 HEAD = 5 * 4 + 4
 
@@ -57,7 +58,7 @@ def put(module: nn.Module, adapter: Adapter, vector: NDArray[np.float32]) -> Non
 def weights(module: nn.Module, adapter: Adapter, vector: NDArray[np.float32]) -> torch.Tensor:
     """Everything that the linear layers multiply by when the adapter is `vector`."""
     put(module, adapter, vector)
-    layers = [layer for layer in module.children() if isinstance(layer, nn.Linear | LowRankLinear)]
+    layers = [layer for layer in module.children() if isinstance(layer, nn.Linear | AdaptedLinear)]
     return torch.cat([layer.weight.detach().reshape(-1) for layer in layers])
 
 
@@ -107,7 +108,14 @@ def test_a_bundle_of_a_space_does_on_a_board_what_torch_does(space: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("space", "exact"), [("lora", False), ("lora_b", True), ("cores", True), ("one_vector", False)]
+    ("space", "exact"),
+    [
+        ("lora", False),
+        ("lora_b", True),
+        ("cores", True),
+        ("one_vector", False),
+        ("scale_shift", True),
+    ],
 )
 def test_averaging_adapters_averages_weights_where_that_is_promised(
     space: str, exact: bool
@@ -136,7 +144,7 @@ def test_one_vector_is_mapped_without_stretching_and_by_philox_alone() -> None:
     """The map has orthonormal columns, and its groups and signs are those of the seed."""
     module, adapter = adapted("one_vector")
     vector = noisy(adapter)
-    layers = [layer for layer in module.children() if isinstance(layer, LowRankLinear)]
+    layers = [layer for layer in module.children() if isinstance(layer, OneVectorLinear)]
 
     def numbers() -> NDArray[np.float32]:
         factors = [(down, up / layer.scale) for layer in layers for down, up in [layer.factors()]]

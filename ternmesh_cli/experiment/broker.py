@@ -1,0 +1,85 @@
+"""The broker of an experiment: what the user names, else a mosquitto of its own, else ours."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ternmesh_cli.experiment.errors import ExperimentError
+from ternmesh_cli.experiment.workers import Worker, running
+from transports.mqtt_settings import parse_url
+
+START_S = 30.0
+POLL_S = 0.05
+PACKET_MAX = 1 << 26  # M3a's messages are longer than what some versions allow by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where it is, and what the report calls it."""
+
+    url: str
+    title: str
+
+
+def broker_url(text: str) -> str:
+    """The URL in HOST:PORT or an mqtt:// or mqtts:// URL; ValueError."""
+    url = text if "://" in text else f"mqtt://{text}"
+    parse_url(url)
+    return url
+
+
+@contextmanager
+def open_broker(url: str | None, folder: Path) -> Iterator[Broker]:
+    """A broker that takes connections; one of our own ends with the block."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    program = shutil.which("mosquitto", path=path)
+    if url is not None:
+        yield Broker(url, f"the broker {parse_url(url)}")
+    elif program is not None:
+        port = _free_port()
+        with running(_mosquitto(program, folder, port)) as worker:
+            _wait(worker, port)
+            yield Broker(f"mqtt://127.0.0.1:{port}", "a mosquitto of the experiment's own")
+    else:
+        from transports.broker import EmbeddedBroker  # only where the extra is needed
+
+        with EmbeddedBroker() as broker:
+            yield Broker(broker.url, "the experiment's own broker (amqtt)")
+
+
+def _mosquitto(program: str, folder: Path, port: int) -> Worker:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "mosquitto.conf"
+    lines = [
+        f"listener {port} 127.0.0.1",
+        "allow_anonymous true",
+        "user root",  # started as root it would become another user, who may not read this folder
+        f"max_packet_size {PACKET_MAX}",
+    ]
+    config.write_text("\n".join([*lines, ""]))
+    return Worker("mosquitto", folder, [program, "-c", str(config)])
+
+
+def _wait(worker: Worker, port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while not _listens(port):
+        worker.keep_alive()
+        if time.monotonic() > deadline:
+            raise ExperimentError(f"mosquitto did not start: {worker.last_line()} ({worker.log})")
+        time.sleep(POLL_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,45 @@
+"""Files that a kill cannot leave half-written, and the TOML that host and nodes read."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ternmesh_cli.experiment.errors import ExperimentError
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Put `content` in the file at `path`; a reader sees the old or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Put `content` as JSON in the file at `path`; a reader sees the old or the new."""
+    write_file(path, json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+def read_json(path: Path) -> Any:
+    """What the JSON file at `path` holds, None where there is none; ExperimentError."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ExperimentError(f"{path} cannot be read ({error}): remove it") from error
+
+
+def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """TOML text of tables by name, "" for the top; what is None is left out."""
+    lines = []
+    for table, values in tables.items():
+        lines += [f"[{table}]"] if table else []
+        # A JSON text, number, truth value or list of them is also a TOML one.
+        lines += [f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None]
+    return "\n".join(lines) + "\n"
