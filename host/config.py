@@ -22,10 +22,11 @@ ZEROS_MAX, BYTES_MAX = 0.999, 1 << 22
 class RunConfig:
     """How the fleet learns. A change asks for a new run, but for min_peers and what follows it.
 
-    `*_zeros` are shares of zeros, up from the nodes and down from the host; where `*_bytes` is not
-    0, it chooses them: what a packet, or a reference, may take. `frame_mtu` is in bytes;
-    `scale_max` is the largest weight of a node's trits that the host believes. The learning rate
-    loses the share `learning_rate_drop` of itself, in a straight line over the run. A node stays
+    `*_zeros` are shares of zeros, up from the nodes and down from the host; where `*_bytes` is
+    not 0, it chooses them: what a packet, or a reference, may take. `frame_mtu` is in bytes;
+    `scale_max` is the largest weight of a node's trits that the host believes. The learning
+    rate loses the share `learning_rate_drop` of itself, in a straight line over the run; above
+    1 it has gone before the end, and the last rounds only send what is left. A node stays
     silent, at most `silence_rounds` in a row, while the energy of its update is below `silence`
     times that of what has been learned (0: never).
     """
@@ -33,7 +34,7 @@ class RunConfig:
     rounds: int = field(default=20, metadata=limits(1, 1_000_000))
     local_steps: int = field(default=8, metadata=limits(1, 100_000))
     learning_rate: float = field(default=0.005, metadata=limits(1e-6, 10.0))
-    learning_rate_drop: float = field(default=0.0, metadata=limits(0.0, 1.0))
+    learning_rate_drop: float = field(default=0.0, metadata=limits(0.0, 10.0))
     frame_mtu: int = field(default=184, metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))
     up_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))
     down_zeros: float = field(default=0.9, metadata=limits(0.0, ZEROS_MAX))

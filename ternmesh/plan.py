@@ -12,6 +12,7 @@ FRAME_MTU_MIN, FRAME_MTU_MAX = 164, seal.FRAME_MAX  # the longest manifest takes
 DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
+DROP_MAX = 10 * PERMILLE
 SNAPSHOT_HEAD_MAX = 2048  # its head with one counted entry, and the longest certificate
 NUMBERS_MIN = 11  # what came later is 0 where it is not used, and zeros at the end do not travel
 
@@ -20,12 +21,13 @@ NUMBERS_MIN = 11  # what came later is 0 where it is not used, and zeros at the 
 class Plan:
     """The constants of a run. All integers, so that the plan travels and hashes exactly.
 
-    `*_zeros_permille` is the share of zeros in thousandths; `*_span` the coordinates that a frame
-    holds; `learning_rate_e6` the learning rate in millionths; `scale_max` the largest scale of a
-    share that the host believes, in units of 2**-24; `announce_s` how often the host repeats where
-    the run stands. `learning_rate_drop_permille` is how much of the rate has gone when the run
-    ends. A node whose update has less than `silence_permille` of the energy of what the reference
-    has learned so far sends none, for at most `silence_rounds` in a row.
+    `*_zeros_permille` is the share of zeros in thousandths; `*_span` the coordinates that a
+    frame holds; `learning_rate_e6` the learning rate in millionths; `scale_max` the largest
+    scale of a share that the host believes, in units of 2**-24; `announce_s` how often the host
+    repeats where the run stands. `learning_rate_drop_permille` is how much of the rate has gone
+    when the run ends: above 1,000 it has gone before, and the last rounds only send what is
+    left. A node whose update has less than `silence_permille` of the energy of what the
+    reference has learned so far sends none, for at most `silence_rounds` in a row.
     """
 
     dimension: int
@@ -59,7 +61,7 @@ class Plan:
         return share_room(self.frame_mtu)
 
     def learning_rate(self, round_number: int) -> float:
-        """The learning rate of a round: it falls in a straight line over the run."""
+        """The learning rate of a round: it falls in a straight line over the run, at most to 0."""
         left = PERMILLE * self.rounds - self.learning_rate_drop_permille * round_number
         return self.learning_rate_e6 * 1e-6 * max(left, 0) / (PERMILLE * self.rounds)
 
@@ -160,7 +162,7 @@ def check_plan(plan: Plan) -> None:
         "learning_rate_e6": (1, 10_000_000),
         "scale_max": (1, 0x7FFFFFFF),
         "announce_s": (1, 86_400),
-        "learning_rate_drop_permille": (0, PERMILLE),
+        "learning_rate_drop_permille": (0, DROP_MAX),
         "silence_permille": (0, PERMILLE),
         "silence_rounds": (0, 1000),
     }

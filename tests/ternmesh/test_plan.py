@@ -84,7 +84,7 @@ def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> Non
         ("scale_max", 1 << 31),
         ("announce_s", 0),
         ("announce_s", 86_401),
-        ("learning_rate_drop_permille", 1001),
+        ("learning_rate_drop_permille", 10_001),
         ("silence_permille", 1001),
         ("silence_rounds", 1001),
     ],
