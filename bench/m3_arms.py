@@ -19,16 +19,15 @@ class Arm:
 
 
 COMMON = {"learning_rate": 2e-3, "learning_rate_drop": 1.0, "local_steps": STEPS}
-OURS = {**COMMON, "learning_rate": 4e-3, "frame_mtu": 512, "scale_max": 10.0}
+OURS = {**COMMON, "learning_rate": 3e-3, "frame_mtu": 512, "scale_max": 10.0}
 SMALL = {**OURS, "up_bytes": 1600, "down_bytes": 2650}
 LARGE = {**OURS, "up_bytes": 10_000, "down_bytes": 10_000}
 ARMS = {
     "float": Arm("float", run=COMMON),
-    "10kb": Arm("ours", "scale_shift", run=LARGE),
-    "1600b": Arm("ours", "scale_shift", run=SMALL),
-    "1600b_drop20": Arm("ours", "scale_shift", drop=0.2, run=SMALL),
-    "float_scale_shift": Arm("float", "scale_shift", seeds=2, run=OURS),
-    "1600b_lora": Arm("ours", seeds=2, run={**SMALL, "learning_rate": 3e-3}),
+    "10kb": Arm("ours", "lora_r4", run=LARGE),
+    "1600b": Arm("ours", "lora_r4", run=SMALL),
+    "1600b_drop20": Arm("ours", "lora_r4", drop=0.2, run=SMALL),
+    "1600b_r8": Arm("ours", seeds=2, run=SMALL),
     "alone": Arm("alone", seeds=2, run=COMMON),
     "m3b": Arm("m3b", seeds=2, run=COMMON),
 }

@@ -104,7 +104,7 @@ def run(job: Job) -> None:
     loaded = load_bundle(Path(job.bundle))
     data = open_folder(Path(job.data), loaded.bundle, NpzSettings({}, {}))
     step = TrainStep(loaded.folder, loaded.bundle)
-    trainer = Trainer(step, data, loaded.bundle.batch, AdamSettings())
+    trainer = Trainer(step, data, loaded.bundle.batch, AdamSettings(), keep_moments=True)
     state = load_state(job.file(STATE), loaded.initial)
     with Bearer(job.url, job.identity, job.down) as bearer:
         PublishedNode(job, loaded, trainer, state, bearer).follow()
