@@ -114,7 +114,9 @@ def encode(threads: int, repeats: int) -> dict[str, float]:  # noqa: ARG001
     """Seconds and peak extra memory of encoding a delta of 150,000 numbers."""
     rng = np.random.default_rng(0)
     delta = (rng.standard_normal(DELTA) * 0.01).astype(np.float32)
-    plan = make_plan(DELTA, rounds=1, local_steps=1, learning_rate=1e-3, frame_mtu=1024)
+    plan = make_plan(
+        DELTA, rounds=1, local_steps=1, learning_rate=1e-3, frame_mtu=1024, up_zeros=0.95
+    )
     model = derive_key("bench", b"model")[0].to_bytes(32, "little")
     mixture, _, pursuit = OURS
     tasks: dict[str, Callable[[], Any]] = {

@@ -65,8 +65,7 @@ class Experiment:
 def make_arms(experiment: Experiment) -> dict[str, Arm]:
     """The arms of M3 by name, each with the learning rate that suited it on other pairs.
 
-    Published is LoRA alone; ours trains what a kilobyte and a half a round carries best. Nobody is
-    left out of a round: the host waits for both nodes.
+    Nobody is left out of a round: the host waits for both nodes.
     """
     everyone: dict[str, Any] = {
         "rounds": experiment.rounds,
@@ -78,7 +77,7 @@ def make_arms(experiment: Experiment) -> dict[str, Arm]:
     training = TrainingConfig(seed=experiment.seed, samples_min=1, keep_moments=True)
     published = RunConfig(learning_rate=0.002, learning_rate_drop=1.0, **everyone)
     ours = RunConfig(
-        learning_rate=0.004,
+        learning_rate=0.003,
         learning_rate_drop=1.0,
         frame_mtu=512,
         up_bytes=1600,
@@ -86,7 +85,7 @@ def make_arms(experiment: Experiment) -> dict[str, Arm]:
         scale_max=10.0,
         **everyone,
     )
-    space = Space("scale_shift", layers=("encoder.*",))
+    space = Space(rank=4)
     arms = (
         Arm("m3a", "M3a: LoRA states as JSON text", JSON, published, training=training),
         Arm("m3b", "M3b: ternary LoRA states, base64", TERNARY, published, training=training),
