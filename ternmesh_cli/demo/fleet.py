@@ -16,6 +16,8 @@ from transports.control_socket import ControlError, ask
 
 BOARDS = ("theo", "nicolas", "yweweler")
 CONFIG = "config.toml"
+# What a packet and a reference may take, in bytes, and the falling rate that suits them.
+RUN: Mapping[str, Any] = {"up_bytes": 670, "down_bytes": 1200, "learning_rate_drop": 0.8}
 STOP_S = 5.0
 RESTARTS_MAX = 20
 
@@ -114,7 +116,12 @@ def _host_config(settings: DemoSettings, url: str) -> str:
         {
             "": {"state_dir": str(settings.folder / "host"), "bundle": "keyword"},
             "link": {"url": url, "fleet": settings.name},
-            "run": {"rounds": settings.rounds, "min_peers": len(BOARDS), "deadline_s": 20.0},
+            "run": {
+                **RUN,
+                "rounds": settings.rounds,
+                "min_peers": len(BOARDS),
+                "deadline_s": 20.0,
+            },
         }
     )
 
