@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import ModelError
-from edge.session import adapter_version
+from edge.session import adapter_version, write_adapter
 from models.text_layers import part
 from ternmesh.bundle import Bundle
 from ternmesh.config import ConfigError
@@ -87,6 +87,9 @@ def run_arm(experiment: Experiment, arm: Arm, url: str, name: str, tell: Tell) -
     prepared = prepare(experiment, arm, lambda state: tell(Standing(state)))
     judge = Judge(prepared)
     progress = Progress(folder / PROGRESS, time.monotonic())
+    if 0 not in progress.curve:  # before the fleet starts: its first rounds may be quick
+        write_adapter(folder / SAMPLE, judge.bundle, judge.initial, 0)
+        _judge_copy(folder / SAMPLE, judge, progress)
     numbers = count_numbers(judge.bundle)
     with open_fleet(experiment, arm, prepared, url, f"{name}-{arm.name}") as fleet:
         _watch(fleet, arm, judge, progress, tell)
@@ -142,7 +145,7 @@ def count_numbers(bundle: Bundle) -> dict[str, int]:
 
 def _watch(fleet: Fleet, arm: Arm, judge: Judge, progress: Progress, tell: Tell) -> None:
     """Follow the fleet until every node holds the last reference."""
-    rounds, best = arm.run.rounds, -1
+    rounds, best = arm.run.rounds, 0
     moved_at = time.monotonic()
     while True:
         for worker in fleet.workers:
@@ -150,7 +153,7 @@ def _watch(fleet: Fleet, arm: Arm, judge: Judge, progress: Progress, tell: Tell)
         version = min(_version(fleet.adapter(node)) for node in NODES)
         now = time.monotonic()
         if version > best:
-            if best < 0 or version // CURVE_EVERY > best // CURVE_EVERY or version == rounds:
+            if version // CURVE_EVERY > best // CURVE_EVERY or version == rounds:
                 _judge_now(fleet, judge, progress)  # fast rounds may skip the very version
             best, moved_at = version, now
         latest = progress.curve[max(progress.curve)] if progress.curve else None
@@ -171,6 +174,10 @@ def _judge_now(fleet: Fleet, judge: Judge, progress: Progress) -> None:
     """Judge the reference that the first node holds now, on a copy that nobody replaces."""
     sample = fleet.folder / SAMPLE
     shutil.copyfile(fleet.adapter(NODES[0]), sample)
+    _judge_copy(sample, judge, progress)
+
+
+def _judge_copy(sample: Path, judge: Judge, progress: Progress) -> None:
     version = adapter_version(sample)
     if version not in progress.curve:
         progress.curve[version] = judge.accuracy(sample, CURVE_PAIRS)

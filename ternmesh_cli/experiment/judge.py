@@ -14,7 +14,7 @@ class Judge:
 
     def __init__(self, prepared: Prepared) -> None:
         loaded = load_bundle(prepared.bundle)
-        self.bundle = loaded.bundle
+        self.bundle, self.initial = loaded.bundle, loaded.initial
         self._inference = Inference(loaded.folder, loaded.bundle)
         self._evaluator = Evaluator(self._inference, loaded.bundle)
         self._data = open_folder(prepared.samples(TEST), loaded.bundle, NpzSettings({}, {}))
