@@ -1,4 +1,4 @@
-"""Our stages as codecs of the same interface: the slice codec, pursuit, and the mixture."""
+"""Our stages as codecs of the same interface: what packets carry, pursuit, and the mixture."""
 
 import struct
 from dataclasses import dataclass
@@ -7,39 +7,58 @@ import numpy as np
 
 from bench.codecs.base import SHARED, Vector
 from ternmesh.hypervector import levels, pursuit, trellis
-from ternmesh.hypervector.coding import Coded, decode, encode
-from ternmesh.hypervector.encoder import ternarise
+from ternmesh.hypervector.encoder import Slicing, decode_slice, encode_vector, gather, scatter
+from ternmesh.hypervector.permutation import order
 from ternmesh.hypervector.rotation import rotate, unrotate
-from ternmesh.hypervector.scale import UNIT, decode_scale, encode_scale
+from ternmesh.hypervector.scale import to_vector
+from ternmesh.wire import share
 
+_MODEL = bytes(32)
 _HALVINGS = 14
 
 
-class Ternary:
-    """The slice codec: the largest as -1 or +1 with one scale, in Golomb-Rice code."""
+class Wire:
+    """What packets carry: share bodies, each sparse or by codebook, behind their lengths."""
 
-    name, fixed = "ternary", False
-    _head = struct.Struct("<HBI")
+    name, fixed = "wire", False
+    _room = 200
+    _length = struct.Struct("<H")
 
     def encode(self, vector: Vector, bits_budget: int, rng: np.random.Generator) -> bytes:  # noqa: ARG002
-        """Scale, coding, count and the code, at the share of zeros that meets the budget."""
-        low, high, best = 1, vector.size, b""
+        """The bodies at the share of zeros that meets the budget."""
+        low, high, best = 1, 999, b""
         while low <= high:
-            kept = (low + high) // 2
-            trits, scale = ternarise(vector, kept)
-            coded = encode(trits)
-            wire = self._head.pack(encode_scale(scale), coded.coding, coded.count) + coded.data
-            if len(wire) * 8 > bits_budget:
-                high = kept - 1
+            zeros = (low + high) // 2
+            wire = self._bodies(vector, zeros / 1000, bits_budget // 8)
+            if 8 * len(wire) > bits_budget:
+                low = zeros + 1
             else:
-                low, best = kept + 1, wire
+                high, best = zeros - 1, wire
         return best
 
+    def _bodies(self, vector: Vector, zeros: float, bytes_max: int) -> bytes:
+        head = self._length.size + share.HEAD_SIZE
+        slicing = self._slicing(vector.size, -(-bytes_max // (self._room + head)))
+        room = min(self._room, bytes_max // slicing.count - head)
+        places = order(_MODEL, 0, vector.size)
+        slices = encode_vector(vector, places, slicing, zeros, max(room, 2))
+        bodies = [share.write_share(0, item) for item in slices]
+        return b"".join(self._length.pack(len(body)) + body for body in bodies)
+
     def decode(self, wire: bytes, size: int) -> Vector:
-        """Trits times the scale."""
-        scale, coding, count = self._head.unpack_from(wire)
-        trits = decode(Coded(count, coding, wire[self._head.size :]), size)
-        return trits.astype(np.float32) * np.float32(decode_scale(scale) * UNIT)
+        """Trits times scales, put back to their places."""
+        slices, at = [], 0
+        while at < len(wire):
+            (length,) = self._length.unpack_from(wire, at)
+            at += self._length.size + length
+            slices.append(share.read_share(wire[at - length : at]).slice)
+        slicing = self._slicing(size, len(slices))
+        found = gather([(s.index, *decode_slice(s, slicing)) for s in slices], slicing)
+        return to_vector(scatter(found.units(), order(_MODEL, 0, size)))
+
+    @staticmethod
+    def _slicing(size: int, count: int) -> Slicing:
+        return Slicing(size, -(-size // count))
 
 
 class Pursuit:

@@ -16,8 +16,8 @@ from ternmesh.errors import CodecError, WireError
 from ternmesh.generator import Key
 from ternmesh.hypervector.rotation import hadamard, seeded_signs
 
-BATCH = 256  # chunks that are searched side by side, so that memory stays bounded
-COLUMNS = 1024  # codewords that they are held against at a time
+BATCH = 32  # chunks that are searched side by side, so that memory stays bounded
+COLUMNS = 512  # codewords that they are held against at a time
 
 Vector = NDArray[np.float32]
 
@@ -35,8 +35,8 @@ class Book:
         """Bits that name a codeword and its sign."""
         return (self.order * self.diagonals).bit_length()
 
-    def signs(self, key: Key) -> Vector:
-        """The sign vectors, float32 [diagonals, span]."""
+    def signs(self, key: Key) -> NDArray[np.int8]:
+        """The sign vectors, int8 [diagonals, span]."""
         return _signs(key, self.diagonals, self.order)[:, : self.span]
 
     def codewords(self, names: NDArray[np.int64], key: Key) -> Vector:
@@ -112,8 +112,8 @@ def nearest(rest: Vector, key: Key, book: Book) -> tuple[NDArray[np.int64], Vect
 
 
 @lru_cache(maxsize=2)
-def _signs(key: Key, diagonals: int, order: int) -> Vector:
-    signs = seeded_signs(key, diagonals * order).reshape(diagonals, order)
+def _signs(key: Key, diagonals: int, order: int) -> NDArray[np.int8]:
+    signs = seeded_signs(key, diagonals * order).reshape(diagonals, order).astype(np.int8)
     signs.flags.writeable = False
     return signs
 
