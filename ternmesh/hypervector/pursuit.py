@@ -128,11 +128,11 @@ def _nearest(rest: Vector, key: Key, book: Book) -> tuple[NDArray[np.int64], Vec
     for first in range(0, book.diagonals, group):
         words = (signs[first : first + group, None] * rows).reshape(-1, book.span)
         products = rest @ words.T
-        sizes = np.abs(products)
-        column = sizes.argmax(axis=1)
-        size = sizes[every, column]
+        high, low = products.argmax(axis=1), products.argmin(axis=1)
+        is_minus = -products[every, low] > products[every, high]
+        column = np.where(is_minus, low, high)
+        size = np.abs(products[every, column])
         better = np.flatnonzero(size > best)
         best[better] = size[better]
-        index = first * book.order + column[better]
-        names[better] = index * 2 + (products[better, column[better]] < 0)
+        names[better] = (first * book.order + column[better]) * 2 + is_minus[better]
     return names, best
