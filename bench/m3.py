@@ -169,8 +169,12 @@ def _mean(row: Sequence[Mapping[str, Any]]) -> float:
 def _finish(parts: Parts, jobs: list[_Job], rounds: int, folder: Path) -> None:
     """Run what is missing, two processes at a time, with the time that is left."""
     done = parts.all()
-    # Seed by seed, so that an interrupted benchmark has whole pairs.
-    missing = sorted((job for job in jobs if job.part not in done), key=lambda job: job.seed)
+    # Seed by seed, so that an interrupted benchmark has whole pairs; what is no claim comes last.
+    most = max(arm.seeds for arm in ARMS.values())
+    missing = sorted(
+        (job for job in jobs if job.part not in done),
+        key=lambda job: (ARMS[job.arm].seeds < most, job.seed),
+    )
     running: dict[subprocess.Popen[str], _Job] = {}
     began, finished, total = time.monotonic(), 0, len(missing)
     while missing or running:
