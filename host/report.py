@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ternmesh.plan import SNAPSHOT_HEAD_MAX
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.drift import Drift
 from ternmesh.swarm.events import (
@@ -75,6 +76,8 @@ def status(
         "deadline_s": round(max(0.0, coordinator.deadline - now), 1) if is_open else None,
         "min_peers": coordinator.settings.min_peers,
         "reference": coordinator.reference.hex(),
+        # What a node costs at most that comes back after any time away.
+        "snapshot_bytes_max": 4 * coordinator.plan.dimension + SNAPSHOT_HEAD_MAX,
         "nodes": [
             {
                 **_node(node, coordinator.delivered(node.context), now),

@@ -106,6 +106,7 @@ def test_status_while_a_round_is_open(bench):
     bench.now += 1.5
     status = bench.service.status()
     assert (status["phase"], status["deadline_s"], status["rounds"]) == ("open", 58.5, 3)
+    assert status["snapshot_bytes_max"] == 4 * status["plan"]["dimension"] + 2048
     assert bench.node("ada") == {
         "name": "ada",
         "context": 1,
