@@ -7,13 +7,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Member, fleet
+from ternmesh_cli.arguments import number
+from ternmesh_cli.demo.fleet import DemoError, DemoSettings, fleet
 from ternmesh_cli.demo.record import DemoRecord, Round
+from ternmesh_cli.workers import Worker
 from transports.mqtt_settings import parse_url
 
 POLL_S = 0.25
@@ -31,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_url,
         help="an MQTT broker, such as mqtt://127.0.0.1:1883 (default: one inside the demo)",
     )
-    parser.add_argument("--rounds", type=_number(1, ROUNDS_MAX), default=20, help="default: 20")
+    parser.add_argument("--rounds", type=number(1, ROUNDS_MAX), default=20, help="default: 20")
     parser.add_argument(
-        "--seed", type=_number(0, SEED_MAX), default=0, help="which batches are drawn (default: 0)"
+        "--seed", type=number(0, SEED_MAX), default=0, help="which batches are drawn (default: 0)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("demo-run"), help="for states, logs and the report"
@@ -102,15 +104,6 @@ def _url(text: str) -> str:
     return text
 
 
-def _number(low: int, high: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of {low} to {high}")
-        return int(text)
-
-    return count
-
-
 def _prepare(folder: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
@@ -120,7 +113,7 @@ def _prepare(folder: Path) -> Path:
     return folder
 
 
-def _watch(host: Member, boards: list[Member], rounds: int, *, quiet: bool) -> Watched:
+def _watch(host: Worker, boards: list[Worker], rounds: int, *, quiet: bool) -> Watched:
     """Follow the fleet until every board has judged the last reference."""
     from rich.console import Console
     from rich.live import Live

@@ -1,26 +1,14 @@
 """The demo's report: one HTML file with everything in it, plots as inline SVG (matplotlib)."""
 
 import html
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ternmesh_cli.demo.record import DUTY_CYCLE, DemoRecord, RadioCost, radio_costs
+from ternmesh_cli.page import COLOURS, page, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 58rem; margin: 2rem auto; padding: 0 1rem;
-       color: #1a1a1a; background: #fff }
-table { border-collapse: collapse; margin: 1rem 0 }
-th, td { padding: .3rem .9rem; text-align: right }
-th { border-bottom: 2px solid #444 }
-td { border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }
-.note { color: #555; font-size: .9rem }
-"""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito: safe for colour-blind eyes
 
 
 def write_report(record: DemoRecord) -> str:
@@ -49,12 +37,7 @@ def write_report(record: DemoRecord) -> str:
         _radio_table(radio_costs(record)),
         _missing(record),
     ]
-    page = "\n".join(parts)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>ternmesh demo</title>'
-        f"<style>{STYLE}</style><body>{page}</body></html>\n"
-    )
+    return page("ternmesh demo", parts)
 
 
 def _accuracy_plot(record: DemoRecord) -> str:
@@ -68,7 +51,7 @@ def _accuracy_plot(record: DemoRecord) -> str:
         axes.set_ylim(0, 1.02)
         axes.legend(loc="lower right")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def _bytes_plot(record: DemoRecord) -> str:
@@ -90,24 +73,7 @@ def _bytes_plot(record: DemoRecord) -> str:
         axes.set_ylabel("bytes")
         axes.legend(loc="center right")
 
-    return _svg(draw)
-
-
-def _svg(draw: object) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.add_subplot()
-    axes.grid(visible=True, alpha=0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    assert callable(draw)
-    draw(axes)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()[out.getvalue().index("<svg") :]
+    return svg(draw)
 
 
 def _boards_table(record: DemoRecord) -> str:
@@ -122,7 +88,7 @@ def _boards_table(record: DemoRecord) -> str:
         )
         for board in record.boards
     ]
-    return _table(("board", "before", "after", "bytes sent in all", "rounds missed"), rows)
+    return table(("board", "before", "after", "bytes sent in all", "rounds missed"), rows)
 
 
 def _radio_table(costs: Sequence[RadioCost]) -> str:
@@ -136,7 +102,7 @@ def _radio_table(costs: Sequence[RadioCost]) -> str:
         )
         for cost in costs
     ]
-    return _table(("radio", "on air", "at 1 % duty", "float32 on air", "float32 at 1 %"), rows)
+    return table(("radio", "on air", "at 1 % duty", "float32 on air", "float32 at 1 %"), rows)
 
 
 def _hours(hours: float) -> str:
@@ -147,11 +113,3 @@ def _missing(record: DemoRecord) -> str:
     late = [f"round {r.version}: {', '.join(r.missing)}" for r in record.rounds if r.missing]
     text = "; ".join(late) or "none: every board was counted in every round"
     return f"<p class=note>Late or lost boards: {html.escape(text)}.</p>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{top}</tr>{body}</table>"

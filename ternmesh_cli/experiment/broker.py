@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ternmesh_cli.experiment.errors import ExperimentError
-from ternmesh_cli.experiment.workers import Worker, running
+from ternmesh_cli.experiment.workers import guarded
+from ternmesh_cli.workers import Worker, running
 from transports.mqtt_settings import parse_url
 
 START_S = 30.0
@@ -62,7 +63,7 @@ def _mosquitto(program: str, folder: Path, port: int) -> Worker:
         f"max_packet_size {PACKET_MAX}",
     ]
     config.write_text("\n".join([*lines, ""]))
-    return Worker("mosquitto", folder, [program, "-c", str(config)])
+    return guarded("mosquitto", folder, [program, "-c", str(config)])
 
 
 def _wait(worker: Worker, port: int) -> None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ternmesh_cli.arguments import number
+
 if TYPE_CHECKING:
     from ternmesh_cli.experiment.result import ArmResult
     from ternmesh_cli.experiment.settings import Arm, Experiment
@@ -40,17 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arms", type=_arms, default=ARMS, help=f"some of {','.join(ARMS)} (default: all)"
     )
-    parser.add_argument("--rounds", type=_number(1, ROUNDS_MAX), default=50, help="default: 50")
+    parser.add_argument("--rounds", type=number(1, ROUNDS_MAX), default=50, help="default: 50")
     parser.add_argument(
-        "--steps", type=_number(1, STEPS_MAX), default=10, help="of a node in a round (default: 10)"
+        "--steps", type=number(1, STEPS_MAX), default=10, help="of a node in a round (default: 10)"
     )
     parser.add_argument(
         "--length",
-        type=_number(1, LENGTH_MAX),
+        type=number(1, LENGTH_MAX),
         default=15_000,
         help="numbers that ours trains besides the head (default: 15000)",
     )
-    parser.add_argument("--seed", type=_number(0, SEED_MAX), default=0, help="default: 0")
+    parser.add_argument("--seed", type=number(0, SEED_MAX), default=0, help="default: 0")
     parser.add_argument(
         "--broker",
         metavar="HOST:PORT",
@@ -201,12 +203,3 @@ def _broker(text: str) -> str:
         return broker_url(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _number(low: int, high: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of {low} to {high}")
-        return int(text)
-
-    return count

@@ -1,8 +1,7 @@
-"""Files that a kill cannot leave half-written, and the TOML that host and nodes read."""
+"""Files that a kill cannot leave half-written."""
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,3 @@ def read_json(path: Path) -> Any:
         return None
     except (OSError, ValueError) as error:
         raise ExperimentError(f"{path} cannot be read ({error}): remove it") from error
-
-
-def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """TOML text of tables by name, "" for the top; what is None is left out."""
-    lines = []
-    for table, values in tables.items():
-        lines += [f"[{table}]"] if table else []
-        # A JSON text, number, truth value or list of them is also a TOML one.
-        lines += [f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None]
-    return "\n".join(lines) + "\n"

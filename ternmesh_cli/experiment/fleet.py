@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh_cli.experiment.errors import ExperimentError
-from ternmesh_cli.experiment.files import read_json, toml, write_file
+from ternmesh_cli.experiment.files import read_json, write_file
 from ternmesh_cli.experiment.job import CURRENT, LEDGER, OWN, READY, Job, write_job
 from ternmesh_cli.experiment.prepare import Prepared
 from ternmesh_cli.experiment.result import Round, shares
 from ternmesh_cli.experiment.settings import HYPERVECTOR, NODES, Arm, Experiment
-from ternmesh_cli.experiment.workers import Worker, python, running
+from ternmesh_cli.experiment.workers import guarded
+from ternmesh_cli.toml import write_toml
+from ternmesh_cli.workers import Worker, python, running
 from transports.base import HOST
 
 CONFIG = "config.toml"
@@ -98,7 +100,7 @@ def _published(arm: Arm, prepared: Prepared, url: str, name: str, folder: Path, 
         run=arm.run,
         seed=arm.training.seed,
     )
-    return Worker(who, folder, python(MODULES.get(who, NODE_MODULE), str(write_job(job))))
+    return guarded(who, folder, python(MODULES.get(who, NODE_MODULE), str(write_job(job))))
 
 
 def _ours(arm: Arm, prepared: Prepared, url: str, name: str, folder: Path, who: str) -> Worker:
@@ -112,9 +114,9 @@ def _ours(arm: Arm, prepared: Prepared, url: str, name: str, folder: Path, who: 
         tables[""] = {"name": who, **tables[""]}
         tables["data"] = {"path": str(prepared.samples(who))}
         tables["training"] = asdict(arm.training)
-    write_file(folder / CONFIG, toml(tables).encode())
+    write_file(folder / CONFIG, write_toml(tables).encode())
     command = "host" if who == HOST else "node"
-    return Worker(
+    return guarded(
         who, folder, python("ternmesh_cli.main", command, "--config", str(folder / CONFIG))
     )
 

@@ -1,8 +1,9 @@
 """What a process of a published arm is told, as a JSON file, and what it keeps for the next one."""
 
 import io
-import logging
+import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host.config import RunConfig
+from ternmesh.errors import TernmeshError
 from ternmesh_cli.experiment.errors import ExperimentError
 from ternmesh_cli.experiment.files import read_json, write_file, write_json
+from ternmesh_cli.process import set_up_logging
+from transports.base import TransportError
 
 JOB, LEDGER, STATE, READY, OWN, CURRENT = (
     "job.json",
@@ -121,6 +125,12 @@ class Ledger:
         write_json(self._path, self._rounds)
 
 
-def set_up_logging() -> None:
-    """One line an event, for the log of the process."""
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def do(run: Callable[[Job], None], path: str) -> int:
+    """The program of a process: `run` with the job in the file at `path`; its exit code."""
+    set_up_logging("INFO")
+    try:
+        run(read_job(Path(path)))
+    except (TernmeshError, TransportError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0

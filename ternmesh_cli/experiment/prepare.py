@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ternmesh_cli.experiment.errors import ExperimentError
 from ternmesh_cli.experiment.settings import BATCH, NODES, TOKENS, Arm, Experiment, Space
-from ternmesh_cli.experiment.workers import Worker, python, running
+from ternmesh_cli.experiment.workers import guarded
+from ternmesh_cli.workers import python, running
 
 FOLDER = "snli"
 TRAIN, TESTS = "snli_train_5k.tsv.gz", ("snli_dev_2k.tsv.gz", "snli_extra.tsv.gz")
@@ -87,7 +88,7 @@ def _options(space: Space) -> list[str]:
 def _export(experiment: Experiment, options: list[str]) -> None:
     common = ["--encoder", experiment.encoder, "--tokens", str(TOKENS)]
     command = python(EXPORT, *common, *options)
-    with running(Worker("the export", experiment.folder / "export", command)) as worker:
+    with running(guarded("the export", experiment.folder / "export", command)) as worker:
         worker.wait()
 
 

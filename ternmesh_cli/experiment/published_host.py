@@ -12,7 +12,6 @@ import numpy as np
 
 from host.config import load_bundle
 from ternmesh.bundle import ADAPTER, Bundle
-from ternmesh.errors import TernmeshError
 from ternmesh_cli.experiment.bearer import Bearer
 from ternmesh_cli.experiment.errors import PayloadError
 from ternmesh_cli.experiment.job import (
@@ -25,13 +24,12 @@ from ternmesh_cli.experiment.job import (
     Ledger,
     State,
     Vector,
+    do,
     load_state,
-    read_job,
     save_state,
-    set_up_logging,
 )
 from ternmesh_cli.experiment.payload import Message, Payload, decode, encode, mean
-from transports.base import HOST, TransportError
+from transports.base import HOST
 
 _log = logging.getLogger(__name__)
 
@@ -104,15 +102,5 @@ def run(job: Job) -> None:
             host.turn(POLL_S)
 
 
-def main(path: str) -> int:
-    """The command in the module's docstring; returns its exit code."""
-    set_up_logging()
-    try:
-        run(read_job(Path(path)))
-    except (TernmeshError, TransportError) as error:
-        sys.stderr.write(f"{error}\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(do(run, sys.argv[1]))

@@ -13,7 +13,6 @@ from edge.session import LoadedBundle, TrainStep, load_bundle, write_adapter
 from edge.sources import NpzSettings, open_folder
 from edge.trainer import Trainer, round_rng
 from host.config import plan_of
-from ternmesh.errors import TernmeshError
 from ternmesh_cli.experiment.bearer import Bearer
 from ternmesh_cli.experiment.errors import PayloadError
 from ternmesh_cli.experiment.job import (
@@ -27,13 +26,11 @@ from ternmesh_cli.experiment.job import (
     Ledger,
     State,
     Vector,
+    do,
     load_state,
-    read_job,
     save_state,
-    set_up_logging,
 )
 from ternmesh_cli.experiment.payload import Message, decode, encode
-from transports.base import TransportError
 
 _log = logging.getLogger(__name__)
 
@@ -110,16 +107,5 @@ def run(job: Job) -> None:
         PublishedNode(job, loaded, trainer, state, bearer).follow()
 
 
-def main(path: str) -> int:
-    """The command in the module's docstring; returns its exit code."""
-    set_up_logging()
-    try:
-        run(read_job(Path(path)))
-    except (TernmeshError, TransportError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(do(run, sys.argv[1]))

@@ -1,15 +1,14 @@
 """The experiment's report: one HTML file, plots as inline SVG (matplotlib)."""
 
 import html
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ternmesh_cli.demo.report import COLOURS, STYLE
 from ternmesh_cli.experiment.published import SOURCE, comparisons
 from ternmesh_cli.experiment.result import FLOAT_BYTES, ArmResult
 from ternmesh_cli.experiment.settings import CURVE_EVERY, CURVE_PAIRS, Experiment
 from ternmesh_cli.experiment.table import NOTES, cells, titles
+from ternmesh_cli.page import COLOURS, page, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,27 +27,22 @@ def write_report(
         f"<p>Encoder {html.escape(experiment.encoder)}, SNLI, {experiment.rounds} rounds of "
         f"{experiment.steps} steps on each of two nodes, seed {experiment.seed}{over}. Node "
         "processes and a host process, all bytes over MQTT.</p>",
-        _table(("", *(arm.name for arm in arms)), _rows(arms)),
+        table(("", *(arm.name for arm in arms)), _rows(arms)),
         *(f"<p class=note>{html.escape(note)}</p>" for note in NOTES),
         "<h2>Accuracy over the rounds</h2>",
         f"<p class=note>Every {CURVE_EVERY} rounds, on {CURVE_PAIRS} pairs: coarse.</p>",
-        _svg(lambda axes: _accuracy(axes, arms)),
+        svg(lambda axes: _accuracy(axes, arms)),
         "<h2>Bytes of one round</h2>",
-        _svg(lambda axes: _bytes(axes, arms)),
+        svg(lambda axes: _bytes(axes, arms)),
         "<h2>What was published, and what was measured here</h2>",
         f"<p class=note>{html.escape(SOURCE)}. The measured column is of this run.</p>",
-        _table(
+        table(
             ("", "published", "what it counts", "measured"),
             [(c.figure, c.published, c.meaning, c.measured) for c in comparisons(results)],
             "text",
         ),
     ]
-    page = "\n".join(parts)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>ternmesh experiment m3</title>'
-        f"<style>{STYLE}{LEFT}</style><body>{page}</body></html>\n"
-    )
+    return page("ternmesh experiment m3", parts, LEFT)
 
 
 def _rows(arms: Sequence[ArmResult]) -> list[tuple[str, ...]]:
@@ -79,27 +73,3 @@ def _bytes(axes: "Axes", arms: Sequence[ArmResult]) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel("bytes")
     axes.legend(loc="center right", fontsize="small")
-
-
-def _svg(draw: "Callable[[Axes], None]") -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.add_subplot()
-    axes.grid(visible=True, alpha=0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    draw(axes)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()[out.getvalue().index("<svg") :]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f'<table class="{kind}"><tr>{top}</tr>{body}</table>'

@@ -1,100 +1,15 @@
-"""The processes of an experiment: started, watched, started again when killed, and ended."""
+"""The processes of an experiment end with it, however it ends: see child.py."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ternmesh_cli.experiment.errors import ExperimentError
-from transports.control_socket import ControlError, ask
+from ternmesh_cli.workers import Worker, python
 
-STOP_S = 10.0
-RESTARTS_MAX = 20
+GUARD = "ternmesh_cli.experiment.child"
 
 
-@dataclass(slots=True)
-class Worker:
-    """One process in a folder of its own; `command` begins with a program."""
-
-    name: str
-    folder: Path
-    command: Sequence[str]
-    restarts: int = 0
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log(self) -> Path:
-        """Where it writes what it does."""
-        return self.folder / "log.txt"
-
-    def start(self) -> None:
-        """Start the process; what it says is added to its log."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, "-m", "ternmesh_cli.experiment.child"]
-        arguments = [*guard, str(self.folder / "lock"), str(os.getpid()), *self.command]
-        # One thread each: the experiment shares this machine's cores.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment)
-
-    def stop(self) -> None:
-        """End the process, by force if it does not obey."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def keep_alive(self) -> None:
-        """Start it again if it was killed; ExperimentError if it gave up or dies too often."""
-        code = self.process.poll() if self.process else None
-        if code is None or code == 0:
-            return
-        if code > 0 or self.restarts >= RESTARTS_MAX:
-            raise ExperimentError(
-                f"{self.name} ended with code {code}: {self.last_line()} ({self.log})"
-            )
-        self.restarts += 1
-        self.start()
-
-    def wait(self) -> None:
-        """Wait until it has ended well; ExperimentError otherwise."""
-        assert self.process is not None
-        if code := self.process.wait():
-            raise ExperimentError(
-                f"{self.name} ended with code {code}: {self.last_line()} ({self.log})"
-            )
-
-    def last_line(self) -> str:
-        """The last thing that it said."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
-    def status(self) -> Mapping[str, Any] | None:
-        """What a host or node says of itself, or None while it does not answer."""
-        try:
-            return ask(self.folder / "control.sock", {"command": "status"}, timeout_s=2.0)
-        except ControlError:
-            return None
-
-
-def python(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of ours."""
-    return [sys.executable, "-m", module, *arguments]
-
-
-@contextmanager
-def running(worker: Worker) -> Iterator[Worker]:
-    """The worker while it runs; it is ended when the block ends."""
-    try:
-        worker.start()
-        yield worker
-    finally:
-        worker.stop()
+def guarded(name: str, folder: Path, command: Sequence[str]) -> Worker:
+    """The worker that runs `command` alone in `folder`, and ends with this process."""
+    guard = python(GUARD, str(folder / "lock"), str(os.getpid()))
+    return Worker(name, folder, [*guard, *command], may_end=True)

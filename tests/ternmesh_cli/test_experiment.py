@@ -15,7 +15,6 @@ from ternmesh.bundle import Bundle, TensorSpec
 from ternmesh.config import ConfigError
 from ternmesh_cli.experiment.arm import Standing, keep_same
 from ternmesh_cli.experiment.errors import ExperimentError, PayloadError
-from ternmesh_cli.experiment.files import toml
 from ternmesh_cli.experiment.job import Ledger, State, load_state, save_state
 from ternmesh_cli.experiment.payload import FRAME, Message, decode, encode, mean
 from ternmesh_cli.experiment.prepare import TESTS, TRAIN, find_data
@@ -23,6 +22,7 @@ from ternmesh_cli.experiment.published import OPT_NUMBERS, comparisons, text_byt
 from ternmesh_cli.experiment.result import ArmResult, Round, load_result, save_result, shares
 from ternmesh_cli.experiment.screen import Line, seconds_left
 from ternmesh_cli.experiment.settings import JSON, TERNARY
+from ternmesh_cli.toml import write_toml
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "man", "runs", "sleeps", "nobody", "dog", "the"]
 ROUNDS, PAIRS, KILL_S = 2, 2510, 120.0
@@ -185,7 +185,7 @@ def test_the_time_left_follows_the_pace():
 
 
 def test_toml_leaves_out_what_is_none():
-    assert toml({"": {"a": 1, "b": None}, "t": {"c": ("x",), "d": True}}) == (
+    assert write_toml({"": {"a": 1, "b": None}, "t": {"c": ("x",), "d": True}}) == (
         'a = 1\n[t]\nc = ["x"]\nd = true\n'
     )
 

@@ -316,17 +316,6 @@ def _merge(family: str, made: Entries) -> list[str]:
     return broken
 
 
-def codebooks() -> Entries:
-    """Slices in the codebook form: the names, and the signs that they stand for."""
-    entries: Entries = {}
-    for size, count in ((1, 1), (17, 1), (40, 2), (100, 3), (1000, 7), (2048, 2)):
-        names = generator.words((8, size), count).astype("<u2").tobytes()
-        values = coding.decode(coding.Coded(size, coding.CODEBOOK, names), size)
-        minus = np.packbits(values < 0, bitorder="little").tobytes()
-        entries[f"{size} in {count}"] = {"size": size, "bytes": names.hex(), "minus": minus.hex()}
-    return entries
-
-
 def _ternary(words: Any, one_in: int) -> list[int]:
     return [(1 if word & 1 else -1) if (word >> 8) % one_in == 0 else 0 for word in words.tolist()]
 
