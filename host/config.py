@@ -7,7 +7,13 @@ from models.zoo import bundle_path
 from ternmesh.bundle import Bundle, read_bundle
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits, read_config
 from ternmesh.errors import WireError
-from ternmesh.plan import FRAME_MTU_MAX, FRAME_MTU_MIN, Plan, make_plan
+from ternmesh.plan import (
+    FRAME_MTU_MAX,
+    FRAME_MTU_MIN,
+    MANIFEST_REPEATS_MAX,
+    Plan,
+    make_plan,
+)
 from ternmesh.swarm.records import Settings
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
@@ -28,7 +34,8 @@ class RunConfig:
     rate loses the share `learning_rate_drop` of itself, in a straight line over the run; above
     1 it has gone before the end, and the last rounds only send what is left. A node stays
     silent, at most `silence_rounds` in a row, while the energy of its update is below `silence`
-    times that of what has been learned (0: never).
+    times that of what has been learned (0: never). On a link that loses frames a manifest that is
+    sent again, `manifest_repeats` times, saves whole packets.
     """
 
     rounds: int = field(default=20, metadata=limits(1, 1_000_000))
@@ -44,6 +51,7 @@ class RunConfig:
     announce_s: int = field(default=30, metadata=limits(1, 86_400))
     silence: float = field(default=0.0, metadata=limits(0.0, 1.0))
     silence_rounds: int = field(default=0, metadata=limits(0, 1000))
+    manifest_repeats: int = field(default=0, metadata=limits(0, MANIFEST_REPEATS_MAX))
     min_peers: int = field(default=1, metadata=limits(1, 1024))
     deadline_s: float = field(default=60.0, metadata=limits(0.1, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, 4096))
@@ -120,6 +128,7 @@ def plan_of(run: RunConfig, dimension: int) -> Plan:
             learning_rate_drop=run.learning_rate_drop,
             silence=run.silence,
             silence_rounds=run.silence_rounds,
+            manifest_repeats=run.manifest_repeats,
         )
     except WireError as error:
         raise ConfigError(f"[run] does not fit this model: {error}") from error

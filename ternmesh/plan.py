@@ -13,6 +13,7 @@ DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
 DROP_MAX = 10 * PERMILLE
+MANIFEST_REPEATS_MAX = 3
 SNAPSHOT_HEAD_MAX = 2048  # its head with one counted entry, and the longest certificate
 NUMBERS_MIN = 11  # what came later is 0 where it is not used, and zeros at the end do not travel
 
@@ -27,7 +28,8 @@ class Plan:
     repeats where the run stands. `learning_rate_drop_permille` is how much of the rate has gone
     when the run ends: above 1,000 it has gone before, and the last rounds only send what is
     left. A node whose update has less than `silence_permille` of the energy of what the
-    reference has learned so far sends none, for at most `silence_rounds` in a row.
+    reference has learned so far sends none, for at most `silence_rounds` in a row. Each time that
+    a packet is sent, its manifest follows `manifest_repeats` times more: its shares need it.
     """
 
     dimension: int
@@ -44,6 +46,7 @@ class Plan:
     learning_rate_drop_permille: int = 0
     silence_permille: int = 0
     silence_rounds: int = 0
+    manifest_repeats: int = 0
 
     @property
     def up(self) -> Slicing:
@@ -85,6 +88,7 @@ def make_plan(
     learning_rate_drop: float = 0.0,
     silence: float = 0.0,
     silence_rounds: int = 0,
+    manifest_repeats: int = 0,
     up_bytes: int = 0,
     down_bytes: int = 0,
     nodes: int = 1,
@@ -98,7 +102,7 @@ def make_plan(
     up_permille, up_span = _cut(dimension, frame_mtu, up_zeros)
     down_permille, down_span = _cut(dimension, frame_mtu, down_zeros)
     if up_bytes:
-        up_permille, up_span = up_rate(dimension, frame_mtu, up_bytes)
+        up_permille, up_span = up_rate(dimension, frame_mtu, up_bytes, 1 + manifest_repeats)
     if down_bytes:
         down_permille, down_span = down_rate(dimension, frame_mtu, down_bytes, nodes)
     plan = Plan(
@@ -116,6 +120,7 @@ def make_plan(
         learning_rate_drop_permille=round(learning_rate_drop * PERMILLE),
         silence_permille=round(silence * PERMILLE),
         silence_rounds=silence_rounds,
+        manifest_repeats=manifest_repeats,
     )
     check_plan(plan)
     return plan
@@ -165,6 +170,7 @@ def check_plan(plan: Plan) -> None:
         "learning_rate_drop_permille": (0, DROP_MAX),
         "silence_permille": (0, PERMILLE),
         "silence_rounds": (0, 1000),
+        "manifest_repeats": (0, MANIFEST_REPEATS_MAX),
     }
     for name, (low, high) in limits.items():
         value = getattr(plan, name)

@@ -16,9 +16,9 @@ REFERENCE_HEAD = 140  # bytes of a reference without shares and rows of nodes, a
 COUNTED_ROW = 20  # bytes of a node's row in a reference, about
 
 
-def up_rate(dimension: int, frame_mtu: int, bytes_max: int) -> tuple[int, int]:
+def up_rate(dimension: int, frame_mtu: int, bytes_max: int, manifests: int = 1) -> tuple[int, int]:
     """Zeros in thousandths and span for packets of `bytes_max`; WireError where none fits."""
-    head = PREFIX + seal.OVERHEAD + manifest.SIZE_MIN
+    head = manifests * (PREFIX + seal.OVERHEAD + manifest.SIZE_MIN)
     per_share = PREFIX + seal.OVERHEAD + share.HEAD_SIZE
     return _fit(dimension, bytes_max, bytes_max - head, frame_mtu - per_share + PREFIX, per_share)
 

@@ -39,7 +39,7 @@ from ternmesh.swarm.events import (
     WorkReady,
 )
 from ternmesh.swarm.outgoing import Outgoing
-from ternmesh.swarm.packet import is_too_little, make_packet, settle_packet
+from ternmesh.swarm.packet import is_too_little, make_packet, packet_bodies, settle_packet
 from ternmesh.swarm.records import MemberState
 from ternmesh.swarm.step import step_units
 from ternmesh.wire import control, manifest, pieces, seal
@@ -371,8 +371,8 @@ class Member:
         if is_done or self.received or not self.joined:
             self._resend.stop()
             return
-        if self.pending is not None:
-            bodies = self.pending.bodies
+        if self.pending is not None and self.plan is not None:
+            bodies = packet_bodies(self.pending, self.plan)
         else:
             bodies = (control.write_control(Silent(self.version)),)
         self._outgoing.discard(self.context)

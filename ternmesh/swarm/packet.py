@@ -41,6 +41,13 @@ def make_packet(
     return Pending(round_number, corrected, digest, (manifest.write_manifest(head), *shares))
 
 
+def packet_bodies(pending: Pending, plan: Plan) -> tuple[bytes, ...]:
+    """What is sent of a packet each time: its repeated manifests last, so that one burst of losses
+    does not take all of them.
+    """
+    return pending.bodies + pending.bodies[:1] * plan.manifest_repeats
+
+
 def settle_packet(
     pending: Pending, counted: Iterable[Counted], context: int, model_hash: bytes, plan: Plan
 ) -> Vector:

@@ -51,6 +51,7 @@ class Options:
     reset: bool  # the operator starts a new run in between
     silence: float  # of the plan: the share of the learned energy below which a node is silent
     silence_rounds: int
+    manifest_repeats: int
 
 
 def draw(seed: int) -> Options:
@@ -84,6 +85,7 @@ def draw(seed: int) -> Options:
         reset=rng.random() < 0.1,
         silence=maybe(1.0),
         silence_rounds=rng.randint(1, 3),
+        manifest_repeats=rng.choice((0, 0, 1, 3)),
     )
 
 
@@ -104,6 +106,7 @@ class Fleet:
             announce_s=5,
             silence=o.silence,
             silence_rounds=o.silence_rounds if o.silence else 0,
+            manifest_repeats=o.manifest_repeats,
         )
         self.now = 1000.0
         self.healed = False

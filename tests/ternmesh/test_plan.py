@@ -28,7 +28,12 @@ def test_the_usual_plan() -> None:
     assert PLAN.scale_max == 1 << 24
 
 
-LATER = {"learning_rate_drop_permille": 500, "silence_permille": 10, "silence_rounds": 4}
+LATER = {
+    "learning_rate_drop_permille": 500,
+    "silence_permille": 10,
+    "silence_rounds": 4,
+    "manifest_repeats": 1,
+}
 
 
 def test_a_plan_travels_whole() -> None:
@@ -43,7 +48,7 @@ def test_zeros_at_the_end_of_a_plan_are_refused() -> None:
     with pytest.raises(WireError, match="zeros at the end") as caught:
         from_numbers((*to_numbers(PLAN), 0))
     assert caught.value.reason == "plan"
-    with pytest.raises(WireError, match="11 to 14"):
+    with pytest.raises(WireError, match="11 to 15"):
         from_numbers(to_numbers(PLAN)[:10])
 
 
@@ -87,6 +92,7 @@ def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> Non
         ("learning_rate_drop_permille", 10_001),
         ("silence_permille", 1001),
         ("silence_rounds", 1001),
+        ("manifest_repeats", 4),
     ],
 )
 def test_a_plan_has_limits(field: str, value: int) -> None:

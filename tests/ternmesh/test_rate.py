@@ -10,7 +10,9 @@ from ternmesh.wire.reference import Counted, Reference, certify, write_reference
 MODEL = bytes(range(32))
 
 
-def plan_of(dimension: int, frame_mtu: int, up_bytes: int, down_bytes: int) -> Plan:
+def plan_of(
+    dimension: int, frame_mtu: int, up_bytes: int, down_bytes: int, manifest_repeats: int = 0
+) -> Plan:
     return make_plan(
         dimension,
         rounds=1,
@@ -21,6 +23,7 @@ def plan_of(dimension: int, frame_mtu: int, up_bytes: int, down_bytes: int) -> P
         up_bytes=up_bytes,
         down_bytes=down_bytes,
         nodes=2,
+        manifest_repeats=manifest_repeats,
     )
 
 
@@ -53,6 +56,15 @@ def test_a_target_is_met_and_used(dimension: int, frame_mtu: int, target: int, k
     drawn = rng.standard_normal(dimension) if kind == "gaussian" else rng.standard_t(3, dimension)
     for bytes_used in up_and_down(plan, drawn.astype(np.float32) * 0.01):
         assert 0.8 * target <= bytes_used <= target
+
+
+def test_repeated_manifests_are_within_the_target() -> None:
+    head = 2 + seal.OVERHEAD + manifest.SIZE_MIN
+    vector = np.random.default_rng(0).standard_normal(8_292).astype(np.float32) * 0.01
+    once, again = (
+        up_and_down(plan_of(8_292, 233, 900, 900, manifest_repeats=n), vector)[0] for n in (0, 2)
+    )
+    assert 0.8 * 900 <= again + 2 * head <= 900 < once + 2 * head
 
 
 def test_a_target_chooses_zeros() -> None:

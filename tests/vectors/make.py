@@ -268,7 +268,8 @@ def plans() -> Entries:
     """Plans as they travel, and the hash that stands before their first reference."""
     falling = replace(PLAN, learning_rate_drop_permille=900)
     silent = replace(PLAN, silence_permille=20, silence_rounds=4)
-    cases = {"plan": PLAN, "falling rate": falling, "with silence": silent}
+    again = replace(PLAN, manifest_repeats=1)
+    cases = {"plan": PLAN, "falling rate": falling, "with silence": silent, "manifest again": again}
     return {
         name: {
             "fields": dict(zip(asdict(case), plan.to_numbers(case), strict=False)),

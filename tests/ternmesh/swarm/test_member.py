@@ -22,7 +22,7 @@ from ternmesh.swarm.events import (
 from ternmesh.swarm.member import HOST
 from ternmesh.swarm.records import MemberState
 from ternmesh.swarm.step import encode_step, update_units
-from ternmesh.wire import control, pieces, reference, seal
+from ternmesh.wire import control, manifest, pieces, reference, seal
 from ternmesh.wire.control import OPEN
 
 MODEL = bytes(range(32))
@@ -79,6 +79,20 @@ def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:
     bench.exchange()
     assert bench.last("theo", PacketReceived) == PacketReceived(0)
     assert theo._resend.at is None
+
+
+def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.plan = replace(theo.plan, manifest_repeats=2)
+    theo.submit(0, bench.delta(1), bench.now)
+    frames = [frame for _, frame in bench.take("theo")]
+    bodies = [seal.open_seal(frame)[1] for frame in frames]
+    assert [body[0] for body in bodies[-2:]] == [manifest.KIND] * 2
+    assert bodies[0] == bodies[-1] == theo.pending.bodies[0]
+    assert len(bodies) == len(theo.pending.bodies) + 2
+    bench.host.receive_frames("theo", frames[1:], bench.now)  # the first manifest is lost
+    bench.exchange()
+    assert theo.received
 
 
 def test_only_the_list_settles(bench: Any) -> None:
