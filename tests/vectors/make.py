@@ -15,6 +15,7 @@ import numpy as np
 
 from ternmesh import generator, plan
 from ternmesh.hypervector import coding, encoder, permutation, scale, trits
+from ternmesh.link import code
 from ternmesh.swarm import bitmap
 from ternmesh.wire import control, manifest, pieces, reference, seal, share
 
@@ -281,6 +282,31 @@ def plans() -> Entries:
     }
 
 
+def coded_symbols() -> Entries:
+    """Symbols of the erasure code, source and repair."""
+    cases = {
+        "one byte": (1, 1, (0, 1, 2, 65535)),
+        "one symbol": (5, 20, (0, 1, 300)),
+        "a short end": (100, 16, (0, 6, 7, 8, 65535)),
+        "a full generation": (256, 2, (127, 128, 129, 1000)),
+        "two generations": (257, 2, (0, 1, 128, 129, 130, 131, 65534, 65535)),
+    }
+    entries: Entries = {}
+    for name, (size, symbol_bytes, indexes) in cases.items():
+        content = generator.words((9, size), -(-size // 4)).astype("<u4").tobytes()[:size]
+        symbols = code.encode(code.Layout(size, symbol_bytes), MODEL[:4], content, indexes)
+        entries[name] = {
+            "size": size,
+            "symbol_bytes": symbol_bytes,
+            "name": MODEL[:4].hex(),
+            "object": content.hex(),
+            "symbols": {
+                str(index): symbol.hex() for index, symbol in zip(indexes, symbols, strict=True)
+            },
+        }
+    return entries
+
+
 FAMILIES = {
     "philox": philox,
     "keys": keys,
@@ -295,6 +321,7 @@ FAMILIES = {
     "pieces": cut_pieces,
     "objects": objects,
     "plans": plans,
+    "symbols": coded_symbols,
 }
 
 

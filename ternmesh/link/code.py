@@ -1,0 +1,200 @@
+"""The erasure code: systematic, random, linear over GF(256), in generations. SPEC.md section 8.1.
+
+A few more symbols than an object has give it back, whichever they are and whatever bearer they
+came over; the same symbols serve every receiver.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ternmesh.errors import WireError
+from ternmesh.generator import derive_key, philox
+from ternmesh.link.gf256 import INVERSES, Bytes, combine, multiply
+from ternmesh.wire.seal import BODY_MAX
+
+GENERATION_MAX = 128
+SOURCES_MAX = 1 << 15
+INDEX_END = 1 << 16
+_BLOCK = 16  # bytes of one block of the generator
+_BLOCKS = GENERATION_MAX // _BLOCK  # a symbol has its own, whether its generation uses all or not
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an object of `size` bytes is cut into symbols of `symbol_bytes` bytes.
+
+    Generations take turns, in source symbols as in repair symbols, so that a burst of losses falls
+    on all of them.
+    WireError where the object is empty or has more than 32,768 source symbols.
+    """
+
+    size: int
+    symbol_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.symbol_bytes <= BODY_MAX:
+            raise WireError(
+                "symbol", f"a symbol is of 1 to {BODY_MAX} bytes, not {self.symbol_bytes}"
+            )
+        if not 0 < self.size <= SOURCES_MAX * self.symbol_bytes:
+            raise WireError("symbol", f"an object is of 1 to {SOURCES_MAX} symbols, not {self}")
+
+    @property
+    def count(self) -> int:
+        """How many source symbols there are; the last is padded with zeros."""
+        return -(-self.size // self.symbol_bytes)
+
+    @property
+    def generations(self) -> int:
+        """How many generations the source symbols are dealt to, at most 128 to each."""
+        return -(-self.count // GENERATION_MAX)
+
+    def source(self, generation: int) -> range:
+        """The source symbols of a generation."""
+        return range(generation, self.count, self.generations)
+
+    def generation(self, index: int) -> int:
+        """The generation that a symbol belongs to."""
+        return (index if index < self.count else index - self.count) % self.generations
+
+
+def best_symbol_bytes(size: int, room: int) -> int:
+    """The symbol size that fits in `room` bytes, in the fewest symbols, with the least padding."""
+    if size < 1 or room < 1:
+        raise ValueError(f"an object of {size} bytes cannot travel in symbols of {room}")
+    count = -(-size // room)
+    return -(-size // count)
+
+
+def coefficients(name: bytes, indexes: Sequence[int], count: int) -> Bytes:
+    """The first `count` coefficients of repair symbols, uint8 (len(indexes), count), none zero."""
+    each = np.arange(-(-count // _BLOCK), dtype=np.uint64)
+    blocks = np.array(indexes, np.uint64)[:, None] * np.uint64(_BLOCKS) + each
+    zero = np.zeros_like(blocks)
+    lanes = philox(derive_key("symbol", name), (blocks, zero, zero, zero))
+    stream = np.stack(lanes, axis=2).astype("<u4").view(np.uint8)
+    rows = stream.reshape(len(indexes), _BLOCK * blocks.shape[1])[:, :count]
+    # With zeros, one repair symbol in 256 would not fill a last gap.
+    return np.maximum(rows, 1)
+
+
+def encode(layout: Layout, name: bytes, data: bytes, indexes: Sequence[int]) -> list[bytes]:
+    """The symbols with these indexes, 0 to 65,535, of the object `data`."""
+    if len(data) != layout.size or not all(0 <= index < INDEX_END for index in indexes):
+        raise ValueError(f"the layout is for {layout.size} bytes and indexes below {INDEX_END}")
+    length = layout.symbol_bytes
+    padded = data.ljust(layout.count * length, b"\0")
+    source = np.frombuffer(padded, np.uint8).reshape(layout.count, length)
+    repairs = [index for index in indexes if index >= layout.count]
+    factors = dict(zip(repairs, coefficients(name, repairs, GENERATION_MAX), strict=True))
+
+    def symbol(index: int) -> bytes:
+        if index < layout.count:
+            return padded[index * length : (index + 1) * length]
+        rows = source[layout.generation(index) :: layout.generations]
+        return combine(factors[index][: len(rows)], rows).tobytes()
+
+    return [symbol(index) for index in indexes]
+
+
+class Decoder:
+    """The symbols of one object, as far as each brought something new.
+
+    `name` is the object's, 4 bytes. Memory grows with what arrived, up to the object and about
+    240 bytes more for each source symbol. After a restart, the symbols for which `add` was True
+    are added again, in any order.
+    """
+
+    def __init__(self, layout: Layout, name: bytes) -> None:
+        self._layout = layout
+        self._name = name
+        self._kept: set[int] = set()
+        self._generations = [
+            _Generation(len(layout.source(generation)), layout.symbol_bytes)
+            for generation in range(layout.generations)
+        ]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """For each generation, how many more independent symbols it needs."""
+        return tuple(generation.missing for generation in self._generations)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the object can be read."""
+        return not any(self.missing)
+
+    def holds(self, index: int) -> bool:
+        """Whether this symbol is kept, or its generation complete: it need not come again."""
+        return index in self._kept or not self._generation(index).missing
+
+    def add(self, index: int, symbol: bytes) -> bool:
+        """Whether the symbol brought something new; WireError where the object has none such."""
+        if not 0 <= index < INDEX_END or len(symbol) != self._layout.symbol_bytes:
+            sentence = f"symbol {index} of {len(symbol)} bytes is none of {self._layout}"
+            raise WireError("symbol", sentence)
+        if self.holds(index):
+            return False
+        is_new = self._generation(index).add(self._factors(index), np.frombuffer(symbol, np.uint8))
+        if is_new:
+            self._kept.add(index)
+        return is_new
+
+    def data(self) -> bytes:
+        """The object; ValueError while symbols are missing."""
+        if not self.is_complete:
+            raise ValueError(f"the object needs more symbols, by generation: {self.missing}")
+        layout = self._layout
+        source = np.empty((layout.count, layout.symbol_bytes), np.uint8)
+        for number, generation in enumerate(self._generations):
+            source[number :: layout.generations] = generation.solution()
+        return source.tobytes()[: layout.size]
+
+    def _generation(self, index: int) -> "_Generation":
+        return self._generations[self._layout.generation(index)]
+
+    def _factors(self, index: int) -> Bytes:
+        count = self._generation(index).count
+        if index >= self._layout.count:
+            return coefficients(self._name, [index], count).reshape(count)
+        unit = np.zeros(count, np.uint8)
+        unit[index // self._layout.generations] = 1
+        return unit
+
+
+class _Generation:
+    """Linear equations in reduced row echelon form: coefficients, then the symbol's bytes.
+
+    Row r has a one in column `_pivots[r]`, where all other rows have a zero. A source symbol is
+    such a row as it comes, so the work is only in repair symbols and the columns they fill.
+    """
+
+    def __init__(self, count: int, symbol_bytes: int) -> None:
+        self.count = count
+        self._pivots: list[int] = []
+        self._rows: Bytes = np.zeros((0, count + symbol_bytes), np.uint8)
+
+    @property
+    def missing(self) -> int:
+        return self.count - len(self._pivots)
+
+    def add(self, factors: Bytes, symbol: Bytes) -> bool:
+        row = np.concatenate((factors, symbol))
+        known = row[self._pivots]
+        row ^= combine(known[known != 0], self._rows[known != 0])
+        columns = np.flatnonzero(row[: self.count])
+        if not columns.size:
+            return False
+        pivot = int(columns[0])
+        row = multiply(INVERSES[row[pivot, None]], row)
+        touched = self._rows[:, pivot] != 0
+        self._rows[touched] ^= multiply(self._rows[touched, pivot, None], row)
+        self._rows = np.vstack((self._rows, row))
+        self._pivots.append(pivot)
+        return True
+
+    def solution(self) -> Bytes:
+        """The source symbols in order, uint8 (count, symbol bytes), once none is missing."""
+        return self._rows[np.argsort(self._pivots), self.count :]

@@ -1,0 +1,94 @@
+"""What an object will cost on a radio channel before it is sent: frames, airtime, wall time.
+
+Expected values: at a loss of p, k symbols take k / (1 - p) frames, since the receiver asks for
+exactly what it lacks. The wall time is a dry run of the ledger, with frames back to back; what a
+receiver's own duty cycle and the turning round of radios add is not in it.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
+from ternmesh.link.ledger import Ledger
+from ternmesh.link.regions import SHORTEST_FRAME
+
+SYMBOL_OVERHEAD = 17  # bytes: seal 14, head 3
+OFFER_FRAME = SHORTEST_FRAME  # bytes, seal included
+STATUS_FRAME = 20  # bytes, seal included: one generation
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The cost of one object. `frames` carry its symbols, repairs included; offers come on top.
+
+    `airtime_us` is the sender's, `reply_airtime_us` the receiver's.
+    """
+
+    symbols: int
+    frame_bytes: int
+    frames: int
+    offers: int
+    statuses: int
+    airtime_us: int
+    reply_airtime_us: int
+    wall_s: float
+
+
+def estimate(
+    size: int,
+    setting: LoraSetting,
+    frame_max: int = FRAME_MAX,
+    loss: float = 0.0,
+    ledger: Ledger | None = None,
+    now: float = 0.0,
+) -> Estimate:
+    """The cost of `size` bytes in frames of at most `frame_max` bytes, `loss` of which get lost.
+
+    `ledger` (None: no duty cycle) is not changed; `now` is on its clock. ValueError for an object
+    of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
+    """
+    if size < 1 or frame_max < OFFER_FRAME or not 0 <= loss < 1:
+        raise ValueError(
+            f"{size} bytes in frames of {frame_max} at a loss of {loss}: at least 1 byte, frames "
+            f"of at least {OFFER_FRAME} and a loss of at least 0 and below 1 are needed"
+        )
+    symbols = ceil(size / (frame_max - SYMBOL_OVERHEAD))
+    frame_bytes = ceil(size / symbols) + SYMBOL_OVERHEAD
+    frames, offers = ceil(symbols / (1 - loss)), round(1 / (1 - loss))
+    statuses = round(_rounds(symbols, loss) / (1 - loss))
+    sent = [airtime_us(setting, OFFER_FRAME)] * offers
+    sent += [airtime_us(setting, frame_bytes)] * frames
+    replies_us = statuses * airtime_us(setting, STATUS_FRAME)
+    return Estimate(
+        symbols=symbols,
+        frame_bytes=frame_bytes,
+        frames=frames,
+        offers=offers,
+        statuses=statuses,
+        airtime_us=sum(sent),
+        reply_airtime_us=replies_us,
+        wall_s=_dry_run_s(sent, ledger, now) + replies_us / 1e6,
+    )
+
+
+def _rounds(symbols: int, loss: float) -> int:
+    """How often the receiver asks until less than half a symbol is missing; the last is thanks."""
+    rounds = 1
+    missing = symbols * loss
+    while missing >= 0.5:
+        rounds += 1
+        missing *= loss
+    return rounds
+
+
+def _dry_run_s(airtimes_us: list[int], ledger: Ledger | None, now: float) -> float:
+    if ledger is None:
+        return sum(airtimes_us) / 1e6
+    trial = ledger.copy()
+    at = now
+    for airtime in airtimes_us:
+        at = trial.next_free_s(at, airtime)
+        if not trial.reserve(at, airtime):
+            return at - now  # inf: it never fits
+        at += airtime / 1e6
+    return at - now

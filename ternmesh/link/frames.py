@@ -1,0 +1,161 @@
+"""The bodies of the reliable link: offer, symbol, status and question. SPEC.md section 8.2.
+
+They travel under the seal like every other body (`ternmesh.wire.seal`).
+"""
+
+import struct
+from dataclasses import dataclass
+
+from ternmesh.errors import WireError
+
+OFFER, STATUS, QUESTION = 0x06, 0x07, 0x08
+SYMBOL, LAST_SYMBOL = 0x50, 0x60  # the low four bits are the slot
+SLOTS = 16
+NAME_SIZE = 4
+SIZE_MAX = (1 << 24) - 1
+_OFFER = struct.Struct("<BBH4s3sH")
+_SYMBOL = struct.Struct("<BH")
+SYMBOL_HEAD = _SYMBOL.size
+VARINT_MAX = 3  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A transfer begins, or its sender asks how far it is; the answer is a `Status`.
+
+    `number` (16 bits) tells equal objects apart; `name` is the head of sha256(number, object).
+    """
+
+    slot: int
+    number: int
+    name: bytes
+    size: int
+    symbol_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One symbol of the transfer in a slot; `is_last` asks for a `Status`."""
+
+    slot: int
+    index: int
+    data: bytes
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a receiver lacks of an object: symbols for each generation; nothing when it has all."""
+
+    name: bytes
+    needs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Symbols arrived in a slot without an offer: what are they?"""
+
+    slot: int
+
+
+Message = Offer | Symbol | Status | Question
+
+
+def is_link(body: bytes) -> bool:
+    """Whether a body belongs to the link."""
+    return body[0] in (OFFER, STATUS, QUESTION) or body[0] & 0xF0 in (SYMBOL, LAST_SYMBOL)
+
+
+def write(message: Message, room: int = 1 << 16) -> bytes:
+    """The body of a message. A status names as many generations as fit in `room` bytes."""
+    match message:
+        case Offer():
+            size = message.size.to_bytes(3, "little")
+            head = (OFFER, message.slot, message.number, message.name)
+            return _OFFER.pack(*head, size, message.symbol_bytes)
+        case Symbol():
+            kind = LAST_SYMBOL if message.is_last else SYMBOL
+            return _SYMBOL.pack(kind | message.slot, message.index) + message.data
+        case Status():
+            return _write_status(message, room)
+        case Question():
+            return bytes((QUESTION, message.slot))
+
+
+def read(body: bytes) -> Message:
+    """The message in a body for which `is_link` holds; WireError "link" where it breaks a rule."""
+    match body[0]:
+        case 0x06:
+            return _read_offer(body)
+        case 0x07:
+            return _read_status(body)
+        case 0x08:
+            _check(len(body) == 2, "a question has two bytes")
+            return Question(_slot(body[1]))
+    _check(len(body) > SYMBOL_HEAD, "a symbol is shorter than its head")
+    kind, index = _SYMBOL.unpack_from(body)
+    is_last = kind & 0xF0 == LAST_SYMBOL
+    return Symbol(kind & 0x0F, index, body[SYMBOL_HEAD:], is_last)
+
+
+def _read_offer(body: bytes) -> Offer:
+    _check(len(body) == _OFFER.size, f"an offer has {_OFFER.size} bytes")
+    _, slot, number, name, size, symbol_bytes = _OFFER.unpack(body)
+    size = int.from_bytes(size, "little")
+    _check(size > 0 and symbol_bytes > 0, "an offer of nothing")
+    return Offer(_slot(slot), number, name, size, symbol_bytes)
+
+
+def _write_status(status: Status, room: int) -> bytes:
+    body = bytes((STATUS,)) + status.name
+    needs = list(status.needs)
+    while needs and needs[-1] == 0:
+        needs.pop()
+    for need in needs:
+        number = _varint(need)
+        if len(body) + len(number) > room:
+            break
+        body += number
+    return body
+
+
+def _read_status(body: bytes) -> Status:
+    _check(len(body) > NAME_SIZE, "a status is shorter than a name")
+    needs, at = [], 1 + NAME_SIZE
+    while at < len(body):
+        need, at = _read_varint(body, at)
+        needs.append(need)
+    _check(not needs or needs[-1] > 0, "a status ends with a zero")
+    return Status(body[1 : 1 + NAME_SIZE], tuple(needs))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(body: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(VARINT_MAX):
+        _check(at < len(body), "a status ends inside a number")
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            _check(byte > 0 or place == 0, "a number takes more bytes than it needs")
+            return value, at
+    raise WireError("link", "a number of a status is too long")
+
+
+def _slot(value: int) -> int:
+    _check(value < SLOTS, f"slot {value}: there are {SLOTS}")
+    return value
+
+
+def _check(is_right: bool, sentence: str) -> None:
+    if not is_right:
+        raise WireError("link", sentence)

@@ -1,0 +1,189 @@
+"""The reliable link, sans-I/O: whole objects over frames that get lost, with few frames more.
+
+An object is offered, then sent as source symbols, one a frame; its receiver says how many symbols
+it lacks, and gets as many repair symbols as that, until it has all. Feedback is a frame of about
+20 bytes per burst. Verbs and order are those of the swarm: frames or a timeout in, events out and
+onto disk, then `frames_to_send`. Times in seconds of any clock that does not jump.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ternmesh.errors import TernmeshError, WireError
+from ternmesh.link.coder import Coder, RandomLinear
+from ternmesh.link.frames import Offer, Question, Status, Symbol, is_link, read
+from ternmesh.link.inbound import Inbound
+from ternmesh.link.outbound import Outbound
+from ternmesh.link.records import (
+    FrameArrived,
+    LinkCountersReserved,
+    LinkEvent,
+    LinkRefused,
+    LinkState,
+)
+from ternmesh.wire import seal
+
+COUNTERS_BLOCK = 4096
+FRAMES_MAX = 256  # handed out at once
+AS_IS_MAX = 4096  # frames that wait
+
+
+class LinkFull(TernmeshError):
+    """Too much waits already; the caller keeps its object and offers it later."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """What both ends of a link agree on, but for `contexts`: what a seal names each peer by.
+
+    `idle_s` is a silence after which a burst is taken to be over: some frames long, and longer
+    than a turnaround. Questions are repeated ever more seldom, at most every `longest_s`; after
+    `give_up_s` without a word from anybody an object is given up. Answers to a broadcast are
+    spread over `spread_s`.
+    """
+
+    mtu: int
+    idle_s: float = 4.0
+    longest_s: float = 600.0
+    give_up_s: float = 86_400.0
+    spread_s: float = 0.0
+    object_max: int = 1 << 22
+    incoming_bytes_max: int = 1 << 23
+    outgoing_bytes_max: int = 1 << 24
+    outgoing_max: int = 256
+    contexts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Link:
+    """One end. `rng` only jitters timers."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        state: LinkState,
+        rng: np.random.Generator,
+        coder: Coder | None = None,
+    ) -> None:
+        coder = coder or RandomLinear()
+        self._settings = settings
+        self._events: deque[LinkEvent] = deque()
+        self._out = Outbound(settings, state, rng, coder, self._events)
+        self._in = Inbound(settings, state, rng, coder, self._events)
+        self._as_is: deque[tuple[str, str | None, bytes]] = deque()
+        self._counter = self._limit = state.counter
+
+    # The verbs
+
+    def start(self, now: float) -> None:
+        """Begin: what was under way before a restart goes on."""
+        self._out.start(now)
+        self._in.start(now)
+
+    def send(
+        self,
+        peer: str,
+        payload: bytes,
+        *,
+        receivers: Sequence[str] = (),
+        priority: int = 1,
+        key: str | None = None,
+    ) -> int:
+        """Queue an object that must arrive whole; returns its number.
+
+        A smaller `priority` goes first. An object of the same peer and `key` of which nothing was
+        sent yet is superseded. `receivers` are those of a broadcast. LinkFull; ValueError for an
+        object that is empty or too large.
+        """
+        if not 0 < len(payload) <= self._settings.object_max:
+            most = self._settings.object_max
+            raise ValueError(f"an object is of 1 to {most} bytes, not {len(payload)}")
+        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, key)
+        if number is None:
+            raise LinkFull("too many objects wait for delivery: offer this one later")
+        return number
+
+    def send_frames(self, peer: str, frames: Sequence[bytes], key: str | None = None) -> int:
+        """Send frames once, as they are: whatever arrives counts. Returns how many had room.
+
+        Frames of the same peer and `key` that still wait are superseded.
+        """
+        if key is not None:
+            self._as_is = deque(item for item in self._as_is if item[:2] != (peer, key))
+        taken = frames[: max(0, AS_IS_MAX - len(self._as_is))]
+        self._as_is.extend((peer, key, frame) for frame in taken)
+        return len(taken)
+
+    def cancel(self, number: int) -> None:
+        """Forget an object that nobody needs any more."""
+        self._out.cancel(number)
+
+    def receive_frame(self, peer: str, frame: bytes, now: float) -> None:
+        """Take a frame. What is wrong becomes a `LinkRefused` event and changes nothing."""
+        try:
+            header, body = seal.open_seal(frame)
+            if is_link(body):
+                self._take(peer, read(body), header.context == seal.BROADCAST, now)
+            else:
+                self._events.append(FrameArrived(peer, frame))
+        except WireError as error:
+            self._events.append(LinkRefused(peer, error.reason))
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` is due, if ever."""
+        times = (self._out.next_timeout(), self._in.next_timeout())
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timeout(self, now: float) -> None:
+        """Do what is due: ask again, go on with those who have answered, give up."""
+        self._out.handle_timeout(now)
+        self._in.handle_timeout(now)
+
+    def next_event(self) -> LinkEvent | None:
+        """The next thing to make durable or act on, until None."""
+        if self._events:
+            return self._events.popleft()
+        if self._limit - self._counter < FRAMES_MAX and self.has_frames:
+            self._limit += COUNTERS_BLOCK
+            return LinkCountersReserved(self._limit)
+        return None
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether anything wants to leave now."""
+        return bool(self._as_is) or self._in.has_frames or self._out.has_frames
+
+    def frames_to_send(self, now: float, room: int = FRAMES_MAX) -> list[tuple[str, bytes]]:
+        """At most `room` frames in the order of their worth: answers, frames as is, objects."""
+        room = min(room, FRAMES_MAX, self._limit - self._counter)
+        bodies = self._in.bodies(room)
+        sealed = [(peer, self._seal(peer, body)) for peer, body in bodies]
+        while self._as_is and len(sealed) < room:
+            peer, _, frame = self._as_is.popleft()
+            sealed.append((peer, frame))
+        bodies = self._out.bodies(now, room - len(sealed))
+        return sealed + [(peer, self._seal(peer, body)) for peer, body in bodies]
+
+    def _take(
+        self,
+        peer: str,
+        message: Offer | Symbol | Status | Question,
+        is_broadcast: bool,
+        now: float,
+    ) -> None:
+        match message:
+            case Offer():
+                self._in.offered(peer, message, is_broadcast, now)
+            case Symbol():
+                self._in.symbol(peer, message, is_broadcast, now)
+            case Status():
+                self._out.heard(peer, message, now)
+            case Question():
+                self._out.asked(peer, message)
+
+    def _seal(self, peer: str, body: bytes) -> bytes:
+        header = seal.Header(self._settings.contexts.get(peer, seal.ENROL), self._counter)
+        self._counter += 1
+        return seal.seal(header, body)

@@ -1,0 +1,280 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ternmesh import generator
+from ternmesh.errors import WireError
+from ternmesh.link.code import Decoder, Layout, best_symbol_bytes, coefficients, encode
+from ternmesh.link.gf256 import PRODUCTS
+
+NAME = b"name"
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "symbols.json").read_text())
+
+
+def content(size: int) -> bytes:
+    return generator.words((1, size), -(-size // 4)).astype("<u4").tobytes()[:size]
+
+
+def receive(layout: Layout, data: bytes, indexes: list[int]) -> Decoder:
+    decoder = Decoder(layout, NAME)
+    for index, symbol in zip(indexes, encode(layout, NAME, data, indexes), strict=True):
+        decoder.add(index, symbol)
+    return decoder
+
+
+# Layout
+
+
+@pytest.mark.parametrize(
+    ("size", "symbol_bytes", "count", "generations"),
+    [
+        (1, 1, 1, 1),
+        (1, 200, 1, 1),
+        (128, 1, 128, 1),
+        (129, 1, 129, 2),
+        (128 * 238 + 1, 238, 129, 2),
+        (300_000, 238, 1261, 10),
+        (32_768 * 3, 3, 32_768, 256),
+    ],
+)
+def test_layout(size: int, symbol_bytes: int, count: int, generations: int) -> None:
+    layout = Layout(size, symbol_bytes)
+    assert (layout.count, layout.generations) == (count, generations)
+
+
+@pytest.mark.parametrize(
+    ("size", "symbol_bytes"), [(0, 1), (-5, 1), (10, 0), (10, -1), (32_769, 1), (9_999, 4_083)]
+)
+def test_refuses_a_layout_that_cannot_be(size: int, symbol_bytes: int) -> None:
+    with pytest.raises(WireError) as caught:
+        Layout(size, symbol_bytes)
+    assert caught.value.reason == "symbol"
+
+
+@given(st.integers(1, 32_768))
+def test_generations_share_the_source_evenly(count: int) -> None:
+    layout = Layout(count, 1)
+    members = [layout.source(generation) for generation in range(layout.generations)]
+    sizes = [len(member) for member in members]
+    assert max(sizes) <= 128
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(index for member in members for index in member) == list(range(count))
+    for generation, member in enumerate(members):
+        assert {layout.generation(index) for index in (member[0], member[-1])} == {generation}
+        assert layout.generation(count + generation) == generation
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4082))
+def test_symbols_divide_the_object_evenly(size: int, room: int) -> None:
+    symbol_bytes = best_symbol_bytes(size, room)
+    count = -(-size // symbol_bytes)
+    assert symbol_bytes <= room
+    assert count == -(-size // room)  # as few as the room allows
+    assert symbol_bytes == 1 or (symbol_bytes - 1) * count < size  # and no smaller ones would do
+
+
+@pytest.mark.parametrize(("size", "room"), [(0, 10), (10, 0), (10, -1)])
+def test_refuses_a_room_for_nothing(size: int, room: int) -> None:
+    with pytest.raises(ValueError, match="cannot travel"):
+        best_symbol_bytes(size, room)
+
+
+# Encoding
+
+
+@pytest.mark.parametrize("case", VECTORS.values(), ids=list(VECTORS))
+def test_golden_symbols(case: dict[str, Any]) -> None:
+    layout, name = Layout(case["size"], case["symbol_bytes"]), bytes.fromhex(case["name"])
+    data = bytes.fromhex(case["object"])
+    indexes = [int(index) for index in case["symbols"]]
+    symbols = encode(layout, name, data, indexes)
+    assert [symbol.hex() for symbol in symbols] == list(case["symbols"].values())
+    for index, symbol in zip(indexes, symbols, strict=True):
+        assert symbol == spec_symbol(data, case["symbol_bytes"], name, index)
+
+
+def spec_symbol(data: bytes, s: int, name: bytes, i: int) -> bytes:
+    """SPEC.md 8.1, one byte at a time; nothing of the package but the stream and the products."""
+    k = -(-len(data) // s)
+    source = [data[s * n : s * n + s].ljust(s, b"\0") for n in range(k)]
+    if i < k:
+        return source[i]
+    generations = -(-k // 128)
+    total = [0] * s
+    for j, row in enumerate(source[(i - k) % generations :: generations]):
+        place = 128 * i + j
+        (word,) = generator.words(generator.derive_key("symbol", name), 1, place // 4)
+        c = (int(word) >> 8 * (place % 4) & 0xFF) or 1
+        total = [t ^ int(PRODUCTS[c, byte]) for t, byte in zip(total, row, strict=True)]
+    return bytes(total)
+
+
+def test_a_symbol_does_not_depend_on_those_beside_it() -> None:
+    layout, data = Layout(700, 4), content(700)
+    indexes = [3, 65_535, 174, 175, 500, 175]
+    together = encode(layout, NAME, data, indexes)
+    assert together == [encode(layout, NAME, data, [index])[0] for index in indexes]
+    assert encode(layout, NAME, data, []) == []
+
+
+def test_coefficients_are_never_zero_and_spread() -> None:
+    rows = coefficients(NAME, range(2000), 128)
+    counts = np.bincount(rows.reshape(-1), minlength=256)
+    assert counts[0] == 0
+    assert counts[1] == pytest.approx(2000, rel=0.15)  # zeros count as ones
+    assert np.all(np.abs(counts[2:] - 1000) < 200)
+    assert np.array_equal(coefficients(NAME, range(2000), 17), rows[:, :17])
+    assert not np.array_equal(coefficients(b"eman", range(2000), 128), rows)
+
+
+@pytest.mark.parametrize("indexes", [[-1], [0, 65_536]])
+def test_refuses_to_encode_what_has_no_index(indexes: list[int]) -> None:
+    with pytest.raises(ValueError, match="indexes below 65536"):
+        encode(Layout(10, 2), NAME, bytes(10), indexes)
+
+
+def test_refuses_to_encode_another_object() -> None:
+    with pytest.raises(ValueError, match="layout is for 10 bytes"):
+        encode(Layout(10, 2), NAME, bytes(11), [0])
+
+
+# Decoding
+
+
+@st.composite
+def transfers(draw: st.DrawFn) -> tuple[Layout, list[int]]:
+    """A layout and indexes in any order, more of them repair than is usual, some twice."""
+    symbol_bytes = draw(st.integers(1, 9))
+    size = draw(st.one_of(st.integers(1, 12), st.integers(1, 300))) * symbol_bytes
+    layout = Layout(max(1, size - draw(st.integers(0, symbol_bytes - 1))), symbol_bytes)
+    source = st.integers(0, layout.count - 1)
+    near = st.integers(layout.count, layout.count + 12)
+    anything = st.one_of(source, near, st.integers(layout.count, 65_535))
+    return layout, draw(st.lists(anything, max_size=40))
+
+
+@given(transfers())
+def test_any_symbols_that_suffice_give_the_object(transfer: tuple[Layout, list[int]]) -> None:
+    layout, indexes = transfer
+    data = content(layout.size)
+    indexes = indexes + list(range(layout.count - 1, -1, -1))  # whatever came, these complete it
+    decoder, kept = Decoder(layout, NAME), {}
+    for index, symbol in zip(indexes, encode(layout, NAME, data, indexes), strict=True):
+        held, wanted = decoder.holds(index), list(decoder.missing)
+        if decoder.add(index, symbol):
+            assert not held
+            kept[index] = symbol
+            wanted[layout.generation(index)] -= 1
+        assert not decoder.add(index, symbol)
+        assert decoder.missing == tuple(wanted)
+    assert decoder.is_complete
+    assert decoder.data() == data
+    assert len(kept) == layout.count
+    again = Decoder(layout, NAME)
+    assert all(again.add(index, kept[index]) for index in reversed(kept))
+    assert again.data() == data
+
+
+@pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 256, 257])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_repairs_replace_what_was_lost(count: int, share: float) -> None:
+    layout = Layout(count * 3 - 2, 3)
+    data = content(layout.size)
+    received = [index for index in range(count) if index % 10 >= 10 * share]
+    decoder = receive(layout, data, received)
+    assert sum(decoder.missing) == count - len(received)
+    index = count
+    while not decoder.is_complete:
+        decoder.add(index, encode(layout, NAME, data, [index])[0])
+        index += 1
+    assert decoder.data() == data
+    assert index <= count + layout.generations * (max(Decoder(layout, NAME).missing) + 2)
+
+
+def test_any_repair_fills_a_last_gap() -> None:
+    """No coefficient is zero: at one missing symbol nothing is left to chance."""
+    layout, data = Layout(40, 10), content(40)
+    for index in range(4, 1500):
+        decoder = receive(layout, data, [0, 1, 3, index])
+        assert decoder.is_complete, index
+        assert decoder.data() == data
+
+
+def test_receivers_with_other_losses_are_served_by_the_same_symbols() -> None:
+    layout, data = Layout(2000, 10), content(2000)
+    rng = np.random.default_rng(3)
+    repairs = list(range(layout.count, layout.count + 60))
+    for _ in range(10):
+        heard = [index for index in range(layout.count) if rng.random() >= 0.1]
+        decoder = receive(layout, data, [*heard, *repairs])
+        assert decoder.data() == data
+
+
+def test_what_brings_nothing_new_is_not_kept() -> None:
+    layout, data = Layout(30, 10), content(30)
+    symbols = dict(zip(range(9), encode(layout, NAME, data, range(9)), strict=True))
+    decoder = Decoder(layout, NAME)
+    assert decoder.add(1, symbols[1])
+    assert not decoder.add(1, symbols[1])  # again
+    assert not decoder.add(1, bytes(10))  # the first stays
+    assert decoder.add(3, symbols[3])
+    assert [decoder.holds(index) for index in range(5)] == [False, True, False, True, False]
+    assert decoder.add(4, symbols[4])
+    assert decoder.is_complete
+    assert not decoder.add(5, symbols[5])
+    assert all(decoder.holds(index) for index in range(9))
+    assert decoder.data() == data
+
+
+def test_a_repair_that_depends_on_what_is_there_is_not_kept() -> None:
+    layout, data = Layout(30, 10), content(30)
+    _, c1, c2 = np.moveaxis(coefficients(NAME, range(3, 2000), 3), 1, 0)
+    # Where source symbol 0 is there, these say the same of the other two as repair symbol 3 does.
+    same = np.flatnonzero(PRODUCTS[c1, c2[0]] == PRODUCTS[c1[0], c2])[1:] + 3
+    assert len(same) > 2
+    for index in same.tolist():
+        decoder = receive(layout, data, [0, 3])
+        assert not decoder.add(index, encode(layout, NAME, data, [index])[0])
+        assert (decoder.missing, decoder.holds(index)) == ((1,), False)
+
+
+def test_a_source_symbol_that_follows_from_repairs_is_not_new() -> None:
+    layout, data = Layout(20, 10), content(20)
+    decoder = receive(layout, data, [2, 1])
+    assert decoder.missing == (0,)
+    assert not decoder.add(0, encode(layout, NAME, data, [0])[0])
+    assert decoder.data() == data
+
+
+def test_a_generation_does_not_wait_for_the_other() -> None:
+    layout, data = Layout(200, 1), content(200)
+    decoder = receive(layout, data, list(layout.source(1)))
+    assert decoder.missing == (100, 0)
+    assert decoder.holds(201)  # a repair symbol of the complete one
+    assert not decoder.holds(200)
+    with pytest.raises(ValueError, match="needs more symbols"):
+        decoder.data()
+
+
+@given(st.integers(-3, 70_000), st.one_of(st.binary(max_size=12), st.just(bytes(10))))
+@example(-1, bytes(10))
+@example(65_536, bytes(10))
+@example(3, bytes(9))
+def test_any_symbol_is_taken_or_refused(index: int, symbol: bytes) -> None:
+    layout, data = Layout(35, 10), content(35)
+    decoder = receive(layout, data, [0, 2])
+    if 0 <= index < 65_536 and len(symbol) == 10:
+        assert decoder.add(index, symbol) == (index not in (0, 2))
+    else:
+        with pytest.raises(WireError) as caught:
+            decoder.add(index, symbol)
+        assert caught.value.reason == "symbol"
+        assert decoder.missing == (2,)
+        for known in (1, 3):
+            decoder.add(known, encode(layout, NAME, data, [known])[0])
+        assert decoder.data() == data

@@ -1,0 +1,385 @@
+"""The rolling hour, against brute force over every window, and against bugs planted on purpose."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ternmesh.link import ledger as module
+from ternmesh.link.ledger import (
+    AHEAD_PARTS,
+    BIN_S,
+    ENTRIES_MAX,
+    HOLD_MAX_S,
+    HOUR_S,
+    WALL_ERROR_S,
+    Entry,
+    Ledger,
+    Moment,
+    Record,
+    elapsed_s,
+    fully_spent,
+    resume,
+)
+
+HOUR_US = 3_600_000_000
+BUDGET_US = 36_000_000
+SEEDS, STEPS = 100, 250
+AIRTIMES_US = (51_456, 399_616, 1_250_304, 9_019_392)
+UP, CRASH_AFTER_RESERVING, CRASH_AFTER_WRITING, CRASH_AFTER_SENDING = range(4)
+
+
+def worst_hour_us(sent: list[tuple[int, int]]) -> int:
+    """The most air in any window of one hour; integers, so exact.
+
+    The air in a window is piecewise linear in its beginning, and bends only where the window begins
+    or ends at an edge of a transmission: so the maximum is at one of these.
+    """
+    starts, lengths = np.array(sent or [(0, 0)], np.int64).T
+    ends = starts + lengths
+    edges = np.concatenate([starts, ends])
+    windows = np.concatenate([edges, edges - HOUR_US])[:, None]
+    air = np.minimum(ends, windows + HOUR_US) - np.maximum(starts, windows)
+    return int(np.maximum(air, 0).sum(axis=1).max())
+
+
+def test_the_brute_force_sees_a_window_that_begins_inside_a_transmission():
+    sent = [(0, 10), (HOUR_US, 10)]
+    assert worst_hour_us(sent) == 10, "as one comes in, the other goes out"
+    assert worst_hour_us([(0, 10), (HOUR_US - 4, 10)]) == 14
+
+
+class Device:
+    """A radio, its process and its disk, in true time (us). It sends as much as it is allowed."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.sent: list[tuple[int, int]] = []
+        self.true_us = 10**9
+        self.disk: tuple[Record, Moment] | None = None
+        self.boots = 0
+        self._boot(trusted=True)
+        self._start()
+
+    def now(self) -> Moment:
+        since_boot = (self.true_us - self.boot_us) / 1e6
+        wall = self.true_us / 1e6 + self.wall_error_s if self.trusted else None
+        return Moment(f"boot {self.boots}", since_boot, wall)
+
+    def step(self) -> None:
+        rng = self.rng
+        airtime = int(rng.choice(AIRTIMES_US, p=[0.3, 0.5, 0.15, 0.05]))
+        hold_s = float(rng.choice([0.0, rng.uniform(0, HOLD_MAX_S - airtime / 1e6)], p=[0.8, 0.2]))
+        fate = int(rng.choice(4, p=[0.97, 0.01, 0.01, 0.01]))
+        now_s = self.now().now_s
+        if not self.ledger.reserve(now_s, airtime, hold_s):
+            free_s = self.ledger.next_free_s(now_s, airtime)
+            self.true_us = self.boot_us + int(free_s * 1e6) + 1
+            assert self.ledger.reserve(self.now().now_s, airtime, hold_s), "it was said to be free"
+        if fate == CRASH_AFTER_RESERVING:
+            return self._restart()
+        record = self.ledger.record()
+        if record is not None:
+            self.disk = record, self.now()
+        if fate == CRASH_AFTER_WRITING:
+            return self._restart()
+        held_us = int(hold_s * 1e6 * rng.choice([0, 1, rng.uniform()]))
+        self.sent.append((self.true_us + held_us, airtime))
+        if fate == CRASH_AFTER_SENDING:
+            return self._restart()
+        self.true_us += airtime
+        if rng.random() < 0.02:
+            self.true_us += int(rng.choice([rng.uniform(0, 60), rng.uniform(0, 4000)]) * 1e6)
+        return None
+
+    def _restart(self) -> None:
+        rng = self.rng
+        self.true_us += int(rng.choice([0, 2e6, 30e6, rng.uniform(0, HOUR_US)]))
+        kind = rng.choice(3, p=[0.5, 0.3, 0.2])
+        if kind > 0:
+            self._boot(trusted=kind == 1)
+        self._start()
+
+    def _boot(self, *, trusted: bool) -> None:
+        self.boots += 1
+        self.boot_us = self.true_us - int(self.rng.uniform(0, 60e6))
+        self.trusted = trusted
+        self.wall_error_s = self.rng.uniform(-1, 1) * WALL_ERROR_S / 2
+
+    def _start(self) -> None:
+        now = self.now()
+        if self.disk is None:
+            self.ledger = module.Ledger(BUDGET_US)
+        else:
+            self.ledger = module.resume(BUDGET_US, *self.disk, now)
+        self.disk = self.ledger.settle(), now
+
+
+def first_violation() -> int | None:
+    """The first life of a device in which some hour held more than the budget."""
+    for seed in range(SEEDS):
+        device = Device(np.random.default_rng(seed))
+        for _ in range(STEPS):
+            device.step()
+        if worst_hour_us(device.sent) > BUDGET_US:
+            return seed
+    return None
+
+
+def test_no_hour_holds_more_than_the_budget_whatever_crashes():
+    assert first_violation() is None
+
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+ENTER, RESERVE, RESUME = Ledger._enter, Ledger.reserve, module.resume
+
+
+def a_crash_refills_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "resume", lambda budget, *_: Ledger(budget))
+
+
+def what_was_granted_ahead_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        module,
+        "resume",
+        lambda budget, record, *moments: RESUME(budget, replace(record, ahead_us=0), *moments),
+    )
+
+
+def what_was_granted_ahead_counts_from_when_it_was_granted(patch: pytest.MonkeyPatch) -> None:
+    def resume_early(budget: int, record: Record, then: Moment, now: Moment) -> Ledger:
+        entries = (*record.entries, Entry(then.now_s, record.ahead_us))
+        return RESUME(budget, Record(entries, 0), then, now)
+
+    patch.setattr(module, "resume", resume_early)
+
+
+def a_frame_ends_with_the_process_that_sent_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "HOLD_MAX_S", 0.0)
+    patch.setattr(Ledger, "reserve", _without_the_limit_of_hold)
+
+
+def _without_the_limit_of_hold(self: Ledger, now: float, airtime: int, hold_s: float = 0) -> bool:
+    module.HOLD_MAX_S, before = HOLD_MAX_S, module.HOLD_MAX_S
+    try:
+        return RESERVE(self, now, airtime, hold_s)
+    finally:
+        module.HOLD_MAX_S = before
+
+
+def the_window_is_measured_at_the_start_of_an_entry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Ledger,
+        "_enter",
+        lambda self, entry: ENTER(
+            self, Entry(entry.end_s - entry.airtime_us / 1e6, entry.airtime_us)
+        ),
+    )
+
+
+def merging_keeps_the_earlier_end(patch: pytest.MonkeyPatch) -> None:
+    def enter(self: Ledger, entry: Entry) -> None:
+        last = self._entries[-1] if self._entries else None
+        ENTER(self, entry)
+        merged = self._entries[-1]
+        if last is not None and last not in self._entries and merged.airtime_us > entry.airtime_us:
+            self._entries[-1] = Entry(last.end_s, merged.airtime_us)
+
+    patch.setattr(Ledger, "_enter", enter)
+
+
+def merging_keeps_the_larger_airtime(patch: pytest.MonkeyPatch) -> None:
+    def enter(self: Ledger, entry: Entry) -> None:
+        last = self._entries[-1] if self._entries else None
+        ENTER(self, entry)
+        merged = self._entries[-1]
+        if last is not None and merged.airtime_us == last.airtime_us + entry.airtime_us:
+            larger = max(last.airtime_us, entry.airtime_us)
+            self._entries[-1] = Entry(merged.end_s, larger)
+            self._spent_us += larger - merged.airtime_us
+
+    patch.setattr(Ledger, "_enter", enter)
+
+
+def the_radio_is_taken_for_prompt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Ledger, "reserve", lambda self, now, airtime, hold_s=0.0: RESERVE(self, now, airtime)
+    )
+
+
+def a_reboot_without_a_clock_lasts_an_hour(patch: pytest.MonkeyPatch) -> None:
+    def elapsed(then: Moment, now: Moment) -> float:
+        known = elapsed_s(then, now)
+        return 2 * HOUR_S if known is None else known
+
+    patch.setattr(module, "elapsed_s", elapsed)
+
+
+def the_wall_clock_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "WALL_ERROR_S", 0.0)
+
+
+def the_disk_is_told_only_once(patch: pytest.MonkeyPatch) -> None:
+    def reserve(self: Ledger, now: float, airtime: int, hold_s: float = 0.0) -> bool:
+        before = self._ahead_us
+        done = RESERVE(self, now, airtime, hold_s)
+        self._ahead_us = before or self._ahead_us
+        return done
+
+    patch.setattr(Ledger, "reserve", reserve)
+
+
+def an_hour_has_3590_seconds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "HOUR_S", HOUR_S - 10)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        a_crash_refills_the_ledger,
+        what_was_granted_ahead_is_forgotten,
+        what_was_granted_ahead_counts_from_when_it_was_granted,
+        a_frame_ends_with_the_process_that_sent_it,
+        the_window_is_measured_at_the_start_of_an_entry,
+        merging_keeps_the_earlier_end,
+        merging_keeps_the_larger_airtime,
+        the_radio_is_taken_for_prompt,
+        a_reboot_without_a_clock_lasts_an_hour,
+        the_wall_clock_is_taken_for_exact,
+        the_disk_is_told_only_once,
+        an_hour_has_3590_seconds,
+    ],
+)
+def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch):
+    mutant(monkeypatch)
+    assert first_violation() is not None
+
+
+def test_a_busy_sender_gets_almost_all_of_its_budget():
+    ledger, now, sent = Ledger(BUDGET_US), 0.0, []
+    while now < 10 * HOUR_S:
+        now = ledger.next_free_s(now, 399_616)
+        assert ledger.reserve(now, 399_616)
+        sent.append((round(now * 1e6), 399_616))
+        now += 0.4
+    assert worst_hour_us(sent) <= BUDGET_US
+    assert sum(air for _, air in sent) > 0.98 * 10 * BUDGET_US
+
+
+def test_a_frame_fits_exactly_when_it_was_said_to_fit():
+    rng = np.random.default_rng(0)
+    ledger, now = Ledger(BUDGET_US), 0.0
+    for _ in range(500):
+        airtime = int(rng.choice(AIRTIMES_US))
+        free = ledger.next_free_s(now, airtime)
+        if free > now:
+            assert not ledger.copy().reserve(np.nextafter(free, 0), airtime)
+        assert ledger.reserve(free, airtime)
+        now = free + airtime / 1e6
+
+
+def test_what_does_not_fit_changes_nothing():
+    ledger = Ledger(BUDGET_US)
+    assert ledger.reserve(0.0, BUDGET_US)
+    ledger.record()
+    assert not ledger.reserve(100.0, 1)
+    assert ledger.record() is None
+    assert ledger.spent_us(100.0) == BUDGET_US
+    assert ledger.next_free_s(100.0, 1) == HOUR_S + 36
+    assert ledger.spent_us(HOUR_S + 36) == 0
+
+
+def test_what_is_more_than_the_budget_never_fits():
+    ledger = Ledger(3_600_000)
+    assert ledger.next_free_s(0.0, 3_600_001) == np.inf
+    assert not ledger.reserve(0.0, 3_600_001)
+
+
+@pytest.mark.parametrize(
+    ("airtime", "hold_s"), [(0, 0), (-1, 0), (60_000_001, 0), (1, -1), (1, 60)]
+)
+def test_refuses_a_frame_that_is_not_over_within_a_minute(airtime: int, hold_s: float):
+    with pytest.raises(ValueError, match="both together must be above 0 and at most 60 s"):
+        Ledger(HOUR_US).reserve(0.0, airtime, hold_s)
+
+
+def test_the_ledger_is_bounded():
+    ledger = Ledger(HOUR_US // 10)
+    rng = np.random.default_rng(1)
+    now = 0.0
+    for _ in range(40_000):
+        now += rng.uniform(0, 0.5)
+        ledger.reserve(now, 25_856, float(rng.uniform(0, 59)))
+        assert len(ledger._entries) <= ENTRIES_MAX
+    assert len(ledger._entries) > 0.9 * HOUR_S / BIN_S, "the test fills it"
+
+
+def test_a_clock_that_goes_back_for_a_while_brings_nothing_back_early():
+    ledger = Ledger(BUDGET_US)
+    assert ledger.spent_us(8700.0) == 0
+    assert ledger.reserve(10.0, BUDGET_US)
+    assert ledger.spent_us(8701.0) == BUDGET_US
+    assert ledger.next_free_s(8701.0, 1) == 8700 + 36 + HOUR_S
+
+
+def test_most_frames_need_no_write():
+    ledger, now, records = Ledger(HOUR_US // 10), 0.0, 0
+    for _ in range(500):
+        assert ledger.reserve(now, 399_616)
+        records += ledger.record() is not None
+        now += 0.4
+    assert records <= 1 + 500 // (HOUR_US // 10 // AHEAD_PARTS // 399_616)
+
+
+def test_after_a_stop_in_peace_only_what_was_sent_is_spent():
+    ledger = Ledger(BUDGET_US)
+    ledger.reserve(0.0, 400_000)
+    assert ledger.record() == Record((Entry(0.4, 400_000),), BUDGET_US // AHEAD_PARTS)
+    ledger.reserve(1.0, 400_000)
+    assert ledger.record() is None
+    settled = ledger.settle()
+    assert settled == Record((Entry(1.4, 800_000),), 0)
+    then, now = Moment("a", 2.0), Moment("a", 3.0)
+    assert resume(BUDGET_US, settled, then, now).spent_us(3.0) == 800_000
+    ledger.reserve(4.0, 1)
+    assert ledger.record() is not None, "nothing is granted any more"
+
+
+SENT = Record((Entry(100.0, 400_000),), 0)
+
+
+def test_a_reboot_is_bridged_by_the_wall_clock():
+    then, now = Moment("a", 160.0, 1000.0), Moment("b", 20.0, 1000.0 + 600 + WALL_ERROR_S)
+    ledger = resume(BUDGET_US, SENT, then, now)
+    assert ledger.spent_us(20.0) == 400_000
+    assert ledger.next_free_s(20.0, BUDGET_US) == 20 - 660 + HOUR_S
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (Moment("a", 160.0), Moment("b", 20.0, 2000.0)),
+        (Moment("a", 160.0, 1000.0), Moment("b", 20.0)),
+        (Moment("a", 160.0, 1000.0), Moment("b", 20.0, 999.0)),
+        (Moment("", 160.0), Moment("", 170.0)),
+        (Moment("a", 160.0), Moment("a", 20.0)),
+    ],
+    ids=["then untrusted", "now untrusted", "set back", "no boot known", "clock began anew"],
+)
+def test_without_trusted_time_the_hour_is_spent(then: Moment, now: Moment):
+    assert elapsed_s(then, now) is None
+    ledger = resume(BUDGET_US, SENT, then, now)
+    assert ledger.spent_us(20.0) == BUDGET_US
+    assert ledger.next_free_s(20.0, 1) >= 20 + HOUR_S
+
+
+def test_in_one_boot_the_wall_clock_does_not_matter():
+    then, now = Moment("a", 160.0, 1000.0), Moment("a", 170.0, 9e9)
+    assert elapsed_s(then, now) == 10.0
+
+
+def test_who_knows_nothing_has_spent_the_hour():
+    ledger = fully_spent(BUDGET_US, 50.0)
+    assert not ledger.reserve(50.0 + HOUR_S, 1)
+    assert ledger.reserve(50.0 + HOUR_S + HOLD_MAX_S, BUDGET_US)

@@ -1,0 +1,65 @@
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ternmesh_cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def emulate(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ternmesh_cli.main", "radio", "emulate", *options]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_modems_are_there_until_told_to_stop(tmp_path) -> None:
+    folder = tmp_path / "radios"
+    process = emulate("--modems", "2", "--dialect", "reyax", "--json", "--folder", str(folder))
+    told = json.loads(process.stdout.readline())
+    paths = [str(folder / f"modem-{index}") for index in range(2)]
+    assert told == {"simulated": True, "dialect": "reyax", "speed": 1.0, "ports": paths}
+    device = os.open(paths[1], os.O_RDWR | os.O_NOCTTY)
+    os.write(device, b"AT\r\n")
+    text = b""
+    while b"+OK\r\n" not in text and select.select([device], [], [], 10.0)[0]:
+        text += os.read(device, 1000)
+    os.close(device)
+    assert text.endswith(b"+OK\r\n")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "simulated" in errors
+    assert list(folder.iterdir()) == []
+
+
+def test_paths_as_text_one_in_a_line() -> None:
+    process = emulate("--modems", "3", "--dialect", "rnode", "--loss", "0.2", "--speed", "50")
+    paths = [Path(process.stdout.readline().strip()) for _ in range(3)]
+    assert all(path.is_symlink() for path in paths)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert not paths[0].parent.exists()
+
+
+@pytest.mark.parametrize(
+    "options", [("--modems", "0"), ("--dialect", "morse"), ("--loss", "2"), ("--speed", "0")]
+)
+def test_wrong_options_are_refused(capsys, options) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(["radio", "emulate", *options])
+    assert caught.value.code == 2
+    assert options[0] in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_named(capsys, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    assert main.main(["radio", "emulate", "--folder", str(tmp_path / "file" / "x")]) == 2
+    assert "cannot make pseudo-terminals" in capsys.readouterr().err
