@@ -125,12 +125,13 @@ def _run(ends: Mapping[str, Link], receivers: Sequence[str], loss: Loss) -> Outc
         if outcome.completed or now > TIME_MAX_S:
             break
         # Answers first: an end with one of them waits for no burst to end.
-        name = next((n for n in (*receivers, SENDER) if ends[n].has_frames), None)
-        if name is None:
+        ready = [name for name in (*receivers, SENDER) if ends[name].has_frames]
+        if not ready:
             now = min(t for end in ends.values() if (t := end.next_timeout()) is not None)
             for end in ends.values():
                 end.handle_timeout(now)
             continue
+        name = ready[0]
         for peer, frame in ends[name].frames_to_send(now, 1):
             now += airtime_us(SETTING, len(frame)) / 1e6
             outcome.bytes_sent += len(frame)

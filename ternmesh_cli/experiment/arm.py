@@ -156,7 +156,7 @@ def _watch(fleet: Fleet, arm: Arm, judge: Judge, progress: Progress, tell: Tell)
             if version // CURVE_EVERY > best // CURVE_EVERY or version == rounds:
                 _judge_now(fleet, judge, progress)  # fast rounds may skip the very version
             best, moved_at = version, now
-        latest = progress.curve[max(progress.curve)] if progress.curve else None
+        latest = progress.curve[max(progress.curve)]
         tell(Standing("learning", max(version, 0), latest))
         progress.save_sometimes(now)
         if version >= rounds:

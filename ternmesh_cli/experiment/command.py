@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length",
         type=number(1, LENGTH_MAX),
-        default=15_000,
-        help="numbers that ours trains besides the head (default: 15000)",
+        default=36_000,
+        help="numbers that ours trains besides the head (default: 36000)",
     )
     parser.add_argument("--seed", type=number(0, SEED_MAX), default=0, help="default: 0")
     parser.add_argument(

@@ -49,7 +49,7 @@ class Experiment:
     rounds: int
     steps: int
     seed: int
-    length: int = 15_000
+    length: int = 36_000
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a started experiment to go on."""
@@ -65,7 +65,7 @@ class Experiment:
 
 
 def make_arms(experiment: Experiment) -> dict[str, Arm]:
-    """The arms of M3 by name, each with the learning rate that suited it on other pairs.
+    """The arms of M3 by name, each with the learning rate that suited it on pairs set aside.
 
     Nobody is left out of a round: the host waits for both nodes.
     """
@@ -79,7 +79,7 @@ def make_arms(experiment: Experiment) -> dict[str, Arm]:
     training = TrainingConfig(seed=experiment.seed, samples_min=1, keep_moments=True)
     published = RunConfig(learning_rate=0.002, learning_rate_drop=1.0, **everyone)
     ours = RunConfig(
-        learning_rate=0.012,
+        learning_rate=0.007,
         learning_rate_drop=1.0,
         frame_mtu=512,
         up_bytes=1600,
