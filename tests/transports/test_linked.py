@@ -1,0 +1,137 @@
+"""Whole messages over a bearer of small frames that get lost; real stores, a real loopback hub."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.link.link import Link, LinkSettings
+from ternmesh.wire.seal import Header, seal
+from ternmesh_store.link_store import LinkStore
+from transports import linked
+from transports.base import Busy
+from transports.faults import Faults
+from transports.faulty import FaultyTransport
+from transports.linked import LinkedTransport
+from transports.loopback import LoopbackHub
+
+MTU = 64
+
+
+class Clock:
+    """Seconds that pass when somebody waits for nothing."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A host and nodes on one hub; the hub's waits are the clock's steps."""
+
+    def __init__(self, folder: Path, faults: Faults, names: tuple[str, ...] = ("theo",)) -> None:
+        self.folder, self.faults, self.names = folder, faults, names
+        self.clock, self.hub = Clock(), LoopbackHub(mtu=MTU)
+        self.stores: dict[str, LinkStore] = {}
+        self.ends = {name: self.open(name) for name in ("host", *names)}
+
+    def open(self, name: str) -> LinkedTransport:
+        store = self.stores[name] = LinkStore(self.folder / f"{name}.db")
+        store.open()
+        rng = np.random.default_rng(len(self.stores))
+        raw = self.hub.host() if name == "host" else self.hub.node(name)
+        inner = FaultyTransport(raw, self.faults, rng, self.clock)
+        settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
+        link = Link(settings, store.load(), rng)
+        end = LinkedTransport(inner, link, store, self.clock, self.names)
+        end.open()
+        return end
+
+    def restart(self, name: str) -> None:
+        """A crash: what was not committed is lost."""
+        self.stores[name].close()
+        self.ends[name].close()
+        self.ends[name] = self.open(name)
+
+    def run(self, seconds: float) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {name: [] for name in self.ends}
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            for name, end in self.ends.items():
+                while (arrival := end.receive(0.0)) is not None:
+                    found[name].append(arrival)
+            self.clock.now += 0.05
+        return found
+
+
+def frames(count: int, counter: int = 0, size: int = 100) -> list[bytes]:
+    rng = np.random.default_rng(count)
+    return [seal(Header(3, counter + i), b"\x02" + rng.bytes(size)) for i in range(count)]
+
+
+def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults())
+    [frame] = frames(1, size=20)
+    bench.ends["theo"].send("host", [frame])
+    [arrival] = bench.run(1.0)["host"]
+    assert (arrival.peer, arrival.frames) == ("theo", (frame,))
+
+
+def test_many_frames_arrive_together_through_losses(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.3, duplicate=0.1, reorder=0.2, flip=0.05))
+    up, down = frames(9), frames(5)
+    bench.ends["theo"].send("host", up)
+    bench.ends["host"].send("theo", down)
+    found = bench.run(120.0)
+    assert [a.frames for a in found["host"] if len(a.frames) > 1] == [tuple(up)]
+    assert [a.frames for a in found["theo"] if len(a.frames) > 1] == [tuple(down)]
+    assert bench.ends["theo"].objects_sent == bench.ends["host"].objects_sent == 1
+
+
+def test_a_broadcast_reaches_every_node(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.2), ("theo", "nora", "li"))
+    sent = frames(6)
+    bench.ends["host"].send("all", sent)
+    found = bench.run(200.0)
+    assert all([a.frames for a in found[name]] == [tuple(sent)] for name in bench.names)
+    assert bench.ends["host"].objects_sent == 1
+
+
+def test_the_same_bodies_under_new_seals_are_on_their_way_already(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=1.0))
+    for counter in (0, 100, 200):
+        bench.ends["theo"].send("host", frames(4, counter))
+    assert len(bench.stores["theo"].load().outgoing) == 1
+    bench.ends["theo"].send("host", frames(5))
+    assert len(bench.stores["theo"].load().outgoing) == 2
+
+
+@pytest.mark.parametrize("name", ["theo", "host"])
+def test_a_transfer_survives_a_restart(tmp_path: Path, name: str) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.2))
+    sent = frames(20)
+    bench.ends["theo"].send("host", sent)
+    early = bench.run(1.0)["host"]
+    bench.restart(name)
+    assert early == []
+    assert [a.frames for a in bench.run(300.0)["host"]] == [tuple(sent)]
+
+
+def test_a_restart_hands_out_the_last_minute_again_and_no_more(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults())
+    bench.ends["theo"].send("host", frames(4))
+    assert len(bench.run(5.0)["host"]) == 1
+    bench.restart("host")
+    assert len(bench.run(linked.KEEP_S + 1.0)["host"]) == 1
+    bench.restart("host")
+    assert bench.run(5.0)["host"] == []
+
+
+def test_a_full_link_is_busy(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=1.0))
+    with pytest.raises(Busy):  # noqa: PT012
+        for counter in range(300):
+            bench.ends["theo"].send("host", frames(2, size=100 + counter))

@@ -1,0 +1,209 @@
+"""A bearer of small frames that get lost, made into one of whole messages: the link around it.
+
+A frame alone that fits the bearer is sent as it is, once. Several, or one that is too long,
+travel as an object (`ternmesh.link`), which arrives whole or not at all, over restarts of both
+sides. All of it happens in the thread that calls `send` and `receive`.
+"""
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ternmesh.errors import WireError
+from ternmesh.link.link import Link, LinkFull
+from ternmesh.link.records import (
+    Delivered,
+    FrameArrived,
+    GaveUp,
+    LinkEvent,
+    LinkRefused,
+    ObjectArrived,
+)
+from ternmesh.wire import seal
+from transports import batch
+from transports.base import ALL, Arrival, Busy, Transport
+
+WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
+ROOM = 4  # frames that are taken from the link at once: later ones may be more urgent
+KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
+
+_logger = logging.getLogger(__name__)
+
+
+class LinkLog(Protocol):
+    """What keeps a link's state: `ternmesh_store.link_store.LinkStore`."""
+
+    def record(self, event: LinkEvent) -> None:
+        """Write what of an event must survive."""
+
+    def commit(self) -> None:
+        """Make it durable."""
+
+    def inbox(self) -> list[tuple[int, str, bytes]]:
+        """Objects that arrived and were not taken."""
+
+    def take(self, place: int) -> None:
+        """Forget one of them."""
+
+
+class LinkedTransport:
+    """See `transports.base.Transport`. `receivers` are the nodes that a broadcast is for."""
+
+    def __init__(
+        self,
+        inner: Transport,
+        link: Link,
+        log: LinkLog,
+        clock: Callable[[], float],
+        receivers: Sequence[str] = (),
+    ) -> None:
+        self._inner, self._link, self._log, self._clock = inner, link, log, clock
+        self._receivers = tuple(receivers)
+        self._arrivals: deque[Arrival] = deque()
+        self._held: deque[tuple[str, bytes]] = deque()  # frames that the bearer was too busy for
+        self._handed: deque[tuple[float, int]] = deque()  # when, and its place in the inbox
+        self._under_way: dict[tuple[str, bytes], int] = {}
+        self.objects_sent = self.objects_lost = self.frames_refused = 0
+
+    @property
+    def mtu(self) -> int:
+        """The longest frame in bytes: any may travel."""
+        return seal.FRAME_MAX
+
+    @property
+    def connected(self) -> bool:
+        """Always: what cannot leave now is kept."""
+        return True
+
+    def open(self) -> None:
+        """Start the bearer, and what was under way."""
+        self._inner.open()
+        self._link.start(self._clock())
+        self._hand_out()
+
+    def close(self) -> None:
+        """Stop the bearer; what is under way goes on at the next start."""
+        self._inner.close()
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        """Queue frames; returns their bytes, not those that they will have cost on the air."""
+        if len(frames) == 1 and len(frames[0]) <= self._inner.mtu:
+            if not self._link.send_frames(peer, frames):
+                raise Busy("too many frames wait for the bearer: try again soon")
+        else:
+            self._send_object(peer, frames)
+        self._settle()
+        return sum(map(len, frames))
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        """The next arrival, or None after `timeout_s`.
+
+        After a restart the objects of the last minute are handed out once more: what they led to
+        may not have been on disk. The protocol above knows what it has seen.
+        """
+        now = self._clock()
+        while self._handed and now >= self._handed[0][0] + KEEP_S:
+            self._log.take(self._handed.popleft()[1])
+        until = now + timeout_s
+        while not self._arrivals:
+            left_s = until - self._clock()
+            self._listen(max(0.0, min(left_s, WAIT_MAX_S)))
+            if left_s <= 0:
+                break
+        if not self._arrivals:
+            return None
+        return self._arrivals.popleft()
+
+    def _send_object(self, peer: str, frames: Sequence[bytes]) -> None:
+        name = peer, _content(frames)
+        if name in self._under_way:
+            return  # The same bodies under new seals: it is on its way already.
+        receivers = self._receivers if peer == ALL else (peer,)
+        try:
+            number = self._link.send(peer, batch.join(frames), receivers=receivers)
+        except LinkFull as error:
+            raise Busy(str(error)) from error
+        self._under_way[name] = number
+
+    def _listen(self, wait_s: float) -> None:
+        now = self._clock()
+        due = self._link.next_timeout()
+        if due is not None:
+            wait_s = min(wait_s, max(0.0, due - now))
+        arrival = self._inner.receive(0.0 if self._link.has_frames else wait_s)
+        now = self._clock()
+        if arrival is not None:
+            for frame in arrival.frames:
+                self._link.receive_frame(arrival.peer, frame, now)
+        due = self._link.next_timeout()
+        if due is not None and now >= due:
+            self._link.handle_timeout(now)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Events, onto disk, and only then frames."""
+        has_object = False
+        while (event := self._link.next_event()) is not None:
+            self._log.record(event)
+            has_object |= isinstance(event, ObjectArrived)
+            self._note(event)
+        self._log.commit()
+        if has_object:
+            self._hand_out()
+        self._send_frames()
+
+    def _note(self, event: LinkEvent) -> None:
+        match event:
+            case FrameArrived():
+                self._arrivals.append(Arrival(event.peer, (event.frame,), len(event.frame)))
+            case LinkRefused():
+                self.frames_refused += 1
+            case Delivered():
+                self.objects_sent += 1
+                self._forget(event.number)
+            case GaveUp():
+                self.objects_lost += 1
+                _logger.warning("object %d is given up: %s", event.number, event.reason)
+                self._forget(event.number)
+            case _:
+                pass  # The store's business alone.
+
+    def _forget(self, number: int) -> None:
+        self._under_way = {key: n for key, n in self._under_way.items() if n != number}
+
+    def _hand_out(self) -> None:
+        """Objects of the inbox as arrivals, each once in the life of this process."""
+        known = {place for _, place in self._handed}
+        for place, peer, payload in self._log.inbox():
+            if place in known:
+                continue
+            self._handed.append((self._clock(), place))
+            try:
+                self._arrivals.append(Arrival(peer, batch.split(payload), len(payload)))
+            except WireError as error:
+                self.frames_refused += 1
+                _logger.warning("an object from %s holds no frames: %s", peer, error)
+
+    def _send_frames(self) -> None:
+        while self._inner.connected:
+            if not self._held:
+                self._held.extend(self._link.frames_to_send(self._clock(), ROOM))
+            if not self._held:
+                return
+            peer, frame = self._held[0]
+            try:
+                self._inner.send(peer, [frame])
+            except Busy:
+                return
+            self._held.popleft()
+
+
+def _content(frames: Sequence[bytes]) -> bytes:
+    """What frames say, whatever the counters of their seals."""
+    digest = hashlib.sha256()
+    for frame in frames:
+        body = frame[seal.HEAD_SIZE : -seal.TAG_SIZE]
+        digest.update(len(body).to_bytes(4, "little") + body)
+    return digest.digest()
