@@ -5,7 +5,7 @@ import importlib
 
 from bench.result import show
 
-NAMES = ("demo", "train_step", "footprint", "codec", "m3", "zeroth_order", "code", "link")
+NAMES = ("demo", "train_step", "footprint", "codec", "m3", "zeroth_order", "code", "link", "ble")
 
 
 def main() -> None:

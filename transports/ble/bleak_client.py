@@ -1,0 +1,96 @@
+"""The central's end of a connection, over bleak: a board with BlueZ.
+
+This adapter is type-checked and has not met hardware: no test can run it without a BlueZ daemon and
+a radio. It is kept so thin that the tested parts around it hold everything that can go wrong.
+"""
+
+from collections.abc import Callable
+
+from transports.base import MissingExtra
+from transports.ble.gatt import (
+    ATT_HEADER,
+    ATT_MTU_MIN,
+    RX_UUID,
+    SERVICE_UUID,
+    TX_UUID,
+    GattError,
+    value_max,
+)
+
+try:
+    from bleak import BleakClient, BleakScanner
+    from bleak.backends.characteristic import BleakGATTCharacteristic
+    from bleak.exc import BleakError
+except ImportError as error:
+    raise MissingExtra("BLE needs the package bleak: pip install 'ternmesh[ble]'") from error
+
+SCAN_S = 10.0
+CONNECT_S = 20.0
+
+
+class BleakEnd:
+    """Connects to the bridge of an address or name; see `transports.ble.gatt.GattEnd`.
+
+    Where it is told neither, the first bridge that it hears will do.
+    """
+
+    initiator = True
+
+    def __init__(self, bridge: str = "") -> None:
+        self._bridge = bridge
+        self._client: BleakClient | None = None
+        self._rx: BleakGATTCharacteristic | None = None
+
+    @property
+    def value_max(self) -> int:
+        """The longest value in bytes now; 20 with BlueZ before 5.62, whatever was negotiated."""
+        size = self._rx.max_write_without_response_size if self._rx else 0
+        return value_max(max(size + ATT_HEADER, ATT_MTU_MIN))
+
+    async def connect(
+        self, on_value: Callable[[bytes], None], on_disconnect: Callable[[str], None]
+    ) -> None:
+        """See `GattEnd.connect`. BlueZ negotiates the MTU by itself."""
+        try:
+            device = await BleakScanner.find_device_by_filter(
+                lambda device, heard: (
+                    self._bridge in (device.address, heard.local_name)
+                    if self._bridge
+                    else SERVICE_UUID in heard.service_uuids
+                ),
+                timeout=SCAN_S,
+            )
+            if device is None:
+                raise GattError(f"no BLE bridge {self._bridge} is in reach")
+            self._client = client = BleakClient(
+                device, lambda client: self._ended(client, on_disconnect), timeout=CONNECT_S
+            )
+            await client.connect()
+            self._rx = client.services.get_characteristic(RX_UUID)
+            if self._rx is None:
+                raise GattError(f"{device.address} has no Nordic UART service")
+            await client.start_notify(TX_UUID, lambda _, value: on_value(bytes(value)))
+        except (BleakError, TimeoutError) as error:
+            raise GattError(f"bleak could not connect: {error or 'it took too long'}") from error
+
+    async def write(self, value: bytes) -> None:
+        """See `GattEnd.write`."""
+        if self._client is None or self._rx is None:
+            raise GattError("not connected")
+        try:
+            await self._client.write_gatt_char(self._rx, value, response=False)
+        except BleakError as error:
+            raise GattError(f"bleak could not write: {error}") from error
+
+    async def disconnect(self) -> None:
+        """See `GattEnd.disconnect`."""
+        client, self._client, self._rx = self._client, None, None
+        if client is not None:
+            try:
+                await client.disconnect()
+            except (BleakError, TimeoutError) as error:
+                raise GattError(f"bleak could not disconnect: {error}") from error
+
+    def _ended(self, client: BleakClient, on_disconnect: Callable[[str], None]) -> None:
+        if client is self._client:
+            on_disconnect("the BLE connection ended")

@@ -1,0 +1,110 @@
+"""The values of a BLE link: one writer and one reader (SPEC.md section 7.4).
+
+Every value ends with a CRC-16. That of a hello begins from a constant, that of all others from the
+session's number: no value of an earlier connection can pass for one of this.
+"""
+
+import struct
+from binascii import crc_hqx
+from dataclasses import dataclass
+
+from ternmesh.errors import WireError
+from transports.ble.gatt import VALUE_MAX
+
+VERSION = 1
+FRAME_MAX = 4096  # bytes
+WINDOW = 32  # values that may be unconfirmed; the bitmap of a status has as many bits
+DATA_OVERHEAD = 4  # bytes of a data value that are not the stream's
+
+_HELLO, _ANSWER, _DATA, _DATA_ASK, _ASK, _STATUS = range(1, 7)
+_HELLO_FORM = struct.Struct("<BBHIIIB")  # kind, version, session, who, to whom, frames, window
+_STATUS_FORM = struct.Struct("<BBBI")  # kind, next, window, later
+_DATA_FORM = struct.Struct("<BB")  # kind, seq
+_CRC = struct.Struct("<H")
+_HELLO_START = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """How a session begins. The initiator says it first, the other end answers with the same."""
+
+    answer: bool
+    session: int  # u16
+    identity: int  # u32, new at each start of the speaker's program
+    peer_identity: int  # u32, of whom `frames_taken` speaks; 0: nobody
+    frames_taken: int  # u32, whole frames received from `peer_identity` in all its sessions
+    window: int  # u8, how many values the speaker takes at first
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A part of the stream of frames; `ask`: a status is wanted."""
+
+    seq: int  # u8
+    ask: bool
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A status is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the speaker has and takes: credits for `window` values from `next` on."""
+
+    next: int  # u8, the first value that is missing
+    window: int  # u8
+    later: int  # u32, bit i: value next + 1 + i is here
+
+
+Value = Hello | Data | Ask | Status
+
+
+def encode(value: Value, session: int) -> bytes:
+    """The bytes of `value`; `session` (u16) stands in a hello and seeds the CRC of all others."""
+    match value:
+        case Hello():
+            kind = _ANSWER if value.answer else _HELLO
+            body = _HELLO_FORM.pack(
+                kind,
+                VERSION,
+                value.session,
+                value.identity,
+                value.peer_identity,
+                value.frames_taken,
+                value.window,
+            )
+            session = _HELLO_START
+        case Data():
+            body = _DATA_FORM.pack(_DATA_ASK if value.ask else _DATA, value.seq) + value.payload
+        case Ask():
+            body = bytes([_ASK])
+        case Status():
+            body = _STATUS_FORM.pack(_STATUS, value.next, value.window, value.later)
+    return body + _CRC.pack(crc_hqx(body, session))
+
+
+def decode(value: bytes, session: int | None) -> Value:
+    """The value that these bytes are in `session`, or WireError; before a session, hello only."""
+    if not 1 + _CRC.size <= len(value) <= VALUE_MAX:
+        raise WireError("length", f"a value of {len(value)} bytes is of no kind")
+    body, kind = value[: -_CRC.size], value[0]
+    start = _HELLO_START if kind in (_HELLO, _ANSWER) else session
+    if start is None:
+        raise WireError("session", "a value came before the session began")
+    if _CRC.unpack(value[-_CRC.size :])[0] != crc_hqx(body, start):
+        raise WireError("crc", "a value is cut, damaged, or of an earlier session")
+    if kind in (_DATA, _DATA_ASK) and len(body) > _DATA_FORM.size:
+        return Data(body[1], kind == _DATA_ASK, body[_DATA_FORM.size :])
+    if kind == _ASK and len(body) == 1:
+        return Ask()
+    if kind == _STATUS and len(body) == _STATUS_FORM.size:
+        return Status(*_STATUS_FORM.unpack(body)[1:])
+    if kind in (_HELLO, _ANSWER) and len(body) == _HELLO_FORM.size:
+        _, version, *rest = _HELLO_FORM.unpack(body)
+        if version != VERSION:
+            raise WireError("version", f"the other end speaks version {version}, not {VERSION}")
+        return Hello(kind == _ANSWER, *rest)
+    raise WireError("kind", f"a value of kind {kind} and {len(value)} bytes is none of ours")
