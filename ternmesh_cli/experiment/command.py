@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the experiment, or what is left of it; returns the exit code."""
     # As Ctrl-C does: whoever ends the experiment ends its processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from ternmesh_cli.experiment.markdown import write_markdown
     from ternmesh_cli.experiment.prepare import find_data
     from ternmesh_cli.experiment.report import write_report
     from ternmesh_cli.experiment.screen import Screen, show
@@ -88,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
             results, broker = _run_arms(experiment, chosen, arguments.broker, name, screen.teller)
         report = experiment.folder / REPORT
         report.write_text(write_report(experiment, results, broker))
+        page = write_markdown(experiment, results, broker, datetime.now(UTC).date())
+        report.with_suffix(".md").write_text(page)
     if arguments.json:
         print(json.dumps(summary(results, report)))
     else:

@@ -262,6 +262,9 @@ def test_the_whole_experiment_through_a_kill(tiny, tmp_path, eventually):
     answer = json.loads(done.stdout)
     check_arms(answer["arms"])
     page = (out / "report.html").read_text()
+    kept = (out / "report.md").read_text()
+    assert "| m3a | m3b | ours |" in kept
+    assert "17.5 MB" in kept
     assert page.count("<svg") == 2
     assert "17.5 MB" in page
 
