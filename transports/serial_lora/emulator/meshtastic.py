@@ -1,0 +1,129 @@
+"""An emulated Meshtastic node on its serial port: handshake, queue with credit, log text."""
+
+import struct
+from collections import deque
+from collections.abc import Hashable
+
+from ternmesh.errors import WireError
+from ternmesh.link.airtime import LoraSetting, airtime_us
+from transports.serial_lora import meshtastic as wire
+from transports.serial_lora import protobuf
+from transports.serial_lora.emulator.modem import Action, Output, Reception, Transmit
+from transports.serial_lora.protobuf import Value
+
+QUEUE_MAX = 16
+TOO_LARGE = 7
+FLAGS = b"\x48\x00"  # field 9 of Data, which the firmware adds
+LOG = b"INFO  | 00:00:00 1 [Router] %b\r\n"
+
+
+class MeshtasticModem:
+    """See `EmulatedModem`. `radio` is what its own tools have set."""
+
+    def __init__(self, node: int, radio: LoraSetting) -> None:
+        self.fail_next: list[int] = []
+        self._node = node
+        self._radio = radio
+        self._unframer = wire.Unframer()
+        self._queue: deque[bytes] = deque()
+        self._sending = False
+
+    @property
+    def tuning(self) -> Hashable:
+        """The radio setting stands for the channel as well."""
+        return "meshtastic", self._radio
+
+    def power_up(self) -> list[Action]:
+        """Log text, and a message that it has restarted."""
+        self._unframer = wire.Unframer()
+        self._queue.clear()
+        self._sending = False
+        boot = Output(LOG % b"an emulated node starts")
+        return [boot, _from_radio(protobuf.number_field(wire.FROM_REBOOTED, 1))]
+
+    def receive_bytes(self, data: bytes) -> list[Action]:
+        """Messages of the host."""
+        actions: list[Action] = []
+        for message in self._unframer.feed(data):
+            try:
+                actions += self._message(message)
+            except WireError:
+                actions.append(Output(LOG % b"ignored a malformed message"))
+        return actions
+
+    def transmitted(self) -> list[Action]:
+        """The queue has room again."""
+        self._sending = False
+        return [*self._transmit(), self._status()]
+
+    def hear(self, heard: Reception) -> list[Action]:
+        """The packet of another node, with its quality."""
+        to, sender, packet_id = struct.unpack_from("<III", heard.payload)
+        packet = protobuf.fixed32_field(wire.PACKET_FROM, sender)
+        packet += protobuf.fixed32_field(wire.PACKET_TO, to)
+        packet += protobuf.bytes_field(wire.PACKET_DATA, heard.payload[wire.HEADER :])
+        packet += protobuf.fixed32_field(wire.PACKET_ID, packet_id)
+        snr = int.from_bytes(struct.pack("<f", heard.snr_db), "little")
+        packet += protobuf.fixed32_field(wire.PACKET_SNR, snr)
+        packet += protobuf.number_field(wire.PACKET_RSSI, heard.rssi_dbm & (1 << 64) - 1)
+        told = _from_radio(protobuf.bytes_field(wire.FROM_PACKET, packet))
+        return [Output(LOG % b"received a packet"), told]
+
+    def paused(self) -> list[Action]:
+        """It never asks for a pause."""
+        return []
+
+    def _message(self, message: dict[int, Value]) -> list[Action]:
+        if nonce := protobuf.number(message, wire.TO_WANT_CONFIG):
+            node = protobuf.number_field(wire.MY_NODE, self._node)
+            return [
+                _from_radio(protobuf.bytes_field(wire.FROM_MY_INFO, node)),
+                _from_radio(protobuf.number_field(wire.FROM_COMPLETE, nonce)),
+            ]
+        if protobuf.data(message, wire.TO_HEARTBEAT) is not None:
+            return [self._status()]
+        if (packet := protobuf.data(message, wire.TO_PACKET)) is not None:
+            return self._send(protobuf.fields(packet))
+        return []
+
+    def _send(self, packet: dict[int, Value]) -> list[Action]:
+        data = protobuf.data(packet, wire.PACKET_DATA) or b""
+        packet_id = protobuf.number(packet, wire.PACKET_ID) & 0xFFFFFFFF
+        payload = struct.pack("<III4x", wire.EVERYBODY, self._node, packet_id) + data + FLAGS
+        if len(payload) > 255:
+            return self._refuse(packet_id, TOO_LARGE)
+        if self.fail_next:
+            return self._refuse(packet_id, self.fail_next.pop(0))
+        if len(self._queue) >= QUEUE_MAX:
+            return [self._status(packet_id, 1)]
+        self._queue.append(payload)
+        return [*self._transmit(), self._status(packet_id)]
+
+    def _refuse(self, packet_id: int, error: int) -> list[Action]:
+        """Both ways of the firmware: a routing message, and the result in the queue's status."""
+        data = protobuf.number_field(wire.DATA_PORT, wire.ROUTING_APP)
+        routing = protobuf.number_field(wire.ROUTING_ERROR, error)
+        data += protobuf.bytes_field(wire.DATA_PAYLOAD, routing)
+        data += protobuf.fixed32_field(wire.DATA_REQUEST, packet_id)
+        packet = protobuf.fixed32_field(wire.PACKET_FROM, self._node)
+        packet += protobuf.bytes_field(wire.PACKET_DATA, data)
+        told = _from_radio(protobuf.bytes_field(wire.FROM_PACKET, packet))
+        return [told, self._status(packet_id, error)]
+
+    def _status(self, packet_id: int = 0, result: int = 0) -> Output:
+        status = protobuf.number_field(wire.QUEUE_RESULT, result)
+        status += protobuf.number_field(wire.QUEUE_FREE, QUEUE_MAX - len(self._queue))
+        status += protobuf.number_field(wire.QUEUE_MAX, QUEUE_MAX)
+        status += protobuf.number_field(wire.QUEUE_PACKET, packet_id)
+        return _from_radio(protobuf.bytes_field(wire.FROM_QUEUE, status))
+
+    def _transmit(self) -> list[Action]:
+        if self._sending or not self._queue:
+            return []
+        self._sending = True
+        payload = self._queue.popleft()
+        return [Transmit(payload, airtime_us(self._radio, len(payload)), listens=True)]
+
+
+def _from_radio(message: bytes) -> Output:
+    return Output(wire.frame(message))

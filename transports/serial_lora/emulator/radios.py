@@ -1,0 +1,233 @@
+"""Emulated radio modems on pseudo-terminals, joined by an emulated channel.
+
+Radio time runs `speed` times faster than the wall clock. One thread does everything; faults that
+others ask for are done by it as well, between two of its steps.
+"""
+
+import queue
+import random
+import select
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ternmesh.link.airtime import LoraSetting
+from transports.serial_lora.emulator.channel import Channel
+from transports.serial_lora.emulator.ebyte import EbyteModem
+from transports.serial_lora.emulator.line import SHAPES, Line
+from transports.serial_lora.emulator.meshcore import MeshcoreModem
+from transports.serial_lora.emulator.meshtastic import MeshtasticModem
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Reception
+from transports.serial_lora.emulator.reyax import ReyaxModem
+from transports.serial_lora.emulator.rnode import RnodeModem
+from transports.serial_lora.waker import Waker
+
+MODEMS_MAX = 255
+WAIT_S = 1.0
+LONG_FAST = LoraSetting(11, 250, 1, 16)  # Meshtastic as it is delivered
+
+
+def new_modem(
+    dialect: str,
+    index: int,
+    *,
+    radio: LoraSetting = LONG_FAST,
+    air_rate_bps: int = 2400,
+    binary_safe: bool = True,
+) -> EmulatedModem:
+    """A modem of this dialect; `radio` is for meshtastic, which the host cannot tune."""
+    match dialect:
+        case "reyax":
+            return ReyaxModem(binary_safe)
+        case "ebyte":
+            return EbyteModem(air_rate_bps)
+        case "meshtastic":
+            return MeshtasticModem(0x7E500000 + index, radio)
+        case "rnode":
+            return RnodeModem()
+        case "meshcore":
+            return MeshcoreModem()
+    raise ValueError(f"there is no emulated modem for {dialect!r}")
+
+
+class EmulatedRadios:
+    """Some modems; `paths` are what a host opens, from `start` on until `close`."""
+
+    def __init__(
+        self,
+        modems: list[EmulatedModem],
+        *,
+        speed: float = 1.0,
+        loss: float = 0.0,
+        collisions: bool = False,
+        seed: int = 0,
+        folder: Path | None = None,
+    ) -> None:
+        if not 0 < len(modems) <= MODEMS_MAX or not 0 <= loss <= 1 or not speed > 0:
+            raise ValueError(f"1 to {MODEMS_MAX} modems, a loss of 0 to 1, and a speed above 0")
+        self.modems = modems
+        self.speed = speed
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="ternmesh-radios-"))
+        self.paths = [str(self.folder / f"modem-{index}") for index in range(len(modems))]
+        self._owns_folder = folder is None
+        self._channel = Channel(random.Random(f"{seed} air"), loss, collisions)
+        self._lines = [
+            Line(Path(path), random.Random(f"{seed} line {index}"))
+            for index, path in enumerate(self.paths)
+        ]
+        self._pauses: dict[int, float] = {}  # their ends in radio time, by modem
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="radios", daemon=True)
+
+    def __enter__(self) -> "EmulatedRadios":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Plug all modems in; OSError where terminals or paths cannot be made."""
+        self._thread.start()
+        self._do(self._plug_all)
+
+    def close(self) -> None:
+        """Pull all modems out and remove the paths; may be called twice."""
+        self._stop.set()
+        self._waker.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._owns_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def unplug(self, index: int) -> None:
+        """Modem `index` is gone: its path leads nowhere, and what it sent is cut off."""
+        self._do(lambda: self._unplug(index))
+
+    def replug(self, index: int) -> None:
+        """It is back on the same path, and starts anew."""
+        self._do(lambda: self._plug(index))
+
+    def garble(self, index: int, data: bytes) -> None:
+        """The host gets `data` between two messages, as from a bad line."""
+        self._do(lambda: self._lines[index].write(data, time.monotonic()))
+
+    def shape(self, index: int, shape: str) -> None:
+        """How the host gets messages from now on: "whole", "split" or "glued"."""
+        if shape not in SHAPES:
+            raise ValueError(f"shape {shape!r} must be one of {', '.join(SHAPES)}")
+        self._do(lambda: setattr(self._lines[index], "shape", shape))
+
+    def stop_reading(self, index: int) -> None:
+        """The modem takes no more bytes: the host's writes get stuck once the line is full."""
+        self._do(lambda: setattr(self._lines[index], "reads", False))
+
+    def resume_reading(self, index: int) -> None:
+        """The modem takes what has piled up."""
+        self._do(lambda: setattr(self._lines[index], "reads", True))
+
+    def fail_next(self, index: int, *codes: int) -> None:
+        """The modem answers its next sends with these error codes."""
+        self._do(lambda: self.modems[index].fail_next.extend(codes))
+
+    def set_loss(self, loss: float) -> None:
+        """The share of frames that each receiver loses from now on."""
+        self._do(lambda: setattr(self._channel, "loss", loss))
+
+    def _do(self, task: Callable[[], object]) -> None:
+        """Let the thread do it, and wait until it has; nothing happens after `close`."""
+        done = threading.Event()
+        failed: list[OSError] = []
+
+        def wrapped() -> None:
+            try:
+                task()
+            except OSError as error:
+                failed.append(error)
+            done.set()
+
+        self._tasks.put(wrapped)
+        self._waker.wake()
+        while not done.wait(0.1) and self._thread.is_alive():
+            continue
+        if failed:
+            raise failed[0]
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._step()
+        finally:
+            for line in self._lines:
+                line.unplug()
+            self._waker.close()
+
+    def _step(self) -> None:
+        reading: list[Line | Waker] = [line for line in self._lines if line.plugged and line.reads]
+        stuck = [line for line in self._lines if line.plugged and line.stuck]
+        ready, room, _ = select.select([*reading, self._waker], stuck, [], self._wait_s())
+        if self._waker in ready:
+            self._waker.clear()
+        while not self._tasks.empty():
+            self._tasks.get()()
+        for index, line in enumerate(self._lines):
+            if line in ready and line.plugged:
+                self._act(index, self.modems[index].receive_bytes(line.read()))
+        self._run_air(self._now())
+        now_s = time.monotonic()
+        for line in self._lines:
+            if line.plugged and (not line.stuck or line in room):
+                line.flush(now_s)
+
+    def _wait_s(self) -> float:
+        """Until the next thing is due, in seconds of the wall clock."""
+        now_s = time.monotonic()
+        ends = [self._channel.next_end(), *self._pauses.values()]
+        due = [end / self.speed for end in ends if end is not None]
+        due += [at for line in self._lines if (at := line.next_due()) is not None]
+        return min(WAIT_S, max(0.0, min(due, default=now_s + WAIT_S) - now_s))
+
+    def _now(self) -> float:
+        """Radio time in seconds."""
+        return time.monotonic() * self.speed
+
+    def _run_air(self, now: float) -> None:
+        for index in [index for index, end in self._pauses.items() if end <= now]:
+            del self._pauses[index]
+            self._act(index, self.modems[index].paused())
+        while (over := self._channel.finish(now)) is not None:
+            self._act(over.sender, self.modems[over.sender].transmitted())
+            for index, modem in enumerate(self.modems):
+                listening = index != over.sender and self._lines[index].plugged
+                if listening and modem.tuning == over.tuning and self._channel.arrives(over):
+                    self._act(index, modem.hear(Reception(over.payload, *self._channel.quality())))
+
+    def _act(self, index: int, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Output(data):
+                    self._lines[index].write(data, time.monotonic())
+                case Pause(seconds):
+                    self._pauses[index] = self._now() + seconds
+                case _:
+                    tuning = self.modems[index].tuning
+                    self._channel.start(index, tuning, action, self._now())
+
+    def _plug_all(self) -> None:
+        for index in range(len(self.modems)):
+            self._plug(index)
+
+    def _plug(self, index: int) -> None:
+        if not self._lines[index].plugged:
+            self._lines[index].plug()
+            self._act(index, self.modems[index].power_up())
+
+    def _unplug(self, index: int) -> None:
+        self._channel.abort(index)
+        self._pauses.pop(index, None)
+        self._lines[index].unplug()

@@ -1,0 +1,183 @@
+"""One connection to a modem: a dialect on an open port, until either fails."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+from ternmesh.errors import WireError
+from transports.serial_lora.coding import Coding, Message
+from transports.serial_lora.dialect import (
+    Broken,
+    Budget,
+    Dialect,
+    Event,
+    Noise,
+    Received,
+    Refused,
+    Sent,
+    Write,
+)
+from transports.serial_lora.port import PortError, SerialPort
+from transports.serial_lora.send_queue import Outgoing, SendQueue
+from transports.serial_lora.settings import SerialLoraSettings
+
+WAIT_S = 1.0  # the longest that the thread sleeps; arrivals and sends wake it
+STALLED_S = 2.0  # a message of the modem that has not gone on for so long is given up
+TRIES_MAX = 3  # offers of one frame to the modem
+REASONS_MAX = 32  # different refusals that are told apart
+
+
+@dataclass(slots=True)
+class SerialLoraCounters:
+    """What this transport did since it was made; bytes are those of payloads on the air."""
+
+    connects: int = 0
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    airtime_us: int = 0  # of all payloads that were handed to the modem
+    lost: int = 0  # frames that waited or were on their way when the modem went away
+    refused: int = 0  # frames that the modem would not send
+    foreign: int = 0  # payloads for others, or from nobody we know
+    malformed: int = 0  # payloads and bytes that are nothing
+    refusals: dict[str, int] = field(default_factory=dict)  # by what the modem said
+
+
+class ModemLink:
+    """Runs in the transport's thread; `take` gets what was for us."""
+
+    def __init__(
+        self,
+        settings: SerialLoraSettings,
+        dialect: Dialect,
+        coding: Coding,
+        queue: SendQueue,
+        counters: SerialLoraCounters,
+        budget: Budget | None,
+        take: Callable[[Message, Received], None],
+    ) -> None:
+        self.dialect = dialect
+        self.ready_s = 0.0  # for how long the modem was set up
+        self._settings = settings
+        self._coding = coding
+        self._queue = queue
+        self._counters = counters
+        self._budget = budget
+        self._take = take
+        self._in_flight: Outgoing | None = None
+        self._payload = b""
+        self._hold_until = 0.0  # nothing is offered to the modem before
+        self._stalled_at = inf  # when a message that does not go on is given up
+        self._ready_at: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether frames can be sent."""
+        return self._ready_at is not None and self.dialect.ready
+
+    def run(self, port: SerialPort, stop: threading.Event) -> None:
+        """Work until `stop`; PortError when the port or the modem fails."""
+        try:
+            self._handle(port, self.dialect.start(time.monotonic()))
+            while not stop.is_set():
+                self._note_ready(time.monotonic())
+                self._offer(port, time.monotonic())
+                data = port.read(self._wait_s(time.monotonic()))
+                now = time.monotonic()
+                if data:
+                    self._stalled_at = now + STALLED_S
+                    self._handle(port, self.dialect.receive_bytes(data, now))
+                elif self._stalled_at <= now:
+                    self._stalled_at = inf
+                    self._handle(port, self.dialect.line_idle(now))
+                if (due := self.dialect.deadline) is not None and due <= now:
+                    self._handle(port, self.dialect.handle_timeout(now))
+        finally:
+            if self._ready_at is not None:
+                self.ready_s = time.monotonic() - self._ready_at
+            self._ready_at = None
+            flying = self._in_flight is not None and self._in_flight.payload is None
+            self._counters.lost += self._queue.clear() + flying
+
+    def _wait_s(self, now: float) -> float:
+        """Until something is due; a frame that waits for the modem is woken by its answer."""
+        due = min(now + WAIT_S, self._stalled_at)
+        if self.dialect.deadline is not None:
+            due = min(due, self.dialect.deadline)
+        if self._queue and self.dialect.idle:
+            due = min(due, self._hold_until)
+        return max(0.0, due - now)
+
+    def _note_ready(self, now: float) -> None:
+        if self.dialect.ready and self._ready_at is None:
+            self._ready_at = now
+            self._counters.connects += 1
+
+    def _offer(self, port: SerialPort, now: float) -> None:
+        """Hand the next frame to the modem, if it may leave now."""
+        control = self._coding.to_send()
+        if control and len(self._queue) <= self._settings.queue_max:
+            self._queue.put_back([Outgoing(0, b"", payload) for payload in control])
+        item = self._queue.first()
+        if item is None or not self.dialect.idle or now < self._hold_until:
+            return
+        payload = item.payload or self._coding.encode(item.to, item.frame)
+        airtime_us = self.dialect.airtime_us(len(payload))
+        if self._budget and (wait_s := self._budget.may_send(airtime_us)) > 0:
+            self._hold_until = now + wait_s
+            return
+        self._queue.take()
+        self._in_flight, self._payload = item, payload
+        self._counters.airtime_us += airtime_us
+        self._handle(port, self.dialect.send(payload, now))
+
+    def _handle(self, port: SerialPort, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Write(data):
+                    port.write(data)
+                case Received(payload):
+                    self._receive(payload, event)
+                case Sent():
+                    self._sent()
+                case Refused():
+                    self._refused(event)
+                case Noise():
+                    self._counters.malformed += 1
+                case Broken(reason):
+                    raise PortError(f"{self._settings.port}: {reason}")
+
+    def _receive(self, payload: bytes, event: Received) -> None:
+        try:
+            message = self._coding.decode(payload, time.monotonic() * self._settings.speed)
+        except WireError:
+            self._counters.malformed += 1
+            return
+        if message is not None:
+            self._take(message, event)
+
+    def _sent(self) -> None:
+        if self._in_flight is not None and self._in_flight.payload is None:
+            self._counters.frames_out += 1
+            self._counters.bytes_out += len(self._payload)
+        self._in_flight = None
+
+    def _refused(self, refused: Refused) -> None:
+        """Offer the frame again where that makes sense; its airtime is reserved anew then."""
+        item, self._in_flight = self._in_flight, None
+        if item is None:
+            return
+        counts, reason = self._counters.refusals, refused.reason
+        key = reason if reason in counts or len(counts) < REASONS_MAX else "(others)"
+        counts[key] = counts.get(key, 0) + 1
+        item.tries += 1
+        if refused.garbled:
+            self._coding.refused(self._payload)
+        if refused.again_in_s is None or item.payload is not None or item.tries == TRIES_MAX:
+            self._counters.refused += item.payload is None
+            return
+        self._hold_until = time.monotonic() + refused.again_in_s
+        self._queue.put_back([item])

@@ -1,0 +1,90 @@
+"""A serial port, on pyserial (imported here only)."""
+
+import contextlib
+import errno
+import logging
+import select
+import termios
+
+from transports.base import MissingExtra, TransportError
+from transports.serial_lora.waker import Waker
+
+try:
+    import serial
+except ImportError as error:
+    raise MissingExtra(
+        "serial radios need the package pyserial: pip install 'ternmesh[serial]'"
+    ) from error
+
+READ_MAX = 4096  # bytes at once
+
+_log = logging.getLogger(__name__)
+
+
+class PortError(TransportError):
+    """The port cannot be opened, is gone, or takes no more bytes."""
+
+
+class SerialPort:
+    """An open port, for one thread."""
+
+    def __init__(self, path: str, baud: int, write_timeout_s: float, waker: Waker) -> None:
+        """Open `path` for ourselves alone, or PortError."""
+        self._path = path
+        self._waker = waker
+        try:
+            self._serial = serial.Serial(
+                path, baud, timeout=0, write_timeout=write_timeout_s, exclusive=True
+            )
+        except (OSError, ValueError) as error:  # SerialException is an OSError.
+            raise PortError(f"cannot open {path}: {_why(error)}") from error
+        _keep_modem_up(self._serial.fileno())
+
+    def read(self, timeout_s: float) -> bytes:
+        """What has arrived, or nothing after `timeout_s` or a wake; PortError where it is gone."""
+        try:
+            ready, _, _ = select.select([self._serial, self._waker], [], [], timeout_s)
+            if self._waker in ready:
+                self._waker.clear()
+            return bytes(self._serial.read(READ_MAX)) if self._serial in ready else b""
+        except OSError as error:
+            raise PortError(f"lost {self._path}: is it unplugged?") from error
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`; PortError where it is gone or does not take them in time."""
+        try:
+            self._serial.write(data)
+        except serial.SerialTimeoutException as error:
+            raise PortError(f"{self._path} takes no more bytes: is the modem stuck?") from error
+        except OSError as error:
+            raise PortError(f"lost {self._path}: is it unplugged?") from error
+
+    def close(self) -> None:
+        """Close at once: bytes that a stuck modem did not take must not keep us."""
+        with contextlib.suppress(OSError, termios.error):  # The device is gone, and they with it.
+            self._serial.reset_output_buffer()
+        try:
+            self._serial.close()
+        except OSError as error:
+            _log.debug("closing %s: %s", self._path, error)
+
+
+def _why(error: Exception) -> str:
+    match getattr(error, "errno", None):
+        case errno.ENOENT:
+            return "there is no such device"
+        case errno.EACCES:
+            return "you may not use it: on most systems that is for members of the group dialout"
+        case errno.EAGAIN:
+            return "another program has it"
+    return str(error)
+
+
+def _keep_modem_up(descriptor: int) -> None:
+    """Clear HUPCL: when we close, DTR must not fall, since that resets many modem boards."""
+    try:
+        attributes = termios.tcgetattr(descriptor)
+        attributes[2] &= ~termios.HUPCL
+        termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+    except termios.error as error:
+        _log.debug("HUPCL cannot be cleared: %s", error)

@@ -1,0 +1,142 @@
+"""What a serial radio modem is told, and who has which address on the air."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ternmesh.link.airtime import LoraSetting
+from transports.base import ALL, HOST, check_node, check_peer
+
+DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
+HOST_ADDRESS, ALL_ADDRESS = 0, 255
+BINARY = ("auto", "yes", "no")
+_BAUD_RATES = {"ebyte": 9600}  # of modems as they are delivered; the others have 115,200
+_TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others keep what their own tools have set
+_REYAX_NETWORK_ANY_PREAMBLE = 18
+_REYAX_PREAMBLE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SerialLoraSettings:
+    """One end of a fleet on a radio modem; a wrong value is a ValueError whose sentence names it.
+
+    `role` is `host` or the node's name; `addresses` gives each node 1 to 254 (a node needs no more
+    than its own). `radio` says how long frames are on the air; where the modem cannot be tuned from
+    here (Meshtastic) it must be what the modem has. EBYTE modems hide it: they need `air_rate_bps`.
+    """
+
+    port: str
+    dialect: str
+    role: str
+    addresses: Mapping[str, int]
+    radio: LoraSetting = field(default_factory=lambda: LoraSetting(9, 125, 1, _REYAX_PREAMBLE))
+    frequency_hz: int = 0  # reyax, rnode and meshcore need it
+    power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
+    baud_rate: int = 0  # 0: what modems of this dialect come with
+    network_id: int = _REYAX_NETWORK_ANY_PREAMBLE  # reyax
+    binary: str = "auto"  # reyax: whether any byte may be sent; auto: once that is proven
+    air_rate_bps: int = 2400  # ebyte
+    hop_limit: int = 0  # meshtastic: how often other radios repeat our frames
+    queue_max: int = 64  # frames that wait for the modem
+    answer_margin_s: float = 4.0  # how long a modem may take beyond the airtime to answer
+    write_timeout_s: float = 2.0
+    reconnect_min_s: float = 1.0
+    reconnect_max_s: float = 30.0
+    speed: float = 1.0  # of emulated radios: how many times faster than real ones they are
+
+    def __post_init__(self) -> None:
+        if not self.port:
+            raise ValueError("port is empty: name the modem's device, like /dev/ttyUSB0")
+        for name, value, allowed in (
+            ("dialect", self.dialect, DIALECTS),
+            ("binary", self.binary, BINARY),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} {value!r} must be one of {', '.join(allowed)}")
+        self._check_addresses()
+        self._check_numbers()
+        if self.dialect == "reyax":
+            self._check_reyax()
+
+    def _check_addresses(self) -> None:
+        if self.role != HOST:
+            check_node(self.role)
+            if self.role not in self.addresses:
+                raise ValueError(f"addresses has no entry for {self.role!r}: give it 1 to 254")
+        for name, address in self.addresses.items():
+            check_node(name)
+            if not HOST_ADDRESS < address < ALL_ADDRESS:
+                raise ValueError(f"the address {address} of {name!r} must be 1 to 254")
+        if len(set(self.addresses.values())) < len(self.addresses):
+            raise ValueError("two nodes have the same address: each needs one of its own")
+
+    def _check_numbers(self) -> None:
+        if self.dialect in _TUNED_BY_US and not 137_000_000 <= self.frequency_hz <= 1_020_000_000:
+            raise ValueError(
+                f"frequency_hz {self.frequency_hz} must be 137000000 to 1020000000, "
+                "like 869525000 in Europe or 915000000 in the US"
+            )
+        for name, low, high in (
+            ("power_dbm", 0, 22),
+            ("baud_rate", 0, 4_000_000),
+            ("air_rate_bps", 300, 62_500),
+            ("hop_limit", 0, 7),
+            ("queue_max", 1, 10_000),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} {getattr(self, name)} must be {low} to {high}")
+        if not 6 <= self.radio.preamble_symbols <= 65_535:
+            symbols = self.radio.preamble_symbols
+            raise ValueError(f"a preamble of {symbols} symbols: it must be 6 to 65535")
+        for name in ("answer_margin_s", "write_timeout_s", "reconnect_min_s", "speed"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} {getattr(self, name)} must be above 0")
+        if not self.reconnect_min_s <= self.reconnect_max_s < float("inf"):
+            raise ValueError("reconnect_max_s must be at least reconnect_min_s")
+
+    def _check_reyax(self) -> None:
+        network, preamble = self.network_id, self.radio.preamble_symbols
+        if not 0 <= network <= _REYAX_NETWORK_ANY_PREAMBLE:
+            raise ValueError(f"network_id {network} must be 0 to {_REYAX_NETWORK_ANY_PREAMBLE}")
+        if network != _REYAX_NETWORK_ANY_PREAMBLE and preamble != _REYAX_PREAMBLE:
+            raise ValueError(
+                f"a REYAX modem has a preamble of {_REYAX_PREAMBLE} symbols, not {preamble}, "
+                f"unless network_id is {_REYAX_NETWORK_ANY_PREAMBLE}"
+            )
+
+    @property
+    def baud(self) -> int:
+        """The rate of the serial port in bits per second."""
+        return self.baud_rate or _BAUD_RATES.get(self.dialect, 115_200)
+
+    @property
+    def own_address(self) -> int:
+        """Who we are on the air."""
+        return HOST_ADDRESS if self.role == HOST else self.addresses[self.role]
+
+    @property
+    def peers(self) -> Mapping[str, int]:
+        """Everyone that this end talks to, with their addresses."""
+        return self.addresses if self.role == HOST else {HOST: HOST_ADDRESS}
+
+    def address(self, peer: str) -> int:
+        """Where frames for `peer` go; ValueError for a peer that this end has not."""
+        check_peer(self.role, peer)
+        if peer in (HOST, ALL):
+            return HOST_ADDRESS if peer == HOST else ALL_ADDRESS
+        if peer not in self.addresses:
+            raise ValueError(f"addresses has no entry for {peer!r}: give it 1 to 254")
+        return self.addresses[peer]
+
+    def peer(self, to: int, sender: int) -> str | None:
+        """Who sent what is addressed `to`; None where it is not for us or from nobody we know."""
+        ours = (HOST_ADDRESS,) if self.role == HOST else (self.own_address, ALL_ADDRESS)
+        if to not in ours:
+            return None
+        return next((name for name, value in self.peers.items() if value == sender), None)
+
+
+def backoff_s(attempt: int, settings: SerialLoraSettings, rng: random.Random) -> float:
+    """How long to wait after attempt 1, 2, ... in a row: doubling to the maximum, half random."""
+    ceiling_s = settings.reconnect_min_s * 2.0 ** min(max(0, attempt - 1), 60)
+    return min(settings.reconnect_max_s, ceiling_s) * rng.uniform(0.5, 1.0)

@@ -1,0 +1,190 @@
+"""Frames over a LoRa modem on a serial port.
+
+Nothing here is a receipt: a modem that says that it has sent does not say that anyone heard. No
+frame leaves before its airtime is granted by `budget`.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import fields
+
+from transports.base import Arrival, FrameTooLarge, NotConnected
+from transports.inbox import Inbox
+from transports.serial_lora.coding import Coding, Message, PrefixCoding, ProvenCoding
+from transports.serial_lora.dialect import Budget, Dialect, Received
+from transports.serial_lora.ebyte import Ebyte
+from transports.serial_lora.meshcore import Meshcore
+from transports.serial_lora.meshtastic import Meshtastic
+from transports.serial_lora.modem_link import ModemLink, SerialLoraCounters
+from transports.serial_lora.port import PortError, SerialPort
+from transports.serial_lora.reyax import Reyax
+from transports.serial_lora.rnode import Rnode
+from transports.serial_lora.send_queue import Outgoing, SendQueue
+from transports.serial_lora.settings import SerialLoraSettings, backoff_s
+from transports.serial_lora.waker import Waker
+
+_log = logging.getLogger(__name__)
+
+
+def new_dialect(settings: SerialLoraSettings, rng: random.Random) -> Dialect:
+    """The dialect that `settings` names."""
+    match settings.dialect:
+        case "reyax":
+            return Reyax(settings)
+        case "ebyte":
+            return Ebyte(settings)
+        case "meshtastic":
+            return Meshtastic(settings, rng)
+        case "rnode":
+            return Rnode(settings)
+        case _:
+            return Meshcore(settings)
+
+
+class SerialLoraTransport:
+    """One end of a fleet on a radio; see `transports.base.Transport`. It is opened once."""
+
+    def __init__(
+        self,
+        settings: SerialLoraSettings,
+        budget: Budget | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.counters = SerialLoraCounters()
+        self._budget = budget
+        self._rng = rng or random.Random()
+        self._inbox = Inbox()
+        self._queue = SendQueue(settings.queue_max)
+        self._coding = _new_coding(settings)
+        self._dialect = new_dialect(settings, self._rng)
+        self._link: ModemLink | None = None
+        self._signal: dict[str, dict[str, float | None]] = {}  # of each peer's last frame
+        self._last_error = "not opened yet"
+        self._waker: Waker | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="serial-lora", daemon=True)
+
+    @property
+    def mtu(self) -> int:
+        """The longest frame in bytes; it never changes."""
+        return self._coding.frame_max(self._dialect.payload_max)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the modem is there and set up."""
+        link = self._link
+        return link is not None and link.ready
+
+    def airtime_us(self, frame_bytes: int) -> int:
+        """The most that a frame costs on the air, whoever it is for, in microseconds."""
+        sizes = (self._coding.size(to, frame_bytes) for to in self.settings.peers.values())
+        return self._dialect.airtime_us(max(sizes, default=0))
+
+    def open(self) -> None:
+        """Start the thread, which opens the port, and opens it again, until `close`."""
+        self._last_error = f"{self.settings.port} is not open yet"
+        self._waker = Waker()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what the modem has not got by then is lost."""
+        self._stop.set()
+        if self._waker is not None:
+            self._waker.wake()
+            self._thread.join(2 * self.settings.write_timeout_s)  # If it is stuck, it ends by then.
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        """Queue frames for the modem; see `Transport.send`. ValueError for an unknown peer."""
+        to = self.settings.address(peer)
+        if not self.connected or self._waker is None:
+            raise NotConnected(f"not connected: {self._last_error}")
+        if too_long := [len(frame) for frame in frames if len(frame) > self.mtu]:
+            raise FrameTooLarge(f"a frame of {max(too_long)} bytes exceeds the mtu {self.mtu}")
+        self._queue.offer([Outgoing(to, bytes(frame)) for frame in frames])
+        self._waker.wake()
+        return sum(self._coding.size(to, len(frame)) for frame in frames)
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        """The next arrival, or None after `timeout_s`."""
+        return self._inbox.get(timeout_s)
+
+    def status(self) -> dict[str, object]:
+        """Counters and state, ready for JSON."""
+        counters = {item.name: getattr(self.counters, item.name) for item in fields(self.counters)}
+        return {
+            "port": self.settings.port,
+            "dialect": self.settings.dialect,
+            "connected": self.connected,
+            "last_error": None if self.connected else self._last_error,
+            "reconnects": max(0, self.counters.connects - 1),
+            "queued": len(self._queue),
+            "dropped": self._inbox.dropped,
+            "mtu": self.mtu,
+            "text_only": sorted(
+                name for name, address in self.settings.peers.items() if self._coding.text(address)
+            ),
+            "signal": dict(self._signal),
+            **counters,
+            "refusals": dict(self.counters.refusals),
+        }
+
+    def _run(self) -> None:
+        """Open the port again and again until `close`; pauses grow until a modem has lasted."""
+        assert self._waker is not None
+        attempt = 0
+        while not self._stop.is_set():
+            self._dialect = new_dialect(self.settings, self._rng)
+            self._link = link = ModemLink(
+                self.settings,
+                self._dialect,
+                self._coding,
+                self._queue,
+                self.counters,
+                self._budget,
+                self._take,
+            )
+            try:
+                self._use_port(link, self._waker)
+            except PortError as error:
+                self._report(str(error))
+            except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
+                self._report(f"the modem's thread failed: {type(error).__name__}: {error}")
+                _log.debug("serial radio %s failed", self.settings.port, exc_info=True)
+            attempt = 0 if link.ready_s >= self.settings.reconnect_max_s else attempt + 1
+            self._stop.wait(backoff_s(attempt, self.settings, self._rng))
+        self._waker.close()
+
+    def _use_port(self, link: ModemLink, waker: Waker) -> None:
+        settings = self.settings
+        port = SerialPort(settings.port, settings.baud, settings.write_timeout_s, waker)
+        try:
+            link.run(port, self._stop)
+        finally:
+            port.close()
+
+    def _report(self, sentence: str) -> None:
+        if sentence != self._last_error:
+            _log.warning("serial radio: %s", sentence)
+        self._last_error = sentence
+
+    def _take(self, message: Message, received: Received) -> None:
+        """Put a frame for us in the inbox; a radio also hears what is for others."""
+        peer = self.settings.peer(message.to, message.sender)
+        if peer is None:
+            self.counters.foreign += 1
+            return
+        self.counters.frames_in += 1
+        self.counters.bytes_in += len(received.payload)
+        if received.rssi_dbm is not None:
+            self._signal[peer] = {"rssi_dbm": received.rssi_dbm, "snr_db": received.snr_db}
+        self._inbox.put(Arrival(peer, (message.frame,), len(received.payload)))
+
+
+def _new_coding(settings: SerialLoraSettings) -> Coding:
+    if settings.dialect != "reyax":
+        return PrefixCoding(settings.own_address)
+    peers = frozenset(settings.peers.values())
+    return ProvenCoding(settings.own_address, peers, settings.binary)
