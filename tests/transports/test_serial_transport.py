@@ -281,12 +281,16 @@ class Purse:
     def __init__(self, frames: int) -> None:
         self.frames = frames
         self.granted: list[int] = []
+        self.closed = 0
 
     def may_send(self, airtime_us: int) -> float:
         if len(self.granted) >= self.frames:
             return 3600.0
         self.granted.append(airtime_us)
         return 0.0
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -298,6 +302,8 @@ def test_no_frame_leaves_without_its_airtime(new_fleet, eventually, dialect) -> 
     eventually(lambda: ada.status()["frames_out"] == 2)
     assert purse.granted == [ada.airtime_us(100), ada.airtime_us(150)]
     assert ada.status()["airtime_us"] == sum(purse.granted)
+    ada.close()
+    eventually(lambda: purse.closed >= 1)
     assert (ada.status()["queued"], host.receive(0)) == (1, None)
 
 

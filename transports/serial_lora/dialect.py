@@ -101,3 +101,6 @@ class Budget(Protocol):
 
     def may_send(self, airtime_us: int) -> float:
         """0.0 where this much airtime is reserved now, else the seconds to wait before asking."""
+
+    def close(self) -> None:
+        """No more questions come; from the same thread as they did."""

@@ -156,6 +156,8 @@ class SerialLoraTransport:
             attempt = 0 if link.ready_s >= self.settings.reconnect_max_s else attempt + 1
             self._stop.wait(backoff_s(attempt, self.settings, self._rng))
         self._waker.close()
+        if self._budget is not None:
+            self._budget.close()
 
     def _use_port(self, link: ModemLink, waker: Waker) -> None:
         settings = self.settings

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+from ternmesh.link.ledger import HOUR_S, Moment
+from ternmesh.link.regions import EU868
+from ternmesh_store.airtime_budget import AirtimeBudget
+from ternmesh_store.airtime_store import AirtimeStore
+
+BAND = next(band for band in EU868.sub_bands if band.duty_cycle == 0.001)
+FRAME_US = 400_000  # nine of them fill the 3.6 s of a tenth of a per cent
+
+
+class Clock:
+    """A machine that stays up; its wall clock is not trusted."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> Moment:
+        return Moment("boot", self.now_s)
+
+
+def budget(path: Path, clock: Clock, speed: float = 1.0) -> AirtimeBudget:
+    return AirtimeBudget(AirtimeStore(path), BAND, hold_s=1.0, speed=speed, clock=clock)
+
+
+def test_an_hour_has_room_for_so_much_and_says_when_for_more(tmp_path: Path) -> None:
+    clock = Clock()
+    air = budget(tmp_path / "air.db", clock)
+    assert [air.may_send(FRAME_US) for _ in range(9)] == [0.0] * 9
+    wait_s = air.may_send(FRAME_US)
+    assert HOUR_S < wait_s < HOUR_S + 60
+    clock.now_s += wait_s
+    assert air.may_send(FRAME_US) == 0.0
+    air.close()
+
+
+def test_a_restart_gives_back_what_was_granted_in_peace_and_nothing_else(tmp_path: Path) -> None:
+    clock = Clock()
+    first = budget(tmp_path / "air.db", clock)
+    for _ in range(5):
+        first.may_send(FRAME_US)
+    first.close()
+    second = budget(tmp_path / "air.db", clock)
+    assert [second.may_send(FRAME_US) for _ in range(4)] == [0.0] * 4
+    assert second.may_send(FRAME_US) > HOUR_S - 60
+    second.close()
+
+
+def test_an_emulated_radio_has_shorter_hours(tmp_path: Path) -> None:
+    clock = Clock()
+    air = budget(tmp_path / "air.db", clock, speed=100.0)
+    for _ in range(9):
+        assert air.may_send(FRAME_US) == 0.0
+    wait_s = air.may_send(FRAME_US)
+    assert 36 < wait_s < 37
+    clock.now_s += wait_s
+    assert air.may_send(FRAME_US) == 0.0
+    air.close()
