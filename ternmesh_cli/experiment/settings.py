@@ -79,7 +79,7 @@ def make_arms(experiment: Experiment) -> dict[str, Arm]:
     training = TrainingConfig(seed=experiment.seed, samples_min=1, keep_moments=True)
     published = RunConfig(learning_rate=0.002, learning_rate_drop=1.0, **everyone)
     ours = RunConfig(
-        learning_rate=0.007,
+        learning_rate=0.005,
         learning_rate_drop=1.0,
         frame_mtu=512,
         up_bytes=1600,
