@@ -302,9 +302,9 @@ def test_no_frame_leaves_without_its_airtime(new_fleet, eventually, dialect) -> 
     eventually(lambda: ada.status()["frames_out"] == 2)
     assert purse.granted == [ada.airtime_us(100), ada.airtime_us(150)]
     assert ada.status()["airtime_us"] == sum(purse.granted)
+    assert (ada.status()["queued"], host.receive(0)) == (1, None)
     ada.close()
     eventually(lambda: purse.closed >= 1)
-    assert (ada.status()["queued"], host.receive(0)) == (1, None)
 
 
 @pytest.mark.parametrize("binary_safe", [True, False])
