@@ -5,7 +5,18 @@ import importlib
 
 from bench.result import show
 
-NAMES = ("demo", "train_step", "footprint", "codec", "m3", "zeroth_order", "code", "link", "ble")
+NAMES = (
+    "demo",
+    "train_step",
+    "footprint",
+    "codec",
+    "m3",
+    "zeroth_order",
+    "code",
+    "link",
+    "link_kill",
+    "ble",
+)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from edge.sources import NpzSettings
 from models.zoo import bundle_path
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, read_config
 from transports.base import check_node
-from transports.link_config import LinkConfig, link_settings
-from transports.mqtt_settings import MqttSettings
+from transports.bearer import check_link
+from transports.link_config import LinkConfig
 
 STORE, REPLAY, ADAPTER, CONTROL = (
     "node.sqlite",
@@ -129,7 +129,7 @@ def check_config(config: NodeConfig) -> NodeConfig:
         check_node(config.name)
     except ValueError as error:
         raise ConfigError(f"name: {error}") from error
-    mqtt_settings(config)
+    check_link(config.link, config.name)
     bundle_folder(config)
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
@@ -157,11 +157,6 @@ def bundle_folder(config: NodeConfig) -> Path:
         return folder
 
 
-def mqtt_settings(config: NodeConfig) -> MqttSettings:
-    """This node's end of the fleet; ConfigError with the sentence about a wrong value."""
-    return link_settings(config.link, config.name)
-
-
 def npz_settings(config: DataConfig | EvaluateConfig) -> NpzSettings:
     """How .npz files are read."""
     return NpzSettings(config.arrays, config.where, config.divide_by)
@@ -184,7 +179,7 @@ def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
         state_dir=str(folder / config.state_dir),
         bundle=str(folder / config.bundle) if is_folder else config.bundle,
         control_socket=anchored(config.control_socket),
-        link=replace(config.link, ca_file=anchored(config.link.ca_file)),
+        link=config.link.anchored(folder),
         data=replace(
             config.data,
             path=anchored(config.data.path),

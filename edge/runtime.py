@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge.config import NodeConfig, bundle_folder, check_config, mqtt_settings, npz_settings
+from edge.config import NodeConfig, bundle_folder, check_config, npz_settings
 from edge.errors import DataError
 from edge.feed import Feed
 from edge.node import Node, NodeData
@@ -20,8 +20,9 @@ from edge.session import load_bundle
 from edge.sources import make_source, open_folder
 from ternmesh.bundle import Bundle
 from ternmesh_store.node_store import NodeStore
+from ternmesh_store.radio_stores import RadioStores
+from transports.bearer import make_transport
 from transports.control_socket import ControlServer, Relay
-from transports.mqtt import MqttTransport
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def run_node(config: NodeConfig, stop: threading.Event) -> None:
     loaded = load_bundle(bundle_folder(config))
     bundle = loaded.bundle
     transport, store, relay = (
-        MqttTransport(mqtt_settings(config)),
+        make_transport(config.link, config.name, RadioStores(Path(config.state_dir))),
         NodeStore(config.store_path),
         Relay(),
     )

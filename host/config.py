@@ -16,8 +16,8 @@ from ternmesh.plan import (
 )
 from ternmesh.swarm.records import Settings
 from transports.base import HOST
-from transports.link_config import LinkConfig, link_settings
-from transports.mqtt_settings import MqttSettings
+from transports.bearer import check_link
+from transports.link_config import LinkConfig
 
 STORE, CONTROL = "host.sqlite", "control.sock"
 DESCRIPTION = "model.json"
@@ -88,7 +88,7 @@ def read_host_config(path: Path) -> HostConfig:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         config = _anchor(read_config(HostConfig, text), path.resolve().parent)
-        link_of(config.link)
+        check_link(config.link, HOST)
         plan_of(config.run, load_bundle(config.bundle).dimension)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -139,19 +139,14 @@ def settings_of(run: RunConfig) -> Settings:
     return Settings(run.min_peers, run.deadline_s, run.nodes_max, run.chain_max)
 
 
-def link_of(link: LinkConfig) -> MqttSettings:
-    """The host's end of the fleet; ConfigError with the sentence about a wrong value."""
-    return link_settings(link, HOST)
-
-
 def _anchor(config: HostConfig, folder: Path) -> HostConfig:
     """`config` with its relative paths made absolute from `folder`."""
-    link, control_socket = config.link, config.control_socket
+    control_socket = config.control_socket
     is_folder = (folder / config.bundle).is_dir()
     return replace(
         config,
         state_dir=str(folder / config.state_dir),
         bundle=str(folder / config.bundle) if is_folder else config.bundle,
         control_socket=str(folder / control_socket) if control_socket else None,
-        link=replace(link, ca_file=str(folder / link.ca_file) if link.ca_file else None),
+        link=config.link.anchored(folder),
     )

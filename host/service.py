@@ -6,9 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from host.config import HostConfig, link_of, load_bundle, plan_of, settings_of
+from host.config import HostConfig, load_bundle, plan_of, settings_of
 from host.ledger import Ledger
 from host.report import HISTORY_MAX, describe, status
 from ternmesh.config import ConfigError
@@ -27,10 +28,11 @@ from ternmesh.swarm.member import CATCH_UP_S
 from ternmesh.swarm.records import Settings
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh_store.host_store import HostStore, Round, StoredRun
-from transports.base import Transport
+from ternmesh_store.radio_stores import RadioStores
+from transports.base import HOST, Transport
+from transports.bearer import make_transport
 from transports.control_socket import ControlServer, Relay
 from transports.driver import Driver
-from transports.mqtt import MqttTransport
 
 POLL_S = 0.1  # how long a status request or a stop may have to wait
 RUN_SIZE = 8
@@ -169,10 +171,11 @@ def run_host(
     Raises ConfigError or BundleError before anything is changed; then StoreError, TransportError
     or ControlError where the host cannot start or go on. `new_run`: see `continue_or_begin`.
     """
-    bundle, link = load_bundle(config.bundle), link_of(config.link)
+    bundle = load_bundle(config.bundle)
     plan, settings = plan_of(config.run, bundle.dimension), settings_of(config.run)
     store = HostStore(config.store_path, settings.chain_max)
-    transport, relay = MqttTransport(link), Relay()
+    stores = RadioStores(Path(config.state_dir))
+    transport, relay = make_transport(config.link, HOST, stores), Relay()
     store.open(give_up_damaged=new_run)
     try:
         stored = continue_or_begin(store, plan, bundle.model_hash(), new_run=new_run)

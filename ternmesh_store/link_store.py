@@ -18,6 +18,7 @@ from ternmesh.link.records import (
     Queued,
     RepairsReserved,
     SymbolHeld,
+    TransferBegun,
 )
 from ternmesh_store.database import Database, Schema
 
@@ -35,7 +36,8 @@ SCHEMA = Schema(
             payload BLOB NOT NULL,
             priority INTEGER NOT NULL,
             key TEXT,
-            repairs INTEGER NOT NULL
+            repairs INTEGER NOT NULL,
+            slot INTEGER
         )""",
         """CREATE TABLE symbol (
             peer TEXT NOT NULL,
@@ -88,6 +90,8 @@ class LinkStore:
                 write("UPDATE counter SET seal = ?", event.limit)
             case Queued():
                 self._queue(event)
+            case TransferBegun():
+                write("UPDATE outgoing SET slot = ? WHERE number = ?", event.slot, event.number)
             case RepairsReserved():
                 write("UPDATE outgoing SET repairs = ? WHERE number = ?", event.limit, event.number)
             case Delivered() | GaveUp():
@@ -114,7 +118,7 @@ class LinkStore:
     def _queue(self, event: Queued) -> None:
         self._database.write("UPDATE counter SET number = ?", event.number + 1)
         self._database.write(
-            "INSERT INTO outgoing VALUES (?, ?, ?, ?, ?, ?, 0)",
+            "INSERT INTO outgoing VALUES (?, ?, ?, ?, ?, ?, 0, NULL)",
             event.number,
             event.peer,
             json.dumps(event.receivers),
@@ -150,12 +154,12 @@ class LinkStore:
 
     def _outgoing(self) -> tuple[OutRecord, ...]:
         found = self._database.rows(
-            "SELECT number, peer, receivers, payload, priority, key, repairs FROM outgoing "
-            "ORDER BY number"
+            "SELECT number, peer, receivers, payload, priority, key, repairs, slot "
+            "FROM outgoing ORDER BY number"
         )
         return tuple(
-            OutRecord(Queued(number, peer, tuple(json.loads(names)), payload, priority, key), made)
-            for number, peer, names, payload, priority, key, made in found
+            OutRecord(Queued(number, peer, tuple(json.loads(names)), *rest), repairs, slot)
+            for number, peer, names, *rest, repairs, slot in found
         )
 
     def _incoming(self) -> tuple[InRecord, ...]:

@@ -9,16 +9,19 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from ternmesh.errors import WireError
-from ternmesh.link.link import Link, LinkFull
+from ternmesh.link.link import Link, LinkFull, LinkSettings
 from ternmesh.link.records import (
     Delivered,
     FrameArrived,
     GaveUp,
     LinkEvent,
     LinkRefused,
+    LinkState,
     ObjectArrived,
 )
 from ternmesh.wire import seal
@@ -27,13 +30,25 @@ from transports.base import ALL, Arrival, Busy, Transport
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
 ROOM = 4  # frames that are taken from the link at once: later ones may be more urgent
+DELIVERED_MAX = 256
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
+
+Name = tuple[str, bytes]  # a peer, and what an object for it says
 
 _logger = logging.getLogger(__name__)
 
 
 class LinkLog(Protocol):
     """What keeps a link's state: `ternmesh_store.link_store.LinkStore`."""
+
+    def open(self) -> None:
+        """Take it, or begin it."""
+
+    def close(self) -> None:
+        """Give it back; what was not committed is lost."""
+
+    def load(self) -> LinkState:
+        """The state of the last commit."""
 
     def record(self, event: LinkEvent) -> None:
         """Write what of an event must survive."""
@@ -48,23 +63,34 @@ class LinkLog(Protocol):
         """Forget one of them."""
 
 
+@runtime_checkable
+class StatusTransport(Transport, Protocol):
+    """A transport that tells how it is."""
+
+    def status(self) -> dict[str, object]:
+        """Counters and state, ready for JSON."""
+
+
 class LinkedTransport:
     """See `transports.base.Transport`. `receivers` are the nodes that a broadcast is for."""
 
     def __init__(
         self,
         inner: Transport,
-        link: Link,
+        settings: LinkSettings,
         log: LinkLog,
         clock: Callable[[], float],
+        rng: np.random.Generator,
         receivers: Sequence[str] = (),
     ) -> None:
-        self._inner, self._link, self._log, self._clock = inner, link, log, clock
-        self._receivers = tuple(receivers)
+        self._inner, self._settings, self._log, self._clock = inner, settings, log, clock
+        self._rng, self._receivers = rng, tuple(receivers)
+        self._link = Link(settings, LinkState(), rng)
         self._arrivals: deque[Arrival] = deque()
         self._held: deque[tuple[str, bytes]] = deque()  # frames that the bearer was too busy for
         self._handed: deque[tuple[float, int]] = deque()  # when, and its place in the inbox
-        self._under_way: dict[tuple[str, bytes], int] = {}
+        self._under_way: dict[Name, int] = {}
+        self._delivered: dict[Name, float] = {}  # when
         self.objects_sent = self.objects_lost = self.frames_refused = 0
 
     @property
@@ -78,7 +104,13 @@ class LinkedTransport:
         return True
 
     def open(self) -> None:
-        """Start the bearer, and what was under way."""
+        """Start the bearer, and take up what was under way."""
+        self._log.open()
+        state = self._log.load()
+        for record in state.outgoing:
+            name = record.queued.peer, _content(batch.split(record.queued.payload))
+            self._under_way[name] = record.queued.number
+        self._link = Link(self._settings, state, self._rng)
         self._inner.open()
         self._link.start(self._clock())
         self._hand_out()
@@ -86,6 +118,7 @@ class LinkedTransport:
     def close(self) -> None:
         """Stop the bearer; what is under way goes on at the next start."""
         self._inner.close()
+        self._log.close()
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         """Queue frames; returns their bytes, not those that they will have cost on the air."""
@@ -116,16 +149,37 @@ class LinkedTransport:
             return None
         return self._arrivals.popleft()
 
+    def status(self) -> dict[str, object]:
+        """What the bearer tells, and the link's own counters, ready for JSON."""
+        own = {
+            "objects_under_way": len(self._under_way),
+            "objects_sent": self.objects_sent,
+            "objects_lost": self.objects_lost,
+            "frames_refused": self.frames_refused,
+        }
+        told = self._inner.status() if isinstance(self._inner, StatusTransport) else {}
+        return {**told, "link": own}
+
     def _send_object(self, peer: str, frames: Sequence[bytes]) -> None:
         name = peer, _content(frames)
-        if name in self._under_way:
-            return  # The same bodies under new seals: it is on its way already.
+        if self._is_known(name):
+            return
         receivers = self._receivers if peer == ALL else (peer,)
         try:
             number = self._link.send(peer, batch.join(frames), receivers=receivers)
         except LinkFull as error:
             raise Busy(str(error)) from error
         self._under_way[name] = number
+
+    def _is_known(self, name: Name) -> bool:
+        """Whether the same bodies, under whatever seals, are on their way or have just arrived.
+
+        The protocol above sends again what it has heard nothing of, with the patience of a network.
+        """
+        everybody = ALL, name[1]
+        since = self._delivered.get(name, self._delivered.get(everybody))
+        is_fresh = since is not None and self._clock() < since + self._settings.longest_s
+        return is_fresh or name in self._under_way or everybody in self._under_way
 
     def _listen(self, wait_s: float) -> None:
         now = self._clock()
@@ -162,16 +216,23 @@ class LinkedTransport:
                 self.frames_refused += 1
             case Delivered():
                 self.objects_sent += 1
-                self._forget(event.number)
+                for name in self._end(event.number):
+                    self._delivered[name] = self._clock()
+                while len(self._delivered) > DELIVERED_MAX:
+                    del self._delivered[next(iter(self._delivered))]
             case GaveUp():
                 self.objects_lost += 1
                 _logger.warning("object %d is given up: %s", event.number, event.reason)
-                self._forget(event.number)
+                self._end(event.number)
             case _:
                 pass  # The store's business alone.
 
-    def _forget(self, number: int) -> None:
-        self._under_way = {key: n for key, n in self._under_way.items() if n != number}
+    def _end(self, number: int) -> list[Name]:
+        """Objects of this number are not under way any more; their names."""
+        names = [name for name, n in self._under_way.items() if n == number]
+        for name in names:
+            del self._under_way[name]
+        return names
 
     def _hand_out(self) -> None:
         """Objects of the inbox as arrivals, each once in the life of this process."""

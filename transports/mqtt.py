@@ -20,12 +20,13 @@ from transports.mqtt_settings import (
     INBOUND_MESSAGE_MAX,
     BrokerLimits,
     MqttSettings,
+    Pauses,
     ProtocolChoice,
-    backoff_s,
     keepalive_s,
     message_max,
     mtu,
 )
+from transports.mqtt_tls import explain
 
 SHORT_MAX = 3  # short-lived connections in a row before we suspect a rival of our name
 
@@ -113,7 +114,7 @@ class MqttTransport:
 
     def _run(self) -> None:
         """Connect again and again until `close`; pauses grow until a connection has lasted."""
-        attempt = 0
+        pauses = Pauses(self.settings)
         while not self._stop.is_set():
             self._connection = connection = MqttConnection(
                 self.settings, self._choice.current, self.counters, self._learn, self._take
@@ -121,21 +122,19 @@ class MqttTransport:
             try:
                 connection.run(self._stop, keepalive_s(self.settings, self._limits))
             except OSError as error:
-                connection.ended = f"cannot reach {self.settings.broker}: {error}"
+                broker = str(self.settings.broker)
+                connection.ended = explain(error, broker, self.settings.tls_files)
             except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
                 connection.ended = f"the connection broke off: {type(error).__name__}: {error}"
                 _log.debug("mqtt %s broke off", self.settings.role, exc_info=True)
             hurry = connection.reached and self._choice.ended(
                 accepted=connection.accepted, refused=connection.refused_protocol
             )
-            lasted = connection.ready_s >= self.settings.reconnect_max_s
-            rival = connection.ready_s > 0 and not lasted and attempt >= SHORT_MAX
+            pauses.ended(connection.ready_s, taken_over=connection.taken_over)
+            rival = connection.ready_s > 0 and pauses.short > SHORT_MAX
             self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
-            if lasted:
-                attempt = 0
             if not hurry:
-                self._stop.wait(backoff_s(attempt, self.settings, self._rng))
-                attempt += 1
+                self._stop.wait(pauses.next_s(self._rng))
 
     def _report(self, connection: MqttConnection, level: int, rival: bool) -> None:
         ended = connection.ended or f"{self.settings.broker} closed the connection"

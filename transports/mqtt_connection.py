@@ -1,5 +1,6 @@
 """One connection to an MQTT broker, on paho-mqtt (imported here only)."""
 
+import logging
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from transports.mqtt_settings import (
     MqttSettings,
     packet_max,
 )
+from transports.mqtt_tls import NO_PASSPHRASE, doubt
 
 try:
     from paho.mqtt import client as paho
@@ -26,6 +28,9 @@ except ImportError as error:
 
 LOOP_S = 1.0  # the longest that the network thread sleeps; arrivals and sends wake it
 GOODBYE_S = 1.0  # how long `close` waits for a broker that takes no more bytes
+NOBODY_SUBSCRIBED = 0x10  # what a broker may say in its PUBACK (MQTT 5)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -40,6 +45,7 @@ class MqttCounters:
     bytes_in: int = 0
     bytes_out: int = 0
     acked: int = 0  # messages that the broker has taken
+    unheard: int = 0  # ... of these, for nobody: neither there nor expected back (MQTT 5)
     rejected: int = 0  # messages that the broker acknowledged with an error (MQTT 5)
     lost: int = 0  # messages on their way or waiting when a connection ended
     malformed: int = 0  # messages that arrived and hold no frames, or from nobody we know
@@ -66,12 +72,14 @@ class MqttConnection:
         self.ready = False  # ... and to our subscriptions
         self.ready_s = 0.0  # for how long that was so
         self.refused_protocol = False
+        self.taken_over = False  # another process came under our name
         self.ended = ""  # a sentence that says why
         self._settings = settings
         self._counters = counters
         self._learn = learn
         self._take = take
         self._limits = BrokerLimits()
+        self._refusal = ""
         self._ready_at = self._leave_at = 0.0
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, bytes]] = deque()
@@ -151,8 +159,10 @@ class MqttConnection:
 
     def _connect(self, keepalive_s: int) -> None:
         settings, broker = self._settings, self._settings.broker
-        if broker.tls:
-            self._client.tls_set(ca_certs=settings.ca_file)
+        if files := settings.tls_files:
+            self._client.tls_set(
+                files.ca, files.certificate, files.key, keyfile_password=NO_PASSPHRASE
+            )
         if self.protocol != "5":
             self._client.connect(broker.host, broker.port, keepalive_s)
             return
@@ -219,9 +229,9 @@ class MqttConnection:
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-        if any(reason.is_failure for reason in reasons):
-            topics = " and ".join(self._settings.subscriptions)
-            self.ended = f"{self._settings.broker} does not let us subscribe to {topics}"
+        if refusals := {str(reason) for reason in reasons if reason.is_failure}:
+            topics, why = " and ".join(self._settings.subscriptions), ", ".join(sorted(refusals))
+            self.ended = f"{self._settings.broker} does not let us subscribe to {topics}: {why}"
             client.disconnect()
             return
         self._counters.connects += 1
@@ -247,9 +257,13 @@ class MqttConnection:
     ) -> None:
         self._settled += 1
         if reason.is_failure:
+            if self._refusal != str(reason):  # Told once; the counter has the rest.
+                self._refusal = str(reason)
+                _log.warning("%s refuses our messages: %s", self._settings.broker, reason)
             self._counters.rejected += 1
-        else:
-            self._counters.acked += 1
+            return
+        self._counters.acked += 1
+        self._counters.unheard += reason.value == NOBODY_SUBSCRIBED
 
     def _on_disconnect(
         self,
@@ -260,6 +274,7 @@ class MqttConnection:
         _properties: Properties | None,
     ) -> None:
         if reason.getName() == "Session taken over":
+            self.taken_over = True
             self.ended = (
                 f"another process uses our client id {self._settings.identity} on "
                 f"{self._settings.broker}: give each its own role or client_id"
@@ -267,6 +282,8 @@ class MqttConnection:
         elif not self.ended:
             what = "closed" if flags.is_disconnect_packet_from_server else "lost"
             self.ended = f"the connection to {self._settings.broker} was {what}: {reason}"
+            if not self.accepted:
+                self.ended += f"; {doubt(self._settings.tls_files)}"
 
 
 def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:

@@ -1,16 +1,19 @@
 """What an MQTT transport is told, and what follows without a network: topics, limits, delays."""
 
 import random
-import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from transports import batch
 from transports.base import ALL, HOST, NAME_MAX, check_name, check_node, check_peer
+from transports.mqtt_tls import TlsFiles
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 PROTOCOLS = ("auto", "5", "3.1.1")
+MESSAGE_MAX = 65_536  # bytes, unless set otherwise
 INBOUND_MESSAGE_MAX = 262_144  # bytes; longer messages are dropped, on MQTT 5 by the broker
+LASTED = 2.0  # times `reconnect_min_s`: a connection of that length was a good one
+SHORT_ATTEMPT = 2  # after a shorter one the pause is at most that of this attempt
 _ROOT = "ternmesh"
 _PUBLISH_MAX = 1 + 4 + 2 + 2 + 1  # type, remaining length, topic length, packet id, no properties
 
@@ -54,20 +57,15 @@ def parse_url(url: str) -> BrokerAddress:
     )
 
 
-def check_ca_file(path: str) -> None:
-    """ValueError unless the file at `path` holds certificates for TLS, in PEM form."""
-    try:
-        ssl.create_default_context(cafile=path)
-    except OSError as error:
-        raise ValueError(f"ca_file {path} holds no certificates: {error.strerror}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class MqttSettings:
     """One end of a fleet on a broker; a wrong value is a ValueError whose sentence names it.
 
     `role` is `host` or the node's name. `client_id` must be the same after a restart and belong to
     one process only, as two with one id throw each other out for ever.
+
+    `share` names a group of processes that are the host's end together (MQTT 5): the broker deals
+    what nodes send among those that are connected, one message to one of them.
     """
 
     url: str = field(repr=False)  # It may hold a password.
@@ -77,11 +75,14 @@ class MqttSettings:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: str | None = None  # PEM; None: the system's certificates
+    certificate_file: str | None = None  # PEM; for a broker that asks who we are
+    key_file: str | None = None  # of that certificate, without a passphrase
+    share: str | None = None
     protocol: str = "auto"  # auto: MQTT 5, and 3.1.1 where the broker refuses that
     keepalive_s: int = 60
     connect_timeout_s: float = 10.0
     session_expiry_s: int = 3600  # how long the broker keeps messages for us while we are away
-    message_max: int = 65_536  # bytes of frames in one message; the broker's limit may lower it
+    message_max: int = MESSAGE_MAX  # bytes of frames in one; the broker may lower it
     inflight_max: int = 20  # messages that the broker has not acknowledged
     queue_max: int = 256  # messages that wait for a place in flight
     reconnect_min_s: float = 1.0
@@ -98,6 +99,10 @@ class MqttSettings:
             raise ValueError("reconnect_min_s must be above 0 and at most reconnect_max_s")
         if not self.connect_timeout_s > 0:
             raise ValueError("connect_timeout_s must be above 0")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together: name both or none")
+        if self.share is not None:
+            self._check_share(self.share)
         for name, low, high in (
             ("keepalive_s", 5, 65_535),
             ("session_expiry_s", 0, 0xFFFFFFFE),
@@ -108,10 +113,29 @@ class MqttSettings:
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} {getattr(self, name)} must be {low} to {high}")
 
+    def _check_share(self, share: str) -> None:
+        """What keeps a group from losing messages, or its members from throwing each other out."""
+        check_name(share, "share")
+        if self.role != HOST:
+            raise ValueError("share is for the host's end: a node has a topic of its own")
+        if self.protocol != "5":
+            raise ValueError("share needs protocol '5': MQTT 3.1.1 has no shared subscriptions")
+        if not self.client_id:
+            raise ValueError("share needs a client_id, another one for each process of the group")
+        if self.session_expiry_s:
+            raise ValueError("share needs session_expiry_s 0: else a broker deals to the absent")
+
     @property
     def broker(self) -> BrokerAddress:
         """The address in `url`."""
         return parse_url(self.url)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """What TLS needs; None where the broker does not speak it."""
+        if not self.broker.tls:
+            return None
+        return TlsFiles(self.ca_file, self.certificate_file, self.key_file)
 
     @property
     def identity(self) -> str:
@@ -123,7 +147,8 @@ class MqttSettings:
         """The topic filters of this end."""
         root = f"{_ROOT}/{self.fleet}"
         if self.role == HOST:
-            return (f"{root}/up/+",)
+            group = f"$share/{self.share}/" if self.share else ""
+            return (f"{group}{root}/up/+",)
         return (f"{root}/down/{self.role}", f"{root}/{ALL}")
 
     def topic(self, peer: str) -> str:
@@ -208,6 +233,34 @@ def keepalive_s(settings: MqttSettings, limits: BrokerLimits) -> int:
 def mtu(settings: MqttSettings, limits: BrokerLimits) -> int:
     """The longest frame in bytes that fits a message; 0 where the broker takes none."""
     return max(0, min(batch.FRAME_MAX, message_max(settings, limits) - batch.OVERHEAD))
+
+
+@dataclass(slots=True)
+class Pauses:
+    """How long to wait before each connection, learnt from how each one ended.
+
+    Pauses grow while nothing listens, and while another process takes our name from us. A broker or
+    a link that breaks every few seconds is used in between: pauses stay short.
+    """
+
+    settings: MqttSettings
+    attempt: int = 0
+    short: int = 0  # connections in a row that were of use, but not for long
+
+    def ended(self, ready_s: float, *, taken_over: bool) -> None:
+        """Note for how long a connection was of use, and whether another took it from us."""
+        if ready_s >= LASTED * self.settings.reconnect_min_s:
+            self.attempt = self.short = 0
+        elif ready_s > 0.0:
+            self.short += 1
+            if not taken_over:
+                self.attempt = min(self.attempt, SHORT_ATTEMPT)
+
+    def next_s(self, rng: random.Random) -> float:
+        """The next pause."""
+        pause_s = backoff_s(self.attempt, self.settings, rng)
+        self.attempt += 1
+        return pause_s
 
 
 def backoff_s(attempt: int, settings: MqttSettings, rng: random.Random) -> float:

@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass
 
 from ternmesh.errors import WireError
+from ternmesh.link.code import GENERATION_MAX, SOURCES_MAX
 
 OFFER, STATUS, QUESTION = 0x06, 0x07, 0x08
 SYMBOL, LAST_SYMBOL = 0x50, 0x60  # the low four bits are the slot
@@ -16,7 +17,8 @@ SIZE_MAX = (1 << 24) - 1
 _OFFER = struct.Struct("<BBH4s3sH")
 _SYMBOL = struct.Struct("<BH")
 SYMBOL_HEAD = _SYMBOL.size
-VARINT_MAX = 3  # bytes
+GENERATIONS_MAX = SOURCES_MAX // GENERATION_MAX
+_ZEROS_MAX = 0xFF - GENERATION_MAX  # of one byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def is_link(body: bytes) -> bool:
 
 
 def write(message: Message, room: int = 1 << 16) -> bytes:
-    """The body of a message. A status names as many generations as fit in `room` bytes."""
+    """The body of a message. A status names as many needs as fit in `room` bytes, 9 or more."""
     match message:
         case Offer():
             size = message.size.to_bytes(3, "little")
@@ -107,48 +109,29 @@ def _read_offer(body: bytes) -> Offer:
 
 
 def _write_status(status: Status, room: int) -> bytes:
-    body = bytes((STATUS,)) + status.name
-    needs = list(status.needs)
-    while needs and needs[-1] == 0:
-        needs.pop()
-    for need in needs:
-        number = _varint(need)
-        if len(body) + len(number) > room:
+    """A byte for each need, 1 to 128; a byte above that is so many needs of zero."""
+    body, zeros = bytes((STATUS,)) + status.name, 0
+    for need in status.needs:
+        if need == 0:
+            zeros += 1
+            continue
+        runs, rest = divmod(zeros, _ZEROS_MAX)
+        part = bytes([0xFF] * runs + [GENERATION_MAX + rest] * (rest > 0) + [need])
+        if len(body) + len(part) > room:
             break
-        body += number
+        body, zeros = body + part, 0
     return body
 
 
 def _read_status(body: bytes) -> Status:
     _check(len(body) > NAME_SIZE, "a status is shorter than a name")
-    needs, at = [], 1 + NAME_SIZE
-    while at < len(body):
-        need, at = _read_varint(body, at)
-        needs.append(need)
-    _check(not needs or needs[-1] > 0, "a status ends with a zero")
-    return Status(body[1 : 1 + NAME_SIZE], tuple(needs))
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(body: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for place in range(VARINT_MAX):
-        _check(at < len(body), "a status ends inside a number")
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            _check(byte > 0 or place == 0, "a number takes more bytes than it needs")
-            return value, at
-    raise WireError("link", "a number of a status is too long")
+    needs: list[int] = []
+    for byte in body[1 + NAME_SIZE :]:
+        needs += [byte] if byte <= GENERATION_MAX else [0] * (byte - GENERATION_MAX)
+        _check(len(needs) <= GENERATIONS_MAX, f"a status of more than {GENERATIONS_MAX} needs")
+    status = Status(body[1 : 1 + NAME_SIZE], tuple(needs))
+    _check(_write_status(status, len(body)) == body, "a status takes more bytes than it needs")
+    return status
 
 
 def _slot(value: int) -> int:

@@ -1,18 +1,21 @@
 """The receiving half of a link: objects on their way in, and what to say about them."""
 
-from collections import OrderedDict, deque
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ternmesh.errors import WireError
-from ternmesh.link.code import Layout
+from ternmesh.link.code import GENERATION_MAX, Layout
 from ternmesh.link.coder import Coder
 from ternmesh.link.frames import Offer, Question, Status, Symbol, write
 from ternmesh.link.outbound import object_name
 from ternmesh.link.receiving import GAPS, Early, Receiving
 from ternmesh.link.records import (
+    ARRIVED_MAX,
     IncomingDropped,
     LinkEvent,
     LinkRefused,
@@ -25,11 +28,9 @@ from ternmesh.wire import seal
 if TYPE_CHECKING:
     from ternmesh.link.link import LinkSettings
 
-PEERS_MAX = 1024
-OF_PEER_MAX = 4  # objects on their way in from one peer
-ARRIVED_MAX = 64  # names that are remembered of each peer
+PEERS_MAX = 1024  # also of objects, and of answers that wait
 REST = 8  # times `idle_s`: so long after its last symbol a slot is taken to be empty
-SILENCES_MAX = 12  # answers in a row without effect; then the peer must speak first
+SILENCES_MAX = 6  # answers in a row without effect; then the peer must speak first
 Slot = tuple[str, int]
 
 
@@ -37,6 +38,7 @@ Slot = tuple[str, int]
 class _Finished:
     name: bytes
     until: float
+    at: float | None = None
 
 
 class Inbound:
@@ -53,7 +55,8 @@ class Inbound:
         self._settings, self._rng, self._coder, self._events = settings, rng, coder, events
         self._resumed = state.incoming
         self._arrived = {peer: deque(n, ARRIVED_MAX) for peer, n in state.arrived.items()}
-        self._incoming: OrderedDict[Slot, Receiving] = OrderedDict()
+        # A slot of a peer is in one of these three at most.
+        self._incoming: dict[Slot, Receiving] = {}
         self._early: dict[Slot, Early] = {}
         self._finished: dict[Slot, _Finished] = {}
         self._answers: dict[tuple[str, bytes], bytes] = {}
@@ -61,51 +64,56 @@ class Inbound:
     def start(self, now: float) -> None:
         """Take up what was held before a restart."""
         for record in self._resumed:
-            receiving = self._open(record.peer, record.offer, self._layout(record.offer), now)
+            try:
+                receiving = self._open(record.peer, record.offer, now)
+            except WireError:  # the settings were others
+                self._events.append(IncomingDropped(record.peer, record.offer))
+                continue
             for index, data in record.symbols:
                 receiving.decoder.add(index, data)
-            receiving.at = now + self._settings.idle_s
         self._resumed = ()
 
     # What senders say
 
     def offered(self, peer: str, offer: Offer, is_broadcast: bool, now: float) -> None:
         """An object begins, or its sender wants to know."""
-        slot = (peer, offer.slot)
+        slot, answer_at = (peer, offer.slot), now + self._spread_s(is_broadcast)
         if offer.name in self._arrived.get(peer, ()):
             self._drop(slot)
             self._end(slot, offer.name, now)
-            self._say(peer, Status(offer.name, ()))
+            self._speak(slot, answer_at)
             return
         receiving = self._incoming.get(slot)
         if receiving is not None and receiving.offer == offer:
-            receiving.at = now + self._spread_s(is_broadcast)
+            # Within a burst another receiver has asked for it: this is no time to speak.
+            is_over = now - receiving.moved_at >= self._settings.idle_s
+            self._speak(slot, answer_at + (0.0 if is_over else self._quiet_s(receiving)))
             return
-        layout = self._layout(offer)
-        self._drop(slot)
-        receiving = self._open(peer, offer, layout, now)
-        early = self._early.pop(slot, Early())
-        for index, data in early.symbols:
-            self._add(peer, receiving, index, data, now)
-        if slot in self._incoming and early.symbols:
-            receiving.at = now + self._spread_s(is_broadcast)
+        receiving = self._open(peer, offer, now)
+        early = self._early.pop(slot, None)
+        if early is not None:
+            for index, data in early.symbols.items():
+                if len(data) == offer.symbol_bytes:
+                    self._add(peer, receiving, index, data, now)
+            self._speak(slot, answer_at)
 
     def symbol(self, peer: str, symbol: Symbol, is_broadcast: bool, now: float) -> None:
-        """A symbol of an object under way, of one that is there, or of one not offered."""
-        slot = (peer, symbol.slot)
+        """A symbol of an object under way, of one that is there, or of one not offered.
+
+        Whatever there is to say waits for the end of the burst: the sender does not listen before.
+        """
+        slot, quiet_s = (peer, symbol.slot), self._settings.idle_s
         receiving, finished = self._incoming.get(slot), self._finished.get(slot)
         if receiving is not None:
             self._add(peer, receiving, symbol.index, symbol.data, now)
-            if slot in self._incoming:
-                quiet_s = max(self._settings.idle_s, GAPS * receiving.gap_s)
-                wait_s = self._spread_s(is_broadcast) if symbol.is_last else quiet_s
-                receiving.at = now + wait_s
+            self._answers.pop((peer, receiving.offer.name), None)  # it is out of date
+            quiet_s = self._quiet_s(receiving)
         elif finished is not None and now < finished.until:
             self._end(slot, finished.name, now)
-            if symbol.is_last:
-                self._say(peer, Status(finished.name, ()))
         else:
-            self._keep_early(slot, symbol, now)
+            self._keep_early(slot, symbol)
+        wait_s = 0.0 if symbol.is_last else quiet_s
+        self._speak(slot, now + wait_s + self._spread_s(is_broadcast))
 
     def _add(self, peer: str, receiving: Receiving, index: int, data: bytes, now: float) -> None:
         is_new = receiving.decoder.add(index, data)
@@ -123,45 +131,61 @@ class Inbound:
         self._remember(peer, offer.name)
         self._end((peer, offer.slot), offer.name, now)
         self._events.append(ObjectArrived(peer, offer.name, payload))
-        self._say(peer, Status(offer.name, ()))
 
-    def _keep_early(self, slot: Slot, symbol: Symbol, now: float) -> None:
+    def _keep_early(self, slot: Slot, symbol: Symbol) -> None:
         if slot not in self._early and len(self._early) >= PEERS_MAX:
-            raise WireError("link", "symbols of too many objects that nobody has offered")
+            del self._early[next(iter(self._early))]
         self._finished.pop(slot, None)
-        early = self._early.setdefault(slot, Early(at=now))
+        early = self._early.setdefault(slot, Early())
         held = sum(early.size for early in self._early.values())
         if held + len(symbol.data) <= self._settings.incoming_bytes_max:
             early.keep(symbol.index, symbol.data)
-        if symbol.is_last:
-            early.at = now
 
     # Timers
 
+    def _pending(self) -> Iterator[tuple[Slot, Receiving | _Finished | Early]]:
+        return chain(self._incoming.items(), self._finished.items(), self._early.items())
+
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
-        pending: list[Receiving | Early] = [*self._incoming.values(), *self._early.values()]
-        return min((item.at for item in pending if item.at is not None), default=None)
+        return min((item.at for _, item in self._pending() if item.at is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Say what is lacking, ever more seldom while nothing comes of it."""
-        for (peer, _), receiving in self._incoming.items():
-            if receiving.at is not None and now >= receiving.at:
-                self._say(peer, Status(receiving.offer.name, receiving.decoder.missing))
-                self._wait(receiving, now, receiving.gap_s)
-        for (peer, slot), early in list(self._early.items()):
-            if early.at is not None and now >= early.at:
-                self._answers[peer, bytes((slot,))] = write(Question(slot))
-                self._wait(early, now, 0.0)
-                if early.at is None:
-                    del self._early[peer, slot]
+        due = [(slot, i) for slot, i in self._pending() if i.at is not None and now >= i.at]
+        for slot, item in due:
+            match item:
+                case Receiving() if now - item.moved_at >= self._settings.give_up_s:
+                    self._drop(slot)
+                case Receiving():
+                    self._say(slot[0], Status(item.offer.name, item.decoder.missing))
+                    end = item.moved_at + self._settings.give_up_s
+                    self._wait(item, now, self._quiet_s(item), end)
+                case _Finished():
+                    self._say(slot[0], Status(item.name, ()))
+                    item.at = None
+                case Early() if item.attempts >= SILENCES_MAX:
+                    del self._early[slot]
+                case Early():
+                    self._say(slot[0], Question(slot[1]))
+                    end = now + self._settings.longest_s
+                    self._wait(item, now, self._settings.idle_s, end)
 
-    def _wait(self, item: Receiving | Early, now: float, gap_s: float) -> None:
+    def _speak(self, slot: Slot, at: float) -> None:
+        """Say at this time what there is to say of a slot."""
+        for item in (self._incoming.get(slot), self._finished.get(slot), self._early.get(slot)):
+            if item is not None:
+                item.at = at
+
+    def _wait(self, item: Receiving | Early, now: float, quiet_s: float, end: float) -> None:
         item.attempts += 1
-        quiet_s = max(self._settings.idle_s, GAPS * gap_s) * 2.0 ** (item.attempts - 1)
+        delay_s = min(self._settings.longest_s, quiet_s * 2.0 ** (item.attempts - 1))
         jitter = 0.75 + 0.5 * self._rng.random()
-        is_over = item.attempts >= SILENCES_MAX
-        item.at = None if is_over else now + min(self._settings.longest_s, quiet_s) * jitter
+        item.at = end if item.attempts >= SILENCES_MAX else now + delay_s * jitter
+
+    def _quiet_s(self, receiving: Receiving) -> float:
+        """So long a silence is the end of a burst."""
+        return max(self._settings.idle_s, GAPS * receiving.gap_s)
 
     def _spread_s(self, is_broadcast: bool) -> float:
         """Receivers of a broadcast must not answer all at once."""
@@ -177,46 +201,52 @@ class Inbound:
 
     def bodies(self, room: int) -> list[tuple[str, bytes]]:
         """At most `room` answers."""
-        keys = list(self._answers)[: max(0, room)]
-        return [(peer, self._answers.pop((peer, name))) for peer, name in keys]
+        keys = list(islice(self._answers, max(0, room)))
+        return [(key[0], self._answers.pop(key)) for key in keys]
 
-    def _say(self, peer: str, status: Status) -> None:
-        self._answers[peer, status.name] = write(status, self._settings.mtu - seal.OVERHEAD)
+    def _say(self, peer: str, answer: Status | Question) -> None:
+        if len(self._answers) >= PEERS_MAX:  # who misses it will ask again
+            del self._answers[next(iter(self._answers))]
+        about = answer.name if isinstance(answer, Status) else bytes((answer.slot,))
+        self._answers[peer, about] = write(answer, self._settings.mtu - seal.OVERHEAD)
 
     # Begin and end
 
-    def _layout(self, offer: Offer) -> Layout:
-        most = self._settings.object_max
-        if offer.size > most:
-            raise WireError("link", f"an object of {offer.size} bytes: at most {most} are taken")
-        return Layout(offer.size, offer.symbol_bytes)
-
-    def _open(self, peer: str, offer: Offer, layout: Layout, now: float) -> Receiving:
-        """Make room, and begin."""
-        held = [slot for slot in self._incoming if slot[0] == peer]
-        if len(held) >= OF_PEER_MAX:
-            self._drop(held[0])
-        room = self._settings.incoming_bytes_max - offer.size
-        while self._incoming and sum(r.offer.size for r in self._incoming.values()) > room:
-            self._drop(next(iter(self._incoming)))
+    def _open(self, peer: str, offer: Offer, now: float) -> Receiving:
+        """Make room, and begin; WireError where an object is too large."""
+        layout = Layout(offer.size, offer.symbol_bytes)
+        # Behind each symbol stand its coefficients.
+        memory_bytes = layout.count * (layout.symbol_bytes + GENERATION_MAX)
+        room = self._settings.incoming_bytes_max - memory_bytes
+        if offer.size > self._settings.object_max or room < 0:
+            raise WireError("link", f"an object of {offer.size} bytes is too large here")
+        slot = (peer, offer.slot)
+        self._drop(slot)
+        incoming = self._incoming
+        while len(incoming) >= PEERS_MAX or sum(r.memory_bytes for r in incoming.values()) > room:
+            self._drop(min(incoming, key=lambda slot: incoming[slot].moved_at))
         decoder = self._coder.decoder(layout, offer.name)
-        receiving = Receiving(offer, decoder, now + self._settings.idle_s, moved_at=now)
-        self._finished.pop((peer, offer.slot), None)
-        self._incoming[peer, offer.slot] = receiving
-        return receiving
+        at = now + self._settings.idle_s
+        self._finished.pop(slot, None)
+        incoming[slot] = Receiving(offer, decoder, memory_bytes, at, moved_at=now)
+        return incoming[slot]
 
     def _drop(self, slot: Slot) -> None:
         receiving = self._incoming.pop(slot, None)
         if receiving is not None:
+            self._answers.pop((slot[0], receiving.offer.name), None)
             self._events.append(IncomingDropped(slot[0], receiving.offer))
 
     def _end(self, slot: Slot, name: bytes, now: float) -> None:
+        self._early.pop(slot, None)
+        self._finished.pop(slot, None)
         if len(self._finished) >= PEERS_MAX:
             del self._finished[next(iter(self._finished))]
-        self._early.pop(slot, None)
         self._finished[slot] = _Finished(name, now + REST * self._settings.idle_s)
 
     def _remember(self, peer: str, name: bytes) -> None:
-        if peer not in self._arrived and len(self._arrived) >= PEERS_MAX:
+        names = self._arrived.pop(peer, deque(maxlen=ARRIVED_MAX))
+        if len(self._arrived) >= PEERS_MAX:  # the peer of whom nothing came for longest
             del self._arrived[next(iter(self._arrived))]
-        self._arrived.setdefault(peer, deque(maxlen=ARRIVED_MAX)).append(name)
+        self._arrived[peer] = names
+        names.append(name)

@@ -13,8 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ternmesh.errors import TernmeshError, WireError
+from ternmesh.link.code import SOURCES_MAX
 from ternmesh.link.coder import Coder, RandomLinear
-from ternmesh.link.frames import Offer, Question, Status, Symbol, is_link, read
+from ternmesh.link.frames import (
+    SIZE_MAX,
+    SYMBOL_HEAD,
+    Offer,
+    Question,
+    Status,
+    Symbol,
+    is_link,
+    read,
+)
 from ternmesh.link.inbound import Inbound
 from ternmesh.link.outbound import Outbound
 from ternmesh.link.records import (
@@ -26,6 +36,7 @@ from ternmesh.link.records import (
 )
 from ternmesh.wire import seal
 
+MTU_MIN = 32
 COUNTERS_BLOCK = 4096
 FRAMES_MAX = 256  # handed out at once
 AS_IS_MAX = 4096  # frames that wait
@@ -55,6 +66,23 @@ class LinkSettings:
     outgoing_bytes_max: int = 1 << 24
     outgoing_max: int = 256
     contexts: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """ValueError for frames in which the link has no room, and objects that no offer names."""
+        if not MTU_MIN <= self.mtu <= seal.FRAME_MAX:
+            raise ValueError(f"mtu {self.mtu}: it is {MTU_MIN} to {seal.FRAME_MAX} bytes")
+        if not 0 < self.object_max <= SIZE_MAX:
+            raise ValueError(f"object_max {self.object_max}: it is 1 to {SIZE_MAX} bytes")
+
+    @property
+    def symbol_room(self) -> int:
+        """The largest symbol that fits in a frame."""
+        return self.mtu - seal.OVERHEAD - SYMBOL_HEAD
+
+    @property
+    def size_max(self) -> int:
+        """The largest object that can be sent."""
+        return min(self.object_max, self.outgoing_bytes_max, SOURCES_MAX * self.symbol_room)
 
 
 class Link:
@@ -97,9 +125,9 @@ class Link:
         sent yet is superseded. `receivers` are those of a broadcast. LinkFull; ValueError for an
         object that is empty or too large.
         """
-        if not 0 < len(payload) <= self._settings.object_max:
-            most = self._settings.object_max
-            raise ValueError(f"an object is of 1 to {most} bytes, not {len(payload)}")
+        most = self._settings.size_max
+        if not 0 < len(payload) <= most:
+            raise ValueError(f"an object is of 1 to {most} bytes here, not {len(payload)}")
         number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, key)
         if number is None:
             raise LinkFull("too many objects wait for delivery: offer this one later")
@@ -143,6 +171,8 @@ class Link:
 
     def next_event(self) -> LinkEvent | None:
         """The next thing to make durable or act on, until None."""
+        if not self._events:
+            self._out.begin()
         if self._events:
             return self._events.popleft()
         if self._limit - self._counter < FRAMES_MAX and self.has_frames:

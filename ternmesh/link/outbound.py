@@ -2,29 +2,33 @@
 
 import hashlib
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ternmesh.link.code import Layout, best_symbol_bytes
 from ternmesh.link.coder import Coder
-from ternmesh.link.frames import NAME_SIZE, SLOTS, SYMBOL_HEAD, Offer, Question, Status, write
+from ternmesh.link.frames import NAME_SIZE, SLOTS, Offer, Question, Status, write
 from ternmesh.link.frames import Symbol as SymbolBody
 from ternmesh.link.records import (
+    ARRIVED_MAX,
     Delivered,
     GaveUp,
     LinkEvent,
     LinkState,
     Queued,
     RepairsReserved,
+    TransferBegun,
 )
 from ternmesh.link.sending import Sending, most_needed
-from ternmesh.wire import seal
 
 if TYPE_CHECKING:
     from ternmesh.link.link import LinkSettings
 
-ACTIVE_MAX = SLOTS // 2  # so that a slot rests before it is used again
+LANE_SLOTS = SLOTS // 2  # for one receiver; the others are for what several hear
+ACTIVE_MAX = LANE_SLOTS // 2  # in one lane, so that a slot rests before it is used again
+LEAD_MAX = ARRIVED_MAX // 4  # two lanes and a restart then keep to what receivers remember
 PATIENCE = 3.0  # times `idle_s`: the receiver, who knows more, asks first
 DOUBLINGS_MAX = 16
 
@@ -33,6 +37,28 @@ def object_name(number: int, payload: bytes) -> bytes:
     """What names an object on the air: the head of sha256(u16 number, payload)."""
     low = (number & 0xFFFF).to_bytes(2, "little")
     return hashlib.sha256(low + payload).digest()[:NAME_SIZE]
+
+
+@dataclass(slots=True)
+class Lane:
+    """Objects with the same slots: those for one receiver, or all that several hear.
+
+    A receiver that is away then holds up nobody else.
+    """
+
+    free: deque[int]  # the slot that has rested longest comes first
+    active: dict[int, Sending] = field(default_factory=dict)
+    begun: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something must end before anything begins.
+
+        A receiver remembers the last `ARRIVED_MAX` objects: one whose receipt is lost must not
+        fall behind so far that it looks new.
+        """
+        oldest = min((sending.turn for sending in self.active.values()), default=self.begun)
+        return len(self.active) >= ACTIVE_MAX or self.begun - oldest >= LEAD_MAX
 
 
 class Outbound:
@@ -50,20 +76,25 @@ class Outbound:
         self._resumed = state.outgoing
         self._number = state.number
         self._waiting: list[Queued] = []
-        self._active: dict[int, Sending] = {}
-        self._free = deque(range(SLOTS))  # the slot that has rested longest comes first
+        self._lanes: dict[str | None, Lane] = {}
         self._bytes = 0
 
     def start(self, now: float) -> None:
-        """What was under way asks first what its receivers hold."""
-        for record in sorted(self._resumed, key=lambda record: record.queued.number):
+        """What was under way asks first, in its old slot, what its receivers hold."""
+        for record in self._resumed:
             self._bytes += len(record.queued.payload)
-            if len(self._active) < ACTIVE_MAX:
-                sending = self._open(record.queued, now)
-                sending.repairs = record.repairs
-                sending.next_repair = [record.repairs] * sending.layout.generations
-            else:
+            if len(record.queued.payload) > self._settings.size_max:  # its settings were others
+                gave_up = GaveUp(record.queued.number, record.queued.receivers, "too large")
+                self._forget(record.queued, gave_up)
+                continue
+            if record.slot is None:
                 self._waiting.append(record.queued)
+                continue
+            self._lane(record.queued).free.remove(record.slot)
+            sending = self._open(record.queued, record.slot)
+            sending.begun, sending.heard_at = True, now
+            sending.repairs = record.repairs
+            sending.next_repair = [record.repairs] * sending.layout.generations
         self._resumed = ()
 
     def queue(
@@ -75,14 +106,16 @@ class Outbound:
         key: str | None,
     ) -> int | None:
         """Queue an object; its number, or None where there is no room."""
+        old = []
         if key is not None:
-            for old in [q for q in self._waiting if (q.peer, q.key) == (peer, key)]:
-                self._waiting.remove(old)
-                self._forget(old, GaveUp(old.number, old.receivers, "superseded"))
-        waiting = len(self._waiting) + len(self._active)
-        room = self._settings.outgoing_bytes_max - self._bytes
-        if waiting >= self._settings.outgoing_max or len(payload) > room:
+            unsent = [s.queued for s in self._active if not s.begun]
+            old = [q for q in [*self._waiting, *unsent] if (q.peer, q.key) == (peer, key)]
+        others = len(self._waiting) + len(self._active) - len(old)
+        size = self._bytes - sum(len(q.payload) for q in old) + len(payload)
+        if others >= self._settings.outgoing_max or size > self._settings.outgoing_bytes_max:
             return None
+        for queued in old:
+            self.cancel(queued.number, "superseded")
         queued = Queued(self._number, peer, receivers, payload, priority, key)
         self._number += 1
         self._bytes += len(payload)
@@ -90,22 +123,21 @@ class Outbound:
         self._events.append(queued)
         return queued.number
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, number: int, reason: str = "cancelled") -> None:
         """Forget an object."""
         for queued in [q for q in self._waiting if q.number == number]:
             self._waiting.remove(queued)
-            self._forget(queued, GaveUp(number, queued.receivers, "cancelled"))
-        for sending in [s for s in self._active.values() if s.queued.number == number]:
-            self._close(sending, GaveUp(number, tuple(sending.waiting), "cancelled"))
+            self._forget(queued, GaveUp(number, queued.receivers, reason))
+        for sending in [s for s in self._active if s.queued.number == number]:
+            self._close(sending, GaveUp(number, tuple(sending.waiting), reason))
 
     # What receivers say
 
     def heard(self, peer: str, status: Status, now: float) -> None:
-        """A receiver's needs; those of one that is still being served say nothing new."""
-        found = [s for s in self._active.values() if s.offer.name == status.name]
-        for sending in found:
-            if peer not in sending.queued.receivers:
-                continue
+        """What a receiver needs; within a burst that is nothing new, after its receipt nothing."""
+        found = [s for s in self._active if s.offer.name == status.name]
+        for sending in [s for s in found if peer in s.waiting]:
+            sending.check(status.needs)
             sending.heard_at, sending.attempts = now, 0
             if not status.needs:
                 sending.done.add(peer)
@@ -115,13 +147,15 @@ class Outbound:
             if not sending.waiting:
                 self._close(sending, Delivered(sending.queued.number, sending.queued.receivers))
             elif all(name in sending.needs for name in sending.waiting):
+                sending.offer_to.clear()  # all of them know what they answer
                 self._answer(sending)
 
     def asked(self, peer: str, question: Question) -> None:
         """A receiver has symbols and not their offer."""
-        sending = self._active.get(question.slot)
-        if sending is not None and peer in sending.waiting:
-            sending.offer_due = True
+        for sending in self._active:
+            is_it = sending.offer.slot == question.slot and peer in sending.waiting
+            if is_it and not {peer, sending.queued.peer} & set(sending.offer_to):
+                sending.offer_to.append(peer)
 
     def _answer(self, sending: Sending) -> None:
         """Send what the neediest of those who have spoken needs."""
@@ -136,12 +170,12 @@ class Outbound:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
-        times = (sending.at for sending in self._active.values())
+        times = (sending.at for sending in self._active)
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Go on with those who have answered; else ask again, and give up after long silence."""
-        due = [s for s in self._active.values() if s.at is not None and now >= s.at]
+        due = [s for s in self._active if s.at is not None and now >= s.at]
         for sending in due:
             if sending.needs:
                 self._answer(sending)
@@ -149,7 +183,7 @@ class Outbound:
                 gave_up = GaveUp(sending.queued.number, tuple(sending.waiting), "no answer")
                 self._close(sending, gave_up)
             else:
-                sending.offer_due, sending.at = True, None
+                sending.offer_to, sending.at = [sending.whom_to_ask()], None
                 sending.attempts += 1
 
     # Frames
@@ -157,32 +191,35 @@ class Outbound:
     @property
     def has_frames(self) -> bool:
         """Whether anything may leave now."""
-        is_room = len(self._active) < ACTIVE_MAX
-        return bool(self._waiting and is_room) or any(s.has_frames for s in self._active.values())
+        return any(sending.has_frames for sending in self._active)
+
+    def begin(self) -> None:
+        """Take the most urgent objects that wait under way, as far as there is room."""
+        for queued in sorted(self._waiting, key=lambda q: (q.priority, q.number)):
+            lane = self._lane(queued)
+            if not lane.is_full:
+                self._waiting.remove(queued)
+                slot = lane.free.popleft()
+                self._open(queued, slot).send_source()
+                self._events.append(TransferBegun(queued.number, slot))
 
     def bodies(self, now: float, room: int) -> list[tuple[str, bytes]]:
         """At most `room` bodies, those of the most urgent objects first."""
         found: list[tuple[str, bytes]] = []
-        while len(self._active) < ACTIVE_MAX and self._waiting and room > 0:
-            first = min(self._waiting, key=lambda q: (q.priority, q.number))
-            self._waiting.remove(first)
-            self._open(first, now).send_source()
         order = sorted(
-            (s for s in self._active.values() if s.has_frames),
+            (s for s in self._active if s.has_frames),
             key=lambda s: (s.queued.priority, s.queued.number),
         )
         for sending in order:
             if len(found) >= room:
                 break
-            bodies = self._bodies(sending, now, room - len(found))
-            found += [(sending.queued.peer, body) for body in bodies]
+            found += self._bodies(sending, now, room - len(found))
         return found
 
-    def _bodies(self, sending: Sending, now: float, room: int) -> list[bytes]:
-        bodies = []
-        if sending.offer_due:
-            bodies.append(write(sending.offer))
-            sending.offer_due = False
+    def _bodies(self, sending: Sending, now: float, room: int) -> list[tuple[str, bytes]]:
+        sending.begun, sending.heard_at = True, min(sending.heard_at, now)
+        bodies = [(peer, write(sending.offer)) for peer in sending.offer_to[:room]]
+        del sending.offer_to[:room]
         count = min(room - len(bodies), len(sending.queue))
         indexes = [sending.queue.popleft() for _ in range(count)]
         symbols = self._coder.encode(
@@ -190,8 +227,9 @@ class Outbound:
         )
         for place, (index, data) in enumerate(zip(indexes, symbols, strict=True), 1):
             is_last = place == count and not sending.queue
-            bodies.append(write(SymbolBody(sending.offer.slot, index, data, is_last)))
-        if not sending.queue:
+            body = write(SymbolBody(sending.offer.slot, index, data, is_last))
+            bodies.append((sending.queued.peer, body))
+        if not sending.has_frames:
             sending.at = now + self._patience_s(sending)
         return bodies
 
@@ -203,21 +241,31 @@ class Outbound:
 
     # Begin and end
 
-    def _open(self, queued: Queued, now: float) -> Sending:
+    @property
+    def _active(self) -> list[Sending]:
+        return [sending for lane in self._lanes.values() for sending in lane.active.values()]
+
+    def _lane(self, queued: Queued) -> Lane:
+        is_shared = queued.receivers != (queued.peer,)
+        slots = range(LANE_SLOTS, SLOTS) if is_shared else range(LANE_SLOTS)
+        return self._lanes.setdefault(None if is_shared else queued.peer, Lane(deque(slots)))
+
+    def _open(self, queued: Queued, slot: int) -> Sending:
         size = len(queued.payload)
-        room = self._settings.mtu - seal.OVERHEAD - SYMBOL_HEAD
-        layout = Layout(size, best_symbol_bytes(size, room))
-        slot = self._free.popleft()
+        layout = Layout(size, best_symbol_bytes(size, self._settings.symbol_room))
         name = object_name(queued.number, queued.payload)
         offer = Offer(slot, queued.number & 0xFFFF, name, size, layout.symbol_bytes)
-        sending = Sending(queued, offer, layout, heard_at=now)
+        lane = self._lane(queued)
+        sending = lane.active[slot] = Sending(queued, offer, layout, lane.begun)
+        sending.offer_to = [queued.peer]
         sending.next_repair = [0] * layout.generations
-        self._active[slot] = sending
+        lane.begun += 1
         return sending
 
     def _close(self, sending: Sending, event: LinkEvent) -> None:
-        del self._active[sending.offer.slot]
-        self._free.append(sending.offer.slot)
+        lane, slot = self._lane(sending.queued), sending.offer.slot
+        del lane.active[slot]
+        lane.free.append(slot)
         self._forget(sending.queued, event)
 
     def _forget(self, queued: Queued, event: LinkEvent) -> None:

@@ -6,6 +6,7 @@ from ternmesh.link.coder import Decoder
 from ternmesh.link.frames import Offer
 
 GAPS = 4  # times the usual distance of symbols: so long a silence is the end of a burst
+SYMBOL_COST = 128  # bytes of memory beside a symbol
 
 
 @dataclass(slots=True)
@@ -14,6 +15,7 @@ class Receiving:
 
     offer: Offer
     decoder: Decoder
+    memory_bytes: int  # at most
     at: float | None = None
     attempts: int = 0
     moved_at: float = 0.0
@@ -30,12 +32,14 @@ class Receiving:
 class Early:
     """Symbols in a slot whose offer was lost, until it is sent again."""
 
-    symbols: list[tuple[int, bytes]] = field(default_factory=list)
-    size: int = 0
+    symbols: dict[int, bytes] = field(default_factory=dict)
+    size: int = 0  # in memory, about
     at: float | None = None
     attempts: int = 0
 
     def keep(self, index: int, data: bytes) -> None:
         """Hold a symbol."""
-        self.symbols.append((index, data))
-        self.size += len(data)
+        self.attempts = 0
+        if index not in self.symbols:
+            self.symbols[index] = data
+            self.size += len(data) + SYMBOL_COST

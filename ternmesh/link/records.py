@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from ternmesh.link.frames import Offer
 
+ARRIVED_MAX = 64  # names of the objects that came last, remembered of each peer
+
 
 @dataclass(frozen=True, slots=True)
 class LinkCountersReserved:
@@ -26,6 +28,14 @@ class Queued:
     payload: bytes
     priority: int
     key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBegun:
+    """An object is about to be sent in `slot`, and in no other: receivers know it by that."""
+
+    number: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,7 @@ class LinkRefused:
 LinkEvent = (
     LinkCountersReserved
     | Queued
+    | TransferBegun
     | RepairsReserved
     | Delivered
     | GaveUp
@@ -112,10 +123,14 @@ LinkEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OutRecord:
-    """An object that was queued before a restart, and what of it is known."""
+    """An object that was queued before a restart, and what of it is known.
+
+    `slot` is None where nothing of it was sent.
+    """
 
     queued: Queued
     repairs: int = 0
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ US915 = Region(
         ),
     ),
 )
-UNREGULATED = Region("unregulated", (SubBand("unregulated", 0, 10**12, 1.0, float("inf")),))
+UNREGULATED = Region("unregulated", (SubBand("unregulated", -(10**12), 10**12, 1.0, float("inf")),))
 REGIONS: Mapping[str, Region] = MappingProxyType(
     {region.name: region for region in (EU868, US915, UNREGULATED)}
 )

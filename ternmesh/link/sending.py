@@ -1,15 +1,17 @@
 """One object on its way out, to one receiver or to many: which symbols are due, and who has it."""
 
+import operator
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from ternmesh.link.code import Layout
+from ternmesh.errors import WireError
+from ternmesh.link.code import INDEX_END, Layout
 from ternmesh.link.frames import Offer
 from ternmesh.link.records import Queued
 
 REPAIRS_BLOCK = 64  # repair symbols of each generation that are reserved at once
-INDEX_END = 1 << 16
 
 
 @dataclass(slots=True)
@@ -23,16 +25,17 @@ class Sending:
     queued: Queued
     offer: Offer
     layout: Layout
+    turn: int  # how many began in its lane before it
     repairs: int = 0  # ordinals below it were reserved: they may have been sent before a restart
     next_repair: list[int] = field(default_factory=list)
     queue: deque[int] = field(default_factory=deque)
     needs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
-    offer_due: bool = True
-    begun: bool = False
+    offer_to: list[str] = field(default_factory=list)  # whom to send it, before symbols
+    begun: bool = False  # whether something may have been sent
     at: float | None = None  # when to act if not all have spoken
     attempts: int = 0
-    heard_at: float = 0.0
+    heard_at: float = inf  # or when the first frame left
 
     @property
     def waiting(self) -> list[str]:
@@ -42,7 +45,20 @@ class Sending:
     @property
     def has_frames(self) -> bool:
         """Whether anything may leave now."""
-        return self.offer_due or bool(self.queue)
+        return bool(self.offer_to or self.queue)
+
+    def whom_to_ask(self) -> str:
+        """All that hear it; or one after the other where most would only say that they are done."""
+        waiting = self.waiting
+        if 2 * len(waiting) > len(self.queued.receivers):
+            return self.queued.peer
+        return waiting[self.attempts % len(waiting)]
+
+    def check(self, needs: Sequence[int]) -> None:
+        """WireError where no receiver of this object can have these needs."""
+        sizes = [len(self.layout.source(g)) for g in range(self.layout.generations)]
+        if len(needs) > len(sizes) or any(map(operator.gt, needs, sizes)):
+            raise WireError("link", "a status asks for more than the object has")
 
     def send_source(self) -> None:
         """Queue the object itself, for receivers that know nothing of it."""
@@ -53,7 +69,7 @@ class Sending:
 
         A generation of which nothing was held is sent as it is, others as repair symbols.
         """
-        for generation, need in enumerate(needs[: self.layout.generations]):
+        for generation, need in enumerate(needs):
             source = self.layout.source(generation)
             if need >= len(source):
                 self.queue.extend(source)

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ternmesh_cli.arguments import number
+from ternmesh_cli.arguments import number, real
+from ternmesh_cli.demo.bearer import LORA, MQTT, Radios
 from ternmesh_cli.demo.fleet import DemoError, DemoSettings, fleet
 from ternmesh_cli.demo.record import DemoRecord, Round
 from ternmesh_cli.workers import Worker
 from transports.mqtt_settings import parse_url
+from transports.serial_lora.settings import DIALECTS
 
 POLL_S = 0.25
 PATIENCE_S = 600.0  # with no new reference for so long, the demo gives up
 ROUNDS_MAX = 100  # what one answer of the host's status holds
 SEED_MAX = 2**31
+SPEED_MAX = 1000.0
+OWN_BROKER = "the demo's own MQTT broker"
 REPORT, MARK = "report.html", "host/config.toml"
 
 
@@ -32,6 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         type=_url,
         help="an MQTT broker, such as mqtt://127.0.0.1:1883 (default: one inside the demo)",
+    )
+    parser.add_argument(
+        "--bearer",
+        choices=(MQTT, LORA),
+        default=MQTT,
+        help="lora: emulated radio modems, in radio time, under the law of Europe (default: mqtt)",
+    )
+    parser.add_argument(
+        "--loss", type=real(0, 0.9), default=0.0, help="lora: share of frames lost (default: 0)"
+    )
+    parser.add_argument(
+        "--dialect", choices=DIALECTS, default="reyax", help="lora: of the modems (default: reyax)"
+    )
+    parser.add_argument(
+        "--speed",
+        type=real(1, SPEED_MAX),
+        default=20.0,
+        help="lora: radio seconds in a second (default: 20)",
     )
     parser.add_argument("--rounds", type=number(1, ROUNDS_MAX), default=20, help="default: 20")
     parser.add_argument(
@@ -53,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = DemoSettings(
         folder.resolve(),
         arguments.broker,
+        _radios(arguments),
         arguments.rounds,
         arguments.seed,
         f"demo-{os.urandom(3).hex()}",
@@ -60,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     with fleet(settings) as (host, boards):
         watched = _watch(host, boards, settings.rounds, quiet=arguments.json)
-    record = make_record(watched, arguments.broker, time.monotonic() - begun)
+    bearer = settings.radios.title if settings.radios else arguments.broker or OWN_BROKER
+    record = make_record(watched, bearer, time.monotonic() - begun)
     report = folder / REPORT
     report.write_text(write_report(record))
     _tell(record, report, as_json=arguments.json)
@@ -75,7 +99,7 @@ class Watched:
     boards: Mapping[str, Mapping[str, Any]]
 
 
-def make_record(watched: Watched, broker: str | None, seconds: float) -> DemoRecord:
+def make_record(watched: Watched, bearer: str, seconds: float) -> DemoRecord:
     """What the answers say, as the record of a run."""
     rounds = tuple(
         Round(r["version"], r["bytes_up"], r["bytes_down"], tuple(r["missing"]), r["seconds"])
@@ -92,8 +116,23 @@ def make_record(watched: Watched, broker: str | None, seconds: float) -> DemoRec
         dimension=watched.host["plan"]["dimension"],
         frame_mtu=watched.host["plan"]["frame_mtu"],
         seconds=seconds,
-        broker=broker or "the demo's own MQTT broker",
+        bearer=bearer,
+        airtime_s=_airtimes(watched),
     )
+
+
+def _airtimes(watched: Watched) -> dict[str, float] | None:
+    everyone = {"host": watched.host, **watched.boards}
+    airtimes = {name: answer["transport"].get("airtime_us") for name, answer in everyone.items()}
+    if None in airtimes.values():
+        return None
+    return {name: airtime_us / 1e6 for name, airtime_us in airtimes.items()}
+
+
+def _radios(arguments: argparse.Namespace) -> Radios | None:
+    if arguments.bearer == MQTT:
+        return None
+    return Radios(arguments.dialect, arguments.loss, arguments.speed, arguments.seed)
 
 
 def _url(text: str) -> str:
@@ -154,6 +193,7 @@ def _tell(record: DemoRecord, report: Path, *, as_json: bool) -> None:
             "downlink_bytes_per_round": record.bytes_down,
             "float32_bytes": record.raw_bytes,
             "seconds": record.seconds,
+            "airtime_s": record.airtime_s,
             "report": str(report),
         }
         print(json.dumps(content))

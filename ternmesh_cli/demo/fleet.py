@@ -1,13 +1,14 @@
 """The demo's fleet: a broker, a host and three board processes, each with one speaker's clips."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from models.zoo import fsdd_path
 from ternmesh.errors import TernmeshError
+from ternmesh_cli.demo.bearer import RADIO_RUN, LinkTable, Radios, on_broker, on_radio
 from ternmesh_cli.toml import write_toml
 from ternmesh_cli.workers import Worker, python, running
 
@@ -28,6 +29,7 @@ class DemoSettings:
 
     folder: Path
     broker: str | None = None
+    radios: Radios | None = None
     rounds: int = 20
     seed: int = 0
     name: str = "demo"
@@ -37,13 +39,21 @@ class DemoSettings:
 def fleet(settings: DemoSettings) -> Iterator[tuple[Worker, list[Worker]]]:
     """The running host and boards; everything is stopped when the block ends."""
     with ExitStack() as stack:
-        url = settings.broker or _own_broker(stack)
-        host = _spawn(stack, "host", settings.folder / "host", _host_config(settings, url))
+        link = stack.enter_context(_bearer(stack, settings))
+        host = _spawn(stack, "host", settings.folder / "host", _host_config(settings, link("host")))
         boards = [
-            _spawn(stack, "node", settings.folder / name, _node_config(settings, url, name))
+            _spawn(stack, "node", settings.folder / name, _node_config(settings, link(name), name))
             for name in BOARDS
         ]
         yield host, boards
+
+
+def _bearer(
+    stack: ExitStack, settings: DemoSettings
+) -> AbstractContextManager[Callable[[str], LinkTable]]:
+    if settings.radios is not None:
+        return on_radio(settings.radios, BOARDS)
+    return on_broker(settings.broker or _own_broker(stack), settings.name)
 
 
 def _own_broker(stack: ExitStack) -> str:
@@ -52,22 +62,23 @@ def _own_broker(stack: ExitStack) -> str:
     return stack.enter_context(EmbeddedBroker()).url
 
 
-def _host_config(settings: DemoSettings, url: str) -> str:
+def _host_config(settings: DemoSettings, link: LinkTable) -> str:
     return write_toml(
         {
             "": {"state_dir": str(settings.folder / "host"), "bundle": "keyword"},
-            "link": {"url": url, "fleet": settings.name},
+            "link": link,
             "run": {
                 **RUN,
                 "rounds": settings.rounds,
                 "min_peers": len(BOARDS),
                 "deadline_s": 20.0,
+                **(RADIO_RUN if settings.radios else {}),
             },
         }
     )
 
 
-def _node_config(settings: DemoSettings, url: str, name: str) -> str:
+def _node_config(settings: DemoSettings, link: LinkTable, name: str) -> str:
     # The shipped clips as they are: bytes of 0 to 255, all speakers in one file.
     clips = {"divide_by": 255.0, "arrays": {"features": "x", "target": "y"}}
     mine = {**clips, "where": {"speaker": name}}
@@ -78,7 +89,7 @@ def _node_config(settings: DemoSettings, url: str, name: str) -> str:
                 "state_dir": str(settings.folder / name),
                 "bundle": "keyword",
             },
-            "link": {"url": url, "fleet": settings.name},
+            "link": link,
             "data": {"path": str(fsdd_path("train")), **mine},
             "training": {"seed": settings.seed},
             "evaluate": {"path": str(fsdd_path("dev")), **mine},

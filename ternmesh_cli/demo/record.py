@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ternmesh.link.airtime import LoraSetting, airtime_us, wall_time_s
+from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us, wall_time_s
 
 DUTY_CYCLE = 0.01
 RADIOS = (LoraSetting(7), LoraSetting(9), LoraSetting(12))
@@ -31,7 +31,8 @@ class DemoRecord:
     dimension: int
     frame_mtu: int
     seconds: float
-    broker: str
+    bearer: str
+    airtime_s: Mapping[str, float] | None = None  # of each radio, where there are any
 
     @property
     def raw_bytes(self) -> int:
@@ -68,7 +69,7 @@ def radio_costs(record: DemoRecord) -> list[RadioCost]:
     """Airtime and hours at 1 % duty cycle of one update, ours and as float32, per radio setting."""
     costs = []
     for setting in RADIOS:
-        ours = _airtime_s(setting, round(record.bytes_up), record.frame_mtu)
+        ours = _airtime_s(setting, round(record.bytes_up), min(record.frame_mtu, FRAME_MAX))
         raw = _airtime_s(setting, record.raw_bytes, RAW_FRAME)
         hours = [wall_time_s(airtime, DUTY_CYCLE) / 3600 for airtime in (ours, raw)]
         costs.append(RadioCost(setting, ours, hours[0], raw, hours[1]))

@@ -18,7 +18,7 @@ def write_report(record: DemoRecord) -> str:
     parts = [
         f"<h1>Three boards learned three voices: {before:.0%} to {after:.0%}</h1>",
         f"<p>{len(record.rounds)} rounds in {record.seconds:.0f} s over "
-        f"{html.escape(record.broker)}. Each board heard only its own speaker and sent "
+        f"{html.escape(record.bearer)}. Each board heard only its own speaker and sent "
         f"{record.bytes_up:,.0f} bytes a round; {record.bytes_down:,.0f} bytes came back, for all "
         f"boards together. As float32 one update is {record.raw_bytes:,} bytes.</p>",
         "<h2>Accuracy of each board</h2>",
@@ -30,6 +30,7 @@ def write_report(record: DemoRecord) -> str:
         "<p class=note>Whole messages: seal, tag and signature bytes included; the headers of "
         "MQTT and TCP are not.</p>",
         _bytes_plot(record),
+        *_airtime_spent(record),
         "<h2>The same bytes on a LoRa radio</h2>",
         f"<p class=note>Time on air of one board's update of one round, and the time that it takes "
         f"at a duty cycle of {DUTY_CYCLE:.0%}. Computed, not sent: 125 kHz, 4/5, 8 symbols of "
@@ -89,6 +90,22 @@ def _boards_table(record: DemoRecord) -> str:
         for board in record.boards
     ]
     return table(("board", "before", "after", "bytes sent in all", "rounds missed"), rows)
+
+
+def _airtime_spent(record: DemoRecord) -> list[str]:
+    """What the radios of this run had on the air, where there were any."""
+    if record.airtime_s is None:
+        return []
+    rows = [(name, f"{airtime_s:.1f} s") for name, airtime_s in record.airtime_s.items()]
+    note = (
+        "All frames of the run: packets, references, repairs, status, receipts. The radios are "
+        "emulated; their time on air is that of LoRa frames of the same length."
+    )
+    return [
+        "<h2>Airtime of this run</h2>",
+        f"<p class=note>{note}</p>",
+        table(("radio", "on air"), rows),
+    ]
 
 
 def _radio_table(costs: Sequence[RadioCost]) -> str:

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import adam_settings, bundle_folder, mqtt_settings, npz_settings, read_node_config
+from edge.config import adam_settings, bundle_folder, npz_settings, read_node_config
 from models.zoo import bundle_path
 from ternmesh.config import ConfigError
+from transports.link_config import link_settings
 
 GOOD = """
 name = "theo"
@@ -48,7 +49,7 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
     assert adam_settings(config.training).clip_norm == 1.5
     assert config.training.mode == "gradient"
-    link = mqtt_settings(config)
+    link = link_settings(config.link, config.name)
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
 
 

@@ -2,11 +2,12 @@ import shutil
 
 import pytest
 
-from host.config import HostConfig, link_of, load_bundle, plan_of, read_host_config, settings_of
+from host.config import HostConfig, load_bundle, plan_of, read_host_config, settings_of
 from models.zoo import bundle_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import BundleError
 from ternmesh.swarm.records import Settings
+from transports.link_config import link_settings
 
 GOOD = """
 state_dir = "state"
@@ -45,7 +46,7 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
     assert plan.scale_max == 2 << 24
     assert settings_of(config.run) == Settings(2, 12.0, 1024, 9)
-    link = link_of(config.link)
+    link = link_settings(config.link, "host")
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",
         "garden",

@@ -29,6 +29,7 @@ from ternmesh.link.records import (
     Queued,
     RepairsReserved,
     SymbolHeld,
+    TransferBegun,
 )
 from ternmesh.wire import seal
 from transports.faults import Bursts, FaultModel, Faults
@@ -108,12 +109,10 @@ class Disk:
             case Queued():
                 out = (*state.outgoing, OutRecord(event))
                 state = replace(state, outgoing=out, number=event.number + 1)
+            case TransferBegun(number, slot):
+                state = _noted(state, number, slot=slot)
             case RepairsReserved(number, limit):
-                out = tuple(
-                    replace(r, repairs=limit) if r.queued.number == number else r
-                    for r in state.outgoing
-                )
-                state = replace(state, outgoing=out)
+                state = _noted(state, number, repairs=limit)
             case Delivered() | GaveUp():
                 out = tuple(r for r in state.outgoing if r.queued.number != event.number)
                 state = replace(state, outgoing=out)
@@ -135,6 +134,11 @@ class Disk:
 
     def crash(self) -> None:
         self.working, self.fresh = self.committed, []
+
+
+def _noted(state: LinkState, number: int, **known: int) -> LinkState:
+    out = (replace(r, **known) if r.queued.number == number else r for r in state.outgoing)
+    return replace(state, outgoing=tuple(out))
 
 
 def _hold(records: tuple[InRecord, ...], event: SymbolHeld) -> tuple[InRecord, ...]:
@@ -195,12 +199,12 @@ class End:
             self.record = record, Moment("boot", now)
         for peer, frame in self.link.frames_to_send(now, 1):
             self.sent.append(now)
-            self.note(frame)
+            self.note(peer, frame)
             self.air.carry(self.name, peer, frame)
         self.busy_until = now + FRAME_US / 1e6
         self.air.at(self.busy_until, self.settle)
 
-    def note(self, frame: bytes) -> None:
+    def note(self, peer: str, frame: bytes) -> None:
         """No seal counter and no repair symbol is used twice, whatever crashes."""
         header, body = seal.open_seal(frame)
         if header.counter in self.counters:
@@ -208,7 +212,8 @@ class End:
         self.counters.add(header.counter)
         message = read(body) if is_link(body) else None
         if isinstance(message, Symbol):
-            sending = self.link._out._active[message.slot]
+            lane = self.link._out._lanes[None if peer == ALL else peer]
+            sending = lane.active[message.slot]
             repair = sending.offer.name, message.index
             if message.index >= sending.layout.count and repair in self.repairs:
                 raise Violation(f"{self.name} sends symbol {message.index} twice")

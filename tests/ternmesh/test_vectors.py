@@ -9,6 +9,7 @@ import json
 import runpy
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from ternmesh import generator, plan
 from ternmesh.hypervector import coding, permutation, scale, trits
+from ternmesh.link import frames, outbound
 from ternmesh.wire import control, manifest, pieces, reference, seal, share
 
 FOLDER = Path(__file__).parents[1] / "vectors"
@@ -222,6 +224,24 @@ def test_plan_and_genesis(case: dict[str, Any]) -> None:
     assert spec.hex() == case["genesis"]
 
 
+@cases("link")
+def test_link(case: dict[str, Any]) -> None:
+    if "number" in case:
+        number, payload = case["number"], bytes.fromhex(case["object"])
+        assert outbound.object_name(number, payload).hex() == case["name"]
+        head = hashlib.sha256(struct.pack("<H", number % 65536) + payload).digest()
+        assert head[:4].hex() == case["name"]
+        return
+    body = bytes.fromhex(case["bytes"])
+    message = frames.read(body)
+    assert frames.write(message) == body
+    assert type(message).__name__ == case["type"]
+    plain = {k: v.hex() if isinstance(v, bytes) else v for k, v in asdict(message).items()}
+    plain |= {"needs": list(plain["needs"])} if "needs" in plain else {}
+    assert plain == case["fields"]
+    assert spec_link(body) == plain
+
+
 # SPEC.md, read by somebody else
 
 
@@ -281,6 +301,23 @@ def spec_scale(code: int) -> int:
 def spec_trits(data: bytes, count: int) -> list[int]:
     digits = [byte // 3**place % 3 - 1 for byte in data for place in range(5)]
     return digits[:count]
+
+
+def spec_link(body: bytes) -> dict[str, Any]:
+    if body[0] == 0x06:
+        slot, number = struct.unpack_from("<BH", body, 1)
+        size, (symbol_bytes,) = body[8:11] + b"\0", struct.unpack("<H", body[11:])
+        fields = {"slot": slot, "number": number, "name": body[4:8].hex()}
+        return fields | {"size": struct.unpack("<I", size)[0], "symbol_bytes": symbol_bytes}
+    if body[0] == 0x07:
+        needs: list[int] = []
+        for byte in body[5:]:
+            needs.extend([byte] if byte < 129 else [0] * (byte - 128))
+        return {"name": body[1:5].hex(), "needs": needs}
+    if body[0] == 0x08:
+        return {"slot": body[1]}
+    index, is_last = body[1] + 256 * body[2], body[0] // 16 == 6
+    return {"slot": body[0] % 16, "index": index, "data": body[3:].hex(), "is_last": is_last}
 
 
 def spec_share_code(code: int, count: int, data: bytes, size: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.link.link import Link, LinkSettings
+from ternmesh.link.link import LinkSettings
 from ternmesh.wire.seal import Header, seal
 from ternmesh_store.link_store import LinkStore
 from transports import linked
@@ -40,19 +40,16 @@ class Bench:
 
     def open(self, name: str) -> LinkedTransport:
         store = self.stores[name] = LinkStore(self.folder / f"{name}.db")
-        store.open()
         rng = np.random.default_rng(len(self.stores))
         raw = self.hub.host() if name == "host" else self.hub.node(name)
         inner = FaultyTransport(raw, self.faults, rng, self.clock)
         settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
-        link = Link(settings, store.load(), rng)
-        end = LinkedTransport(inner, link, store, self.clock, self.names)
+        end = LinkedTransport(inner, settings, store, self.clock, rng, self.names)
         end.open()
         return end
 
     def restart(self, name: str) -> None:
         """A crash: what was not committed is lost."""
-        self.stores[name].close()
         self.ends[name].close()
         self.ends[name] = self.open(name)
 
@@ -107,6 +104,20 @@ def test_the_same_bodies_under_new_seals_are_on_their_way_already(tmp_path: Path
     assert len(bench.stores["theo"].load().outgoing) == 1
     bench.ends["theo"].send("host", frames(5))
     assert len(bench.stores["theo"].load().outgoing) == 2
+
+
+def test_nor_is_it_sent_again_just_after_it_arrived_or_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.1))
+    bench.ends["theo"].send("host", frames(4, 0))
+    bench.restart("theo")
+    bench.ends["theo"].send("host", frames(4, 50))
+    assert len(bench.stores["theo"].load().outgoing) == 1
+    assert len(bench.run(20.0)["host"]) == 1
+    bench.ends["theo"].send("host", frames(4, 100))
+    assert bench.stores["theo"].load().outgoing == ()
+    bench.run(31.0)  # as long as a link is patient at most
+    bench.ends["theo"].send("host", frames(4, 150))
+    assert len(bench.run(20.0)["host"]) == 1
 
 
 @pytest.mark.parametrize("name", ["theo", "host"])

@@ -9,6 +9,7 @@ from transports.mqtt_settings import (
     BrokerAddress,
     BrokerLimits,
     MqttSettings,
+    Pauses,
     ProtocolChoice,
     backoff_s,
     keepalive_s,
@@ -153,6 +154,26 @@ def test_pauses_grow_to_the_maximum_differ_and_are_never_zero() -> None:
         pauses = [backoff_s(attempt, settings, rng) for _ in range(100)]
         assert ceiling_s / 2 <= min(pauses) < 0.6 * ceiling_s
         assert 0.9 * ceiling_s < max(pauses) <= ceiling_s
+
+
+def test_a_link_that_breaks_every_few_seconds_is_used_in_between() -> None:
+    rng = random.Random(1)
+    pauses = Pauses(NODE_END)
+    for ready_s in [3.0, 0.0, 0.5, 0.0, 1.9, 0.0, 0.1] * 20:
+        pauses.ended(ready_s, taken_over=False)
+        assert pauses.next_s(rng) <= (1.0 if ready_s == 3.0 else 8.0)
+    pauses.ended(3.0, taken_over=False)
+    assert (pauses.short, pauses.next_s(rng) <= 1.0) == (0, True)
+
+
+def test_pauses_grow_while_nothing_listens_or_a_rival_has_our_name() -> None:
+    for ready_s, taken_over, short in [(0.0, False, 0), (0.5, True, 8)]:
+        pauses = Pauses(NODE_END)
+        for _ in range(8):
+            pauses.ended(ready_s, taken_over=taken_over)
+            pause_s = pauses.next_s(random.Random(1))
+        assert pause_s >= 15.0
+        assert pauses.short == short
 
 
 def test_a_broker_that_refuses_mqtt_5_is_believed_from_then_on() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ternmesh import generator, plan
 from ternmesh.hypervector import coding, encoder, permutation, scale, trits
-from ternmesh.link import code
+from ternmesh.link import code, frames, outbound
 from ternmesh.swarm import bitmap
 from ternmesh.wire import control, manifest, pieces, reference, seal, share
 
@@ -307,6 +307,38 @@ def coded_symbols() -> Entries:
     return entries
 
 
+def link_bodies() -> Entries:
+    """Messages of the link, and names of objects."""
+    name = MODEL[:4]
+    messages: dict[str, frames.Message] = {
+        "offer": frames.Offer(15, 65534, name, 300_000, 238),
+        "offer of the largest": frames.Offer(0, 0, name, 2**24 - 1, 65535),
+        "symbol": frames.Symbol(0, 1, b"a symbol", is_last=False),
+        "last symbol": frames.Symbol(15, 65535, b"z", is_last=True),
+        "question": frames.Question(7),
+        "receipt": frames.Status(name, ()),
+        "status": frames.Status(name, (1, 128, 0, 7, 0, 0, 3)),
+        "status of the last generation": frames.Status(name, (*[0] * 255, 128)),
+        "status of all generations": frames.Status(name, (128,) * 256),
+        "status of one in 128": frames.Status(name, (*[0] * 127, 1, *[0] * 127, 2)),
+    }
+    entries: Entries = {
+        key: {
+            "type": type(message).__name__,
+            "fields": _plain(asdict(message)),
+            "bytes": frames.write(message).hex(),
+        }
+        for key, message in messages.items()
+    }
+    for number in (0, 1, 0x1FFFF):
+        entries[f"name of object {number}"] = {
+            "number": number,
+            "object": RUN.hex(),
+            "name": outbound.object_name(number, RUN).hex(),
+        }
+    return entries
+
+
 FAMILIES = {
     "philox": philox,
     "keys": keys,
@@ -322,6 +354,7 @@ FAMILIES = {
     "objects": objects,
     "plans": plans,
     "symbols": coded_symbols,
+    "link": link_bodies,
 }
 
 

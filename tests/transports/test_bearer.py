@@ -1,0 +1,96 @@
+"""The transport that a `[link]` table asks for, and two ends that speak over emulated radios."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ternmesh.config import ConfigError
+from ternmesh.link.regions import EU868
+from ternmesh.wire.seal import Header, seal
+from ternmesh_store.radio_stores import RadioStores
+from transports.bearer import check_link, link_timing, make_transport, radio_of
+from transports.link_config import LinkConfig
+from transports.mqtt import MqttTransport
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+
+SERIAL = {
+    "port": "/dev/ttyUSB0",
+    "dialect": "reyax",
+    "frequency_hz": 869_525_000,
+    "spreading_factor": 7,
+    "addresses": {"theo": 1, "nora": 2},
+}
+
+
+def serial(region: str = "EU868", **changes: object) -> LinkConfig:
+    return LinkConfig(region=region, serial={**SERIAL, **changes})
+
+
+def test_a_url_is_a_broker(tmp_path: Path) -> None:
+    made = make_transport(LinkConfig("mqtt://127.0.0.1"), "theo", RadioStores(tmp_path))
+    assert isinstance(made, MqttTransport)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        (LinkConfig(), "no url"),
+        (LinkConfig("mqtt://b", serial=SERIAL), "keep one"),
+        (LinkConfig("tcp://b"), "mqtt"),
+        (LinkConfig(serial=SERIAL), "link.region is missing"),
+        (serial(frequency_hz=0), "frequency_hz"),
+        (serial(dialect="meshtastic", frequency_hz=0), "link.serial.frequency_hz is missing"),
+        (serial(frequency_hz=869_300_000), "alarm"),
+        (serial("US915", frequency_hz=915_000_000), "47 CFR 15.247"),
+        (serial(power_dbm=30), "power_dbm"),
+        (serial(frequency_hz=868_100_000, power_dbm=20), "too strong"),
+        (serial(speed_kmh=3), "link.serial.speed_kmh is not a setting"),
+    ],
+    ids=str,
+)
+def test_a_link_that_cannot_be_is_one_sentence(link: LinkConfig, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_link(link, "theo")
+
+
+def test_the_law_of_a_channel_is_found() -> None:
+    assert radio_of(serial(), "theo").band in EU868.sub_bands
+    assert radio_of(serial(), "theo").band.duty_cycle == 0.1
+    free = serial("unregulated", dialect="ebyte", frequency_hz=0)
+    assert radio_of(free, "host").band.budget_us is None
+
+
+def test_a_link_is_as_patient_as_its_radio_is_slow() -> None:
+    quick, slow = link_timing(240, 400_000, 3, 1.0), link_timing(240, 9_000_000, 3, 1.0)
+    assert quick.idle_s == pytest.approx(2.4)
+    assert slow.idle_s == pytest.approx(54.0)
+    assert link_timing(240, 400_000, 3, 10.0).idle_s == pytest.approx(0.24)
+    assert slow.spread_s > quick.spread_s > 0
+
+
+def test_two_ends_over_emulated_radios_that_lose_frames(tmp_path: Path) -> None:
+    frames = [seal(Header(1, i), bytes((2,)) + bytes(i for _ in range(300))) for i in range(4)]
+    modems = [new_modem("reyax", index) for index in range(2)]
+    with EmulatedRadios(modems, speed=100.0, loss=0.2, seed=1) as air:
+        ends = {}
+        for index, role in enumerate(("host", "theo")):
+            link = serial(port=air.paths[index], speed=100.0)
+            ends[role] = make_transport(link, role, RadioStores(tmp_path / role))
+            ends[role].open()
+        try:
+            ends["theo"].send("host", frames)
+            deadline, arrival = time.monotonic() + 60, None
+            while arrival is None and time.monotonic() < deadline:
+                ends["theo"].receive(0.01)
+                arrival = ends["host"].receive(0.01)
+            assert arrival is not None
+            assert (arrival.peer, arrival.frames) == ("theo", tuple(frames))
+            told = ends["theo"].status()
+            assert told["connected"]
+            assert told["airtime_us"] > 0
+        finally:
+            for end in ends.values():
+                end.close()
+    assert {path.name for path in (tmp_path / "theo").iterdir()} >= {"link.db", "airtime.db"}
