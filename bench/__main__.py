@@ -16,6 +16,8 @@ NAMES = (
     "link",
     "link_kill",
     "ble",
+    "serial",
+    "mqtt",
 )
 
 

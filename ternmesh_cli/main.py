@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import host, node, radio, status
+from ternmesh_cli import gateway, host, node, radio, status
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.experiment import command as experiment
 from ternmesh_store.database import StoreError
@@ -39,6 +39,9 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
     Command("experiment", "run a published experiment", experiment.add_arguments, experiment.run),
+    Command(
+        "gateway", "join a radio neighbourhood to a broker", gateway.add_arguments, gateway.run
+    ),
     Command("host", "host a fleet", host.add_arguments, host.run),
     Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
     Command("radio", "plan a radio channel", radio.add_arguments, radio.run),

@@ -1,4 +1,4 @@
-"""The answer of a host or of a node as text for people."""
+"""The answer of a host, a node or a gateway as text for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,9 +18,11 @@ ROUND_HEADS = ("reference", "seconds", "counted", "missing", "up", "down")
 
 def describe(answer: Answer) -> Iterator[str]:
     """The lines that `ternmesh status` prints."""
-    kinds = {"host": _host, "node": _node}
+    kinds = {"host": _host, "node": _node, "gateway": _gateway}
     if answer.get("role") not in kinds:
-        raise ControlError("the process that answers is neither a host nor a node of this version")
+        raise ControlError(
+            "the process that answers is neither a host nor a node nor a gateway of this version"
+        )
     return kinds[answer["role"]](answer)
 
 
@@ -81,10 +83,31 @@ def _metric(answer: Answer) -> str:
     return f"{name} not measured yet"
 
 
+def _gateway(answer: Answer) -> Iterator[str]:
+    yield f"gateway for {', '.join(answer['network'])}"
+    yield _link(answer["transport"])
+    yield from (f"{board}: {_link(link)}" for board, link in answer["network"].items())
+    lost = f", {answer['frames_refused']} too long" if answer["frames_refused"] else ""
+    yield f"{answer['frames_up']} frames up, {answer['frames_down']} down{lost}"
+
+
 def _link(transport: Answer) -> str:
+    if "dialect" in transport:
+        return _radio(transport)
     if transport["connected"]:
         return f"connected to {transport['broker']} with MQTT {transport['protocol']}"
     return f"not connected to {transport['broker']}: {transport['last_error']}"
+
+
+def _radio(transport: Answer) -> str:
+    modem = f"the {transport['dialect']} modem at {transport['port']}"
+    state = "connected to" if transport["connected"] else "not connected to"
+    trouble = "" if transport["connected"] else f": {transport['last_error']}"
+    link = transport["link"]
+    return (
+        f"{state} {modem}{trouble}; {transport['airtime_us'] / 1e6:.1f} s on the air, "
+        f"{link['objects_under_way']} objects under way, {link['objects_lost']} given up"
+    )
 
 
 def _refused(answer: Answer) -> str:

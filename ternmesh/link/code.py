@@ -88,7 +88,8 @@ def encode(layout: Layout, name: bytes, data: bytes, indexes: Sequence[int]) -> 
     padded = data.ljust(layout.count * length, b"\0")
     source = np.frombuffer(padded, np.uint8).reshape(layout.count, length)
     repairs = [index for index in indexes if index >= layout.count]
-    factors = dict(zip(repairs, coefficients(name, repairs, GENERATION_MAX), strict=True))
+    drawn = coefficients(name, repairs, GENERATION_MAX) if repairs else ()
+    factors = dict(zip(repairs, drawn, strict=True))
 
     def symbol(index: int) -> bytes:
         if index < layout.count:

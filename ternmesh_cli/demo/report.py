@@ -28,7 +28,7 @@ def write_report(record: DemoRecord) -> str:
         _boards_table(record),
         "<h2>Bytes per round</h2>",
         "<p class=note>Whole messages: seal, tag and signature bytes included; the headers of "
-        "MQTT and TCP are not.</p>",
+        "MQTT and TCP are not, nor what a radio's link adds: see the airtime.</p>",
         _bytes_plot(record),
         *_airtime_spent(record),
         "<h2>The same bytes on a LoRa radio</h2>",

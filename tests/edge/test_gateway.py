@@ -1,0 +1,161 @@
+"""A gateway between a radio, here a lossy hub with the link around it, and a network."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.gateway import Gateway, GatewayConfig, read_gateway_config, run_gateway
+from ternmesh.config import ConfigError
+from ternmesh.link.link import LinkSettings
+from ternmesh.wire.seal import BROADCAST, Header, seal
+from ternmesh_cli.status_text import describe
+from ternmesh_store.link_store import LinkStore
+from transports.base import ALL, HOST
+from transports.broker import EmbeddedBroker
+from transports.control_socket import ask
+from transports.faults import Faults
+from transports.faulty import FaultyTransport
+from transports.linked import LinkedTransport
+from transports.loopback import LoopbackHub
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+
+BOARDS = ("ada", "bo")
+
+
+class Air:
+    """Radios of a gateway and two boards, and the network behind; time passes by turns."""
+
+    def __init__(self, folder: Path, drop: float = 0.2) -> None:
+        self.now, self.drop, self.folder = 0.0, drop, folder
+        self.radio, self.network = LoopbackHub(mtu=120), LoopbackHub()
+        self.boards = {board: self.linked(board) for board in BOARDS}
+        self.host = self.network.host()
+        self.gateway = Gateway(
+            self.linked(HOST), {board: self.network.node(board) for board in BOARDS}
+        )
+        self.host.open()
+        self.gateway.open()
+        for board in self.boards.values():
+            board.open()
+
+    def linked(self, name: str) -> LinkedTransport:
+        raw = self.radio.host() if name == HOST else self.radio.node(name)
+        rng = np.random.default_rng(len(name))
+        inner = FaultyTransport(raw, Faults(drop=self.drop), rng, lambda: self.now)
+        settings = LinkSettings(mtu=120, idle_s=1.0, longest_s=30.0)
+        log = LinkStore(self.folder / f"{name}.db")
+        return LinkedTransport(inner, settings, log, lambda: self.now, rng, BOARDS)
+
+    def run(self, seconds: float) -> dict[str, list]:
+        found: dict[str, list] = {name: [] for name in (HOST, *BOARDS)}
+        until = self.now + seconds
+        while self.now < until:
+            while self.gateway.turn(0.0):
+                pass
+            for name, end in ((HOST, self.host), *self.boards.items()):
+                while (arrival := end.receive(0.0)) is not None:
+                    found[name].append((arrival.peer, arrival.frames))
+            self.now += 0.05
+        return found
+
+
+def frames(count: int, context: int = 7, size: int = 200) -> list[bytes]:
+    rng = np.random.default_rng(count)
+    return [seal(Header(context, i), b"\x02" + rng.bytes(size)) for i in range(count)]
+
+
+def test_a_packet_of_a_board_reaches_the_host_in_its_name(tmp_path: Path) -> None:
+    air = Air(tmp_path)
+    air.boards["bo"].send(HOST, frames(5))
+    assert air.run(60.0)[HOST] == [("bo", tuple(frames(5)))]
+
+
+def test_the_host_speaks_to_one_board_and_to_all_once(tmp_path: Path) -> None:
+    air = Air(tmp_path)
+    mine, everybodys = frames(3, context=0x8001), frames(4, context=BROADCAST)
+    air.host.send("ada", mine)
+    air.host.send(ALL, everybodys)
+    found = air.run(120.0)
+    assert sorted(found["ada"]) == sorted([(HOST, tuple(mine)), (HOST, tuple(everybodys))])
+    assert found["bo"] == [(HOST, tuple(everybodys))]
+    assert air.gateway.frames_down == 7
+
+
+def test_what_the_radio_brought_waits_while_the_network_is_down(tmp_path: Path) -> None:
+    air = Air(tmp_path, drop=0.0)
+    air.network.up = False
+    for board, count in (("ada", 3), ("bo", 4)):
+        air.boards[board].send(HOST, frames(count))
+    assert air.run(100.0)[HOST] == []
+    air.network.up = True
+    assert sorted(air.run(60.0)[HOST]) == sorted(
+        [("ada", tuple(frames(3))), ("bo", tuple(frames(4)))]
+    )
+
+
+def test_what_waits_survives_the_gateway(tmp_path: Path) -> None:
+    air = Air(tmp_path, drop=0.0)
+    air.network.up = False
+    air.boards["ada"].send(HOST, frames(3))
+    air.run(20.0)
+    air.gateway.close()
+    air.gateway = Gateway(air.linked(HOST), {board: air.network.node(board) for board in BOARDS})
+    air.gateway.open()
+    air.network.up = True
+    assert air.run(20.0)[HOST] == [("ada", tuple(frames(3)))]
+
+
+CONFIG = """
+state_dir = "state"
+[radio]
+region = "EU868"
+[radio.serial]
+port = "{port}"
+dialect = "rnode"
+frequency_hz = 869525000
+speed = 100.0
+addresses = {{ ada = 1, bo = 2 }}
+[network]
+url = "{url}"
+"""
+
+
+def told(config: GatewayConfig) -> list[str]:
+    return list(describe(ask(config.control_path, {"command": "status"})))
+
+
+def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eventually) -> None:
+    path = tmp_path / "gateway.toml"
+    with EmulatedRadios([new_modem("rnode", 0)], speed=100.0) as air, EmbeddedBroker() as broker:
+        path.write_text(CONFIG.format(port=air.paths[0], url=broker.url))
+        config, stop = read_gateway_config(path), threading.Event()
+        thread = threading.Thread(target=run_gateway, args=(config, stop))
+        thread.start()
+        try:
+            eventually(lambda: config.control_path.exists())
+            eventually(lambda: "not connected" not in "".join(told(config)))
+            lines = told(config)
+            assert lines[0] == "gateway for ada, bo"
+            assert lines[1].startswith(f"connected to the rnode modem at {air.paths[0]}")
+            assert lines[2].startswith("ada: connected to")
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("[radio.serial]", "[radio.serials]", "radio.serials"),
+        ('region = "EU868"', "", "link.region is missing"),
+        ("mqtt://127.0.0.1", "", r"\[link\] has no url"),
+        ("ada = 1", "ada = 0", "1 to 254"),
+    ],
+)
+def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1").replace(old, new))
+    with pytest.raises(ConfigError, match=sentence):
+        read_gateway_config(path)
