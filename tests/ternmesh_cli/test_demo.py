@@ -49,11 +49,11 @@ def test_whoever_ends_the_demo_ends_its_fleet(tmp_path, number, eventually):
 def test_the_demo_over_emulated_radios(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
-    options = ["--loss", "0.2", "--rounds", "2", "--speed", "50", "--out", str(out)]
+    options = ["--loss", "0.2", "--rounds", "6", "--speed", "50", "--out", str(out)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["rounds"] == 2
+    assert answer["rounds"] == 6
     assert answer["accuracy_after"] > answer["accuracy_before"]
     assert set(answer["airtime_s"]) == set(MEMBERS)
     assert all(airtime_s > 1 for airtime_s in answer["airtime_s"].values())

@@ -293,6 +293,18 @@ def test_a_lost_receipt_is_asked_for_and_the_object_not_delivered_again() -> Non
     assert len(air.got(NODE)) == len(air.of(HOST, Delivered)) == 1
 
 
+def test_a_repeated_offer_is_answered_at_once_but_not_within_a_burst() -> None:
+    air = Air(losses=[lose(Symbol, index=0), *[lose(Status, HOST)] * SILENCES_MAX])
+    air.host.send(NODE, content(3 * ROOM))
+    [offer] = air.send(HOST)
+    assert isinstance(offer.message, Offer)
+    air.node.receive_frame(HOST, sealed(offer.message), air.now)  # a bearer may duplicate it
+    frames = air.run()
+    assert said(frames)[:4] == ["0", "1", "2!", "needs [1]"]
+    asked = next(n for n, frame in enumerate(frames) if short(frame.message) == "offer")
+    assert frames[asked + 1].time_s - frames[asked].time_s < 2 * FRAME_S
+
+
 def test_where_all_was_lost_the_object_is_sent_again_as_it_is() -> None:
     air = Air(losses=[lose(Symbol)] * 3)
     air.host.send(NODE, content(3 * ROOM))
@@ -465,6 +477,33 @@ def test_a_broadcast_and_an_object_for_one_do_not_disturb_each_other() -> None:
     air.run()
     assert air.got("n1") == [content(3 * ROOM), content(4 * ROOM)]
     assert air.got("n2") == [content(4 * ROOM), content(3 * ROOM, 1)]
+    slots = {f.peer: f.message.slot for f in air.sent if isinstance(f.message, Offer)}
+    assert slots == {ALL: SLOTS // 2, "n1": 0, "n2": 0}
+
+
+def test_who_is_done_does_not_keep_a_sender_from_giving_up() -> None:
+    air = broadcast(content(4 * ROOM), (), replace(SETTINGS, give_up_s=1000.0))
+    air.deaf.add("n3")
+    air.run(until=60.0)
+    receipt = sealed(Status(object_name(0, content(4 * ROOM)), ()))
+    for minute in range(1, 60):
+        air.run(until=60.0 * minute)
+        air.host.receive_frame("n0", receipt, air.now)
+    assert air.of(HOST, GaveUp) == [GaveUp(0, ("n3",), "no answer")]
+
+
+def test_a_question_is_answered_once() -> None:
+    air = Air((HOST, *NODES))
+    air.host.send(ALL, content(4 * ROOM), receivers=NODES)
+    air.send(HOST, room=2)
+    for name in ("n1", "n2", "n1"):
+        air.host.receive_frame(name, sealed(Question(SLOTS // 2)), air.now)
+    frames = air.send(HOST, room=3)
+    assert [(frame.peer, short(frame.message)) for frame in frames] == [
+        ("n1", "offer"),
+        ("n2", "offer"),
+        (ALL, "1"),
+    ]
 
 
 # Which goes first
@@ -478,6 +517,14 @@ def test_urgent_objects_go_first_also_within_a_burst() -> None:
     air.host.send(NODE, content(ROOM, 2), priority=1)
     order = said(air.send(HOST, room=7))
     assert order == ["offer", "0!", "offer", "0!", "1", "2", "3!"]
+
+
+def test_urgent_objects_begin_first() -> None:
+    air = Air()
+    for number in range(2 * ACTIVE_MAX):
+        air.host.send(NODE, content(10, number), priority=9 - number)
+    air.run()
+    assert air.got(NODE) == [content(10, number) for number in reversed(range(2 * ACTIVE_MAX))]
 
 
 def test_a_receiver_that_is_away_holds_up_nobody_else() -> None:
@@ -628,6 +675,13 @@ def test_no_seal_counter_is_used_before_it_is_reserved() -> None:
             counters.append(seal.open_seal(frame)[0].counter)
             assert counters[-1] < limit
     assert counters == list(range(9001))
+
+
+def test_frames_end_where_the_reserved_counters_do() -> None:
+    air = Air(settings=replace(SETTINGS, mtu=MTU_MIN))
+    air.host.send(NODE, bytes(15 * 9000))
+    air.take()
+    assert sum(len(air.host.frames_to_send(0.0)) for _ in range(40)) == 4096
 
 
 # Frames as they are
@@ -785,8 +839,39 @@ def test_a_receiver_stops_asking_and_then_forgets() -> None:
     air.host.cancel(0)
     frames = air.run()
     assert said(frames) == ["needs [2]"] * SILENCES_MAX
+    pauses = [b.time_s - a.time_s for a, b in pairwise(frames)]
+    assert all(0.7 * 4 * 2**n <= pause <= 1.3 * 4 * 2**n for n, pause in enumerate(pauses))
     assert len(air.of(NODE, IncomingDropped)) == 1
     assert air.node.next_timeout() is None
+
+
+def test_a_symbol_begins_the_patience_of_its_receiver_anew() -> None:
+    air = Air()
+    air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), 0.0)
+    assert said(air.run(until=20_000.0)) == ["needs [3]"] * SILENCES_MAX
+    air.node.receive_frame(HOST, sealed(Symbol(0, 0, bytes(30), True)), air.now)
+    assert said(air.run()) == ["needs [2]"] * SILENCES_MAX
+
+
+def test_a_word_begins_the_patience_of_its_sender_anew() -> None:
+    air = Air(settings=replace(SETTINGS, give_up_s=10_000.0), deaf={NODE})
+    air.host.send(NODE, content(3 * ROOM))
+    air.run(until=9000.0)
+    status = Status(object_name(0, content(3 * ROOM)), (1,))
+    air.host.receive_frame(NODE, sealed(status), air.now)
+    frames = air.run()
+    assert said(frames)[:3] == ["3!", "offer", "offer"]
+    assert frames[1].time_s - frames[0].time_s < 1.3 * 12
+    assert 19_000 - 900 < frames[-1].time_s < 19_000 + 900
+
+
+def test_what_is_forgotten_is_not_asked_for() -> None:
+    air = Air()
+    air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), 0.0)
+    air.node.handle_timeout(IDLE_S)
+    assert air.node.has_frames
+    air.node.receive_frame(HOST, sealed(Offer(0, 1, b"more", 90, 30)), IDLE_S)
+    assert not air.node.has_frames
 
 
 def test_early_symbols_are_asked_for_and_then_forgotten() -> None:
