@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ternmesh.link.frames import Offer
 from ternmesh.link.records import (
+    ARRIVED_MAX,
     Delivered,
     GaveUp,
     IncomingDropped,
@@ -22,7 +23,6 @@ from ternmesh.link.records import (
 )
 from ternmesh_store.database import Database, Schema
 
-ARRIVED_MAX = 64  # names of each peer that are remembered
 SCHEMA = Schema(
     application=0x544D4C4B,  # "TMLK"
     version=1,

@@ -19,9 +19,9 @@ from transports.serial_lora.dialect import Budget
 from transports.serial_lora.settings import SerialLoraSettings
 from transports.serial_lora.transport import SerialLoraTransport
 
-QUEUE_MAX = 4  # frames that wait for the modem: what waits in the link may still be superseded
+QUEUE_MAX = 2  # frames that wait for the modem: what waits in the link may still be superseded
 IDLE_FRAMES = 6  # a silence of so many frames' airtime ends a burst
-IDLE_MIN_S, LONGEST_S, GIVE_UP_S = 2.0, 600.0, 7 * 86_400.0
+IDLE_MIN_S, LONGEST_S, MAKE_WAY_S, GIVE_UP_S = 2.0, 600.0, 900.0, 7 * 86_400.0
 SPREAD_FRAMES = 2  # frames' airtime for each node, over which answers to a broadcast are spread
 HOLD_S = 10.0  # for how long a modem may keep a frame that it was given
 
@@ -96,6 +96,7 @@ def link_timing(mtu: int, frame_us: int, nodes: int, speed: float) -> LinkSettin
         idle_s=max(IDLE_MIN_S, IDLE_FRAMES * frame_s) / speed,
         longest_s=LONGEST_S / speed,
         give_up_s=GIVE_UP_S / speed,
+        make_way_s=MAKE_WAY_S / speed,
         spread_s=SPREAD_FRAMES * frame_s * nodes / speed,
         contexts={ALL: seal.BROADCAST},
     )

@@ -29,7 +29,7 @@ from transports import batch
 from transports.base import ALL, Arrival, Busy, Transport
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
-ROOM = 4  # frames that are taken from the link at once: later ones may be more urgent
+ROOM = 1  # frames that are taken from the link at once: what it says may be out of date soon
 DELIVERED_MAX = 256
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
 

@@ -52,14 +52,16 @@ class LinkSettings:
 
     `idle_s` is a silence after which a burst is taken to be over: some frames long, and longer
     than a turnaround. Questions are repeated ever more seldom, at most every `longest_s`; after
-    `give_up_s` without a word from anybody an object is given up. Answers to a broadcast are
-    spread over `spread_s`.
+    `give_up_s` without a word from anybody who lacks it an object is given up; a broadcast after
+    `make_way_s` already, where it keeps others from beginning. Answers to a broadcast are spread
+    over `spread_s`.
     """
 
     mtu: int
     idle_s: float = 4.0
     longest_s: float = 600.0
     give_up_s: float = 86_400.0
+    make_way_s: float = 900.0
     spread_s: float = 0.0
     object_max: int = 1 << 22
     incoming_bytes_max: int = 1 << 23

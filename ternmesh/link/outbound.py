@@ -179,12 +179,20 @@ class Outbound:
         for sending in due:
             if sending.needs:
                 self._answer(sending)
-            elif now - sending.heard_at >= self._settings.give_up_s:
+            elif now - sending.heard_at >= self._patience_max_s(sending):
                 gave_up = GaveUp(sending.queued.number, tuple(sending.waiting), "no answer")
                 self._close(sending, gave_up)
             else:
                 sending.offer_to, sending.at = [sending.whom_to_ask()], None
                 sending.attempts += 1
+
+    def _patience_max_s(self, sending: Sending) -> float:
+        """A receiver that is away keeps broadcasts from nobody else for long."""
+        lane = self._lane(sending.queued)
+        is_in_the_way = lane.is_full and any(self._lane(q) is lane for q in self._waiting)
+        if is_in_the_way and lane is self._lanes.get(None):
+            return self._settings.make_way_s
+        return self._settings.give_up_s
 
     # Frames
 

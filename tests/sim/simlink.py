@@ -243,7 +243,12 @@ class Air:
         self.rng = random.Random(f"link {seed}")
         self.now, self.healed = 0.0, False
         self.settings = LinkSettings(
-            mtu=o.mtu, longest_s=120.0, give_up_s=1e9, spread_s=1.0, contexts={ALL: seal.BROADCAST}
+            mtu=o.mtu,
+            longest_s=120.0,
+            give_up_s=1e9,
+            make_way_s=1e9,
+            spread_s=1.0,
+            contexts={ALL: seal.BROADCAST},
         )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
