@@ -25,7 +25,8 @@ from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 HOURS = {"reyax": 8.0, "ebyte": 2.0, "meshtastic": 2.0, "rnode": 2.0, "meshcore": 2.0}
 HOURS_QUICK = {"reyax": 0.3, "rnode": 0.3}
-SPEED, LOSS = 200.0, 0.1
+SPEED, LOSS = 100.0, 0.1
+MEMORY = Path("/dev/shm")  # a disk's fsync would take seconds of radio time
 NODES = ("ada", "bo")
 PACKET_EVERY_S, FAULT_EVERY_S = 90.0, 60.0  # of radio time, on average
 SHARES, SHARE_BYTES = 4, 280  # a packet of four frames: it travels as an object of 1.2 kB
@@ -33,7 +34,8 @@ SETTLE_S = 3 * 3600.0  # of radio time, at most, for what is under way in the en
 DOWN_S = 20.0  # of radio time: how long a modem is away or stuck
 RADIO = LoraSetting(7, 125, 1, 12)
 NOTES = (
-    "emulated modems on pseudo-terminals and an emulated channel: no hardware, no UART",
+    "emulated modems on pseudo-terminals and an emulated channel: no hardware, no UART; stores are "
+    "in memory (/dev/shm) where there is such a place",
     f"radio time {SPEED:g} times faster than the wall clock; each receiver loses {LOSS:.0%} of all "
     "frames; the link is as patient as real radios need, divided by that",
     "faults, about one in a radio minute: a modem unplugged and plugged in again, garbage between "
@@ -166,7 +168,8 @@ def play(dialect: str, hours: float, seed: int = 0) -> Run:
     roles = (HOST, *NODES)
     modems = [new_modem(dialect, index, radio=RADIO) for index in range(len(roles))]
     air = EmulatedRadios(modems, speed=SPEED, loss=LOSS, seed=seed)
-    with tempfile.TemporaryDirectory() as scratch, air:
+    memory = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as scratch, air:
         ends = {
             role: make_transport(_link(dialect, path), role, RadioStores(Path(scratch) / role))
             for role, path in zip(roles, air.paths, strict=True)

@@ -21,7 +21,7 @@ from transports.serial_lora.transport import SerialLoraTransport
 
 QUEUE_MAX = 2  # frames that wait for the modem: what waits in the link may still be superseded
 IDLE_FRAMES = 6  # a silence of so many frames' airtime ends a burst
-IDLE_MIN_S, LONGEST_S, MAKE_WAY_S, GIVE_UP_S = 2.0, 600.0, 900.0, 7 * 86_400.0
+IDLE_MIN_S, LONGEST_S, MAKE_WAY_S, GIVE_UP_S = 2.0, 600.0, 7200.0, 7 * 86_400.0
 SPREAD_FRAMES = 2  # frames' airtime for each node, over which answers to a broadcast are spread
 HOLD_S = 10.0  # for how long a modem may keep a frame that it was given
 

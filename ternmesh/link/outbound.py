@@ -31,6 +31,7 @@ ACTIVE_MAX = LANE_SLOTS // 2  # in one lane, so that a slot rests before it is u
 LEAD_MAX = ARRIVED_MAX // 4  # two lanes and a restart then keep to what receivers remember
 PATIENCE = 3.0  # times `idle_s`: the receiver, who knows more, asks first
 DOUBLINGS_MAX = 16
+POLLS_MIN = 3  # questions that must have left: a sender may itself be kept silent, by the law say
 
 
 def object_name(number: int, payload: bytes) -> bytes:
@@ -179,7 +180,9 @@ class Outbound:
         for sending in due:
             if sending.needs:
                 self._answer(sending)
-            elif now - sending.heard_at >= self._patience_max_s(sending):
+            elif sending.attempts >= POLLS_MIN and now - sending.heard_at >= self._patience_max_s(
+                sending
+            ):
                 gave_up = GaveUp(sending.queued.number, tuple(sending.waiting), "no answer")
                 self._close(sending, gave_up)
             else:

@@ -1143,3 +1143,22 @@ def test_one_symbol_of_a_code_serves_a_transfer_from_anywhere() -> None:
     air.send(HOST, room=2)
     air.take()
     assert air.got(NODE) == [payload]
+
+
+def test_a_sender_that_was_kept_silent_itself_does_not_give_up() -> None:
+    """An hour without airtime is no silence of the receiver: questions must have left first."""
+    settings = replace(SETTINGS, give_up_s=3600.0)
+    end = Link(settings, LinkState(), np.random.default_rng(0))
+    end.start(0.0)
+    end.send(NODE, b"x" * 100)
+    found, now = [], 0.0
+    for _ in range(5):
+        while (event := end.next_event()) is not None:
+            found.append((now, event))
+        end.frames_to_send(now)
+        now += 4000.0
+        end.handle_timeout(now)
+    while (event := end.next_event()) is not None:
+        found.append((now, event))
+    gave_up = [at for at, event in found if isinstance(event, GaveUp)]
+    assert gave_up == [4 * 4000.0]
