@@ -20,7 +20,7 @@ RUNS, RUNS_QUICK = 8, 2
 MESSAGES, MESSAGES_QUICK = 10_000, 3_000
 SEEDS, SEEDS_QUICK = 8, 1
 PLAN = Plan(objects=500, rate=25.0, up_s=(2.0, 4.0), down_s=(0.0, 0.5))
-PLAN_QUICK = Plan(objects=200, rate=25.0, up_s=(1.0, 2.0), down_s=(0.0, 0.5))
+PLAN_QUICK = Plan(objects=200, rate=25.0, up_s=(2.0, 4.0), down_s=(0.0, 0.5))
 
 
 def measure(*, quick: bool) -> Result:
@@ -57,14 +57,8 @@ def measure(*, quick: bool) -> Result:
         "paho_kills_lost_share": sum(outcome.paho_lost for outcome in outcomes) / packets,
         "paho_kills_twice_share": sum(outcome.paho_twice for outcome in outcomes) / packets,
     }
-    return Result(
-        "mqtt",
-        figures,
-        peers,
-        _notes(plan, messages),
-        _details(sent, outcomes),
-        quick=quick,
-    )
+    details = _details(sent, outcomes)
+    return Result("mqtt", figures, peers, _notes(plan, messages), details, quick=quick)
 
 
 def _throughput(

@@ -26,7 +26,7 @@ from ternmesh.link.records import (
 )
 from ternmesh.wire import seal
 from transports import batch
-from transports.base import ALL, Arrival, Busy, Transport
+from transports.base import ALL, Arrival, Busy, NotConnected, Transport
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
 ROOM = 1  # frames that are taken from the link at once: what it says may be out of date soon
@@ -256,7 +256,7 @@ class LinkedTransport:
             peer, frame = self._held[0]
             try:
                 self._inner.send(peer, [frame])
-            except Busy:
+            except (Busy, NotConnected):
                 return
             self._held.popleft()
 

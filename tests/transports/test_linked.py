@@ -141,6 +141,16 @@ def test_a_restart_hands_out_the_last_minute_again_and_no_more(tmp_path: Path) -
     assert bench.run(5.0)["host"] == []
 
 
+def test_a_bearer_that_drops_between_two_frames_keeps_them(tmp_path: Path, monkeypatch) -> None:
+    bench = Bench(tmp_path, Faults())
+    bench.hub.up = False
+    with monkeypatch.context() as patch:
+        patch.setattr(FaultyTransport, "connected", True)
+        bench.ends["theo"].send("host", frames(3))  # NotConnected stays inside
+    bench.hub.up = True
+    assert len(bench.run(10.0)["host"]) == 1
+
+
 def test_a_full_link_is_busy(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Faults(drop=1.0))
     with pytest.raises(Busy):  # noqa: PT012
