@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from transports import batch
+from transports.backoff import backoff_s
 from transports.base import ALL, HOST, NAME_MAX, check_name, check_node, check_peer
 from transports.mqtt_tls import TlsFiles
 
@@ -258,15 +259,7 @@ class Pauses:
 
     def next_s(self, rng: random.Random) -> float:
         """The next pause."""
-        pause_s = backoff_s(self.attempt, self.settings, rng)
+        first_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
+        pause_s = backoff_s(self.attempt, first_s, longest_s, rng)
         self.attempt += 1
         return pause_s
-
-
-def backoff_s(attempt: int, settings: MqttSettings, rng: random.Random) -> float:
-    """How long to wait after attempt 0, 1, 2, ...: doubling to the maximum, half of it random.
-
-    The random half keeps a fleet that lost its broker from coming back all at once.
-    """
-    ceiling_s = min(settings.reconnect_max_s, settings.reconnect_min_s * 2.0 ** min(attempt, 60))
-    return ceiling_s * rng.uniform(0.5, 1.0)

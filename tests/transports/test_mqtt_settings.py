@@ -11,7 +11,6 @@ from transports.mqtt_settings import (
     MqttSettings,
     Pauses,
     ProtocolChoice,
-    backoff_s,
     keepalive_s,
     message_max,
     mtu,
@@ -145,15 +144,6 @@ def test_limits_never_raise_what_we_want_and_never_go_below_zero() -> None:
     assert mtu(MqttSettings(URL, "barn", "ada", message_max=262_144), BrokerLimits()) == 65_535
     assert keepalive_s(NODE_END, BrokerLimits(keepalive_s=30)) == 30
     assert keepalive_s(NODE_END, BrokerLimits(keepalive_s=300)) == 60
-
-
-def test_pauses_grow_to_the_maximum_differ_and_are_never_zero() -> None:
-    rng = random.Random(1)
-    settings = MqttSettings(URL, "barn", "ada", reconnect_min_s=1.0, reconnect_max_s=30.0)
-    for attempt, ceiling_s in [(0, 1.0), (1, 2.0), (4, 16.0), (5, 30.0), (10_000, 30.0)]:
-        pauses = [backoff_s(attempt, settings, rng) for _ in range(100)]
-        assert ceiling_s / 2 <= min(pauses) < 0.6 * ceiling_s
-        assert 0.9 * ceiling_s < max(pauses) <= ceiling_s
 
 
 def test_a_link_that_breaks_every_few_seconds_is_used_in_between() -> None:

@@ -1,14 +1,10 @@
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ternmesh.config import ConfigError
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST
 from transports.serial_lora.config import serial_settings
-from transports.serial_lora.settings import SerialLoraSettings, backoff_s
+from transports.serial_lora.settings import SerialLoraSettings
 
 TABLE = {"ada": 1, "bob": 254}
 
@@ -81,13 +77,6 @@ def test_modems_that_are_tuned_elsewhere_need_no_frequency() -> None:
     assert make(dialect="ebyte", frequency_hz=0).baud == 9600
     assert make(dialect="meshtastic", frequency_hz=0).baud == 115_200
     assert make(dialect="ebyte", frequency_hz=0, baud_rate=19_200).baud == 19_200
-
-
-@given(st.integers(0, 10_000), st.integers(0, 2**32))
-def test_backoff_doubles_to_the_maximum(attempt: int, seed: int) -> None:
-    wait_s = backoff_s(attempt, make(), random.Random(seed))
-    ceiling_s = min(30.0, 2.0 ** min(10, max(0, attempt - 1)))
-    assert ceiling_s / 2 <= wait_s <= ceiling_s
 
 
 TOML = {"port": "/dev/ttyS0", "dialect": "reyax", "addresses": {"ada": 1}, "frequency_hz": 10**9}

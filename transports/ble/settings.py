@@ -1,6 +1,5 @@
 """What a BLE transport is told."""
 
-import random
 from dataclasses import dataclass
 
 from transports.base import ALL, HOST, check_node, check_peer
@@ -36,9 +35,3 @@ class BleSettings:
         check_peer(self.role, peer)
         if peer not in (self.peer, ALL):
             raise ValueError(f"this BLE link leads to {self.peer!r}, not to {peer!r}")
-
-
-def backoff_s(attempt: int, settings: BleSettings, rng: random.Random) -> float:
-    """How long to wait after attempt 0, 1, 2, ...: doubling to the maximum, half of it random."""
-    ceiling_s = min(settings.reconnect_max_s, settings.reconnect_min_s * 2.0 ** min(attempt, 60))
-    return ceiling_s * rng.uniform(0.5, 1.0)

@@ -15,12 +15,13 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from transports.backoff import backoff_s
 from transports.base import Arrival, Busy, FrameTooLarge, NotConnected, TransportError
 from transports.ble.gatt import GattEnd, GattError
 from transports.ble.loop_thread import LoopThread
 from transports.ble.protocol import BleProtocol
 from transports.ble.receiver import LENGTH
-from transports.ble.settings import BleSettings, backoff_s
+from transports.ble.settings import BleSettings
 from transports.ble.values import DATA_OVERHEAD, FRAME_MAX
 from transports.inbox import Inbox
 
@@ -180,7 +181,9 @@ class BleTransport:
             self._last_error = ended
             self._attempt += 1
             if not self._stopping:
-                await asyncio.sleep(backoff_s(self._attempt - 1, self.settings, self._rng))
+                first_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
+                pause_s = backoff_s(self._attempt - 1, first_s, longest_s, self._rng)
+                await asyncio.sleep(pause_s)
 
     async def _connection(self) -> None:
         """One connection from its beginning to its end, which is always an error."""

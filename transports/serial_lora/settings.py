@@ -1,6 +1,5 @@
 """What a serial radio modem is told, and who has which address on the air."""
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -134,9 +133,3 @@ class SerialLoraSettings:
         if to not in ours:
             return None
         return next((name for name, value in self.peers.items() if value == sender), None)
-
-
-def backoff_s(attempt: int, settings: SerialLoraSettings, rng: random.Random) -> float:
-    """How long to wait after attempt 1, 2, ... in a row: doubling to the maximum, half random."""
-    ceiling_s = settings.reconnect_min_s * 2.0 ** min(max(0, attempt - 1), 60)
-    return min(settings.reconnect_max_s, ceiling_s) * rng.uniform(0.5, 1.0)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import fields
 
+from transports.backoff import backoff_s
 from transports.base import Arrival, FrameTooLarge, NotConnected
 from transports.inbox import Inbox
 from transports.serial_lora.coding import Coding, Message, PrefixCoding, ProvenCoding
@@ -22,7 +23,7 @@ from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.reyax import Reyax
 from transports.serial_lora.rnode import Rnode
 from transports.serial_lora.send_queue import Outgoing, SendQueue
-from transports.serial_lora.settings import SerialLoraSettings, backoff_s
+from transports.serial_lora.settings import SerialLoraSettings
 from transports.serial_lora.waker import Waker
 
 _log = logging.getLogger(__name__)
@@ -154,7 +155,8 @@ class SerialLoraTransport:
                 self._report(f"the modem's thread failed: {type(error).__name__}: {error}")
                 _log.debug("serial radio %s failed", self.settings.port, exc_info=True)
             attempt = 0 if link.ready_s >= self.settings.reconnect_max_s else attempt + 1
-            self._stop.wait(backoff_s(attempt, self.settings, self._rng))
+            first_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
+            self._stop.wait(backoff_s(attempt - 1, first_s, longest_s, self._rng))
         self._waker.close()
         if self._budget is not None:
             self._budget.close()
