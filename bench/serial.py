@@ -31,7 +31,8 @@ NODES = ("ada", "bo")
 PACKET_EVERY_S, FAULT_EVERY_S = 90.0, 60.0  # of radio time, on average
 SHARES, SHARE_BYTES = 4, 280  # a packet of four frames: it travels as an object of 1.2 kB
 SETTLE_S = 3 * 3600.0  # of radio time, at most, for what is under way in the end
-DOWN_S = 20.0  # of radio time: how long a modem is away or stuck
+DOWN_S = 20.0  # of radio time: how long a modem is away
+STUCK_S = 300.0  # and how long it reads nothing: longer than a write may take on the wall clock
 RADIO = LoraSetting(7, 125, 1, 12)
 NOTES = (
     "emulated modems on pseudo-terminals and an emulated channel: no hardware, no UART; stores are "
@@ -127,7 +128,7 @@ class Run:
                 self.repairs.append((now + DOWN_S, lambda: self.air.shape(modem, "whole")))
             case "stuck":
                 self.air.stop_reading(modem)
-                self.repairs.append((now + DOWN_S, lambda: self.air.resume_reading(modem)))
+                self.repairs.append((now + STUCK_S, lambda: self.air.resume_reading(modem)))
             case "error":
                 self.air.fail_next(modem, 12)
 

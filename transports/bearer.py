@@ -58,7 +58,13 @@ def check_link(link: LinkConfig, role: str) -> None:
 
 def radio_of(link: LinkConfig, role: str) -> Radio:
     """The radio of a `[link.serial]` table; ConfigError, also where the law forbids the channel."""
-    settings = replace(serial_settings(link.serial, role), queue_max=QUEUE_MAX)
+    settings = serial_settings(link.serial, role)
+    settings = replace(
+        settings,
+        queue_max=QUEUE_MAX,
+        reconnect_min_s=settings.reconnect_min_s / settings.speed,
+        reconnect_max_s=settings.reconnect_max_s / settings.speed,
+    )
     if not link.region:
         raise ConfigError(f"link.region is missing: name one of {', '.join(REGIONS)}")
     region = REGIONS[link.region]
