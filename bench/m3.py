@@ -46,7 +46,6 @@ CODE = (
 )
 SPACES = {
     "lora": SpaceConfig(layers=(), rank=8, alpha=16.0, whole=(HEAD,)),
-    "lora_r4": SpaceConfig(layers=(), rank=4, alpha=16.0, whole=(HEAD,)),
     "one_vector": SpaceConfig(
         layers=(), space="one_vector", rank=8, alpha=16.0, length=36_000, whole=(HEAD,)
     ),
@@ -66,7 +65,8 @@ NOTES = (
     "drop20: each frame up (manifests too) is lost with 20 % and the round closes without it; only "
     "where no packet of either node was usable is one sent again; frames down are not dropped",
     "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; 10kb: the same LoRA and "
-    "learning rate, as hypervectors; 1600b: one vector of 36,000 read as that LoRA r = 8; all train the head",
+    "learning rate, as hypervectors; 1600b: one vector of 36,000 read as that LoRA; all train the "
+    "head",
     "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
     "published",
 )

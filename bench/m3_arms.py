@@ -27,7 +27,6 @@ ARMS = {
     "10kb": Arm("ours", run=LARGE),
     "1600b": Arm("ours", "one_vector", run=SMALL),
     "1600b_drop20": Arm("ours", "one_vector", drop=0.2, run={**SMALL, "manifest_repeats": 1}),
-    "1600b_r4": Arm("ours", "lora_r4", seeds=2, run={**SMALL, "learning_rate": 3e-3}),
     "alone": Arm("alone", seeds=2, run=COMMON),
     "m3b": Arm("m3b", seeds=2, run=COMMON),
 }
