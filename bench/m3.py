@@ -46,6 +46,7 @@ CODE = (
 )
 SPACES = {
     "lora": SpaceConfig(layers=(), rank=8, alpha=16.0, whole=(HEAD,)),
+    "lora_r4": SpaceConfig(layers=(), rank=4, alpha=16.0, whole=(HEAD,)),
     "one_vector": SpaceConfig(
         layers=(), space="one_vector", rank=8, alpha=16.0, length=36_000, whole=(HEAD,)
     ),
@@ -59,13 +60,13 @@ NOTES = (
     "inside the 5,000 training pairs (five folds, trained on four fifths)",
     "points lost: accuracy with float32 averaging minus ours, paired by seed; a seed changes which "
     "batches are drawn; batches, Adam and falling rate are the same in all arms; the rate of float "
-    "(and so of 10kb) was chosen earlier on 1,666 other pairs (snli_cad_train), of 1600b as said",
+    "and of 10kb was chosen earlier on 1,666 other pairs (snli_cad_train), of 1600b as said",
     "bytes up and down: of one node and round, all frames with seal, tag, signature and length "
     "prefixes, hello and control messages too; the bearer is simulated (in memory)",
     "drop20: each frame up (manifests too) is lost with 20 % and the round closes without it; only "
     "where no packet of either node was usable is one sent again; frames down are not dropped",
-    "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; 10kb: the same LoRA and "
-    "learning rate, as hypervectors; 1600b: one vector of 36,000 read as that LoRA; all train the "
+    "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; 10kb: LoRA r = 4 "
+    "(74,883 numbers); 1600b: one vector of 36,000 read as that LoRA; all train the "
     "head",
     "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
     "published",
