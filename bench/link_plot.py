@@ -40,6 +40,6 @@ def draw(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[float, flo
         panel.grid(visible=True, alpha=0.3)
         panel.set_ylim(0, 1)
     panels[0].set_ylabel("useful bytes / bytes on the air")
-    panels[-1].legend(fontsize=8)
+    panels[0].legend(fontsize=7, loc="lower left")
     figure.suptitle("Simulated channel, 255-byte LoRa frames; peers are models")
     figure.savefig(path, metadata={"Software": None})
