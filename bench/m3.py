@@ -44,6 +44,7 @@ CODE = (
     "bench.m3_worker",
     "bench.codecs.m3b",
 )
+RADIO = ("ternmesh.link",)  # imported with the configuration, and not exercised
 SPACES = {
     "lora": SpaceConfig(layers=(), rank=8, alpha=16.0, whole=(HEAD,)),
     "lora_r4": SpaceConfig(layers=(), rank=4, alpha=16.0, whole=(HEAD,)),
@@ -80,7 +81,7 @@ def measure(*, quick: bool) -> Result:
     folder = Path(gettempdir()) / f"ternmesh-bench-m3-{models}"
     prepare(folder, data_folder())
     rounds = ROUNDS_QUICK if quick else ROUNDS
-    parts = Parts("m3", fingerprint(rounds, CODE), folder if quick else RESULTS / "parts")
+    parts = Parts("m3", fingerprint(rounds, CODE, RADIO), folder if quick else RESULTS / "parts")
     jobs = {
         arm: [_Job(arm, _part(arm, settings, rounds, folder), seed) for seed in range(seeds)]
         for arm, settings in ARMS.items()

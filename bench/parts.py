@@ -43,13 +43,17 @@ class Parts:
             self.add(part, value)
 
 
-def fingerprint(settings: object, packages: Iterable[str]) -> str:
-    """16 hex digits for `settings` and the code of all imported modules in or below `packages`."""
+def fingerprint(settings: object, packages: Iterable[str], without: Iterable[str] = ()) -> str:
+    """16 hex digits for `settings` and the code of all imported modules in or below `packages`.
+
+    Those in or below `without` are imported and not exercised.
+    """
     digest = hashlib.sha256(repr(settings).encode())
     inside = tuple(f"{package}." for package in packages)
+    outside = tuple(f"{package}." for package in without)
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and f"{name}.".startswith(inside):
+        if file and f"{name}.".startswith(inside) and not f"{name}.".startswith(outside):
             digest.update(name.encode() + code_of(Path(file).read_text()).encode())
     return digest.hexdigest()[:16]
 
