@@ -21,7 +21,7 @@ class Arm:
 COMMON = {"learning_rate": 2e-3, "learning_rate_drop": 1.0, "local_steps": STEPS}
 OURS = {**COMMON, "frame_mtu": 512, "scale_max": 10.0}
 SMALL = {**OURS, "learning_rate": 5e-3, "up_bytes": 1600, "down_bytes": 2650}
-LARGE = {**OURS, "learning_rate": 3e-3, "up_bytes": 10_000, "down_bytes": 10_000}
+LARGE = {**OURS, "up_bytes": 10_000, "down_bytes": 10_000}
 ARMS = {
     "float": Arm("float", run=COMMON),
     "10kb": Arm("ours", "lora_r4", run=LARGE),
