@@ -14,6 +14,11 @@ import pytest
 
 START_S = 10.0
 
+# A shell starts what runs behind it with SIGINT ignored, and programs hand that down: those that
+# tests start and interrupt would not hear it. A handler is not handed down.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Mosquitto:
     """A mosquitto on a free port of this machine; the port stays the same over a restart."""
