@@ -17,7 +17,6 @@ from transports.mqtt import MqttTransport
 from transports.serial_lora.config import serial_settings
 from transports.serial_lora.dialect import Budget
 from transports.serial_lora.settings import SerialLoraSettings
-from transports.serial_lora.transport import SerialLoraTransport
 
 QUEUE_MAX = 2  # frames that wait for the modem: what waits in the link may still be superseded
 IDLE_FRAMES = 6  # a silence of so many frames' airtime ends a burst
@@ -82,6 +81,8 @@ def make_transport(link: LinkConfig, role: str, stores: Stores) -> StatusTranspo
     check_link(link, role)
     if not link.serial:
         return MqttTransport(link_settings(link, role))
+    from transports.serial_lora.transport import SerialLoraTransport  # only where the extra is
+
     radio = radio_of(link, role)
     settings, speed = radio.settings, radio.settings.speed
     budget = stores.budget(radio.band, HOLD_S, speed)

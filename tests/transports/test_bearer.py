@@ -1,5 +1,7 @@
 """The transport that a `[link]` table asks for, and two ends that speak over emulated radios."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +27,13 @@ SERIAL = {
 
 def serial(region: str = "EU868", **changes: object) -> LinkConfig:
     return LinkConfig(region=region, serial={**SERIAL, **changes})
+
+
+def test_a_broker_needs_no_package_for_modems() -> None:
+    code = (
+        "import sys; sys.modules['serial'] = None; import edge.runtime, host.service, edge.gateway"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_url_is_a_broker(tmp_path: Path) -> None:
