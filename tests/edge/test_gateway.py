@@ -14,7 +14,7 @@ from ternmesh_cli.status_text import describe
 from ternmesh_store.link_store import LinkStore
 from transports.base import ALL, HOST
 from transports.broker import EmbeddedBroker
-from transports.control_socket import ask
+from transports.control_socket import ControlError, ask
 from transports.faults import Faults
 from transports.faulty import FaultyTransport
 from transports.linked import LinkedTransport
@@ -123,7 +123,10 @@ url = "{url}"
 
 
 def told(config: GatewayConfig) -> list[str]:
-    return list(describe(ask(config.control_path, {"command": "status"})))
+    try:
+        return list(describe(ask(config.control_path, {"command": "status"})))
+    except ControlError:  # it has just begun to listen
+        return ["not connected"]
 
 
 def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eventually) -> None:
