@@ -138,8 +138,13 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
         thread.start()
         try:
             eventually(lambda: config.control_path.exists())
-            eventually(lambda: "not connected" not in "".join(told(config)))
-            lines = told(config)
+            lines: list[str] = []
+
+            def is_up() -> bool:
+                lines[:] = told(config)
+                return "not connected" not in "".join(lines)
+
+            eventually(is_up)
             assert lines[0] == "gateway for ada, bo"
             assert lines[1].startswith(f"connected to the rnode modem at {air.paths[0]}")
             assert lines[2].startswith("ada: connected to")
