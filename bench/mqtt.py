@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from bench import mqtt_kills, mqtt_outbox, mqtt_plain
-from bench.mosquitto import Mosquitto
+from bench.mosquitto import mosquitto_in
 from bench.mqtt_kills import Outcome, Plan
 from bench.mqtt_outbox import BODY, WINDOW, Sent
 from bench.result import Figure, Result, mean_figure
@@ -67,7 +67,7 @@ def _throughput(
     """Ours and paho by turns, through one broker."""
     folder.mkdir()
     sent, plain = [], []
-    with Mosquitto(folder) as broker:
+    with mosquitto_in(folder) as broker:
         for number in range(runs):
             files = folder / str(number)
             files.mkdir()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.mosquitto import Mosquitto
+from bench.mosquitto import Mosquitto, mosquitto_in
 from bench.mqtt_plain import Publisher, Subscriber
 from ternmesh.link.link import Link, LinkFull, LinkSettings
 from ternmesh.link.records import Delivered, LinkEvent, Queued
@@ -146,7 +146,7 @@ def run(folder: Path, plan: Plan, seed: int) -> Outcome:
     rng = random.Random(seed)
     objects = [rng.randbytes(rng.randint(*SIZES)) for _ in range(plan.objects)]
     begun = time.monotonic()
-    with Mosquitto(folder) as broker, ThreadPoolExecutor() as pool, _paho(broker.port) as paho:
+    with mosquitto_in(folder) as broker, ThreadPoolExecutor() as pool, _paho(broker.port) as paho:
         host = LinkEnd(folder, broker.url, HOST, NODE, (), plan)
         node = LinkEnd(folder, broker.url, NODE, HOST, objects, plan)
         work = [pool.submit(end.run) for end in (host, node)]
@@ -178,7 +178,7 @@ def _kill(
     """Kill the broker and start it again until all is over; how often."""
     kills = 0
     while not is_over(rng.uniform(*plan.up_s)):
-        broker.kill()
+        broker.kill9()
         time.sleep(rng.uniform(*plan.down_s))
         broker.start()
         kills += 1

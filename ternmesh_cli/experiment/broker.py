@@ -1,8 +1,5 @@
 """The broker of an experiment: what the user names, else a mosquitto of its own, else ours."""
 
-import os
-import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +8,7 @@ from pathlib import Path
 
 from ternmesh_cli.experiment.errors import ExperimentError
 from ternmesh_cli.experiment.workers import guarded
+from ternmesh_cli.mosquitto import configuration, find_mosquitto, free_port, listens
 from ternmesh_cli.workers import Worker, running
 from transports.mqtt_settings import parse_url
 
@@ -37,12 +35,11 @@ def broker_url(text: str) -> str:
 @contextmanager
 def open_broker(url: str | None, folder: Path) -> Iterator[Broker]:
     """A broker that takes connections; one of our own ends with the block."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-    program = shutil.which("mosquitto", path=path)
+    program = find_mosquitto()
     if url is not None:
         yield Broker(url, f"the broker {parse_url(url)}")
     elif program is not None:
-        port = _free_port()
+        port = free_port()
         with running(_mosquitto(program, folder, port)) as worker:
             _wait(worker, port)
             yield Broker(f"mqtt://127.0.0.1:{port}", "a mosquitto of the experiment's own")
@@ -56,31 +53,14 @@ def open_broker(url: str | None, folder: Path) -> Iterator[Broker]:
 def _mosquitto(program: str, folder: Path, port: int) -> Worker:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "mosquitto.conf"
-    lines = [
-        f"listener {port} 127.0.0.1",
-        "allow_anonymous true",
-        "user root",  # started as root it would become another user, who may not read this folder
-        f"max_packet_size {PACKET_MAX}",
-    ]
-    config.write_text("\n".join([*lines, ""]))
+    config.write_text(configuration(port, f"max_packet_size {PACKET_MAX}"))
     return guarded("mosquitto", folder, [program, "-c", str(config)])
 
 
 def _wait(worker: Worker, port: int) -> None:
     deadline = time.monotonic() + START_S
-    while not _listens(port):
+    while not listens(port):
         worker.keep_alive()
         if time.monotonic() > deadline:
             raise ExperimentError(f"mosquitto did not start: {worker.last_line()} ({worker.log})")
         time.sleep(POLL_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
