@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -125,12 +125,10 @@ class LinkEnd:
         link.start(begun)
         while not self.stop.is_set():
             due = int((driver.clock() - begun) * self._rate) + 1
-            try:
+            with suppress(LinkFull):  # the rest is offered later
                 for payload in self._objects[offered:due]:
                     link.send(self._peer, payload)
                     offered += 1
-            except LinkFull:
-                pass  # the rest is offered later
             driver.poll(WAIT_S, self._record, self._store.commit)
             if offered == len(self._objects) and not self._waiting:
                 self.has_receipts.set()

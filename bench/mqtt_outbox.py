@@ -11,7 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -108,12 +108,10 @@ class Outbox:
         return True
 
     def _send(self) -> None:
-        try:
+        with suppress(Busy, NotConnected):  # what is due stays due
             while self._due:
                 self._end.send(HOST, [self._due[0]])
                 self._due.popleft()
-        except (Busy, NotConnected):
-            pass  # what is due stays due
 
     def _take_receipts(self) -> None:
         for frame in _arrived(self._end, wait_s=0.002 if self._due else 0.1):
@@ -150,12 +148,10 @@ def _receive(url: str, folder: Path, pipe: Connection) -> None:
             if box.changed:
                 box.commit()
                 commits += 1
-            try:
+            with suppress(Busy, NotConnected):  # what is due stays due
                 if due:
                     end.send(NODE, [due])
                     due = b""
-            except (Busy, NotConnected):
-                pass  # what is due stays due
     pipe.send(commits)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from edge.adam import AdamSettings
 from edge.sources import NpzSettings
 from models.zoo import bundle_path
-from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, read_config
+from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
 from transports.base import check_node
 from transports.bearer import check_link
+from transports.config_file import read_config_file
 from transports.link_config import LinkConfig
 
 STORE, REPLAY, ADAPTER, CONTROL = (
@@ -113,14 +114,7 @@ class NodeConfig:
 
 def read_node_config(path: Path) -> NodeConfig:
     """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        return check_config(_anchor(read_config(NodeConfig, text), path.resolve().parent))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return read_config_file(NodeConfig, path, lambda c, folder: check_config(_anchor(c, folder)))
 
 
 def check_config(config: NodeConfig) -> NodeConfig:

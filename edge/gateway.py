@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ternmesh.config import LOG_LEVELS, ConfigError, choices, read_config
+from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.wire import seal
 from ternmesh_store.radio_stores import RadioStores
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
 from transports.bearer import check_link, make_transport
+from transports.config_file import read_config_file
 from transports.control_socket import ControlServer, Relay
 from transports.link_config import LinkConfig
 from transports.linked import StatusTransport
@@ -52,15 +53,7 @@ class GatewayConfig:
 
 def read_gateway_config(path: Path) -> GatewayConfig:
     """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        config = read_config(GatewayConfig, text)
-        return _check(_anchor(config, path.resolve().parent))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return read_config_file(GatewayConfig, path, lambda c, folder: _check(_anchor(c, folder)))
 
 
 def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from models.zoo import bundle_path
 from ternmesh.bundle import Bundle, read_bundle
-from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits, read_config
+from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
 from ternmesh.errors import WireError
 from ternmesh.plan import (
     FRAME_MTU_MAX,
@@ -17,6 +17,7 @@ from ternmesh.plan import (
 from ternmesh.swarm.records import Settings
 from transports.base import HOST
 from transports.bearer import check_link
+from transports.config_file import read_config_file
 from transports.link_config import LinkConfig
 
 STORE, CONTROL = "host.sqlite", "control.sock"
@@ -82,16 +83,12 @@ class HostConfig:
 
 def read_host_config(path: Path) -> HostConfig:
     """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        config = _anchor(read_config(HostConfig, text), path.resolve().parent)
-        check_link(config.link, HOST)
-        plan_of(config.run, load_bundle(config.bundle).dimension)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return read_config_file(HostConfig, path, lambda c, folder: _check(_anchor(c, folder)))
+
+
+def _check(config: HostConfig) -> HostConfig:
+    check_link(config.link, HOST)
+    plan_of(config.run, load_bundle(config.bundle).dimension)
     return config
 
 

@@ -77,8 +77,7 @@ def radio_of(link: LinkConfig, role: str) -> Radio:
 
 
 def make_transport(link: LinkConfig, role: str, stores: Stores) -> StatusTransport:
-    """The transport for `role`, a node's name or HOST, not opened yet; ConfigError."""
-    check_link(link, role)
+    """The transport of a checked table for `role`, a node's name or HOST, not opened yet."""
     if not link.serial:
         return MqttTransport(link_settings(link, role))
     from transports.serial_lora.transport import SerialLoraTransport  # only where the extra is
