@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
@@ -54,6 +54,7 @@ SPACES = {
 }
 PUBLISHED_ROUND_BYTES = 271_000  # what M3b says of a single round
 BASELINE = "float"
+TIMES = ("train_s", "evaluate_s")  # what may differ between two runs of the same
 AT_ONCE, POLL_S = 2, 0.5  # processes, and how often they are looked at
 NOTES = (
     "SNLI: 5,000 pairs of its dev split for training, 4,834 others (dev and extra) for the claim; "
@@ -70,6 +71,8 @@ NOTES = (
     "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; 10kb: LoRA r = 4 "
     "(74,883 numbers); 1600b: one vector of 36,000 read as that LoRA; all train the "
     "head",
+    "carried_over: runs of older code; after a change the first seed of each arm is run anew, and "
+    "only where its accuracy and bytes are the same to the last digit do the others stand",
     "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
     "published",
 )
@@ -88,12 +91,14 @@ def measure(*, quick: bool) -> Result:
         for arm, settings in ARMS.items()
         for seeds in [1 if quick else settings.seeds]
     }
+    _carry_over(parts, jobs.values(), rounds, folder)
     _finish(parts, [job for row in jobs.values() for job in row], rounds, folder)
     found = parts.all()
     rows = {arm: [found[job.part] for job in row] for arm, row in jobs.items()}
     peers = {f"accuracy_{arm}": _mean(row) for arm, row in rows.items()}
     peers |= {f"bytes_up_{arm}": float(np.mean([r["bytes_up"] for r in rows[arm]])) for arm in rows}
-    return Result("m3", _figures(rows, rounds), peers, NOTES, {"runs": rows}, quick)
+    details = {"runs": rows, "carried_over": parts.carried()}
+    return Result("m3", _figures(rows, rounds), peers, NOTES, details, quick)
 
 
 def prepare(folder: Path, data: Path) -> None:
@@ -166,6 +171,16 @@ def _one(row: Mapping[str, Any]) -> float:
 
 def _mean(row: Sequence[Mapping[str, Any]]) -> float:
     return float(np.mean([_one(one) for one in row]))
+
+
+def _carry_over(parts: Parts, rows: Iterable[Sequence[_Job]], rounds: int, folder: Path) -> None:
+    """After a change of code: one seed of each arm anew, and where it is the same, that arm."""
+    groups = {row[0].part: row for row in rows if row[0].part in parts.old()}
+    missing = {part: row for part, row in groups.items() if {j.part for j in row} - {*parts.all()}}
+    _finish(parts, [row[0] for row in missing.values()], rounds, folder)
+    for part, row in missing.items():
+        is_same = parts.carry_over(part, [job.part for job in row], TIMES)
+        print(f"{row[0].arm}: {'carried over' if is_same else 'to be measured anew'}", flush=True)
 
 
 def _finish(parts: Parts, jobs: list[_Job], rounds: int, folder: Path) -> None:

@@ -1,13 +1,15 @@
 """What a long benchmark has done so far: one line for each finished part, kept over restarts.
 
 A part stays valid while the code that it ran stays the same: comments and docstrings do not count.
+Where the code has changed and one part, measured anew, comes out the same to the last digit, its
+group may be carried over: each run is deterministic, so what the group exercises did not change.
 """
 
 import ast
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +25,52 @@ class Parts:
 
     def all(self) -> dict[str, Any]:
         """The valid parts by name."""
-        if not self._path.exists():
-            return {}
-        rows = map(json.loads, self._path.read_text().splitlines())
-        return {r["part"]: r["value"] for r in rows if r["fingerprint"] == self._fingerprint}
+        return {r["part"]: r["value"] for r in self._rows() if self._is_valid(r)}
+
+    def old(self) -> dict[str, Any]:
+        """By name, what other code made last of all parts."""
+        return {r["part"]: r["value"] for r in self._rows() if not self._is_valid(r)}
+
+    def carried(self) -> list[str]:
+        """The valid parts that older code has measured."""
+        return [r["part"] for r in self._rows() if self._is_valid(r) and "carried_from" in r]
 
     def add(self, part: str, value: Any) -> None:
         """Keep a part at once: the process may be killed after it."""
+        self._write({"part": part, "fingerprint": self._fingerprint, "value": value})
+
+    def carry_over(self, shown_by: str, group: Iterable[str], ignored: Iterable[str]) -> bool:
+        """Take the old values of `group` as valid if part `shown_by` came out the same; if it did.
+
+        Its value is valid already; what is `ignored` of it (times, say) may differ.
+        """
+        value, was = self.all().get(shown_by), self.old().get(shown_by)
+        if value is None or was is None or _without(value, ignored) != _without(was, ignored):
+            return False
+        origin = {r["part"]: r["fingerprint"] for r in self._rows() if not self._is_valid(r)}
+        valid, old = self.all(), self.old()
+        for part in group:
+            if part in old and part not in valid:
+                row = {"part": part, "fingerprint": self._fingerprint, "value": old[part]}
+                self._write({**row, "carried_from": origin[part], "shown_by": shown_by})
+        return True
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+    def _is_valid(self, row: Mapping[str, Any]) -> bool:
+        return bool(row["fingerprint"] == self._fingerprint)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        row = {"part": part, "fingerprint": self._fingerprint, "value": value}
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def forget_old(self) -> None:
-        """Drop the lines that other code has made."""
-        parts = self.all()
-        self._path.unlink(missing_ok=True)
-        for part, value in parts.items():
-            self.add(part, value)
+
+def _without(value: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]:
+    return {key: value[key] for key in value.keys() - set(ignored)}
 
 
 def fingerprint(settings: object, packages: Iterable[str], without: Iterable[str] = ()) -> str:
