@@ -24,7 +24,7 @@ from ternmesh.swarm.events import (
     Refused,
     RoundOpened,
 )
-from ternmesh.swarm.member import CATCH_UP_S
+from ternmesh.swarm.pace import NETWORK
 from ternmesh.swarm.records import Settings
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh_store.host_store import HostStore, Round, StoredRun
@@ -92,7 +92,7 @@ class HostService:
 
         A node that missed the last reference hears so from the next announcement.
         """
-        linger_s = self.coordinator.plan.announce_s + 2 * CATCH_UP_S
+        linger_s = self.coordinator.plan.announce_s + 2 * NETWORK.catch_up_s
         return self._finished_at is not None and self._clock() >= self._finished_at + linger_s
 
     def _handle(self, event: HostEvent) -> None:

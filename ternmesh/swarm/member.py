@@ -39,6 +39,7 @@ from ternmesh.swarm.events import (
     WorkReady,
 )
 from ternmesh.swarm.outgoing import Outgoing
+from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.swarm.packet import is_too_little, make_packet, packet_bodies, settle_packet
 from ternmesh.swarm.records import MemberState
 from ternmesh.swarm.step import step_units
@@ -55,9 +56,6 @@ from ternmesh.wire.reference import (
 )
 
 HOST = "host"
-HELLO_FIRST_S, HELLO_MAX_S = 1.0, 60.0
-RESEND_FIRST_S, RESEND_MAX_S = 3.0, 120.0
-CATCH_UP_S = 5.0  # how long to wait for a catch-up before asking again
 REASONS_MAX = 64
 ANNOUNCES_MISSED = 3  # in a row, before a node doubts that the host knows it
 
@@ -68,7 +66,10 @@ def new_state(dimension: int) -> MemberState:
 
 
 class Member:
-    """One node. `instance` is 8 random bytes of this process; `rng` only jitters timers."""
+    """One node. `instance` is 8 random bytes of this process; `rng` only jitters timers.
+
+    `pace` fits the timers to the bearer.
+    """
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Member:
         instance: bytes,
         state: MemberState,
         rng: np.random.Generator,
+        pace: Pace = NETWORK,
     ) -> None:
         self.name, self.samples = name, samples
         self.run, self.context, self.plan = state.run, state.context, state.plan
@@ -93,9 +95,10 @@ class Member:
         self._events: deque[NodeEvent] = deque()
         self._assembly: pieces.Assembly | None = None
         self._offered = -1
-        self._greeting = Backoff(HELLO_FIRST_S, HELLO_MAX_S, rng)
-        self._resend = Backoff(RESEND_FIRST_S, RESEND_MAX_S, rng)
-        self._amends = Backoff(HELLO_FIRST_S, HELLO_MAX_S, rng)  # hellos after refusals
+        self._greeting = Backoff(pace.hello_s, pace.hello_longest_s, rng)
+        self._resend = Backoff(pace.packet_s, pace.packet_longest_s, rng)
+        self._amends = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # hellos after refusals
+        self._catch_up_s = pace.catch_up_s
         self._heard_at = 0.0
 
     # The verbs
@@ -182,7 +185,8 @@ class Member:
             if self._assembly is not None and self.joined:
                 self._receive_piece(body, now)
             if self._greeting.at is not None and header.context == own:
-                self._greeting.at = max(self._greeting.at, now + CATCH_UP_S)  # it is under way
+                # It is under way.
+                self._greeting.at = max(self._greeting.at, now + self._catch_up_s)
         elif body[0] == control.KIND:
             self._receive_control(control.read_control(body), now)
         else:
@@ -246,7 +250,7 @@ class Member:
     def _aim(self, version: int, phase: int, now: float) -> None:
         self.target, self.phase = max(self.target, version), max(self.phase, phase)
         if self.version < self.target:
-            self._greeting.by(now + CATCH_UP_S * (0.5 + self._rng.random()))
+            self._greeting.by(now + self._catch_up_s * (0.5 + self._rng.random()))
 
     def _receipt(self, message: Receipt, now: float) -> None:
         self._heard_at = now
@@ -323,7 +327,7 @@ class Member:
         if self.version >= self.target:
             self._greeting.stop()
         else:
-            self._greeting.at = now + CATCH_UP_S
+            self._greeting.at = now + self._catch_up_s
         self._events.append(
             Advanced(self.version, self.reference, self.fixed, self.residual, self.finished)
         )

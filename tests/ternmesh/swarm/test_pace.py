@@ -1,0 +1,54 @@
+"""A node on a radio asks as seldom as its bearer answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ternmesh.swarm import member
+from ternmesh.swarm.member import HOST, Member
+from ternmesh.swarm.pace import NETWORK, Pace
+from ternmesh.wire import control, seal
+
+MODEL = bytes(range(32))
+RADIO = Pace(60.0, 600.0, 900.0, 3600.0, 300.0)
+
+
+def joined(bench, pace: Pace) -> Member:
+    """A node with a round to work on, with nothing on its way."""
+    rng, state = np.random.default_rng(0), member.new_state(bench.plan.dimension)
+    node = Member("theo", MODEL, 10, b"theo".ljust(8), state, rng, pace)
+    bench.nodes["theo"] = node
+    node.start(bench.now)
+    bench.exchange()
+    return node
+
+
+def test_every_wait_of_a_node_is_that_of_its_bearer(new_bench) -> None:
+    waits = {}
+    for pace in (NETWORK, RADIO):
+        bench = new_bench(min_peers=1, rounds=9, plan={"announce_s": 86_400})
+        node = joined(bench, pace)
+        node.submit(0, bench.delta(0), bench.now)
+        while node.next_event() is not None:
+            pass
+        packet_s = node.next_timeout() - bench.now
+        news = control.Announce(node.run, 5, control.OPEN, 0)
+        frame = seal.seal(seal.Header(seal.BROADCAST, 0), control.write_control(news))
+        node.receive_frames(HOST, [frame], bench.now)
+        waits[pace] = packet_s, node._greeting.at - bench.now
+    assert waits[RADIO][0] == pytest.approx(300 * waits[NETWORK][0])
+    assert waits[RADIO][1] == pytest.approx(60 * waits[NETWORK][1])
+
+
+def test_hellos_are_as_far_apart_as_the_pace_says(new_bench) -> None:
+    bench = new_bench()
+    rng, state = np.random.default_rng(0), member.new_state(bench.plan.dimension)
+    pace = replace(RADIO, hello_longest_s=480.0)
+    node = Member("theo", MODEL, 10, bytes(8), state, rng, pace)
+    node.start(bench.now)
+    for wait_s in (60, 120, 240, 480, 480):
+        due = node.next_timeout()
+        assert 0.5 * wait_s <= due - bench.now <= 1.5 * wait_s
+        bench.now = due
+        node.handle_timeout(bench.now)
