@@ -29,7 +29,7 @@ from edge.zeroth_order import ZerothOrder, estimate
 from host.config import RunConfig, plan_of
 from models.zoo import bundle_path
 from ternmesh.plan import Plan
-from ternmesh_cli.demo.fleet import BOARDS
+from ternmesh_cli.demo.fleet import BOARDS, RUN
 
 PASSES_PER_STEP = 3  # forward and backward, as they are usually counted
 SCALAR_SIZE, SEAL_SIZE, HEAD_SIZE = 2, 14, 8  # bytes: a slope as float16; what a frame costs
@@ -166,9 +166,11 @@ def _replay(
 
 
 def _plan(arm: Arm | None, loaded: LoadedBundle) -> Plan:
-    run = RunConfig()
-    if arm is not None:
-        run = replace(run, local_steps=arm.steps, learning_rate=arm.learning_rate)
+    run = RunConfig(**RUN)
+    if arm is not None:  # its rate was chosen without a drop
+        run = replace(
+            run, local_steps=arm.steps, learning_rate=arm.learning_rate, learning_rate_drop=0.0
+        )
     return plan_of(run, loaded.bundle.dimension)
 
 
