@@ -78,6 +78,19 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleasesConfig:
+    """Where releases of the model lie, if a node takes any, and what a new one may use at first.
+
+    `memory_mib` and `cpu_s` limit the process in which it takes its first steps.
+    """
+
+    dir: str | None = None
+    memory_mib: int = field(default=512, metadata=limits(16, 65_536))
+    cpu_s: int = field(default=60, metadata=limits(1, 3600))
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """One node. `bundle` is the name of a shipped model, or a folder with a model.json."""
 
@@ -88,6 +101,7 @@ class NodeConfig:
     data: DataConfig
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    releases: ReleasesConfig = field(default_factory=ReleasesConfig)
     control_socket: str | None = None
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
@@ -125,6 +139,11 @@ def check_config(config: NodeConfig) -> NodeConfig:
         raise ConfigError(f"name: {error}") from error
     check_link(config.link, config.name)
     bundle_folder(config)
+    if config.releases.dir is not None and not config.releases.insecure:
+        raise ConfigError(
+            "releases.dir is given, and this version cannot check signatures of releases: "
+            "releases.insecure = true takes every release that lies there"
+        )
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
     for name, arrays in (("data", config.data.arrays), ("evaluate", config.evaluate.arrays)):
@@ -180,4 +199,5 @@ def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
             source_path=anchored(config.data.source_path),
         ),
         evaluate=replace(config.evaluate, path=anchored(config.evaluate.path)),
+        releases=replace(config.releases, dir=anchored(config.releases.dir)),
     )

@@ -34,6 +34,7 @@ from ternmesh.swarm.events import (
     WorkReady,
 )
 from ternmesh.swarm.member import Member
+from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.swarm.records import MemberState
 from ternmesh.wire.manifest import SAMPLES_MAX
 from ternmesh_store.node_store import NodeStore
@@ -72,6 +73,8 @@ class Node:
         state: MemberState,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        pace: Pace = NETWORK,
     ) -> None:
         bundle, training = loaded.bundle, config.training
         self.config, self.bundle, self.data = config, bundle, data
@@ -82,6 +85,7 @@ class Node:
             os.urandom(INSTANCE_SIZE),
             state,
             np.random.default_rng(),
+            pace,
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, transport, clock)
         self.history = History(store)

@@ -36,7 +36,8 @@ class RunConfig:
     1 it has gone before the end, and the last rounds only send what is left. A node stays
     silent, at most `silence_rounds` in a row, while the energy of its update is below `silence`
     times that of what has been learned (0: never). On a link that loses frames a manifest that is
-    sent again, `manifest_repeats` times, saves whole packets.
+    sent again, `manifest_repeats` times, saves whole packets. `bundles`: whether packets that a
+    gateway has added up are believed.
     """
 
     rounds: int = field(default=20, metadata=limits(1, 1_000_000))
@@ -57,6 +58,7 @@ class RunConfig:
     deadline_s: float = field(default=60.0, metadata=limits(0.1, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, 4096))
     chain_max: int = field(default=256, metadata=limits(1, 65_536))
+    bundles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def plan_of(run: RunConfig, dimension: int) -> Plan:
 
 def settings_of(run: RunConfig) -> Settings:
     """What the coordinator is told besides the plan."""
-    return Settings(run.min_peers, run.deadline_s, run.nodes_max, run.chain_max)
+    return Settings(run.min_peers, run.deadline_s, run.nodes_max, run.chain_max, run.bundles)
 
 
 def _anchor(config: HostConfig, folder: Path) -> HostConfig:

@@ -35,9 +35,14 @@ def read_config(kind: type[T], text: str) -> T:
     """The settings of class `kind` that TOML `text` holds, or ConfigError."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"this is not TOML: {error}") from error
     return _table(kind, content, "")
+
+
+def read_table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
+    """The settings of class `kind` in the free table called `name`, or ConfigError."""
+    return _table(kind, content, f"{name}.")
 
 
 def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:

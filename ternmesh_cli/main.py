@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import gateway, host, node, radio, status
+from ternmesh_cli import ble, gateway, host, node, pipeline, radio, release, status
+from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.experiment import command as experiment
 from ternmesh_store.database import StoreError
@@ -37,6 +38,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
+    Command("ble", "try BLE without hardware", ble.add_arguments, ble.run),
+    Command("broker", "deploy a mosquitto for a fleet", broker.add_arguments, broker.run),
     Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
     Command("experiment", "run a published experiment", experiment.add_arguments, experiment.run),
     Command(
@@ -44,7 +47,11 @@ COMMANDS = (
     ),
     Command("host", "host a fleet", host.add_arguments, host.run),
     Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
+    Command(
+        "pipeline", "train a model in stages far apart", pipeline.add_arguments, pipeline.run
+    ),
     Command("radio", "plan a radio channel", radio.add_arguments, radio.run),
+    Command("release", "make and install releases of a model", release.add_arguments, release.run),
     Command("status", "ask a running host or node", status.add_arguments, status.run),
 )
 

@@ -6,6 +6,7 @@ from typing import Any
 from transports.control_socket import ControlError
 
 ROUNDS_SHOWN = 5
+RELEASES_SHOWN = 3  # bad ones
 HASH_SHOWN = 12  # hex digits
 
 Answer = Mapping[str, Any]
@@ -28,7 +29,7 @@ def describe(answer: Answer) -> Iterator[str]:
 
 def _host(answer: Answer) -> Iterator[str]:
     yield f"host of fleet {answer['fleet']}, model {answer['model']}, run {answer['run']}"
-    yield _link(answer["transport"])
+    yield from _links(answer["transport"])
     left = "" if answer["deadline_s"] is None else f", {answer['deadline_s']:.0f} s left"
     reference = answer["reference"][:HASH_SHOWN]
     yield (
@@ -45,6 +46,8 @@ def _host(answer: Answer) -> Iterator[str]:
         yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
         yield from (f"{n['name']}{_refused(n)}" for n in answer["nodes"] if n["refused"])
         yield from (f"{n['name']} is drifting" for n in answer["nodes"] if n["drifting"])
+        if bundled := [n["name"] for n in answer["nodes"] if n.get("bundle") is not None]:
+            yield f"counted last in a gateway's bundle: {', '.join(bundled)}"
     if answer["history"]:
         yield ""
         shown = answer["history"][-ROUNDS_SHOWN:]
@@ -53,7 +56,7 @@ def _host(answer: Answer) -> Iterator[str]:
 
 def _node(answer: Answer) -> Iterator[str]:
     yield f"node {answer['name']} of fleet {answer['fleet']}, model {answer['model']}"
-    yield _link(answer["transport"])
+    yield from _links(answer["transport"])
     where = f"of {answer['rounds']}" if answer["rounds"] else "of a run that it has not joined"
     yield f"reference {answer['version']} {where}, {answer['phase']}; {_activity(answer)}"
     yield f"{answer['samples']} samples; {_metric(answer)}"
@@ -65,6 +68,16 @@ def _node(answer: Answer) -> Iterator[str]:
     if outbox is not None:
         fate = "received by the host" if outbox["received"] else "without a receipt"
         yield f"outbox: the packet of round {outbox['round'] + 1}, {_size(outbox['bytes'])}, {fate}"
+    releases = answer.get("releases")
+    if releases is not None:
+        yield from _releases(releases)
+
+
+def _releases(releases: Answer) -> Iterator[str]:
+    current = releases["current"]
+    yield f"release {current} of the model" if current else "no release: the configured bundle"
+    for refused in releases["bad"][-RELEASES_SHOWN:]:
+        yield f"release {refused['version']} was bad: {refused['reason']}"
 
 
 def _activity(answer: Answer) -> str:
@@ -85,15 +98,45 @@ def _metric(answer: Answer) -> str:
 
 def _gateway(answer: Answer) -> Iterator[str]:
     yield f"gateway for {', '.join(answer['network'])}"
-    yield _link(answer["transport"])
+    yield from _links(answer["transport"])
     yield from (f"{board}: {_link(link)}" for board, link in answer["network"].items())
     lost = f", {answer['frames_refused']} too long" if answer["frames_refused"] else ""
     yield f"{answer['frames_up']} frames up, {answer['frames_down']} down{lost}"
+    if answer.get("bundles") is not None:
+        yield _bundles(answer["bundles"])
+
+
+def _bundles(bundles: Answer) -> str:
+    if bundles["refused"]:
+        return "this host takes no bundles ([run] bundles): packets pass as they come"
+    if bundles["run"] is None:
+        return "no bundles yet: no board has joined a run since the gateway began"
+    return (
+        f"{bundles['bundles_made']} bundles of {bundles['packets_bundled']} packets, "
+        f"{bundles['bundles_counted']} counted so far"
+    )
+
+
+def _links(transport: Answer) -> Iterator[str]:
+    """A line for each bearer, and one for the link where it stands around several."""
+    if "bearers" not in transport:
+        yield _link(transport)
+        return
+    for name, bearer in transport["bearers"].items():
+        frames = f"; {bearer['frames_sent']} frames sent"
+        for line in _links(bearer):
+            yield f"{name}: {line}{frames}"
+    if "link" in transport:
+        yield f"together: {_objects(transport['link'])}"
 
 
 def _link(transport: Answer) -> str:
     if "dialect" in transport:
         return _radio(transport)
+    if "peer" in transport:
+        end = f"{transport['peer']} over BLE"
+        trouble = "" if transport["connected"] else f": {transport['last_error']}"
+        return f"{'connected' if transport['connected'] else 'not connected'} to {end}{trouble}"
     if transport["connected"]:
         return f"connected to {transport['broker']} with MQTT {transport['protocol']}"
     return f"not connected to {transport['broker']}: {transport['last_error']}"
@@ -103,11 +146,12 @@ def _radio(transport: Answer) -> str:
     modem = f"the {transport['dialect']} modem at {transport['port']}"
     state = "connected to" if transport["connected"] else "not connected to"
     trouble = "" if transport["connected"] else f": {transport['last_error']}"
-    link = transport["link"]
-    return (
-        f"{state} {modem}{trouble}; {transport['airtime_us'] / 1e6:.1f} s on the air, "
-        f"{link['objects_under_way']} objects under way, {link['objects_lost']} given up"
-    )
+    objects = f", {_objects(transport['link'])}" if "link" in transport else ""
+    return f"{state} {modem}{trouble}; {transport['airtime_us'] / 1e6:.1f} s on the air{objects}"
+
+
+def _objects(link: Answer) -> str:
+    return f"{link['objects_under_way']} objects under way, {link['objects_lost']} given up"
 
 
 def _refused(answer: Answer) -> str:

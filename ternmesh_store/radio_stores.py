@@ -17,6 +17,10 @@ class RadioStores:
 
     folder: Path
 
+    def beside(self, name: str) -> "RadioStores":
+        """Those of a further radio of the device, called `name`: its airtime is its own."""
+        return RadioStores(self.folder / f"link-{name}")
+
     def log(self) -> LinkStore:
         """The link's state, not opened yet."""
         return LinkStore(self.folder / LINK)

@@ -151,7 +151,7 @@ def ask(path: Path, request: Mapping[str, Any], timeout_s: float = 10.0) -> dict
             answer = json.loads(_read_line(client, ANSWER_MAX, deadline))
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ControlError(f"no process answers on {path}: is it running?") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ControlError(f"the process on {path} gives no answer ({error})") from error
     if not isinstance(answer, dict):
         raise ControlError(f"the process on {path} gives an answer of another kind")

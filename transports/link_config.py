@@ -3,17 +3,26 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ternmesh.config import ConfigError, Table, choices
+from ternmesh.config import ConfigError, Table, choices, read_table
 from ternmesh.link.regions import REGIONS
-from transports.mqtt_settings import MESSAGE_MAX, MqttSettings
+from transports.credentials import Credentials, read_credentials
+from transports.mqtt_settings import MESSAGE_MAX, MqttSettings, parse_url
 from transports.mqtt_tls import check_ca_file, check_certificate
+
+MAIN = "link"  # what the bearer of `[link]` itself is called where there are several
+COMPLETE, AS_IS = "complete", "as-is"
+_FILES = ("ca_file", "certificate_file", "key_file", "credentials_file")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """A broker and the fleet's name on it, or a modem and the law that it is under.
+    """A broker and the fleet's name on it, a modem and the law that it is under, or BLE.
 
-    A password may stand in the URL. `serial` is checked by `transports.serial_lora.config`.
+    A password may stand in the URL, or in a `credentials_file` that only its owner may read
+    (`transports.credentials`). `serial` is checked by `transports.serial_lora.config`, `ble`
+    by `transports.ble.config`. `also` holds further bearers by name, each a table like this one;
+    `several` says that the other end has them. `service` is how what we send travels on bearers
+    that lose frames: whole objects until they have arrived, or each frame once.
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
     and its key for a broker that asks for them. `message_max` (bytes) is for brokers that do not
     tell their limit, as with MQTT 3.1.1, and hang up on what is longer.
@@ -24,9 +33,29 @@ class LinkConfig:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    credentials_file: str | None = None
     message_max: int = MESSAGE_MAX
     region: str = field(default="", metadata=choices("", *REGIONS))
     serial: Table = field(default_factory=dict)
+    ble: Table = field(default_factory=dict)
+    also: Table = field(default_factory=dict)
+    several: bool = False
+    service: str = field(default=COMPLETE, metadata=choices(COMPLETE, AS_IS))
+
+    def bearers(self) -> dict[str, "LinkConfig"]:
+        """Each bearer's own table by name, in order of preference; ConfigError."""
+        found = {MAIN: replace(self, also={}, several=False, service=COMPLETE)}
+        for name, table in self.also.items():
+            where = f"link.also.{name}"
+            if not isinstance(table, dict):
+                raise ConfigError(f"{where} is {table!r}: it must be a table, written [{where}]")
+            if name == MAIN or not name.replace("-", "").isalnum():
+                raise ConfigError(f"{where}: call it something else, of letters, digits and -")
+            for key in ("also", "several", "service"):
+                if key in table:
+                    raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
+            found[name] = read_table(LinkConfig, table, where)
+        return found
 
     def anchored(self, folder: Path) -> "LinkConfig":
         """The same with its relative paths made absolute from `folder`."""
@@ -34,11 +63,19 @@ class LinkConfig:
         def path(name: str | None) -> str | None:
             return None if name is None else str(folder / name)
 
+        def paths(table: object) -> object:
+            if not isinstance(table, dict):
+                return table
+            files = {key: path(table[key]) for key in _FILES if isinstance(table.get(key), str)}
+            return {**table, **files}
+
         return replace(
             self,
             ca_file=path(self.ca_file),
             certificate_file=path(self.certificate_file),
             key_file=path(self.key_file),
+            credentials_file=path(self.credentials_file),
+            also={name: paths(table) for name, table in self.also.items()},
         )
 
 
@@ -47,10 +84,13 @@ def link_settings(link: LinkConfig, role: str) -> MqttSettings:
     try:
         if link.ca_file is not None:
             check_ca_file(link.ca_file)
+        own = Credentials() if link.credentials_file is None else _credentials(link, role)
         settings = MqttSettings(
             url=link.url,
             fleet=link.fleet,
             role=role,
+            username=own.username,
+            password=own.password,
             ca_file=link.ca_file,
             certificate_file=link.certificate_file,
             key_file=link.key_file,
@@ -61,3 +101,10 @@ def link_settings(link: LinkConfig, role: str) -> MqttSettings:
         return settings
     except ValueError as error:
         raise ConfigError(f"[link]: {error}") from error
+
+
+def _credentials(link: LinkConfig, role: str) -> Credentials:
+    assert link.credentials_file is not None
+    if parse_url(link.url).username is not None:
+        raise ValueError("url has a user name and there is a credentials_file: keep one of them")
+    return read_credentials(Path(link.credentials_file), role)

@@ -2,7 +2,8 @@
 
 A frame alone that fits the bearer is sent as it is, once. Several, or one that is too long,
 travel as an object (`ternmesh.link`), which arrives whole or not at all, over restarts of both
-sides. All of it happens in the thread that calls `send` and `receive`.
+sides; or, where whatever arrives counts, each as it is, once. All of it happens in the thread that
+calls `send` and `receive`.
 """
 
 import hashlib
@@ -24,13 +25,15 @@ from ternmesh.link.records import (
     LinkState,
     ObjectArrived,
 )
+from ternmesh.swarm.pace import Pace
 from ternmesh.wire import seal
 from transports import batch
-from transports.base import ALL, Arrival, Busy, NotConnected, Transport
+from transports.base import ALL, Arrival, Busy, FrameTooLarge, NotConnected, Transport
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
 ROOM = 1  # frames that are taken from the link at once: what it says may be out of date soon
 DELIVERED_MAX = 256
+PASSED_MAX = 4096
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
 
 Name = tuple[str, bytes]  # a peer, and what an object for it says
@@ -72,7 +75,10 @@ class StatusTransport(Transport, Protocol):
 
 
 class LinkedTransport:
-    """See `transports.base.Transport`. `receivers` are the nodes that a broadcast is for."""
+    """See `transports.base.Transport`. `receivers` are the nodes that a broadcast is for.
+
+    `as_is`: the frames of a packet that fit the bearer are sent once each and not as an object.
+    """
 
     def __init__(
         self,
@@ -82,21 +88,30 @@ class LinkedTransport:
         clock: Callable[[], float],
         rng: np.random.Generator,
         receivers: Sequence[str] = (),
+        *,
+        as_is: bool = False,
     ) -> None:
         self._inner, self._settings, self._log, self._clock = inner, settings, log, clock
-        self._rng, self._receivers = rng, tuple(receivers)
+        self._rng, self._receivers, self._as_is = rng, tuple(receivers), as_is
         self._link = Link(settings, LinkState(), rng)
         self._arrivals: deque[Arrival] = deque()
         self._held: deque[tuple[str, bytes]] = deque()  # frames that the bearer was too busy for
         self._handed: deque[tuple[float, int]] = deque()  # when, and its place in the inbox
         self._under_way: dict[Name, int] = {}
         self._delivered: dict[Name, float] = {}  # when
+        self._passed: dict[Name, float] = {}  # when a frame of a packet was sent as it is
         self.objects_sent = self.objects_lost = self.frames_refused = 0
 
     @property
     def mtu(self) -> int:
         """The longest frame in bytes: any may travel."""
         return seal.FRAME_MAX
+
+    @property
+    def pace(self) -> Pace:
+        """How patient a node behind this link is: nothing is asked that is still on its way."""
+        idle_s, longest_s = self._settings.idle_s, self._settings.longest_s
+        return Pace(idle_s, longest_s, longest_s, 6 * longest_s, longest_s / 2)
 
     @property
     def connected(self) -> bool:
@@ -122,9 +137,9 @@ class LinkedTransport:
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         """Queue frames; returns their bytes, not those that they will have cost on the air."""
-        if len(frames) == 1 and len(frames[0]) <= self._inner.mtu:
-            if not self._link.send_frames(peer, frames):
-                raise Busy("too many frames wait for the bearer: try again soon")
+        fits = max(map(len, frames)) <= self._inner.mtu
+        if fits and (len(frames) == 1 or self._as_is):
+            self._send_as_is(peer, frames)
         else:
             self._send_object(peer, frames)
         self._settle()
@@ -159,6 +174,22 @@ class LinkedTransport:
         }
         told = self._inner.status() if isinstance(self._inner, StatusTransport) else {}
         return {**told, "link": own}
+
+    def _send_as_is(self, peer: str, frames: Sequence[bytes]) -> None:
+        """Each once; those of a packet not again before an object would be asked for again.
+
+        A frame alone is a question or answer: its sender knows when to repeat it.
+        """
+        now = self._clock()
+        while self._passed and next(iter(self._passed.values())) <= now - self._settings.longest_s:
+            del self._passed[next(iter(self._passed))]
+        names = [(peer, _content([frame])) for frame in frames]
+        new = [i for i, name in enumerate(names) if name not in self._passed]
+        taken = self._link.send_frames(peer, [frames[i] for i in new])
+        if len(frames) > 1 and len(self._passed) + taken <= PASSED_MAX:
+            self._passed |= {names[i]: now for i in new[:taken]}
+        if taken < len(new):
+            raise Busy("too many frames wait for the bearer: try again soon")
 
     def _send_object(self, peer: str, frames: Sequence[bytes]) -> None:
         name = peer, _content(frames)
@@ -258,6 +289,9 @@ class LinkedTransport:
                 self._inner.send(peer, [frame])
             except (Busy, NotConnected):
                 return
+            except FrameTooLarge as error:  # A broker's limit may shrink under our hands.
+                self.frames_refused += 1
+                _logger.warning("a frame for %s is lost: %s", peer, error)
             self._held.popleft()
 
 

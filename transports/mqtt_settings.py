@@ -152,6 +152,14 @@ class MqttSettings:
             return (f"{group}{root}/up/+",)
         return (f"{root}/down/{self.role}", f"{root}/{ALL}")
 
+    @property
+    def publications(self) -> tuple[str, ...]:
+        """Topic filters for all that this end publishes on."""
+        root = f"{_ROOT}/{self.fleet}"
+        if self.role == HOST:
+            return (f"{root}/down/+", f"{root}/{ALL}")
+        return (f"{root}/up/{self.role}",)
+
     def topic(self, peer: str) -> str:
         """Where a message for `peer` is published; ValueError for a peer that this end has not."""
         check_peer(self.role, peer)

@@ -221,7 +221,8 @@ class Member:
             self._assembly = pieces.Assembly(plan.frame_mtu, longest)
         self._heard_at = now
         self.context, self.joined = message.context, True
-        self._greeting.stop()
+        if message.phase != control.GATHERING:
+            self._greeting.stop()  # else the word that the round is open may have passed it
         self._events.append(Joined(self.run, self.context, plan))
         self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
@@ -245,6 +246,8 @@ class Member:
         if message.run != self.run or message.version < self.version:
             self._greeting.soon(now)
             return
+        if self.phase == control.GATHERING and message.phase != control.GATHERING:
+            self._greeting.stop()
         self._aim(message.version, message.phase, now)
 
     def _aim(self, version: int, phase: int, now: float) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh_cli.arguments import number, real
-from ternmesh_cli.demo.bearer import LORA, MQTT, Radios
-from ternmesh_cli.demo.fleet import DemoError, DemoSettings, fleet
+from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
+from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Fleet, fleet
 from ternmesh_cli.demo.record import DemoRecord, Round
-from ternmesh_cli.workers import Worker
+from transports.link_config import AS_IS, COMPLETE
 from transports.mqtt_settings import parse_url
 from transports.serial_lora.settings import DIALECTS
 
@@ -39,12 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--bearer",
-        choices=(MQTT, LORA),
+        choices=(MQTT, LORA, BLE),
         default=MQTT,
-        help="lora: emulated radio modems, in radio time, under the law of Europe (default: mqtt)",
+        help="lora: emulated radio modems, in radio time, under the law of Europe; ble: simulated "
+        "Bluetooth controllers, and a gateway to the broker (default: mqtt)",
     )
     parser.add_argument(
-        "--loss", type=real(0, 0.9), default=0.0, help="lora: share of frames lost (default: 0)"
+        "--loss",
+        type=real(0, 0.9),
+        default=0.0,
+        help="lora: share of frames lost; ble: of values (default: 0)",
     )
     parser.add_argument(
         "--dialect", choices=DIALECTS, default="reyax", help="lora: of the modems (default: reyax)"
@@ -54,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=real(1, SPEED_MAX),
         default=20.0,
         help="lora: radio seconds in a second (default: 20)",
+    )
+    parser.add_argument(
+        "--service",
+        choices=(COMPLETE, AS_IS),
+        default=COMPLETE,
+        help="lora: whether packets arrive whole, or each of their frames is sent once and what "
+        "arrives counts (default: complete)",
     )
     parser.add_argument("--rounds", type=number(1, ROUNDS_MAX), default=20, help="default: 20")
     parser.add_argument(
@@ -76,14 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
         folder.resolve(),
         arguments.broker,
         _radios(arguments),
+        _ble(arguments),
         arguments.rounds,
         arguments.seed,
         f"demo-{os.urandom(3).hex()}",
     )
     begun = time.monotonic()
-    with fleet(settings) as (host, boards):
-        watched = _watch(host, boards, settings.rounds, quiet=arguments.json)
-    bearer = settings.radios.title if settings.radios else arguments.broker or OWN_BROKER
+    simulated = settings.radios or settings.ble
+    bearer = simulated.title if simulated else arguments.broker or OWN_BROKER
+    with fleet(settings) as members:
+        shown = bearer if simulated else ""
+        watched = _watch(members, settings.rounds, shown, quiet=arguments.json)
     record = make_record(watched, bearer, time.monotonic() - begun)
     report = folder / REPORT
     report.write_text(write_report(record))
@@ -130,9 +144,15 @@ def _airtimes(watched: Watched) -> dict[str, float] | None:
 
 
 def _radios(arguments: argparse.Namespace) -> Radios | None:
-    if arguments.bearer == MQTT:
+    if arguments.bearer != LORA:
         return None
-    return Radios(arguments.dialect, arguments.loss, arguments.speed, arguments.seed)
+    return Radios(
+        arguments.dialect, arguments.loss, arguments.speed, arguments.seed, arguments.service
+    )
+
+
+def _ble(arguments: argparse.Namespace) -> Ble | None:
+    return Ble(arguments.loss, arguments.seed) if arguments.bearer == BLE else None
 
 
 def _url(text: str) -> str:
@@ -152,7 +172,7 @@ def _prepare(folder: Path) -> Path:
     return folder
 
 
-def _watch(host: Worker, boards: list[Worker], rounds: int, *, quiet: bool) -> Watched:
+def _watch(members: Fleet, rounds: int, simulated: str, *, quiet: bool) -> Watched:
     """Follow the fleet until every board has judged the last reference."""
     from rich.console import Console
     from rich.live import Live
@@ -163,12 +183,12 @@ def _watch(host: Worker, boards: list[Worker], rounds: int, *, quiet: bool) -> W
     version = -1
     with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as live:
         while True:
-            for member in (host, *boards):
+            for member in members.everyone:
                 member.keep_alive()
             now = time.monotonic()
-            answer = host.status()
-            answers = {board.name: board.status() for board in boards}
-            live.update(picture(answer, answers, rounds, now - begun))
+            answer = members.host.status()
+            answers = {board.name: board.status() for board in members.boards}
+            live.update(picture(answer, answers, rounds, now - begun, simulated))
             if answer and all(a and _has_judged(a, rounds) for a in answers.values()):
                 return Watched(answer, {n: a for n, a in answers.items() if a})
             if answer and answer["version"] != version:
@@ -194,6 +214,7 @@ def _tell(record: DemoRecord, report: Path, *, as_json: bool) -> None:
             "float32_bytes": record.raw_bytes,
             "seconds": record.seconds,
             "airtime_s": record.airtime_s,
+            "bearer": record.bearer,
             "report": str(report),
         }
         print(json.dumps(content))

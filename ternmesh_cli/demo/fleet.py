@@ -1,6 +1,9 @@
-"""The demo's fleet: a broker, a host and three board processes, each with one speaker's clips."""
+"""The demo's fleet: a broker, a host and three board processes, each with one speaker's clips.
 
-from collections.abc import Callable, Iterator, Mapping
+Over BLE a gateway process stands between boards and broker.
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +11,21 @@ from typing import Any
 
 from models.zoo import fsdd_path
 from ternmesh.errors import TernmeshError
-from ternmesh_cli.demo.bearer import RADIO_RUN, LinkTable, Radios, on_broker, on_radio
+from ternmesh_cli.demo.bearer import (
+    BLE_RUN,
+    Ble,
+    Links,
+    LinkTable,
+    Radios,
+    on_ble,
+    on_broker,
+    on_radio,
+)
 from ternmesh_cli.toml import write_toml
 from ternmesh_cli.workers import Worker, python, running
 
 BOARDS = ("theo", "nicolas", "yweweler")
+HOST, GATEWAY = "host", "gateway"
 CONFIG = "config.toml"
 # What a packet and a reference may take, in bytes, and the falling rate that suits them.
 RUN: Mapping[str, Any] = {"up_bytes": 670, "down_bytes": 1200, "learning_rate_drop": 0.8}
@@ -30,30 +43,56 @@ class DemoSettings:
     folder: Path
     broker: str | None = None
     radios: Radios | None = None
+    ble: Ble | None = None
     rounds: int = 20
     seed: int = 0
     name: str = "demo"
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The running processes; a gateway only where the bearer needs one."""
+
+    host: Worker
+    boards: list[Worker]
+    gateway: Worker | None = None
+
+    @property
+    def everyone(self) -> list[Worker]:
+        """All of them."""
+        return [self.host, *self.boards, *([self.gateway] if self.gateway else [])]
+
+
 @contextmanager
-def fleet(settings: DemoSettings) -> Iterator[tuple[Worker, list[Worker]]]:
-    """The running host and boards; everything is stopped when the block ends."""
+def fleet(settings: DemoSettings) -> Iterator[Fleet]:
+    """The running fleet; everything is stopped when the block ends."""
     with ExitStack() as stack:
-        link = stack.enter_context(_bearer(stack, settings))
-        host = _spawn(stack, "host", settings.folder / "host", _host_config(settings, link("host")))
+        links = stack.enter_context(_bearer(stack, settings))
+        config = _host_config(settings, links.table(HOST))
+        host = _spawn(stack, HOST, settings.folder / HOST, config)
+        gateway = None
+        if links.bridges:
+            config = _gateway_config(settings, links)
+            gateway = _spawn(stack, GATEWAY, settings.folder / GATEWAY, config)
         boards = [
-            _spawn(stack, "node", settings.folder / name, _node_config(settings, link(name), name))
+            _spawn(
+                stack,
+                "node",
+                settings.folder / name,
+                _node_config(settings, links.table(name), name),
+            )
             for name in BOARDS
         ]
-        yield host, boards
+        yield Fleet(host, boards, gateway)
 
 
-def _bearer(
-    stack: ExitStack, settings: DemoSettings
-) -> AbstractContextManager[Callable[[str], LinkTable]]:
+def _bearer(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[Links]:
     if settings.radios is not None:
         return on_radio(settings.radios, BOARDS)
-    return on_broker(settings.broker or _own_broker(stack), settings.name)
+    broker = settings.broker or _own_broker(stack)
+    if settings.ble is not None:
+        return on_ble(settings.ble, BOARDS, broker, settings.name)
+    return on_broker(broker, settings.name)
 
 
 def _own_broker(stack: ExitStack) -> str:
@@ -72,8 +111,19 @@ def _host_config(settings: DemoSettings, link: LinkTable) -> str:
                 "rounds": settings.rounds,
                 "min_peers": len(BOARDS),
                 "deadline_s": 20.0,
-                **(RADIO_RUN if settings.radios else {}),
+                **(BLE_RUN if settings.ble else {}),
+                **(settings.radios.run if settings.radios else {}),
             },
+        }
+    )
+
+
+def _gateway_config(settings: DemoSettings, links: Links) -> str:
+    return write_toml(
+        {
+            "": {"state_dir": str(settings.folder / GATEWAY)},
+            "radio": {"ble": links.bridges},
+            "network": links.table(GATEWAY),
         }
     )
 

@@ -15,9 +15,16 @@ LATE_S = 15.0  # a board that has been silent for so long is called late
 
 
 def picture(
-    host: Status | None, boards: Mapping[str, Status | None], rounds: int, seconds: float
+    host: Status | None,
+    boards: Mapping[str, Status | None],
+    rounds: int,
+    seconds: float,
+    simulated: str = "",
 ) -> Group:
-    """Where the fleet stands: a bar of rounds, a line for each board, what the link carries."""
+    """Where the fleet stands: a bar of rounds, a line for each board, what the link carries.
+
+    `simulated` says what of it is not real.
+    """
     version = host["version"] if host else 0
     head = Table.grid(padding=(0, 1))
     state = host["phase"] if host else "starting"
@@ -30,7 +37,7 @@ def picture(
         table.add_column(title, justify="left" if title in ("board", "now", "") else "right")
     for name, status in boards.items():
         table.add_row(name, _state(name, host, status), *_accuracy(status), _bytes(name, host))
-    return Group(head, table, _link(host), _refused(host))
+    return Group(head, table, Text(simulated, "dim"), _link(host), _refused(host))
 
 
 def summary(record: DemoRecord) -> Table:

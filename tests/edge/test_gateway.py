@@ -153,6 +153,21 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
             thread.join()
 
 
+def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        """
+        state_dir = "state"
+        [radio.ble]
+        ada.hci = "usb:0"
+        bo.hci = "usb:1"
+        [network]
+        url = "mqtt://127.0.0.1"
+        """
+    )
+    assert read_gateway_config(path).boards == BOARDS
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
@@ -160,6 +175,8 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
         ('region = "EU868"', "", "link.region is missing"),
         ("mqtt://127.0.0.1", "", r"\[link\] has no url"),
         ("ada = 1", "ada = 0", "1 to 254"),
+        ("[radio.serial]", "[radio.ble]", "link.ble.port is not a setting|has a table"),
+        ("[network]", "[network]\nseveral = true", "needs one broker"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:

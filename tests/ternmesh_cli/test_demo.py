@@ -62,6 +62,39 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert "no hardware" in report
 
 
+def test_packets_may_be_sent_once_and_the_fleet_goes_on(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
+    options = ["--service", "as-is", "--loss", "0.2", "--rounds", "2", "--speed", "50"]
+    done = subprocess.run(
+        [*command, *options, "--out", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["rounds"] == 2
+    assert "packets sent once" in answer["bearer"]
+
+
+def test_the_demo_over_simulated_ble(tmp_path):
+    pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "ble", "--json"]
+    options = ["--loss", "0.05", "--rounds", "3", "--out", str(out)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["rounds"] >= 1
+    assert answer["accuracy_after"] > answer["accuracy_before"]
+    assert "simulated" in answer["bearer"]
+    assert "no hardware" in (out / "report.html").read_text()
+
+
+def test_the_picture_says_what_is_simulated():
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(picture(None, {"theo": None}, 20, 3.0, "BLE on simulated controllers"))
+    assert "BLE on simulated controllers" in console.export_text()
+
+
 @pytest.mark.parametrize("connected", [True, False])
 def test_the_picture_says_why_nothing_moves(connected):
     host = {

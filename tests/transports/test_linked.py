@@ -32,8 +32,15 @@ class Clock:
 class Bench:
     """A host and nodes on one hub; the hub's waits are the clock's steps."""
 
-    def __init__(self, folder: Path, faults: Faults, names: tuple[str, ...] = ("theo",)) -> None:
-        self.folder, self.faults, self.names = folder, faults, names
+    def __init__(
+        self,
+        folder: Path,
+        faults: Faults,
+        names: tuple[str, ...] = ("theo",),
+        *,
+        as_is: bool = False,
+    ) -> None:
+        self.folder, self.faults, self.names, self.as_is = folder, faults, names, as_is
         self.clock, self.hub = Clock(), LoopbackHub(mtu=MTU)
         self.stores: dict[str, LinkStore] = {}
         self.ends = {name: self.open(name) for name in ("host", *names)}
@@ -44,7 +51,7 @@ class Bench:
         raw = self.hub.host() if name == "host" else self.hub.node(name)
         inner = FaultyTransport(raw, self.faults, rng, self.clock)
         settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
-        end = LinkedTransport(inner, settings, store, self.clock, rng, self.names)
+        end = LinkedTransport(inner, settings, store, self.clock, rng, self.names, as_is=self.as_is)
         end.open()
         return end
 
@@ -156,3 +163,50 @@ def test_a_full_link_is_busy(tmp_path: Path) -> None:
     with pytest.raises(Busy):  # noqa: PT012
         for counter in range(300):
             bench.ends["theo"].send("host", frames(2, size=100 + counter))
+
+
+def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.2), as_is=True)
+    theo = bench.ends["theo"]
+    sent: list[bytes] = []
+    pass_on = theo._inner.send
+    theo._inner.send = lambda peer, out: sent.extend(out) or pass_on(peer, out)
+    packet = frames(30, size=40)
+    theo.send("host", packet)
+    found = [frame for arrival in bench.run(20.0)["host"] for frame in arrival.frames]
+    assert sent == packet
+    assert set(found) < set(packet)
+    assert len(found) > 15
+    for counter in (100, 200):  # the protocol above has no receipt yet and sends all or one again
+        theo.send("host", frames(30, counter, size=40))
+        theo.send("host", frames(30, counter, size=40)[4:5])
+    bench.run(5.0)
+    assert sent == packet
+    bench.run(6.0)  # 31 s: as long as a link is patient at most
+    theo.send("host", frames(30, 300, size=40))
+    bench.run(1.0)
+    assert len(sent) == 60
+
+
+def test_a_frame_that_the_bearer_takes_no_more_is_lost_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults())
+    theo = bench.ends["theo"]
+    [long, short] = [*frames(1, 0, size=40), *frames(1, 1, size=10)]
+    bench.hub.up = False
+    theo.send("host", [long])
+    theo.send("host", [short])
+    bench.hub.mtu, bench.hub.up = 40, True
+    assert [arrival.frames for arrival in bench.run(1.0)["host"]] == [(short,)]
+    assert theo.frames_refused == 1
+
+
+def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(), as_is=True)
+    theo = bench.ends["theo"]
+    for counter in range(3):
+        theo.send("host", frames(1, counter, size=20))
+    theo.send("host", frames(2, 0, size=20) + frames(2, 2, size=20))  # one of them twice: meant so
+    assert len(bench.run(5.0)["host"]) == 7
+    theo.send("host", frames(4))
+    assert [len(arrival.frames) for arrival in bench.run(10.0)["host"]] == [4]
+    assert theo.objects_sent == 1

@@ -6,7 +6,7 @@ One board at a time: while it is connected the bridge does not advertise.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from transports.ble.bumble_client import bumble_errors, hang_up, reason_text
+from transports.ble.bumble_client import CONTROLLER_LOST, bumble_errors, hang_up, reason_text
 from transports.ble.bumble_stack import (
     UUID,
     AdvertisingData,
@@ -52,9 +52,7 @@ class BumbleBridge:
         self._ended = ""
         self._on_value: Callable[[bytes], None] | None = None
         self._on_disconnect: Callable[[str], None] | None = None
-        self._tx: Characteristic[bytes] = Characteristic(
-            TX_UUID, Characteristic.Properties.NOTIFY, Attribute.READABLE
-        )
+        self._tx: Characteristic[bytes] | None = None  # that of the present device
 
     @property
     def value_max(self) -> int:
@@ -78,6 +76,8 @@ class BumbleBridge:
                 advertising_interval_max=ADVERTISING_MS,
             )
         await self._arrived.wait()
+        if self._ended:
+            raise GattError(self._ended)
         async with bumble_errors("waiting for a board to subscribe", SUBSCRIBE_S):
             await self._subscribed.wait()
         if self._ended:
@@ -85,7 +85,7 @@ class BumbleBridge:
 
     async def write(self, value: bytes) -> None:
         """See `GattEnd.write`."""
-        if self._device is None or self._connection is None:
+        if self._device is None or self._connection is None or self._tx is None:
             raise GattError("not connected")
         async with bumble_errors("notifying"):
             await self._device.notify_subscriber(self._connection, self._tx, value)
@@ -101,7 +101,7 @@ class BumbleBridge:
                 await self._device.stop_advertising()
 
     async def _prepared(self) -> Device:
-        """The device with our service, once."""
+        """The device with our service, until its controller is lost."""
         device = await self._open_device()
         device.gatt_server.max_mtu = self._att_mtu
         rx = Characteristic[bytes](
@@ -110,10 +110,19 @@ class BumbleBridge:
             Attribute.WRITEABLE,
             CharacteristicValue(write=self._written),
         )
-        self._tx.on(Characteristic.EVENT_SUBSCRIPTION, self._subscription)
-        device.add_service(Service(SERVICE_UUID, [rx, self._tx]))
+        self._tx = tx = Characteristic[bytes](
+            TX_UUID, Characteristic.Properties.NOTIFY, Attribute.READABLE
+        )
+        tx.on(Characteristic.EVENT_SUBSCRIPTION, self._subscription)
+        device.add_service(Service(SERVICE_UUID, [rx, tx]))
         device.on(Device.EVENT_CONNECTION, self._connected)
+        device.on(Device.EVENT_FLUSH, self._device_lost)
         return device
+
+    def _device_lost(self) -> None:
+        """The controller is gone; `connect` opens it anew."""
+        self._device, self._ended = None, CONTROLLER_LOST
+        self._arrived.set()
 
     def _connected(self, connection: Connection) -> None:
         self._connection = connection

@@ -22,6 +22,7 @@ from transports.ble.gatt import (
     value_max,
 )
 
+CONTROLLER_LOST = "the Bluetooth controller is gone"
 CONNECT_S = 10.0  # from the connection until values can pass, and for its end
 
 
@@ -53,7 +54,7 @@ class BumbleClient:
     ) -> None:
         """Seek the bridge for ever, then subscribe to it; see `GattEnd.connect`."""
         async with bumble_errors("connecting"):
-            device = self._device = self._device or await self._open_device()
+            device = self._device = self._device or await self._opened()
             # A controller seeks for ever by itself, and not all of them let one cancel that.
             self._connection = connection = await device.connect(self._bridge, timeout=None)
 
@@ -73,6 +74,16 @@ class BumbleClient:
             self._rx = found[RX_UUID]
             await found[TX_UUID].subscribe(on_value)
 
+    async def _opened(self) -> Device:
+        """The device, until its controller is lost: then it is opened anew."""
+        device = await self._open_device()
+
+        def lost() -> None:
+            self._device = None
+
+        device.on(Device.EVENT_FLUSH, lost)
+        return device
+
     async def write(self, value: bytes) -> None:
         """See `GattEnd.write`."""
         if self._rx is None:
@@ -88,7 +99,9 @@ class BumbleClient:
 
 
 def reason_text(reason: int) -> str:
-    """A sentence for the reason that a controller gave."""
+    """A sentence for the reason that a controller gave; there is none where it is lost itself."""
+    if reason == HCI_ErrorCode.SUCCESS:
+        return CONTROLLER_LOST
     return f"the BLE connection ended: {HCI_ErrorCode(reason).name}"
 
 

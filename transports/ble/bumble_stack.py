@@ -12,8 +12,9 @@ try:
     from bumble.hci import Address, HCI_ErrorCode
     from bumble.host import Host
     from bumble.link import LocalLink
+    from bumble.ll import TerminateInd
     from bumble.transport import open_transport
-    from bumble.transport.common import AsyncPipeSink
+    from bumble.transport.common import AsyncPipeSink, StreamPacketSink, StreamPacketSource
 except ImportError as error:
     raise MissingExtra(
         "a BLE bridge or virtual link needs the package bumble: pip install 'ternmesh[ble-bridge]'"
@@ -38,6 +39,9 @@ __all__ = [
     "Peer",
     "PhysicalTransport",
     "Service",
+    "StreamPacketSink",
+    "StreamPacketSource",
+    "TerminateInd",
     "open_device",
 ]
 

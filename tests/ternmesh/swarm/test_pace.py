@@ -52,3 +52,33 @@ def test_hellos_are_as_far_apart_as_the_pace_says(new_bench) -> None:
         assert 0.5 * wait_s <= due - bench.now <= 1.5 * wait_s
         bench.now = due
         node.handle_timeout(bench.now)
+
+
+def test_a_node_that_was_welcomed_before_the_run_began_asks_again_soon(new_bench) -> None:
+    bench = new_bench(min_peers=2, plan={"announce_s": 86_400})
+    node = bench.add("theo")
+    bench.exchange()
+    assert node.joined
+    assert node.phase == control.GATHERING
+    assert node.next_timeout() - bench.now <= 1.5 * NETWORK.hello_s
+    bench.add("yan")
+    for name in ("yan", HOST):
+        for peer, frame in bench.take(name):  # the word to all that the round is open is lost
+            if peer == HOST:
+                bench.host.receive_frames(name, [frame], bench.now)
+    assert node.phase == control.GATHERING
+    bench.now = node.next_timeout()
+    node.handle_timeout(bench.now)
+    bench.exchange()
+    assert node.phase == control.OPEN
+    assert node.next_timeout() - bench.now > 1000
+
+
+def test_a_node_that_hears_that_the_run_has_begun_asks_no_more(new_bench) -> None:
+    bench = new_bench(min_peers=2, plan={"announce_s": 86_400})
+    node = bench.add("theo")
+    bench.exchange()
+    bench.add("yan")
+    bench.exchange()
+    assert node.phase == control.OPEN
+    assert node.next_timeout() - bench.now > 1000

@@ -1,0 +1,56 @@
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
+
+from ternmesh_cli import main
+
+ROOT = Path(__file__).parents[2]
+RESET = bytes.fromhex("01030c00")  # an HCI command, and its answer
+COMPLETE = bytes.fromhex("040e0401030c00")
+
+
+def test_controllers_are_there_until_told_to_stop() -> None:
+    command = [sys.executable, "-m", "ternmesh_cli.main", "ble", "emulate", "--json"]
+    process = subprocess.Popen(
+        [*command, "--controllers", "3", "--loss", "0.1"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    told = json.loads(process.stdout.readline())
+    assert told["simulated"]
+    assert len(set(told["hci"])) == 3
+    name, address, port = told["hci"][2].split(":")
+    assert name == "tcp-client"
+    with socket.create_connection((address, int(port)), timeout=20) as hci:
+        hci.sendall(RESET)
+        assert hci.recv(100) == COMPLETE
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "simulated" in errors
+
+
+@pytest.mark.parametrize(("option", "value"), [("--controllers", "0"), ("--loss", "2")])
+def test_wrong_options_are_refused(capsys, option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(["ble", "emulate", option, value])
+    assert caught.value.code == 2
+    assert option in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        assert main.main(["ble", "emulate", "--controllers", "1", "--port", str(port)]) == 2
+    assert "cannot emulate controllers" in capsys.readouterr().err

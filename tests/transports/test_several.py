@@ -1,0 +1,363 @@
+"""Several bearers as one: who gets what over which, and objects whose bearers die under them."""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ternmesh.config import ConfigError
+from ternmesh.link.frames import Symbol, is_link, read
+from ternmesh.link.link import LinkSettings
+from ternmesh.wire.seal import Header, open_seal, seal
+from ternmesh_cli.status_text import describe
+from ternmesh_store.link_store import LinkStore
+from ternmesh_store.radio_stores import RadioStores
+from transports.base import ALL, HOST, Arrival, Busy, NotConnected
+from transports.bearer import boards_of, check_link, make_transport
+from transports.faults import Faults
+from transports.faulty import FaultyTransport
+from transports.link_config import LinkConfig
+from transports.linked import LinkedTransport
+from transports.loopback import LoopbackHub
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.several import REST, Bearer, Several
+
+MTU = 120
+PATIENCE_S = 10.0
+
+
+class Wire:
+    """A bearer that takes `room` frames and keeps what it took."""
+
+    mtu = 200
+
+    def __init__(self) -> None:
+        self.connected, self.room = True, 1000
+        self.sent: list[tuple[str, bytes]] = []
+        self.inbox: deque[Arrival] = deque()
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.connected = False
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        if not self.connected:
+            raise NotConnected("down")
+        if self.room < len(frames):
+            raise Busy("full")
+        self.room -= len(frames)
+        self.sent += [(peer, frame) for frame in frames]
+        return sum(map(len, frames))
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def status(self) -> dict[str, object]:
+        return {"connected": self.connected, "last_error": "unplugged", "airtime_us": 5}
+
+
+class Bench:
+    """Some wires under one transport, and a clock that stands still."""
+
+    def __init__(self, *bearers: tuple[str, set[str] | None, bool], receivers: str = "") -> None:
+        self.now = 0.0
+        self.wires = {name: Wire() for name, _, _ in bearers}
+        self.several = Several(
+            [
+                Bearer(name, self.wires[name], peers and frozenset(peers), metered)
+                for name, peers, metered in bearers
+            ],
+            receivers.split(),
+            PATIENCE_S,
+            lambda: self.now,
+        )
+
+    def carried(self, peer: str, frame: bytes) -> list[str]:
+        """Over which of them a frame leaves now."""
+        self.several.send(peer, [frame])
+        return [name for name, wire in self.wires.items() if (peer, frame) in wire.sent]
+
+    def hear(self, peer: str, name: str) -> None:
+        self.wires[name].inbox.append(Arrival(peer, (b"x",), 1))
+        assert self.several.receive(0.0) == Arrival(peer, (b"x",), 1)
+
+
+def radios(receivers: str = "") -> Bench:
+    return Bench(("near", {"ada", "bo"}, True), ("far", {"ada"}, True), receivers=receivers)
+
+
+def test_what_is_down_or_busy_is_passed_over() -> None:
+    bench = Bench(("net", None, False), ("radio", None, True))
+    assert bench.carried(HOST, b"1") == bench.carried(HOST, b"2") == ["net"]
+    bench.wires["net"].connected = False
+    assert bench.carried(HOST, b"3") == ["radio"]
+    bench.wires["radio"].room = 0
+    with pytest.raises(Busy):
+        bench.several.send(HOST, [b"4"])
+    bench.wires["radio"].connected = False
+    assert not bench.several.connected
+    with pytest.raises(NotConnected, match="net: unplugged; radio: unplugged"):
+        bench.several.send(HOST, [b"4"])
+
+
+def test_radios_take_turns_and_each_reaches_its_own() -> None:
+    bench = radios()
+    ways = [bench.carried("ada", bytes([i])) for i in range(4)]
+    assert ways == [["near"], ["far"], ["near"], ["far"]]
+    assert bench.carried("bo", b"5") == bench.carried("bo", b"6") == ["near"]
+    told = bench.several.status()
+    assert told["airtime_us"] == 10
+    assert [bearer["frames_sent"] for bearer in told["bearers"].values()] == [4, 2]
+    assert bench.several.mtu == 200
+
+
+def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() -> None:
+    bench = Bench(("near", {"ada"}, True), ("far", {"bo"}, True), receivers="ada bo")
+    assert bench.carried(ALL, b"1") == ["near", "far"]
+    bench.wires["far"].room = 0
+    with pytest.raises(Busy):
+        bench.several.send(ALL, [b"2"])
+    bench.wires["far"].room = 1
+    assert bench.carried(ALL, b"2") == ["near", "far"]
+    assert bench.wires["near"].sent.count((ALL, b"2")) == 1
+    both = radios(receivers="ada")
+    assert [both.carried(ALL, bytes([i])) for i in range(2)] == [["near"], ["far"]]
+
+
+def test_who_is_out_of_reach_keeps_nobody_waiting() -> None:
+    bench = Bench(("near", {"ada"}, False), ("far", {"bo"}, False), receivers="ada bo")
+    bench.wires["far"].connected = False
+    bench.several.send("bo", [b"1"])
+    assert bench.carried(ALL, b"2") == ["near"]
+    assert bench.several.frames_dropped == 2
+
+
+def test_a_bearer_that_brings_no_answers_rests() -> None:
+    bench = Bench(("net", None, False), ("radio", {"ada", "bo"}, True), receivers="ada bo")
+    assert bench.carried("ada", b"1") == ["net"]
+    bench.now += PATIENCE_S
+    assert bench.carried("ada", b"2") == ["radio"]
+    assert bench.carried("bo", b"3") == ["net"]
+    bench.hear("ada", "radio")
+    assert bench.carried(ALL, b"4") == ["net", "radio"]  # bo and those unnamed are on the net
+    bench.hear("ada", "net")
+    assert bench.carried("ada", b"5") == ["net"]
+    bench.now += PATIENCE_S
+    assert bench.carried("ada", b"6") == ["radio"]
+    bench.now += (REST - 1) * PATIENCE_S
+    assert bench.carried("ada", b"7") == ["net"]  # it gets another chance, and not for ever:
+    bench.now += PATIENCE_S
+    assert bench.carried("ada", b"8") == ["radio"]
+
+
+def test_where_nobody_answers_anywhere_all_are_tried_by_turns() -> None:
+    bench = Bench(("net", None, False), ("radio", None, True))
+    for frame in (b"1", b"2"):
+        bench.several.send(HOST, [frame])
+        bench.now += PATIENCE_S
+    ways = [bench.carried(HOST, bytes([i])) for i in range(4)]
+    assert ways == [["net"], ["radio"], ["net"], ["radio"]]
+
+
+class Modem:
+    """A bearer that takes a frame each 0.05 s and notes which symbols arrive over it."""
+
+    def __init__(self, inner: FaultyTransport, symbols: list[int], air: "Air") -> None:
+        self._inner, self._symbols, self._air, self._free_at = inner, symbols, air, 0.0
+        self.mtu, self.open, self.close = inner.mtu, inner.open, inner.close
+
+    @property
+    def connected(self) -> bool:
+        return self._inner.connected
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        if self._air.now < self._free_at:
+            raise Busy("still sending")
+        self._free_at = self._air.now + 0.05
+        return self._inner.send(peer, frames)
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        arrival = self._inner.receive(timeout_s)
+        for frame in arrival.frames if arrival else ():
+            _, body = open_seal(frame)
+            if is_link(body) and isinstance(message := read(body), Symbol):
+                self._symbols.append(message.index)
+        return arrival
+
+    def status(self) -> dict[str, object]:
+        return {"connected": self.connected}
+
+
+class Air:
+    """A host and a node with two bearers each, and a link around both."""
+
+    def __init__(self, folder: Path, drop: float = 0.0) -> None:
+        self.now = 0.0
+        self.hubs = {name: LoopbackHub(mtu=MTU) for name in ("one", "two")}
+        self.symbols: dict[str, list[int]] = {name: [] for name in self.hubs}
+        self.ends = {role: self._linked(folder, role, drop) for role in (HOST, "ada")}
+        for end in self.ends.values():
+            end.open()
+
+    def _linked(self, folder: Path, role: str, drop: float) -> LinkedTransport:
+        rng = np.random.default_rng(len(role))
+        faults = Faults(drop=drop, direction="send")
+        bearers = []
+        for name, hub in self.hubs.items():
+            raw = hub.host() if role == HOST else hub.node(role)
+            inner = FaultyTransport(raw, faults, rng, lambda: self.now)
+            bearers.append(Bearer(name, Modem(inner, self.symbols[name], self), metered=True))
+        several = Several(bearers, ("ada",), 3.0, lambda: self.now)
+        settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
+        log = LinkStore(folder / f"{role}.db")
+        return LinkedTransport(several, settings, log, lambda: self.now, rng, ("ada",))
+
+    def run(self, seconds: float) -> list[Arrival]:
+        found, until = [], self.now + seconds
+        while self.now < until:
+            self.ends["ada"].receive(0.0)
+            while (arrival := self.ends[HOST].receive(0.0)) is not None:
+                found.append(arrival)
+            self.now += 0.02
+        return found
+
+
+def frames(count: int) -> list[bytes]:
+    rng = np.random.default_rng(count)
+    return [seal(Header(3, i), b"\x02" + rng.bytes(100)) for i in range(count)]
+
+
+def test_the_symbols_of_one_object_travel_over_both(tmp_path: Path) -> None:
+    air = Air(tmp_path)
+    air.ends["ada"].send(HOST, frames(40))
+    assert [a.frames for a in air.run(60.0)] == [tuple(frames(40))]
+    assert min(map(len, air.symbols.values())) >= 15
+    everything = [index for indices in air.symbols.values() for index in indices]
+    assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_an_object_arrives_though_a_bearer_dies_in_the_middle(tmp_path: Path, drop: float) -> None:
+    air = Air(tmp_path, drop)
+    air.ends["ada"].send(HOST, frames(40))
+    assert air.run(0.4) == []
+    held = {index for indices in air.symbols.values() for index in indices}
+    assert all(air.symbols.values())
+    before = len(air.symbols["one"])
+    air.hubs["one"].up = False
+    assert [a.frames for a in air.run(120.0)] == [tuple(frames(40))]
+    assert len(air.symbols["one"]) == before
+    everything = [index for indices in air.symbols.values() for index in indices]
+    assert len(set(everything)) == len(everything) > len(held)
+
+
+def test_a_bearer_may_be_up_here_and_dead_there(tmp_path: Path) -> None:
+    air = Air(tmp_path)
+    lost = air.ends[HOST]._inner._bearers[0].transport
+    lost.close()  # the host's end alone: the node sends into nothing and cannot know
+    air.ends["ada"].send(HOST, frames(40))
+    assert [a.frames for a in air.run(200.0)] == [tuple(frames(40))]
+    assert air.symbols["one"] == []
+
+
+def radio(port: str, frequency_hz: int) -> dict[str, object]:
+    serial = {"port": port, "dialect": "rnode", "frequency_hz": frequency_hz, "speed": 100.0}
+    serial |= {"spreading_factor": 7, "addresses": {"ada": 1}}
+    return {"region": "EU868", "serial": serial}
+
+
+def test_two_modems_of_each_end_on_two_channels(tmp_path: Path, eventually) -> None:
+    """One object over both; then one modem is pulled out, and the next object arrives as well."""
+    with EmulatedRadios([new_modem("rnode", i) for i in range(4)], speed=100.0, loss=0.1) as air:
+        ends = {}
+        for index, role in enumerate((HOST, "ada")):
+            first, second = air.paths[index], air.paths[2 + index]
+            link = LinkConfig(**radio(first, 869_525_000), also={"far": radio(second, 868_300_000)})
+            check_link(link, role)
+            ends[role] = make_transport(link, role, RadioStores(tmp_path / role))
+            ends[role].open()
+
+        def bearers(role: str) -> dict[str, dict[str, object]]:
+            return ends[role].status()["bearers"]
+
+        def connected() -> list[bool]:
+            return [b["connected"] for role in ends for b in bearers(role).values()]
+
+        def arrived() -> Arrival | None:
+            ends["ada"].receive(0.01)
+            return ends[HOST].receive(0.01)
+
+        def transfer(count: int) -> None:
+            ends["ada"].send(HOST, frames(count))
+            found: list[Arrival] = []
+            eventually(lambda: found.append(a) if (a := arrived()) else found, 60.0)
+            assert [a.frames for a in found] == [tuple(frames(count))]
+
+        try:
+            eventually(lambda: all(connected()))
+            transfer(60)
+            sent = {name: bearer["frames_sent"] for name, bearer in bearers("ada").items()}
+            assert min(sent.values()) > 10
+            assert all(bearer["airtime_us"] > 0 for bearer in bearers("ada").values())
+            air.unplug(1)
+            eventually(lambda: not bearers("ada")["link"]["connected"])
+            transfer(30)
+            assert bearers("ada")["far"]["frames_sent"] > sent["far"]
+        finally:
+            for end in ends.values():
+                end.close()
+    for folder in (tmp_path / "ada", tmp_path / "ada" / "link-far"):
+        assert (folder / "airtime.db").exists()
+
+
+SERIAL = radio("/dev/x", 869_525_000)
+BROKER = {"url": "mqtt://127.0.0.1"}
+
+
+def test_what_is_joined_and_whom_it_names() -> None:
+    link = LinkConfig(**BROKER, also={"radio": SERIAL})
+    for role in (HOST, "ada"):
+        check_link(link, role)
+    assert list(link.bearers()) == ["link", "radio"]
+    assert boards_of(link, HOST) == ("ada",)
+    alone = make_transport(LinkConfig(**BROKER, several=True), "ada", RadioStores(Path("x")))
+    assert isinstance(alone, LinkedTransport)
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        (LinkConfig(**BROKER, also={"x": 3}), r"link.also.x is 3: it must be a table"),
+        (LinkConfig(**BROKER, also={"link": SERIAL}), "link.also.link: call it something else"),
+        (LinkConfig(**BROKER, also={"a/b": SERIAL}), "link.also.a/b: call it something else"),
+        (LinkConfig(**BROKER, also={"x": {"urls": ""}}), "link.also.x.urls is not a setting"),
+        (LinkConfig(**BROKER, also={"x": {"also": {}}}), "link.also.x.also is not a setting"),
+        (LinkConfig(**BROKER, also={"x": {}}), r"in \[link.also.x\]: \[link\] has no url"),
+        (LinkConfig(**BROKER, service="as-is"), "that is for radios"),
+        (LinkConfig(**BROKER, **SERIAL), "keep one"),
+    ],
+    ids=str,
+)
+def test_several_that_cannot_be_are_one_sentence(link: LinkConfig, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_link(link, "ada")
+
+
+def test_status_has_a_line_for_each() -> None:
+    bearer = {"connected": True, "frames_sent": 7, "last_error": "gone"}
+    radio = {**bearer, "dialect": "rnode", "port": "/dev/x", "airtime_us": 1_500_000}
+    bridges = {**bearer, "bearers": {"ada": {**bearer, "peer": "ada", "connected": False}}}
+    bearers = {"link": radio, "ble": bridges, "net": {**bearer, "broker": "b", "protocol": "5"}}
+    link = {"objects_under_way": 2, "objects_lost": 0}
+    answer = {"role": "gateway", "network": {}, "frames_up": 0, "frames_down": 0}
+    answer |= {"frames_refused": 0, "transport": {"bearers": bearers, "link": link}}
+    assert list(describe(answer))[1:5] == [
+        "link: connected to the rnode modem at /dev/x; 1.5 s on the air; 7 frames sent",
+        "ble: ada: not connected to ada over BLE: gone; 7 frames sent; 7 frames sent",
+        "net: connected to b with MQTT 5; 7 frames sent",
+        "together: 2 objects under way, 0 given up",
+    ]
