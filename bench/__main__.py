@@ -7,6 +7,7 @@ from bench.result import show
 
 NAMES = (
     "demo",
+    "bundle",
     "train_step",
     "footprint",
     "codec",
@@ -18,6 +19,10 @@ NAMES = (
     "ble",
     "serial",
     "mqtt",
+    "seal",
+    "fuzz",
+    "pipeline",
+    "convergence",
 )
 
 
@@ -28,10 +33,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
     parser.add_argument("--keep", action="store_true", help="write the result to docs/results/")
     parser.add_argument("--check", action="store_true", help="readme: only compare")
+    parser.add_argument("--minutes", type=float, default=10.0, help="fuzz: for each decoder")
+    parser.add_argument("--only", nargs="*", default=(), metavar="TARGET", help="fuzz: of these")
     arguments = parser.parse_args()
     module = importlib.import_module(f"bench.{arguments.name}")
     if arguments.name == "readme":
         module.main(check=arguments.check)
+    elif arguments.name == "fuzz":
+        result = module.measure(
+            quick=arguments.quick, minutes=arguments.minutes, only=arguments.only
+        )
+        show(result, keep=arguments.keep)
     else:
         show(module.measure(quick=arguments.quick), keep=arguments.keep)
 

@@ -4,7 +4,8 @@
     ├── WireError           bytes that arrived are not what SPEC.md allows (the peer's fault)
     │   └── SealError       a frame whose seal does not open: nothing in it was believed
     ├── CodecError          a vector that cannot be encoded (NaN, wrong length, out of range)
-    └── BundleError         a model bundle whose description is wrong or does not match its files
+    ├── BundleError         a model bundle whose description is wrong or does not match its files
+    └── TrustError          an identity, code or roster that cannot be used (an operator's input)
 
 ValueError stays for wrong arguments in our own code.
 """
@@ -32,3 +33,7 @@ class CodecError(TernmeshError):
 
 class BundleError(TernmeshError):
     """A model bundle that cannot be used; the sentence says which file or field is wrong."""
+
+
+class TrustError(TernmeshError):
+    """An identity, a code or a roster that cannot be used; the sentence says what to do."""

@@ -7,6 +7,7 @@ a vector says, the script ends with 1: then the wire format was broken, which ne
 import hashlib
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from ternmesh import generator, plan
+from ternmesh.errors import WireError
 from ternmesh.hypervector import coding, encoder, permutation, scale, trits
 from ternmesh.link import code, frames, outbound
 from ternmesh.swarm import bitmap
-from ternmesh.wire import control, manifest, pieces, reference, seal, share
+from ternmesh.trust import enrolment, identity, keyed, roster, session, signing
+from ternmesh.trust import keys as trust_keys
+from ternmesh.wire import contributions, control, manifest, pieces, reference, seal, share
 
 FOLDER = Path(__file__).parent
 MODEL = bytes(range(32))
@@ -193,6 +197,33 @@ def packets() -> Entries:
         },
         "manifest": _manifest(head),
         "manifest of a gateway": _manifest(gateway),
+        "bundle": bundle(),
+    }
+
+
+def bundle() -> dict[str, Any]:
+    """A gateway's bundle of two packets: 100 votes that the generator makes, in two slices."""
+    rows = [
+        contributions.Contribution(b"\x01\x02\x03\x04", 120),
+        contributions.Contribution(bytes(4), (1 << 20) - 120),
+    ]
+    words = generator.words((3, 4), 100).astype(np.int64)
+    votes = np.where(words >> 8 & 3 == 0, words % 9 - 4, 0).astype(np.int8)
+    slices = [
+        encoder.Slice(index, 0x2C00 + index, coding.encode(part))
+        for index, part in enumerate((votes[:64], votes[64:]))
+    ]
+    listed = contributions.write_contributions(5, rows)
+    shares = [share.write_share(5, item, contributions.SHARE_KIND) for item in slices]
+    digest = manifest.packet_digest([listed, *shares])
+    head = manifest.Manifest(5, MODEL[:8], 1 << 20, digest, 2, (2, 9))
+    return {
+        "manifest": manifest.write_manifest(head).hex(),
+        "contributions": listed.hex(),
+        "shares": [body.hex() for body in shares],
+        "rows": [_plain(asdict(row)) for row in rows],
+        "votes": votes.tolist(),
+        "scales": [scale.decode_scale(item.scale) for item in slices],
     }
 
 
@@ -339,6 +370,87 @@ def link_bodies() -> Entries:
     return entries
 
 
+def trusted() -> tuple[identity.Identity, identity.Identity, roster.Roster]:
+    """A host, a node and their fleet, made of fixed bytes instead of random ones."""
+    host = identity.make_identity("greenhouse", identity.Role.HOST, bytes(range(64)))
+    node = identity.make_identity("theo", identity.Role.NODE, bytes(range(100, 164)))
+    fleet = roster.Roster(roster.found_fleet("tomatoes", host.public))
+    fleet.enrol(node.public)
+    return host, node, fleet
+
+
+def keyed_seals() -> Entries:
+    """Frames of the keyed suites in the order in which two new ends exchange them."""
+    entries: Entries = {}
+    for suite, layer in ((1, "end to end"), (2, "hop")):
+        host, node, fleet = trusted()
+        nothing = session.SealingState()
+        ends = {
+            "theo": keyed.KeyedSealing(node, fleet, suite, b"instance", 7, nothing, hub="host"),
+            "host": keyed.KeyedSealing(host, fleet, suite, b"Instance", 1 << 25, nothing, hub=None),
+        }
+        group = trust_keys.group_secret(host, suite, fleet.fleet, 1, b"Instance")
+        up, down = (3, 3 | seal.DOWN) if suite == 1 else (1, 1)
+        steps = [
+            ("host", 0, session.QUESTION),
+            ("theo", 0, b"\x01hello"),
+            ("host", 0, session.write_keys(1, group, 1 << 25)),
+            ("theo", up, b"body"),
+            ("host", down, bytes(20)),
+            ("host", seal.BROADCAST, b"\xff"),
+            ("theo", up, b"x" * 200),
+        ]
+        counters = {"theo": 7, "host": 1 << 25}
+        for number, (sender, context, body) in enumerate(steps):
+            receiver = "host" if sender == "theo" else "theo"
+            frame = ends[sender].seal(receiver, context, counters[sender], body)
+            entries[f"{layer} {number}"] = {
+                "suite": suite,
+                "sender": sender,
+                "context": context,
+                "counter": counters[sender],
+                "body": body.hex(),
+                "bytes": frame.hex(),
+                "opens": number > 0,  # the first one cannot show yet that it hears the other
+            }
+            with suppress(WireError):
+                ends[receiver].open(sender, frame)
+            counters[sender] += 1
+    return entries
+
+
+def trust_objects() -> Entries:
+    """Identities, codes, and everything that is signed."""
+    host, node, fleet = trusted()
+    new = identity.make_identity("theo", identity.Role.NODE, bytes(range(64, 128)))
+    place = signing.Place(fleet.fleet, RUN, MODEL)
+    shares, head = packet()
+    text = enrolment.make_code(bytes(range(12)))
+    code, enrolments = enrolment.read_code(text), enrolment.Enrolments()
+    enrolments.issue(text, identity.Role.NODE, 1.0, 0.0)
+    request = enrolment.write_request(node.public, code)
+    signed = signing.sign_packet(node, place, 5, head, manifest.packet_hash(shares))
+    receipt = control.write_control(control.Receipt(5, head.digest, b"\x07"))
+    row = signing.sign_content(host, 0, place, b"content")
+    contents = {
+        "identity of the host": identity.write_identity(host.public),
+        "identity of a node": identity.write_identity(node.public),
+        "fingerprint": node.public.fingerprint,
+        "fleet": fleet.fleet,
+        "rotation": roster.write_rotation(node, new, fleet.fleet),
+        "revocations": roster.write_revocations(host, fleet.fleet, 2, [node.public.fingerprint]),
+        "enrolment request": request,
+        "enrolment answer": enrolments.accept(request, fleet, 0.0)[1],
+        "signed manifest": manifest.write_manifest(signed),
+        "signed receipt": signing.sign_body(host, place, node.public.fingerprint, receipt),
+        "certificate": reference.certify(b"content", (row,)),
+    }
+    entries: Entries = {name: {"bytes": content.hex()} for name, content in contents.items()}
+    entries["text of an identity"] = {"text": identity.identity_text(node.public)}
+    entries["code"] = {"text": text}
+    return entries
+
+
 FAMILIES = {
     "philox": philox,
     "keys": keys,
@@ -355,6 +467,8 @@ FAMILIES = {
     "plans": plans,
     "symbols": coded_symbols,
     "link": link_bodies,
+    "keyed": keyed_seals,
+    "trust": trust_objects,
 }
 
 

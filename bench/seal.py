@@ -1,0 +1,198 @@
+"""What trust costs: bytes around a frame and a packet, frames a second, signatures a second.
+
+COSE is encoded in the same run (cbor2, and the same cryptography); OSCORE, LoRaWAN and Meshtastic
+are the published layouts of their headers, counted.
+"""
+
+import hashlib
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import cbor2
+import numpy as np
+
+from bench.result import Figure, Result, mean_figure
+from ternmesh.errors import TrustError, WireError
+from ternmesh.trust.identity import Identity, Role, make_identity
+from ternmesh.trust.keyed import SYNC_OVERHEAD, KeyedSealing
+from ternmesh.trust.primitives import Ccm, QuantumKey
+from ternmesh.trust.roster import Roster, found_fleet
+from ternmesh.trust.session import ANSWER, SealingState
+from ternmesh.trust.signing import Place, sign_packet, sign_quantum, verify_packet
+from ternmesh.wire import manifest, seal
+
+FRAME = 222
+UP, BODY = 3, FRAME - seal.OVERHEAD
+FRAMES, FRAMES_QUICK = 100_000, 10_000
+CHECKS, KEYS = 10_000, 64
+RUNS, RUNS_QUICK = 5, 2
+PACKET = 1_600  # bytes of shares: a round of the kilobyte class
+# The longest frame of each bearer (SPEC.md section 7.3; a BLE value of 512 holds more than one).
+BEARERS = {
+    "reyax": 237,
+    "ebyte": 231,
+    "meshtastic": 229,
+    "rnode": 252,
+    "meshcore": 253,
+    "mqtt": 4096,
+}
+# Counted from the standards: LoRaWAN 1.0.x data frame (MHDR 1, DevAddr 4, FCtrl 1, FCnt 2, FPort 1,
+# MIC 4); OSCORE's own examples (RFC 8613, C.4 and C.7); Meshtastic's header of 16 and, for a direct
+# message with keys, tag 8 and nonce 4; the same with an XEdDSA signature and its framing.
+PUBLISHED = {
+    "lorawan_frame_bytes": 13.0,
+    "oscore_request_bytes": 13.0,
+    "oscore_response_bytes": 11.0,
+    "meshtastic_frame_bytes": 28.0,
+    "meshtastic_signed_bytes": 82.0,
+}
+
+
+def measure(*, quick: bool) -> Result:
+    """Sizes are exact; times are CPU seconds of one thread."""
+    runs = range(RUNS_QUICK if quick else RUNS)
+    frames = FRAMES_QUICK if quick else FRAMES
+    frame_bytes, packet_bytes = frame_overhead(), packet_overhead()
+    print("frames", flush=True)
+    rates = [frames_per_s(frames) for _ in runs]
+    cose = [cose_per_s(frames) for _ in runs]
+    print("signatures", flush=True)
+    checks = CHECKS // 10 if quick else CHECKS
+    verified = [verify_s(checks, run) * CHECKS / checks for run in runs]
+    figures = {
+        "frame_overhead_bytes": Figure(frame_bytes, "<=14"),
+        "packet_overhead_bytes": Figure(packet_bytes, "<=80"),
+        "frames_per_s": mean_figure(rates, ">=20000"),
+        "verify_10k_s": mean_figure(verified, "<=1.5"),
+    }
+    peers = {
+        "cose_encrypt0_frame_bytes": float(len(_cose_seal(Ccm(bytes(16)), bytes(BODY), 1)) - BODY),
+        "cose_sign1_bytes": float(len(cose_sign1(someone("cose", Role.NODE), bytes(100))) - 100),
+        "cose_encrypt0_frames_per_s": float(np.mean(cose)),
+        **PUBLISHED,
+    }
+    notes = [
+        f"a frame of {FRAME} bytes, the same {seal.OVERHEAD} on every bearer; a hello, welcome or "
+        f"sync has {SYNC_OVERHEAD}",
+        "a packet: the Ed25519 signature, and the seal of the frame that it travels in",
+        "frames: seal and open with replay window, counter and checks of role and membership",
+        "COSE_Encrypt0: AES-CCM-16-64-128, kid of 2 bytes, Partial IV of 3, no CBOR tag, and no "
+        "replay window in its time; COSE_Sign1: Ed25519, kid of 2 bytes",
+        "LoRaWAN, OSCORE and Meshtastic: counted from their published layouts, not run",
+    ]
+    return Result("seal", figures, peers, notes, {"bearers": bearers(), **quantum()}, quick)
+
+
+def someone(name: str, role: Role) -> Identity:
+    """An identity that is the same in every run."""
+    return make_identity(name, role, hashlib.sha512(name.encode()).digest())
+
+
+def met() -> tuple[KeyedSealing, KeyedSealing]:
+    """A host and a node that know each other; they have used the counters below 2."""
+    host, node = someone("greenhouse", Role.HOST), someone("theo", Role.NODE)
+    roster = Roster(found_fleet("tomatoes", host.public))
+    roster.enrol(node.public)
+    at_host = KeyedSealing(host, roster, 1, b"Instance", 0, SealingState(), hub=None)
+    at_node = KeyedSealing(node, roster, 1, b"instance", 0, SealingState(), hub="host")
+    with suppress(WireError):  # it does not echo yet
+        at_node.open("host", at_host.seal("theo", seal.ENROL, 0, ANSWER))
+    at_host.open("theo", at_node.seal("host", seal.ENROL, 1, ANSWER))
+    return at_host, at_node
+
+
+def frame_overhead() -> float:
+    """Bytes that a keyed frame has beside its body."""
+    _, node = met()
+    return float(len(node.seal("host", UP, 2, bytes(BODY))) - BODY)
+
+
+def packet_overhead() -> float:
+    """Bytes that a packet has for its signature: that, and the seal of its frame."""
+    node, place = someone("theo", Role.NODE), Place(bytes(16), bytes(8), bytes(32))
+    head = manifest.Manifest(0, bytes(8), 1, bytes(4), 8)
+    signed = manifest.write_manifest(sign_packet(node, place, 0, head, bytes(32)))
+    _, at_node = met()
+    unsigned = len(signed) - len(head.signature)
+    return float(len(at_node.seal("host", UP, 2, signed)) - unsigned)
+
+
+def frames_per_s(frames: int) -> float:
+    """Frames that one thread seals and opens again in a second, all different."""
+    host, node = met()
+    bodies = [number.to_bytes(4, "little") + bytes(BODY - 4) for number in range(256)]
+    begun = time.process_time()
+    for counter in range(2, frames + 2):
+        body = bodies[counter % 256]
+        assert host.open("theo", node.seal("host", UP, counter, body))[1] == body
+    return frames / (time.process_time() - begun)
+
+
+def verify_s(checks: int, run: int) -> float:
+    """Seconds to check the signatures of that many packets of 64 nodes."""
+    nodes = [someone(f"node-{number}", Role.NODE) for number in range(KEYS)]
+    place = Place(bytes(16), run.to_bytes(8, "little"), bytes(32))
+    head = manifest.Manifest(0, bytes(8), 1, bytes(4), 8)
+    packets = []
+    for number in range(checks):
+        packet = hashlib.sha256(number.to_bytes(4, "little")).digest()
+        item = replace(head, samples=1 + number, digest=packet[:4])
+        node = nodes[number % KEYS]
+        packets.append((node.public, sign_packet(node, place, number, item, packet), packet))
+    begun = time.process_time()
+    for number, (public, item, packet) in enumerate(packets):
+        verify_packet(public, place, number, item, packet)
+    return time.process_time() - begun
+
+
+def cose_sign1(own: Identity, body: bytes) -> bytes:
+    """A COSE_Sign1 (RFC 9052) with Ed25519 around a body."""
+    protected = cbor2.dumps({1: -8})
+    message = cbor2.dumps(["Signature1", protected, b"", body])
+    return cbor2.dumps([protected, {4: b"id"}, body, own.sign(message)])
+
+
+def cose_per_s(frames: int) -> float:
+    """Frames that one thread seals and opens as COSE_Encrypt0 in a second."""
+    cipher, body = Ccm(bytes(16)), bytes(BODY)
+    begun = time.process_time()
+    for counter in range(frames):
+        assert _cose_open(cipher, _cose_seal(cipher, body, counter)) == body
+    return frames / (time.process_time() - begun)
+
+
+def _cose_seal(cipher: Ccm, body: bytes, counter: int) -> bytes:
+    protected, partial = cbor2.dumps({1: 10}), counter.to_bytes(3, "big")
+    head = cbor2.dumps(["Encrypt0", protected, b""])
+    sealed = cipher.seal(bytes(10) + partial, head, body)
+    return cbor2.dumps([protected, {4: b"id", 6: partial}, sealed])
+
+
+def _cose_open(cipher: Ccm, data: bytes) -> bytes:
+    protected, other, sealed = cbor2.loads(data)
+    head = cbor2.dumps(["Encrypt0", protected, b""])
+    return cipher.open(bytes(10) + other[6], head, sealed)
+
+
+def bearers() -> dict[str, Any]:
+    """What a packet of 1,600 bytes of shares costs on each bearer, in bytes."""
+    shown = {}
+    for name, mtu in BEARERS.items():
+        frames = -(-PACKET // (mtu - seal.OVERHEAD)) + 1  # and the manifest
+        whole = seal.OVERHEAD * frames + manifest.SIGNATURE_SIZE
+        share = round(100 * whole / (PACKET + whole), 1)
+        shown[name] = {"frame_max": mtu, "frames": frames, "bytes": whole, "percent": share}
+    return shown
+
+
+def quantum() -> dict[str, Any]:
+    """What an ML-DSA-44 signature beside a reference costs: off on radios by default."""
+    try:
+        key = QuantumKey(bytes(range(32)))
+    except TrustError as error:
+        return {"ml_dsa_44": str(error)}
+    data = sign_quantum(key, 0, Place(bytes(16), bytes(8), bytes(32)), b"content")
+    frames = -(-len(data) // (FRAME - seal.OVERHEAD - 11))
+    return {"ml_dsa_44_bytes": len(data), f"ml_dsa_44_frames_of_{FRAME}": frames}

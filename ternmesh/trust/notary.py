@@ -1,0 +1,163 @@
+"""What the two ends sign and check beyond the seals, in one place. SPEC.md section 9.7.
+
+`Trust` is what a `Member` and a `Coordinator` are given: how frames are sealed, and whose word
+counts. With `OPEN` nothing is authenticated, as suite 0 says.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ternmesh.errors import WireError
+from ternmesh.trust.identity import Identity
+from ternmesh.trust.roster import Roster
+from ternmesh.trust.sealing import OpenSealing, Sealing
+from ternmesh.trust.signing import (
+    EVERYBODY,
+    SIGNED,
+    Place,
+    Signers,
+    open_signed,
+    sign_body,
+    sign_content,
+    sign_packet,
+    verify_certificate,
+    verify_packet,
+)
+from ternmesh.wire import control
+from ternmesh.wire.control import Announce, Receipt
+from ternmesh.wire.manifest import Manifest
+from ternmesh.wire.reference import UNCERTIFIED, Certificate
+from ternmesh.wire.seal import BROADCAST
+
+NO_RUN = bytes(8)  # in the place of what is signed for all: an announce names its run itself
+
+
+class Notary(Protocol):
+    """Signs for this end and checks what others have signed; refusals are WireError "signature"."""
+
+    def sign_packet(self, run: bytes, number: int, item: Manifest, packet: bytes) -> Manifest:
+        """A node's manifest with its signature; `packet` is the packet's whole hash."""
+
+    def check_packet(
+        self, node: str, run: bytes, number: int, item: Manifest, packet: bytes
+    ) -> None:
+        """On the host: that the node has signed this packet, all of whose shares are here."""
+
+    def certify(self, run: bytes, content: bytes) -> Certificate:
+        """The certificate of a reference's or snapshot's content."""
+
+    def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
+        """On a node: that enough signers stand for the content."""
+
+    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
+        """The body that carries a receipt for a node."""
+
+    def sign_announce(self, body: bytes) -> bytes:
+        """The body that carries an announce for all."""
+
+    def open_body(self, run: bytes, context: int, body: bytes) -> bytes:
+        """On a node: the body inside a signed one; another as it is, unless it must be signed."""
+
+
+class OpenNotary:
+    """Signs nothing and believes everything: for suite 0."""
+
+    def sign_packet(
+        self,
+        run: bytes,  # noqa: ARG002
+        number: int,  # noqa: ARG002
+        item: Manifest,
+        packet: bytes,  # noqa: ARG002
+    ) -> Manifest:
+        """See `Notary`."""
+        return item
+
+    def check_packet(
+        self, node: str, run: bytes, number: int, item: Manifest, packet: bytes
+    ) -> None:
+        """See `Notary`."""
+
+    def certify(self, run: bytes, content: bytes) -> Certificate:  # noqa: ARG002
+        """See `Notary`."""
+        return UNCERTIFIED
+
+    def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
+        """See `Notary`."""
+
+    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:  # noqa: ARG002
+        """See `Notary`."""
+        return body
+
+    def sign_announce(self, body: bytes) -> bytes:
+        """See `Notary`."""
+        return body
+
+    def open_body(self, run: bytes, context: int, body: bytes) -> bytes:  # noqa: ARG002
+        """See `Notary`."""
+        return body
+
+
+class KeyedNotary:
+    """Signs with `own` keys; whose signature counts, say `roster` and `signers`.
+
+    `index` is that of the own key among the signers, on a host.
+    """
+
+    def __init__(
+        self, own: Identity, roster: Roster, signers: Signers, model_hash: bytes, index: int = 0
+    ) -> None:
+        self._own, self._roster, self._signers = own, roster, signers
+        self._model_hash, self._index = model_hash, index
+
+    def sign_packet(self, run: bytes, number: int, item: Manifest, packet: bytes) -> Manifest:
+        """See `Notary`."""
+        return sign_packet(self._own, self._place(run), number, item, packet)
+
+    def check_packet(
+        self, node: str, run: bytes, number: int, item: Manifest, packet: bytes
+    ) -> None:
+        """See `Notary`."""
+        verify_packet(self._roster.find(node), self._place(run), number, item, packet)
+
+    def certify(self, run: bytes, content: bytes) -> Certificate:
+        """See `Notary`."""
+        return (sign_content(self._own, self._index, self._place(run), content),)
+
+    def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
+        """See `Notary`."""
+        verify_certificate(self._signers, self._place(run), content, certificate)
+
+    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
+        """See `Notary`."""
+        to = self._roster.find(node).fingerprint
+        return sign_body(self._own, self._place(run), to, body)
+
+    def sign_announce(self, body: bytes) -> bytes:
+        """See `Notary`."""
+        return sign_body(self._own, self._place(NO_RUN), EVERYBODY, body)
+
+    def open_body(self, run: bytes, context: int, body: bytes) -> bytes:
+        """See `Notary`."""
+        if body[0] == SIGNED:
+            is_for_all = context == BROADCAST
+            to = EVERYBODY if is_for_all else self._own.public.fingerprint
+            place = self._place(NO_RUN if is_for_all else run)
+            return open_signed(self._roster.host, place, to, body)
+        message = control.read_control(body) if body[0] == control.KIND else None
+        if isinstance(message, Announce | Receipt):
+            raise WireError("signature", "an announce or a receipt must be signed")
+        return body
+
+    def _place(self, run: bytes) -> Place:
+        return Place(self._roster.fleet, run, self._model_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How an end seals its frames, and what it signs and checks."""
+
+    sealing: Sealing
+    notary: Notary
+
+
+OPEN = Trust(OpenSealing(), OpenNotary())

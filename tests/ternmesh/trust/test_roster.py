@@ -1,0 +1,183 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trust_ends import entropy, someone
+
+from ternmesh.errors import TrustError, WireError
+from ternmesh.trust.identity import Identity, Role, make_identity
+from ternmesh.trust.roster import (
+    MEMBERS_MAX,
+    REVOKED_MAX,
+    Roster,
+    RosterState,
+    found_fleet,
+    write_revocations,
+    write_rotation,
+)
+from ternmesh.trust.statement import statement
+
+HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
+NEXT = make_identity("theo", Role.NODE, entropy("theo's next"))
+
+
+def roster(*members: Identity) -> Roster:
+    made = Roster(found_fleet("tomatoes", HOST.public))
+    for member in members:
+        made.enrol(member.public)
+    return made
+
+
+def reason(data: bytes, fleet: Roster, rotation: bool = True) -> str:
+    before = fleet.state
+    with pytest.raises(WireError) as caught:
+        (fleet.rotate if rotation else fleet.revoke)(data)
+    assert fleet.state == before
+    return caught.value.reason
+
+
+def test_members_are_found_by_the_bearers_name_and_the_host_by_its_own() -> None:
+    fleet = roster(THEO)
+    assert fleet.find("theo") == THEO.public
+    assert fleet.find("host") == HOST.public
+    for stranger in ("greenhouse", "dora", ""):
+        with pytest.raises(WireError) as caught:
+            fleet.find(stranger)
+        assert caught.value.reason == "unknown key"
+    assert fleet.enrol(THEO.public) is False
+
+
+def test_a_state_is_a_value() -> None:
+    fleet = roster(THEO, someone("dora"))
+    fleet.revoke(write_revocations(HOST, fleet.fleet, 3, [someone("dora").public.fingerprint]))
+    again = Roster(fleet.state)
+    assert again.state == fleet.state
+    with pytest.raises(WireError, match="revoked"):
+        again.find("dora")
+
+
+def test_fleets_of_one_host_have_different_names() -> None:
+    one, other = (found_fleet(name, HOST.public).fleet for name in ("tomatoes", "bees"))
+    assert len(one) == len(other) == 16
+    assert one != other
+    with pytest.raises(TrustError, match="no host"):
+        found_fleet("tomatoes", THEO.public)
+
+
+@pytest.mark.parametrize("name", ["host", "all"])
+def test_names_that_the_bearer_uses_are_taken(name: str) -> None:
+    with pytest.raises(TrustError, match="are taken"):
+        roster().enrol(someone(name).public)
+
+
+def test_a_second_host_and_a_second_name_for_a_key_are_refused() -> None:
+    fleet = roster(THEO)
+    with pytest.raises(TrustError, match="are taken"):
+        fleet.enrol(someone("other", Role.HOST).public)
+    twin = make_identity("dora", Role.NODE, THEO.seeds)
+    with pytest.raises(TrustError, match="another name"):
+        fleet.enrol(twin.public)
+
+
+def test_a_rotation_needs_the_old_key_and_the_new_one() -> None:
+    fleet = roster(THEO)
+    rotation = write_rotation(THEO, NEXT, fleet.fleet)
+    assert reason(write_rotation(NEXT, THEO, fleet.fleet), fleet) == "unknown key"
+    for at in (20, len(rotation) - 100, len(rotation) - 1):
+        wrong = bytearray(rotation)
+        wrong[at] ^= 1
+        assert reason(bytes(wrong), fleet) in ("signature", "enrolment")
+    assert reason(rotation[:-1], fleet) in ("signature", "enrolment")
+    assert reason(write_rotation(THEO, NEXT, bytes(16)), fleet) == "signature"
+    assert fleet.rotate(rotation) == NEXT.public
+    assert fleet.find("theo") == NEXT.public
+
+
+def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:
+    fleet = roster(THEO)
+    first, back = (
+        write_rotation(THEO, NEXT, fleet.fleet),
+        write_rotation(NEXT, THEO, fleet.fleet),
+    )
+    fleet.rotate(first)
+    assert reason(first, fleet) == "unknown key"
+    assert reason(back, fleet) == "revoked"
+
+
+def test_the_host_rotates_too_and_signs_on_with_its_new_key() -> None:
+    fleet, new = roster(THEO), make_identity("greenhouse", Role.HOST, entropy("new host"))
+    assert fleet.rotate(write_rotation(HOST, new, fleet.fleet)) == new.public
+    old = write_revocations(HOST, fleet.fleet, 1, [THEO.public.fingerprint])
+    assert reason(old, fleet, rotation=False) == "signature"
+    assert fleet.revoke(write_revocations(new, fleet.fleet, 1, [THEO.public.fingerprint]))
+
+
+def test_a_rotation_changes_neither_name_nor_role_nor_takes_anothers_key() -> None:
+    fleet = roster(THEO, someone("dora"))
+    with pytest.raises(ValueError, match="name and role"):
+        write_rotation(THEO, someone("dora"), fleet.fleet)
+    twin = make_identity("theo", Role.NODE, someone("dora").seeds)
+    assert reason(write_rotation(THEO, twin, fleet.fleet), fleet) == "enrolment"
+
+
+def test_revocation_lists_only_grow_and_carry_rising_numbers() -> None:
+    fleet = roster(THEO, someone("dora"))
+    first = write_revocations(HOST, fleet.fleet, 5, [THEO.public.fingerprint])
+    assert fleet.revoke(first)
+    assert fleet.revoke(first) is False
+    assert reason(write_revocations(HOST, fleet.fleet, 4, []), fleet, rotation=False) == "replay"
+    assert fleet.revoke(write_revocations(HOST, fleet.fleet, 6, []))
+    with pytest.raises(WireError, match="revoked"):
+        fleet.find("theo")
+    with pytest.raises(TrustError, match="revoked"):
+        roster_with_list(fleet.state).enrol(THEO.public)
+    assert reason(write_rotation(THEO, NEXT, fleet.fleet), fleet) == "revoked"
+
+
+def roster_with_list(state: RosterState) -> Roster:
+    return Roster(RosterState(state.fleet, state.host, (), state.revoked, state.number))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x01\0\0\0\x01\0", "enrolment"),
+        (b"\x01\0\0\0\xff\xff" + bytes(16), "enrolment"),
+        (b"\x01\0\0\0\x02\0" + bytes(32), "enrolment"),
+        (b"\x01\0\0\0\x02\0" + b"\x02" * 16 + b"\x01" * 16, "enrolment"),
+        (b"\x01\0\0\0\x00\0" + bytes(1), "enrolment"),
+        (b"\x01", "length"),
+    ],
+)
+def test_a_list_that_the_host_signed_is_still_checked(content: bytes, why: str) -> None:
+    fleet = roster(THEO)
+    data = content + HOST.sign(statement("revocations", fleet.fleet, content))
+    assert reason(data, fleet, rotation=False) == why
+
+
+def test_a_list_of_another_signer_or_fleet_is_refused() -> None:
+    fleet = roster(THEO)
+    for data in (
+        write_revocations(THEO, fleet.fleet, 1, []),
+        write_revocations(HOST, bytes(16), 1, []),
+    ):
+        assert reason(data, fleet, rotation=False) == "signature"
+    with pytest.raises(ValueError, match="at most"):
+        write_revocations(HOST, fleet.fleet, 1, [bytes(15)])
+    rows = [number.to_bytes(16, "big") for number in range(REVOKED_MAX + 1)]
+    with pytest.raises(ValueError, match="at most"):
+        write_revocations(HOST, fleet.fleet, 1, rows)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_change_nothing(data: bytes) -> None:
+    fleet = roster(THEO)
+    reason(data, fleet)
+    reason(THEO.public.fingerprint + data, fleet)
+    reason(data, fleet, rotation=False)
+
+
+def test_a_roster_is_bounded() -> None:
+    fleet = roster(THEO)
+    fleet._members |= {str(number): THEO.public for number in range(MEMBERS_MAX)}
+    with pytest.raises(TrustError, match="at most"):
+        fleet.enrol(someone("dora").public)

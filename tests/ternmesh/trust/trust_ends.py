@@ -1,0 +1,101 @@
+"""A small fleet with keys: a host, two nodes, and the ends of both layers."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+from ternmesh.errors import WireError
+from ternmesh.trust.identity import Identity, Role, make_identity
+from ternmesh.trust.keyed import KeyedSealing
+from ternmesh.trust.roster import Roster, found_fleet
+from ternmesh.trust.session import GroupState, PeerState, SealingState
+
+UP, DOWN, ALL = 3, 3 | 0x8000, 0xFFFF
+
+
+def entropy(*seed: object) -> bytes:
+    return hashlib.sha512(repr(seed).encode()).digest()
+
+
+def someone(name: str, role: Role = Role.NODE) -> Identity:
+    return make_identity(name, role, entropy(name, role))
+
+
+@dataclass
+class End:
+    """An end with its disk: what `changes` has said, and the counters that were reserved."""
+
+    name: str
+    identity: Identity
+    roster: Roster
+    suite: int = 1
+    counter: int = 0
+    lives: int = 0
+    disk: dict[str, PeerState | GroupState] = field(default_factory=dict)
+    sealing: KeyedSealing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.boot()
+
+    def boot(self) -> None:
+        """Start a process from what is on disk."""
+        self.lives += 1
+        peers = tuple(v for v in self.disk.values() if isinstance(v, PeerState))
+        group = self.disk.get("")
+        assert group is None or isinstance(group, GroupState)
+        self.sealing = KeyedSealing(
+            self.identity,
+            self.roster,
+            self.suite,
+            entropy("instance", self.name, self.lives)[:8],
+            self.counter,
+            SealingState(peers, group),
+            hub=None if self.identity.public.role is Role.HOST else "host",
+        )
+
+    def save(self) -> None:
+        for change in self.sealing.changes():
+            self.disk[change.name if isinstance(change, PeerState) else ""] = change
+
+    def say(self, peer: str, context: int, body: bytes) -> bytes:
+        frame = self.sealing.seal(peer, context, self.counter, body)
+        self.counter += 1
+        self.save()
+        return frame
+
+    def hear(self, peer: str, frame: bytes) -> bytes | str:
+        """The body, or the reason why there is none."""
+        try:
+            body = self.sealing.open(peer, frame)[1]
+        except WireError as error:
+            return error.reason
+        self.save()
+        return body
+
+
+def hail(node: End, host: End) -> None:
+    """As node and host do with hello, refusal and welcome, until each knows the other."""
+    for _ in range(4):
+        if host.hear(node.name, node.say("host", 0, b"\x01hello")) == b"\x01hello":
+            break
+        node.hear("host", host.say(node.name, 0, b"\x01refusal"))
+    assert node.hear("host", host.say(node.name, 0, b"\x01welcome")) == b"\x01welcome"
+    for peer, context, body in host.sealing.due(1e6 * (1 + host.counter)):
+        if peer == node.name:
+            node.hear("host", host.say(peer, context, body))
+
+
+def make_fleet(*names: str, suite: int = 1) -> list[End]:
+    """A host and nodes of these names that have never met."""
+    host = someone("greenhouse", Role.HOST)
+    roster = Roster(found_fleet("tomatoes", host.public))
+    for name in names:
+        roster.enrol(someone(name).public)
+    ends = [End("host", host, roster, suite)]
+    return ends + [End(name, someone(name), Roster(roster.state), suite) for name in names]
+
+
+def met(suite: int = 1) -> tuple[End, End]:
+    """A host and a node that know each other."""
+    host, node = make_fleet("theo", suite=suite)
+    hail(node, host)
+    return host, node
