@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import MissingExtra, ModelError
+from edge.onnx_check import check_file
 from ternmesh.bundle import ADAPTER, FILES, FORWARD, TRAIN_STEP, Bundle, read_bundle
 from ternmesh.errors import BundleError
 
@@ -76,6 +77,8 @@ def load_bundle(folder: Path) -> LoadedBundle:
             raise ModelError(
                 f"{folder / file} is not what {DESCRIPTION} describes: copy the bundle again"
             )
+    for file in (FORWARD, TRAIN_STEP):
+        check_file(folder / file)
     data = _read(folder / ADAPTER, 4 * bundle.dimension)
     initial = np.frombuffer(data, dtype="<f4").astype(np.float32)
     if initial.size != bundle.dimension or not np.isfinite(initial).all():

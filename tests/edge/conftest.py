@@ -1,11 +1,14 @@
 """A tiny linear model as a bundle, written with onnx alone, so that no test here needs torch."""
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 
+from edge.releases import make_release
 from edge.session import LoadedBundle, load_bundle
 from ternmesh.bundle import ADAPTER, FILES, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
 
@@ -97,13 +100,14 @@ def _train_step() -> bytes:
     return _model(nodes, inputs, outputs, constants)
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, changes: Mapping[str, bytes] = MappingProxyType({})) -> None:
     initial = np.zeros(SIZE_A + SIZE_B, np.float32)
     initial[:SIZE_A] = np.random.default_rng(0).standard_normal(SIZE_A) * 0.5
     contents = {
         FORWARD: _forward(),
         TRAIN_STEP: _train_step(),
         ADAPTER: initial.astype("<f4").tobytes(),
+        **changes,
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
@@ -150,3 +154,30 @@ def tiny_data() -> dict[str, np.ndarray]:
     x = rng.standard_normal((96, INPUTS)).astype(np.float32)
     change = np.outer(rng.standard_normal(INPUTS), rng.standard_normal(OUTPUTS)) * 0.5
     return {"x": x, "t": (x @ (SLOPE + change)).astype(np.float32)}
+
+
+Release = Callable[..., Path]
+
+
+@pytest.fixture
+def new_release(tmp_path: Path) -> Release:
+    """A function that makes one more release of the tiny model; `spoil` may change it before."""
+
+    def make(
+        version: int,
+        loss_max: float = 100.0,
+        latency_max_s: float = 100.0,
+        spoil: Callable[[Path], None] | None = None,
+        changes: dict[str, bytes] | None = None,
+        name: str = "release",
+    ) -> Path:
+        bundle = tmp_path / f"bundle-{name}-{version}"
+        bundle.mkdir()
+        _write(bundle, changes or {})
+        release = tmp_path / f"{name}-{version}"
+        make_release(bundle, release, version, (loss_max, latency_max_s), None)
+        if spoil is not None:
+            spoil(release)
+        return release
+
+    return make

@@ -160,3 +160,13 @@ def test_a_node_without_anything_to_judge_on_says_so():
 def test_an_answer_of_another_kind():
     with pytest.raises(ControlError, match="neither a host nor a node"):
         describe({"role": "satellite"})
+
+
+def test_releases_of_the_model_are_told():
+    bad = [{"version": 3, "reason": "its loss is 9"}]
+    lines = [*describe({**NODE, "releases": {"current": 2, "last_good": 2, "bad": bad}})]
+    assert lines[-2:] == ["release 2 of the model", "release 3 was bad: its loss is 9"]
+    assert [*describe({**NODE, "releases": {"current": 0, "last_good": 0, "bad": []}})][-1] == (
+        "no release: the configured bundle"
+    )
+    assert "\n".join(describe({**NODE, "releases": None})) == NODE_TEXT

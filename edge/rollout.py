@@ -1,0 +1,108 @@
+"""Which bundle a node starts with: a new release proves itself first, a bad one is left.
+
+A release is checked, takes its first steps in a child process, and is judged on the board's own
+held-out samples. Whatever goes wrong leads back to the last good one, without a visit.
+"""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.config import ZEROTH_ORDER, NodeConfig, bundle_folder, npz_settings
+from edge.errors import ModelError
+from edge.evaluation import spread
+from edge.model_trial import TrialLimits, try_model
+from edge.releases import Releases
+from edge.session import LoadedBundle, load_bundle
+from edge.sources import open_folder
+from edge.trainer import Dataset, Step
+from edge.zeroth_order import make_step
+from ternmesh.errors import TernmeshError
+from ternmesh.release import LATENCY_UNIT, LOSS_UNIT, Manifest
+from ternmesh.rollout import Standing, fail, succeed
+
+_log = logging.getLogger(__name__)
+
+
+def settle(config: NodeConfig, releases: Releases) -> LoadedBundle:
+    """The bundle to run. If its process dies in here, the next one finds the attempt on disk.
+
+    Raises ModelError where not even the configured bundle loads, or the disk fails.
+    """
+    while True:
+        standing = releases.begin()
+        if standing.current == 0:
+            return load_bundle(bundle_folder(config))
+        try:
+            loaded, manifest = releases.open(standing.current)
+            if standing.on_trial:
+                _judge(config, loaded, manifest)
+        except TernmeshError as error:
+            after = releases.change(partial(fail, reason=str(error)))
+            back = _named(after.current)
+            _log.warning("release %d is bad, back to %s: %s", standing.current, back, error)
+            continue
+        if standing.on_trial:
+            releases.change(succeed)
+            _log.info("release %d is good", standing.current)
+        return loaded
+
+
+def _judge(config: NodeConfig, loaded: LoadedBundle, manifest: Manifest) -> None:
+    """An error, one sentence, unless the release does on this board what its manifest promises."""
+    training, chosen = config.training, config.releases
+    limits = TrialLimits(memory_mib=chosen.memory_mib, cpu_s=chosen.cpu_s)
+    with_gradient = training.mode != ZEROTH_ORDER
+    latency_s = try_model(
+        loaded.folder, limits, with_gradient=with_gradient, threads=training.threads
+    )
+    if latency_s > manifest.latency_max * LATENCY_UNIT:
+        raise ModelError(
+            f"a step takes {latency_s * 1e3:.0f} ms, and the manifest allows "
+            f"{manifest.latency_max} ms"
+        )
+    bundle, data = loaded.bundle, config.data
+    if data.path is not None:
+        open_folder(Path(data.path), bundle, npz_settings(data))
+    if config.evaluate.path is None:
+        _log.info("the release's loss is not judged: [evaluate] names no data for that")
+        return
+    held_out = open_folder(Path(config.evaluate.path), bundle, npz_settings(config.evaluate))
+    loss = mean_loss(make_step(config, loaded), loaded, held_out, config.evaluate.samples_max)
+    if not loss <= manifest.loss_max * LOSS_UNIT:  # so that NaN is refused
+        raise ModelError(
+            f"its loss on this board's held-out data is {loss:.4g}, and the manifest allows "
+            f"{manifest.loss_max * LOSS_UNIT:.4g}"
+        )
+
+
+def mean_loss(step: Step, loaded: LoadedBundle, data: Dataset, samples_max: int) -> float:
+    """The mean loss of the bundle's first adapter on at most `samples_max` samples of `data`.
+
+    The last batch is filled up with the first samples: its size is fixed in the graph.
+    """
+    chosen = spread(len(data), samples_max)
+    batch = loaded.bundle.batch
+    chosen = np.resize(chosen, -(-len(chosen) // batch) * batch)
+    losses = [
+        step.run(loaded.initial, data.batch(chosen[start : start + batch]))[0]
+        for start in range(0, len(chosen), batch)
+    ]
+    return float(np.mean(losses))
+
+
+def report(standing: Standing) -> dict[str, Any]:
+    """What `ternmesh status` says of releases."""
+    return {
+        "current": standing.current,
+        "last_good": standing.last_good,
+        "attempts": standing.attempts,
+        "bad": [{"version": version, "reason": reason} for version, reason in standing.bad],
+    }
+
+
+def _named(version: int) -> str:
+    return f"release {version}" if version else "the configured bundle"

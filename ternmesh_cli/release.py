@@ -1,0 +1,154 @@
+"""`ternmesh release`: make a release of a model, check one, give it to a board, see what it has."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ternmesh.config import ConfigError
+from ternmesh_cli.arguments import number, real
+
+if TYPE_CHECKING:
+    from edge.config import NodeConfig
+    from edge.releases import Releases
+    from ternmesh.release import Manifest
+
+EXIT_CODES = """\
+exit codes:
+  0  done
+  1  a release or a bundle is refused, or the disk fails; a sentence on stderr says why
+  2  the command line or the configuration is wrong; a sentence says what is allowed
+"""
+VERSION_MAX = (1 << 32) - 1
+UNSIGNED = "who made this release is not checked: this version reads no signatures"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `ternmesh release`."""
+    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, summary: str, run: Callable[[argparse.Namespace], int]
+    ) -> argparse.ArgumentParser:
+        row = rows.add_parser(
+            name,
+            help=summary,
+            description=summary.capitalize() + ".",
+            formatter_class=parser.formatter_class,
+            epilog=EXIT_CODES,
+        )
+        row.set_defaults(run_release=run)
+        return row
+
+    make = add("make", "write a bundle as an unsigned release", _make)
+    make.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder with a model.json")
+    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    make.add_argument("--version", type=number(1, VERSION_MAX), required=True, help="only grows")
+    make.add_argument(
+        "--loss-max",
+        type=real(1e-6, 4000.0),
+        required=True,
+        metavar="X",
+        help="on a board's held-out data",
+    )
+    make.add_argument(
+        "--latency-max-ms",
+        type=number(1, VERSION_MAX),
+        required=True,
+        metavar="N",
+        help="of one step on a board",
+    )
+    make.add_argument("--previous", type=Path, metavar="DIR", help="the release that it replaces")
+    check = add("check", "check a release and take its first steps here", _check)
+    check.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
+    check.add_argument("--memory-mib", type=number(16, 65_536), default=512)
+    install = add("install", "give a release to the node of a configuration", _install)
+    install.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
+    install.add_argument("--config", type=Path, required=True, metavar="FILE", help="node.toml")
+    listing = add("list", "show the releases that a node has", _list)
+    listing.add_argument("--config", type=Path, required=True, metavar="FILE", help="node.toml")
+    listing.add_argument("--json", action="store_true", help="as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand; returns the exit code."""
+    code: int = arguments.run_release(arguments)
+    return code
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    from edge.releases import make_release
+
+    limits = (arguments.loss_max, arguments.latency_max_ms / 1000)
+    manifest = make_release(
+        arguments.bundle, arguments.out, arguments.version, limits, arguments.previous
+    )
+    print(f"{arguments.out}: {_named(manifest)}, not signed")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from edge.model_trial import TrialLimits, try_model
+    from edge.releases import Releases, accept_unsigned, load_release
+    from ternmesh.release import LATENCY_UNIT, LOSS_UNIT
+
+    folder = arguments.release
+    manifest = Releases(folder.parent, accept_unsigned).read(folder)
+    load_release(folder, manifest)
+    limits = TrialLimits(memory_mib=arguments.memory_mib)
+    latency_s = try_model(folder, limits, with_gradient=True)
+    size = sum(entry.size for entry in manifest.files)
+    print(f"{_named(manifest)}, model {manifest.model.hex()[:16]}, {size:,} bytes")
+    print(f"a step takes {latency_s * 1e3:.1f} ms here", end="")
+    print(f", and {manifest.latency_max * LATENCY_UNIT * 1e3:.0f} ms are allowed on a board")
+    print(f"a loss of {manifest.loss_max * LOSS_UNIT:g} is allowed on a board's held-out data")
+    print(UNSIGNED, file=sys.stderr)
+    return 0
+
+
+def _install(arguments: argparse.Namespace) -> int:
+    _, releases = _board(arguments.config)
+    manifest = releases.install(arguments.release)
+    print(UNSIGNED, file=sys.stderr)
+    print(f"{_named(manifest)} is installed: a running node tries it within seconds")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from edge.rollout import report
+
+    config, releases = _board(arguments.config)
+    standing, installed = releases.standing(), releases.installed()
+    if arguments.json:
+        print(json.dumps({**report(standing), "installed": installed}, indent=1))
+        return 0
+    bad = dict(standing.bad)
+    for version in sorted({0, *installed, *bad}):
+        words = [f"the bundle {config.bundle}"] if version == 0 else []
+        if version == standing.current:
+            words.append("on trial" if standing.on_trial else "current")
+        if version == standing.last_good:
+            words.append("last good")
+        if version > standing.floor:
+            words.append("not tried yet")
+        if version in bad:
+            words.append(f"bad: {bad[version]}")
+        print(f"{version:>4}  {', '.join(words)}".rstrip())
+    return 0
+
+
+def _board(path: Path) -> "tuple[NodeConfig, Releases]":
+    """The configuration of a node and its releases. Signatures will be checked here."""
+    from edge.config import read_node_config
+    from edge.releases import Releases, accept_unsigned
+
+    config = read_node_config(path)
+    if config.releases.dir is None:
+        raise ConfigError(f"{path} has no releases.dir: this node takes no releases")
+    return config, Releases(Path(config.releases.dir), accept_unsigned)
+
+
+def _named(manifest: "Manifest") -> str:
+    return f"version {manifest.version} of {manifest.name}"

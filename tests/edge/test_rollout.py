@@ -1,0 +1,270 @@
+"""Bad releases lead back to the last good one, whatever dies; with real processes."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.errors import ModelError
+from edge.releases import MANIFEST, Releases, accept_unsigned
+from edge.rollout import report, settle
+from edge.session import LoadedBundle
+from ternmesh.bundle import FORWARD, TRAIN_STEP
+from ternmesh.rollout import ATTEMPTS_MAX
+from transports.link_config import LinkConfig
+
+Release = Callable[..., Path]
+SETTLE = """
+import os, signal, sys, pathlib
+import edge.rollout as rollout
+from edge.config import read_node_config
+from edge.releases import Releases, accept_unsigned
+config, point = read_node_config(pathlib.Path(sys.argv[1])), sys.argv[2]
+releases = Releases(pathlib.Path(config.releases.dir), accept_unsigned)
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def life():
+    match point:
+        case "open":
+            Releases.open = die
+        case "child":
+            rollout.try_model = die
+        case "loss":
+            rollout.try_model, rollout.mean_loss = (lambda *_, **__: 0.0), die
+        case "verdict":
+            rollout.try_model, rollout.mean_loss = (lambda *_, **__: 0.0), (lambda *_: 0.0)
+            rollout.succeed = die
+    rollout.settle(config, releases)
+
+for _ in range(int(sys.argv[3])):
+    child = os.fork()
+    if child == 0:
+        life()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+@pytest.fixture
+def board(tiny: LoadedBundle, tiny_data: dict[str, np.ndarray], tmp_path: Path) -> NodeConfig:
+    np.savez(tmp_path / "data.npz", **tiny_data)
+    return NodeConfig(
+        name="ada",
+        state_dir=str(tmp_path / "state"),
+        bundle=str(tiny.folder),
+        link=LinkConfig("mqtt://127.0.0.1:9"),
+        data=DataConfig(path=str(tmp_path / "data.npz")),
+        evaluate=EvaluateConfig(path=str(tmp_path / "data.npz")),
+        training=TrainingConfig(samples_min=8),
+        releases=ReleasesConfig(dir=str(tmp_path / "releases"), insecure=True),
+    )
+
+
+@pytest.fixture
+def releases(board: NodeConfig) -> Releases:
+    assert board.releases.dir is not None
+    return Releases(Path(board.releases.dir), accept_unsigned)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's answer without the child: `test_model_trial` has that."""
+    monkeypatch.setattr("edge.rollout.try_model", lambda *_, **__: 0.010)
+
+
+def version_of(loaded: LoadedBundle) -> str:
+    return loaded.folder.name
+
+
+def test_without_a_release_the_configured_bundle_runs(
+    board: NodeConfig, releases: Releases, tiny: LoadedBundle
+) -> None:
+    assert settle(board, releases).folder == tiny.folder
+
+
+def test_a_good_release_is_tried_in_a_child_and_stays(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(1))
+    assert version_of(settle(board, releases)) == "1"
+    standing = releases.standing()
+    assert (standing.current, standing.last_good, standing.bad) == (1, 1, ())
+    assert version_of(settle(board, releases)) == "1"
+
+
+def not_finite(folder: Path) -> bytes:
+    import onnx
+
+    step = onnx.load_from_string((folder / TRAIN_STEP).read_bytes())
+    for tensor in step.graph.initializer:
+        if tensor.name == "W":
+            tensor.raw_data = np.full(18, np.nan, np.float32).tobytes()
+    data: bytes = step.SerializeToString()
+    return data
+
+
+def replace_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_bytes(b"nothing")
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["loss", "latency", "not finite", "damaged"])
+def test_a_bad_release_is_rolled_back_20_of_20_times(
+    kind: str,
+    seed: int,
+    board: NodeConfig,
+    releases: Releases,
+    new_release: Release,
+    tiny: LoadedBundle,
+) -> None:
+    """Behind it lies a good release, or none; before it other bad ones."""
+    good = seed % 2
+    if good:
+        releases.install(new_release(1))
+        assert version_of(settle(board, releases)) == "1"
+    for version in range(2, 3 + seed % 3):
+        made = {
+            "loss": lambda v=version: new_release(v, loss_max=1e-6),
+            "latency": lambda v=version: new_release(v, latency_max_s=0.001),
+            "not finite": lambda v=version: new_release(
+                v, changes={TRAIN_STEP: not_finite(tiny.folder)}
+            ),
+            "damaged": lambda v=version: new_release(v),
+        }[kind]()
+        releases.install(made)
+        if kind == "damaged":
+            damaged = releases.folder / str(version) / FORWARD
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+        now = settle(board, releases)
+        assert version_of(now) == "1" if good else now.folder == tiny.folder
+        standing = releases.standing()
+        assert (standing.current, standing.last_good) == (good, good)
+        assert standing.bad[-1][0] == version
+        assert report(standing)["bad"][-1]["reason"] == standing.bad[-1][1]
+        settle(board, releases)
+        assert releases.standing() == standing
+    words = {"loss": "its loss on", "latency": "a step takes 10 ms, and the manifest allows 1 ms"}
+    words |= {"not finite": "held-out data is nan", "damaged": "forward.onnx is not what"}
+    assert words[kind] in releases.standing().bad[-1][1]
+
+
+def test_a_release_that_is_hostile_or_slow_to_load_is_refused_by_the_child(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedBundle
+) -> None:
+    tight = replace(board, releases=replace(board.releases, memory_mib=16))
+    step = wide_step(tiny.folder)
+    releases.install(new_release(1, changes={TRAIN_STEP: step}))
+    assert settle(tight, releases).folder == tiny.folder
+    assert "its first steps need more than 16 MiB" in releases.standing().bad[-1][1]
+
+
+def wide_step(folder: Path) -> bytes:
+    """The train step, with 64 MiB of ones on its way that nobody asked for."""
+    import onnx
+
+    helper = onnx.helper
+    step = onnx.load_from_string((folder / TRAIN_STEP).read_bytes())
+    step.graph.node[-1].output[0] = "plain"
+    wide = np.array([1 << 24], np.int64)
+    step.graph.initializer.append(onnx.numpy_helper.from_array(wide, "wide"))
+    step.graph.node.extend(
+        [
+            helper.make_node("ConstantOfShape", ["wide"], ["zeros"]),
+            helper.make_node("ReduceSum", ["zeros"], ["zero"]),
+            helper.make_node("Add", ["plain", "zero"], ["gradient"]),
+        ]
+    )
+    data: bytes = step.SerializeToString()
+    return data
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_release_that_does_not_fit_the_boards_data_is_refused(
+    board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "other.npz", x=np.zeros((9, 4), np.float32), t=np.zeros((9, 3), np.float32))
+    releases.install(new_release(1))
+    settle(replace(board, data=DataConfig(path=str(tmp_path / "other.npz"))), releases)
+    assert "has shape (9, 4)" in releases.standing().bad[-1][1]
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_last_good_one_that_is_damaged_leads_to_the_configured_bundle(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedBundle
+) -> None:
+    releases.install(new_release(1))
+    settle(board, releases)
+    (releases.folder / "1" / FORWARD).write_bytes(b"\0")
+    assert settle(board, releases).folder == tiny.folder
+    assert releases.standing().current == 0
+
+
+def test_a_configured_bundle_that_is_damaged_is_an_error(
+    board: NodeConfig, releases: Releases, tiny_copy: Path
+) -> None:
+    (tiny_copy / FORWARD).write_bytes(b"\0")
+    with pytest.raises(ModelError, match=r"forward\.onnx"):
+        settle(replace(board, bundle=str(tiny_copy)), releases)
+
+
+def config_file(board: NodeConfig, folder: Path) -> Path:
+    path = folder / "node.toml"
+    path.write_text(
+        f'name = "ada"\nstate_dir = "state"\nbundle = "{board.bundle}"\n'
+        '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\npath = "data.npz"\n'
+        '[evaluate]\npath = "data.npz"\n[training]\nsamples_min = 8\n'
+        '[releases]\ndir = "releases"\ninsecure = true\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize("point", ["open", "child", "loss", "verdict"])
+def test_kill_9_in_each_trial_leads_back_without_a_visit(
+    point: str, board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
+) -> None:
+    """Each life dies by SIGKILL where `point` says, until the release is given up."""
+    releases.install(new_release(1))
+    lives = ATTEMPTS_MAX + 1
+    done = subprocess.run(
+        [sys.executable, "-c", SETTLE, str(config_file(board, tmp_path)), point, str(lives)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    codes = [int(line) for line in done.stdout.split()]
+    assert codes == [-signal.SIGKILL] * ATTEMPTS_MAX + [0]
+    standing = releases.standing()
+    assert (standing.current, standing.last_good, standing.attempts) == (0, 0, 0)
+    assert standing.bad == ((1, f"the node died in {ATTEMPTS_MAX} trials of it"),)
+
+
+def test_one_power_cut_in_a_trial_is_forgiven(
+    board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
+) -> None:
+    releases.install(new_release(1))
+    command = [sys.executable, "-c", SETTLE, str(config_file(board, tmp_path)), "child", "1"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], capture_output=True)
+    assert releases.standing().attempts == 1
+    assert version_of(settle(board, releases)) == "1"
+    assert releases.standing().last_good == 1
+
+
+def test_a_standing_is_json_for_other_programs(board: NodeConfig, releases: Releases) -> None:
+    assert json.loads(json.dumps(report(releases.standing()))) == {
+        "current": 0,
+        "last_good": 0,
+        "attempts": 0,
+        "bad": [],
+    }

@@ -1,0 +1,209 @@
+"""The manifest of a release, and the way of a board through releases."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ternmesh.bundle import FILES as BUNDLE_FILES
+from ternmesh.bundle import Bundle, TensorSpec
+from ternmesh.errors import BundleError
+from ternmesh.release import (
+    FILES,
+    MANIFEST_MAX,
+    FileEntry,
+    Manifest,
+    make_manifest,
+    manifest_hash,
+    read_manifest,
+    write_manifest,
+)
+from ternmesh.rollout import (
+    ATTEMPTS_MAX,
+    BAD_MAX,
+    REASON_MAX,
+    Standing,
+    adopt,
+    attempt,
+    fail,
+    succeed,
+)
+
+ENTRIES = tuple(FileEntry(100 + index, bytes([index]) * 32) for index in range(len(FILES)))
+MANIFEST = Manifest("tiny", 7, b"m" * 32, ENTRIES, 2_500_000, 40, b"p" * 32)
+BUNDLE = Bundle(
+    name="tiny",
+    version=1,
+    inputs=(TensorSpec("x", "float32", (-1, 6)),),
+    outputs=(TensorSpec("y", "float32", (-1, 3)),),
+    batch_inputs=(TensorSpec("x", "float32", (8, 6)),),
+    adapter=(TensorSpec("A", "float32", (6, 2)),),
+    metric="mean_absolute_error",
+    files=dict.fromkeys(BUNDLE_FILES, "00" * 32),
+)
+
+numbers = st.integers(1, 2**32 - 1)
+entries = st.builds(FileEntry, st.integers(0, 2**31 - 1), st.binary(min_size=32, max_size=32))
+manifests = st.builds(
+    Manifest,
+    st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True),
+    numbers,
+    st.binary(min_size=32, max_size=32),
+    st.tuples(*[entries] * len(FILES)),
+    numbers,
+    numbers,
+    st.one_of(st.just(b""), st.binary(min_size=32, max_size=32)),
+)
+
+
+# Boards in the field verify signatures over these bytes: they never change.
+GOLDEN = bytes.fromhex(
+    "88727465726e6d6573682072656c6561736520316474696e790758206d6d6d6d6d6d6d6d6d6d6d6d6d6d6d6d"
+    "6d6d6d6d6d6d6d6d6d6d6d6d6d6d6d6d84821864582000000000000000000000000000000000000000000000"
+    "0000000000000000000082186558200101010101010101010101010101010101010101010101010101010101"
+    "0101018218665820020202020202020202020202020202020202020202020202020202020202020282186758"
+    "2003030303030303030303030303030303030303030303030303030303030303031a002625a0182858207070"
+    "707070707070707070707070707070707070707070707070707070707070"
+)
+
+
+def test_the_bytes_that_are_signed() -> None:
+    assert write_manifest(MANIFEST) == GOLDEN
+    assert read_manifest(GOLDEN) == MANIFEST
+
+
+@given(manifests)
+@settings(deadline=None)
+def test_a_manifest_comes_back(manifest: Manifest) -> None:
+    content = write_manifest(manifest)
+    assert len(content) <= MANIFEST_MAX
+    assert read_manifest(content) == manifest
+
+
+@given(st.binary(max_size=400))
+@settings(deadline=None)
+def test_any_bytes_are_a_manifest_or_refused(content: bytes) -> None:
+    with pytest.raises(BundleError):
+        read_manifest(content)
+
+
+@given(st.integers(0, 400), st.binary(max_size=2))
+@settings(deadline=None)
+def test_a_changed_manifest_is_refused_or_another(at: int, new: bytes) -> None:
+    content = bytearray(write_manifest(MANIFEST))
+    content[at : at + 1] = new
+    try:
+        assert write_manifest(read_manifest(bytes(content))) == content
+    except BundleError:
+        return
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": 0},
+        {"version": 1 << 32},
+        {"loss_max": 0},
+        {"latency_max": 0},
+        {"name": "../etc"},
+        {"name": ""},
+        {"model": b"short"},
+        {"previous": b"short"},
+        {"files": ENTRIES[:-1]},
+        {"files": (*ENTRIES, ENTRIES[0])},
+        {"files": (*ENTRIES[:-1], FileEntry(1 << 31, b"h" * 32))},
+        {"files": (*ENTRIES[:-1], FileEntry(1, b"short"))},
+    ],
+    ids=repr,
+)
+def test_a_manifest_out_of_its_limits_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(BundleError, match=r"manifest"):
+        read_manifest(write_manifest(replace(MANIFEST, **changed)))
+
+
+def test_a_manifest_of_another_kind_or_length_is_refused() -> None:
+    content = write_manifest(MANIFEST)
+    with pytest.raises(BundleError, match="not the manifest"):
+        read_manifest(content.replace(b"ternmesh release 1", b"ternmesh release 2"))
+    with pytest.raises(BundleError, match="at most 1024"):
+        read_manifest(bytes(MANIFEST_MAX + 1))
+    with pytest.raises(BundleError, match="not the manifest"):
+        read_manifest(content + b"\0")
+
+
+def test_a_manifest_of_a_bundle_names_what_it_replaces() -> None:
+    first = make_manifest(BUNDLE, 3, ENTRIES, (2.5, 0.04))
+    assert (first.loss_max, first.latency_max, first.previous) == (2_500_000, 40, b"")
+    assert first.model == BUNDLE.model_hash()
+    content = write_manifest(first)
+    assert make_manifest(BUNDLE, 4, ENTRIES, (1, 1), content).previous == manifest_hash(content)
+    with pytest.raises(BundleError, match="version 3 is not above"):
+        make_manifest(BUNDLE, 3, ENTRIES, (1, 1), content)
+    for limits in ((0.0, 1.0), (1.0, 0.0), (1e9, 1.0)):
+        with pytest.raises(BundleError, match="more than 0 and not enormous"):
+            make_manifest(BUNDLE, 1, ENTRIES, limits)
+    with pytest.raises(BundleError, match="a release's name"):
+        make_manifest(replace(BUNDLE, name="two words"), 1, ENTRIES, (1, 1))
+
+
+def test_a_good_release_becomes_the_last_good_one() -> None:
+    trying = attempt(adopt(Standing(), [1, 2]))
+    assert (trying.current, trying.last_good, trying.attempts, trying.on_trial) == (2, 0, 1, True)
+    good = succeed(trying)
+    assert (good.current, good.last_good, good.attempts, good.on_trial) == (2, 2, 0, False)
+    assert attempt(adopt(good, [1, 2])) == good
+
+
+def test_a_bad_release_leads_back_and_is_never_tried_again() -> None:
+    good = succeed(attempt(adopt(Standing(), [1])))
+    back = fail(attempt(adopt(good, [1, 2])), "its loss is 9")
+    assert (back.current, back.last_good, back.bad) == (1, 1, ((2, "its loss is 9"),))
+    assert adopt(back, [1, 2]) == back
+    assert adopt(back, [1, 2, 3]).current == 3
+
+
+def test_a_last_good_one_that_fails_leads_to_the_configured_bundle() -> None:
+    good = succeed(attempt(adopt(Standing(), [1])))
+    assert fail(good, "its file is damaged").current == 0
+
+
+def test_deaths_in_trials_count() -> None:
+    standing = adopt(Standing(current=1, last_good=1, floor=1), [1, 2])
+    for count in range(1, ATTEMPTS_MAX + 1):
+        standing = attempt(standing)
+        assert (standing.current, standing.attempts) == (2, count)
+    back = attempt(standing)
+    assert (back.current, back.bad) == (1, ((2, "the node died in 3 trials of it"),))
+
+
+def test_a_newer_release_replaces_one_on_trial() -> None:
+    standing = attempt(adopt(Standing(), [1]))
+    newer = adopt(standing, [1, 2])
+    assert (newer.current, newer.last_good, newer.attempts) == (2, 0, 0)
+
+
+@given(
+    st.lists(st.one_of(st.integers(1, 60), st.sampled_from(["good", "bad", "die"])), max_size=80)
+)
+@settings(deadline=None)
+def test_whatever_happens_the_current_one_was_good_or_is_on_trial(events: list[int | str]) -> None:
+    standing, installed, good = Standing(), set[int](), {0}
+    for event in events:
+        if isinstance(event, int):
+            installed.add(event)
+            continue
+        before = standing
+        standing = attempt(adopt(standing, installed))
+        assert standing.floor >= before.floor
+        if event == "good":
+            standing = succeed(standing)
+            good.add(standing.current)
+        elif event == "bad" and standing.on_trial:
+            standing = fail(standing, "x" * 1000)
+        assert standing.last_good in good
+        assert standing.on_trial or standing.current in good
+        assert standing.attempts <= ATTEMPTS_MAX
+        assert standing.current not in {version for version, _ in standing.bad}
+        assert len(standing.bad) <= BAD_MAX
+        assert all(len(reason) <= REASON_MAX for _, reason in standing.bad)

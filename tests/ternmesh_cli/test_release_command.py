@@ -1,0 +1,151 @@
+"""`ternmesh release`, and a running node that takes a good release and leaves a bad one."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.zoo import bundle_path, fsdd_path
+from ternmesh_cli import main
+from transports.control_socket import ControlError, ask
+
+RUN = "import sys; from ternmesh_cli.main import main; sys.exit(main(sys.argv[1:]))"
+CONFIG = """
+name = "ada"
+state_dir = "state"
+bundle = "keyword"
+[link]
+url = "mqtt://127.0.0.1:9"
+[data]
+path = "{data}"
+arrays = {{ features = "x", target = "y" }}
+where = {{ speaker = "theo" }}
+divide_by = 255
+[evaluate]
+path = "{data}"
+arrays = {{ features = "x", target = "y" }}
+where = {{ speaker = "theo" }}
+divide_by = 255
+samples_max = 32
+"""
+RELEASES = '[releases]\ndir = "releases"\ninsecure = true\n'
+
+
+def ternmesh(*arguments: object) -> int:
+    return main.main(["release", *map(str, arguments)])
+
+
+def make(out: Path, version: int, loss_max: float = 100.0) -> Path:
+    limits = ("--loss-max", loss_max, "--latency-max-ms", 60_000)
+    assert (
+        ternmesh("make", bundle_path("keyword"), "--out", out, "--version", version, *limits) == 0
+    )
+    return out
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(CONFIG.format(data=fsdd_path("dev")) + RELEASES)
+    return path
+
+
+def test_make_check_install_list(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = make(tmp_path / "one", 1)
+    assert "version 1 of keyword, not signed" in capsys.readouterr().out
+    assert ternmesh("check", release) == 0
+    shown = capsys.readouterr()
+    assert "a step takes" in shown.out
+    assert "a loss of 100 is allowed" in shown.out
+    assert "is not checked" in shown.err
+    assert ternmesh("install", release, "--config", config) == 0
+    assert ternmesh("install", release, "--config", config) == 1
+    assert "never goes back" in capsys.readouterr().err
+    assert ternmesh("list", "--config", config) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "   0  the bundle keyword, current, last good",
+        "   1  not tried yet",
+    ]
+    assert ternmesh("list", "--config", config, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["installed"] == [1]
+
+
+def test_a_release_that_replaces_another_is_above_it(tmp_path: Path) -> None:
+    one, limits = make(tmp_path / "one", 4), ("--loss-max", 1, "--latency-max-ms", 1)
+    bundle, out = bundle_path("keyword"), tmp_path / "two"
+    more = ("--previous", one, *limits)
+    assert ternmesh("make", bundle, "--out", out, "--version", 4, *more) == 1
+    assert ternmesh("make", bundle, "--out", out, "--version", 5, *more) == 0
+
+
+def test_a_changed_release_is_refused_with_1(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = make(tmp_path / "one", 1)
+    whole = (release / "forward.onnx").read_bytes()
+    (release / "forward.onnx").write_bytes(whole[:-1])
+    assert ternmesh("check", release) == 1
+    assert ternmesh("install", release, "--config", config) == 1
+    assert "forward.onnx is not what model.json describes" in capsys.readouterr().err
+
+
+def test_a_node_that_takes_none_says_so_with_2(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text().replace(RELEASES, ""))
+    assert ternmesh("list", "--config", config) == 2
+    assert "takes no releases" in capsys.readouterr().err
+    config.write_text(config.read_text() + RELEASES.replace("insecure = true", ""))
+    assert ternmesh("list", "--config", config) == 2
+    assert "cannot check signatures of releases" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["make", "check", "install", "list"])
+def test_help_tells_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        ternmesh(command, "--help")
+    assert caught.value.code == 0
+    assert "1  a release or a bundle is refused" in capsys.readouterr().out
+
+
+def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
+    tmp_path: Path, config: Path, eventually: Callable[..., None]
+) -> None:
+    def told() -> dict | None:
+        try:
+            return ask(tmp_path / "state" / "control.sock", {"command": "status"})
+        except ControlError:
+            return None
+
+    def stands(current: int, bad: list[int]) -> Callable[[], bool]:
+        def condition() -> bool:
+            answer = told()
+            if answer is None:
+                return False
+            found = answer["releases"]
+            refused = [entry["version"] for entry in found["bad"]]
+            return (found["current"], found["last_good"], refused) == (current, current, bad)
+
+        return condition
+
+    command = [sys.executable, "-c", RUN, "node", "--config", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            eventually(stands(0, []), 60)
+            ternmesh("install", make(tmp_path / "one", 1), "--config", config)
+            eventually(stands(1, []), 60)
+            ternmesh("install", make(tmp_path / "two", 2, loss_max=1e-6), "--config", config)
+            eventually(stands(1, [2]), 60)
+            answer = told()
+            assert answer is not None
+            assert (
+                "its loss on this board's held-out data" in answer["releases"]["bad"][0]["reason"]
+            )
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
