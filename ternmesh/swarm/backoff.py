@@ -38,3 +38,8 @@ class Backoff:
     def due(self, now: float) -> bool:
         """Whether to ask now."""
         return self.at is not None and now >= self.at
+
+
+def earliest(*times: float | None) -> float | None:
+    """The first of these times, without those that are None."""
+    return min((time for time in times if time is not None), default=None)

@@ -14,17 +14,15 @@ silent in a round counts as present without a packet.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ternmesh.errors import WireError
-from ternmesh.hypervector import feedback
-from ternmesh.hypervector.scale import add_fixed, to_vector
+from ternmesh.hypervector.scale import add_fixed
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.swarm.chain import Chain
 from ternmesh.swarm.events import (
     REFUSED_SHOWN_MAX,
     BodyAccepted,
-    CountersReserved,
     HostEvent,
     NodeJoined,
     PacketForgotten,
@@ -33,16 +31,27 @@ from ternmesh.swarm.events import (
     RoundExtended,
     RoundOpened,
 )
-from ternmesh.swarm.intake import Intake
-from ternmesh.swarm.open_round import OpenRound
+from ternmesh.swarm.hello import read_hello
+from ternmesh.swarm.open_round import Count, OpenRound
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.records import CoordinatorState, Link, Node, Settings
-from ternmesh.swarm.step import combine, encode_step, step_units
-from ternmesh.wire import control, manifest, pieces, seal, share
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Refusal, Silent
+from ternmesh.swarm.seldom import Seldom
+from ternmesh.swarm.step import make_step
+from ternmesh.trust.notary import OPEN as TRUST_OPEN
+from ternmesh.trust.notary import Trust
+from ternmesh.wire import contributions, control, manifest, pieces, seal, share
+from ternmesh.wire.control import (
+    FINISHED,
+    GATHERING,
+    OPEN,
+    Announce,
+    Hello,
+    Receipt,
+    Refusal,
+    Silent,
+)
 from ternmesh.wire.reference import (
     COUNTED_MAX,
-    Counted,
     Reference,
     Snapshot,
     certify,
@@ -54,7 +63,7 @@ from ternmesh.wire.reference import (
 ALL = "all"
 CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
 ANSWER_MIN_S = 1.0  # at most one refusal a peer in this time
-ANSWERED_MAX = 1024
+NODES_BUNDLED_MAX = COUNTED_MAX * 2 // 3  # a bundle of two has a third row of its own
 
 
 class Coordinator:
@@ -67,6 +76,7 @@ class Coordinator:
         model_hash: bytes,
         run: bytes,
         state: CoordinatorState,
+        trust: Trust = TRUST_OPEN,
     ) -> None:
         self.plan, self.settings, self.run = plan, settings, run
         self.version, self.fixed, self.residual = state.version, state.fixed, state.residual
@@ -74,7 +84,7 @@ class Coordinator:
         self.reference = state.reference or origin
         self.phase = FINISHED if state.finished else OPEN if state.started else GATHERING
         self.nodes: dict[int, Node] = {
-            r.context: Node(r.context, r.name, r.samples, r.counted) for r in state.nodes
+            r.context: Node(r.context, r.name, r.samples, r.counted, r.bundle) for r in state.nodes
         }
         self.deadline = 0.0
         self.refused: Counter[str] = Counter()
@@ -82,14 +92,15 @@ class Coordinator:
         self._model = model_hash[: manifest.MODEL_SIZE]
         self._names = {node.name: node for node in self.nodes.values()}
         self._chain = Chain(origin, state.chain, settings.chain_max)
-        self._outgoing = Outgoing(state.counter)
+        self._sealing, self._notary = trust.sealing, trust.notary
+        self._outgoing = Outgoing(state.counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
-        self._round = OpenRound(plan, self._model, self.version)
+        self._round = self._new_round()
         self._announce_at = 0.0
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
-        self._answered: dict[str, float] = {}
-        for context, body in state.bodies:
-            self._round.add(context, body)
+        self._refusals, self._catch_ups = Seldom(ANSWER_MIN_S), Seldom(CATCH_UP_MIN_S)
+        for place, body in state.bodies:
+            self._round.add(place, body)
 
     # The verbs
 
@@ -111,6 +122,7 @@ class Coordinator:
         for context in touched:
             self._answer(context)
         self._advance(now)
+        self._outgoing.ask(now)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due."""
@@ -122,13 +134,11 @@ class Coordinator:
             self._deadline_passed(now)
         if now >= self._announce_at:
             self._announce(now)
+        self._outgoing.ask(now)
 
     def next_event(self) -> HostEvent | None:
         """The next thing to make durable or show, until None."""
-        if self._events:
-            return self._events.popleft()
-        limit = self._outgoing.reserve()
-        return None if limit is None else CountersReserved(limit)
+        return self._outgoing.next_event(self._events)
 
     def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
         """Sealed frames by peer; call it after the events are on disk."""
@@ -141,7 +151,9 @@ class Coordinator:
     # Receiving
 
     def _receive(self, peer: str, frame: bytes, now: float, touched: set[int]) -> None:
-        header, body = seal.open_seal(frame)
+        header, body = self._sealing.open(peer, frame)
+        if self._sealing.is_own(body):
+            return
         if header.context == seal.ENROL:
             self._receive_hello(peer, body, now)
             return
@@ -152,34 +164,45 @@ class Coordinator:
             raise WireError("wrong peer", "a frame in another node's name")
         node.heard_at, node.active = now, True
         self._check_round(self._round_of(body))
-        touched.add(node.context)
-        if self._take(node, body):
-            self._events.append(BodyAccepted(node.context, self.version, body))
+        place = self._round.place(node.context, body)
+        try:
+            is_new = self._take(node, place, body)
+        finally:
+            touched.update(self._round.contributors(place))
+        for context in self._round.contributors(place):
+            self.nodes[context].heard_at, self.nodes[context].active = now, True
+        if is_new:
+            self._events.append(BodyAccepted(place, self.version, body))
         else:
             self.refused["duplicate"] += 1
             node.refused["duplicate"] += 1
 
-    def _take(self, node: Node, body: bytes) -> bool:
+    def _take(self, node: Node, place: int, body: bytes) -> bool:
         try:
-            return self._round.add(node.context, body)
+            is_new = self._round.add(place, body)
+            packet = self._round.whole_packet(place)
+            if is_new and packet is not None:  # before, its seals alone speak for it
+                self._notary.check_packet(node.name, self.run, self.version, *packet)
+            return is_new
         except WireError as error:
             # A node that has lost its disk makes another packet: its shares must not mix with what
             # is here of the first one.
             is_other = error.reason == "conflict" and body[0] == manifest.KIND
-            is_other = is_other and self.delivered(node.context) != "whole"
-            if is_other or error.reason == "digest":
-                self._forget(node.context)
+            is_other = is_other and not self._round.is_whole(place)
+            if is_other or error.reason in ("digest", "signature"):
+                self._forget(place)
             if is_other:
-                return self._round.add(node.context, body)
+                return self._round.add(place, body)
             raise
 
-    def _forget(self, context: int) -> None:
-        self._round.forget(context)
-        self._events.append(PacketForgotten(context, self.version))
+    def _forget(self, place: int) -> None:
+        self._round.forget(place)
+        self._events.append(PacketForgotten(place, self.version))
 
     def _round_of(self, body: bytes) -> int:
         """The round that a node's body is for; WireError where a host takes no such body."""
-        if body[0] in (manifest.KIND, share.KIND):
+        of_bundle = (contributions.KIND, contributions.SHARE_KIND) if self.settings.bundles else ()
+        if body[0] in (manifest.KIND, share.KIND, *of_bundle):
             return share.whole_round(int.from_bytes(body[1:3], "little"), self.version)
         message = control.read_control(body) if body[0] == control.KIND else None
         if not isinstance(message, Silent) or self.plan.silence_rounds == 0:
@@ -193,15 +216,7 @@ class Coordinator:
             raise WireError("future round", f"a packet for round {round_number}, not yet open")
 
     def _receive_hello(self, peer: str, body: bytes, now: float) -> None:
-        hello = control.read_control(body) if body[0] == control.KIND else None
-        if not isinstance(hello, Hello):
-            raise WireError("kind", "only a hello may come before a node has its context")
-        if hello.name != peer:
-            raise WireError("wrong peer", "a hello in another node's name")
-        if hello.model != self._model:
-            raise WireError("wrong model", f"{hello.name} runs another model")
-        if not 0 < hello.samples <= manifest.SAMPLES_MAX:
-            raise WireError("samples", f"{hello.name} has no samples, or too many")
+        hello = read_hello(body, peer, self._model)
         if hello.run == self.run and hello.version > self.version:
             raise WireError("ahead", f"{hello.name} holds a reference that this host never made")
         node = self._register(hello)
@@ -214,7 +229,8 @@ class Coordinator:
     def _register(self, hello: Hello) -> Node:
         node = self._names.get(hello.name)
         if node is None:
-            if len(self.nodes) >= min(self.settings.nodes_max, COUNTED_MAX):
+            most = NODES_BUNDLED_MAX if self.settings.bundles else COUNTED_MAX
+            if len(self.nodes) >= min(self.settings.nodes_max, most):
                 raise WireError("full", f"this host takes {self.settings.nodes_max} nodes")
             context = max(self.nodes, default=0) + 1
             node = Node(context, hello.name, 0)
@@ -225,26 +241,24 @@ class Coordinator:
         return node
 
     def _welcome(self, hello: Hello, context: int, now: float) -> bytes:
-        return control.write_control(
-            control.Welcome(
-                instance=hello.instance,
-                context=context,
-                run=self.run,
-                version=self.version,
-                phase=self.phase,
-                deadline_ms=self._deadline_ms(now),
-                plan=to_numbers(self.plan),
-            )
+        welcome = control.Welcome(
+            instance=hello.instance,
+            context=context,
+            run=self.run,
+            version=self.version,
+            phase=self.phase,
+            deadline_ms=self._deadline_ms(now),
+            plan=to_numbers(self.plan),
         )
+        return control.write_control(welcome)
 
     def _catch_up(self, node: Node, hello: Hello, now: float) -> None:
         version = hello.version if hello.run == self.run else 0
         known = hello.reference if hello.run == self.run else self._chain.hash_of(0)
         if version == self.version and known == self.reference:
             return
-        if node.caught_up_at is not None and now < node.caught_up_at + CATCH_UP_MIN_S:
+        if not self._catch_ups.may(node.name, now):
             return
-        node.caught_up_at = now
         for content in self._missing(node, version, known):
             bodies = pieces.cut(content, self.plan.frame_mtu)
             self._outgoing.push(node.name, node.context | seal.DOWN, bodies)
@@ -260,10 +274,10 @@ class Coordinator:
             model=self._model,
             finished=self.phase == FINISHED,
             deadline_ms=self._round_ms,  # not what is left: the same pieces, whenever it is sent
-            counted=() if node.counted is None else (node.counted,),
+            counted=tuple(row for row in (node.counted, node.bundle) if row is not None),
             state=self.fixed,
         )
-        return [certify(write_snapshot(snapshot))]
+        return [self._certified(write_snapshot(snapshot))]
 
     # Rounds
 
@@ -283,7 +297,7 @@ class Coordinator:
     def _deadline_passed(self, now: float) -> None:
         for node in self.nodes.values():
             node.active = self.delivered(node.context) != "none"
-        usable = self._round.usable()
+        usable = self._round.count().rows
         if len(self._round.silent.union(usable)) >= self.settings.min_peers:
             self._close_round(now)
         else:
@@ -296,32 +310,29 @@ class Coordinator:
         self._events.append(RoundOpened(self.version, self.deadline))
 
     def _close_round(self, now: float) -> None:
-        usable = self._round.usable()
-        packets = [(i.manifest.samples, i.hypervector()) for i in usable.values() if i.manifest]
-        mean = combine(packets, self._model_hash, self.version, self.plan)
-        wanted = feedback.update(self.residual, mean)
-        version = self.version + 1
-        shares = encode_step(wanted, self._model_hash, version, self.plan)
-        units = step_units(shares, self._model_hash, version, self.plan)
-        self.residual = feedback.settle(wanted, to_vector(units))
+        count, version = self._round.count(), self.version + 1
+        shares, units, self.residual = make_step(
+            count.packets, self.residual, self._model_hash, version, self.plan
+        )
         self.fixed = add_fixed(self.fixed, units)
         self.phase = FINISHED if version >= self.plan.rounds else OPEN
-        self._publish(version, shares, tuple(self._counted(usable)), now)
-        self._round = OpenRound(self.plan, self._model, self.version)
+        for context, row in count.rows.items():
+            node = self.nodes[context]
+            node.counted, node.bundle = row, count.bundles.get(context)
+        self._publish(version, shares, count, now)
+        self._round = self._new_round()
         if self.phase == OPEN:
             self._open_round(now)
 
-    def _counted(self, usable: dict[int, Intake]) -> Iterable[Counted]:
-        for context, node in self.nodes.items():
-            intake = usable.get(context)
-            if intake is None or intake.manifest is None:
-                continue
-            node.counted = Counted(context, self.version, intake.manifest.digest, intake.have)
-            yield node.counted
+    def _certified(self, content: bytes) -> bytes:
+        return certify(content, self._notary.certify(self.run, content))
 
-    def _publish(
-        self, version: int, shares: tuple[bytes, ...], counted: tuple[Counted, ...], now: float
-    ) -> None:
+    def _new_round(self) -> OpenRound:
+        may_be_bundled = self.nodes if self.settings.bundles else None
+        return OpenRound(self.plan, self._model, self.version, may_be_bundled)
+
+    def _publish(self, version: int, shares: tuple[bytes, ...], count: Count, now: float) -> None:
+        counted = tuple(count.rows.values())
         content = write_reference(
             Reference(
                 version=version,
@@ -329,39 +340,44 @@ class Coordinator:
                 model=self._model,
                 finished=self.phase == FINISHED,
                 deadline_ms=self._round_ms,
-                counted=counted,
+                counted=(*counted, *dict.fromkeys(count.bundles.values())),
                 shares=shares,
             )
         )
-        link = Link(version, reference_hash(content), certify(content))
+        link = Link(version, reference_hash(content), self._certified(content))
         self._chain.append(link)
         self.version, self.reference = version, link.reference
-        known = {entry.context for entry in counted} | self._round.silent
-        self._events.append(
-            ReferenceMade(
-                version=version,
-                reference=link.reference,
-                content=link.content,
-                fixed=self.fixed,
-                residual=self.residual,
-                counted=counted,
-                missing=tuple(context for context in self.nodes if context not in known),
-                finished=self.phase == FINISHED,
-            )
+        known = count.rows.keys() | self._round.silent
+        made = ReferenceMade(
+            version=version,
+            reference=link.reference,
+            content=link.content,
+            fixed=self.fixed,
+            residual=self.residual,
+            counted=counted,
+            missing=tuple(context for context in self.nodes if context not in known),
+            finished=self.phase == FINISHED,
+            bundles=tuple(count.bundles.items()),
         )
+        self._events.append(made)
         self._outgoing.push(ALL, seal.BROADCAST, pieces.cut(link.content, self.plan.frame_mtu))
         self._announce_at = now + self.plan.announce_s
 
     # Sending
 
     def _answer(self, context: int) -> None:
-        bodies = map(control.write_control, self._round.answers(context))
-        self._outgoing.push(self.nodes[context].name, context | seal.DOWN, bodies)
+        name = self.nodes[context].name
+        for answer in self._round.answers(context):
+            body = control.write_control(answer)
+            if isinstance(answer, Receipt):
+                body = self._notary.sign_receipt(name, self.run, body)
+            self._outgoing.push(name, context | seal.DOWN, [body])
 
     def _announce(self, now: float) -> None:
         message = Announce(self.run, self.version, self.phase, self._deadline_ms(now))
-        self._outgoing.discard(seal.BROADCAST, control.KIND)  # they pile up without a bearer
-        self._outgoing.push(ALL, seal.BROADCAST, [control.write_control(message)])
+        body = self._notary.sign_announce(control.write_control(message))
+        self._outgoing.discard(seal.BROADCAST, body[0])  # they pile up without a bearer
+        self._outgoing.push(ALL, seal.BROADCAST, [body])
         self._announce_at = now + self.plan.announce_s
 
     def _deadline_ms(self, now: float) -> int:
@@ -375,11 +391,6 @@ class Coordinator:
             node.refused[reason] += 1
         if len(self._events) < REFUSED_SHOWN_MAX:
             self._events.append(Refused(peer, reason))
-        answered = self._answered.pop(peer, None)
-        if answered is None or now >= answered + ANSWER_MIN_S:
-            answered = now
+        if self._refusals.may(peer, now):
             body = control.write_control(Refusal(self.version, reason))
             self._outgoing.push(peer, seal.ENROL, [body])
-        self._answered[peer] = answered
-        while len(self._answered) > ANSWERED_MAX:
-            del self._answered[next(iter(self._answered))]

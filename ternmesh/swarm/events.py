@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.plan import Plan
+from ternmesh.trust.sealing import Change
 from ternmesh.wire.reference import Counted
 
 Vector = NDArray[np.float32]
@@ -23,6 +24,13 @@ class CountersReserved:
     """Seal counters below `limit` are about to be used. Keep it before anything is sent."""
 
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrustChanged:
+    """What the seals know of their peers has changed. Keep it before anything is sent."""
+
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,7 @@ class WorkReady:
 
 NodeEvent = (
     CountersReserved
+    | TrustChanged
     | Refused
     | Joined
     | Advanced
@@ -137,7 +146,8 @@ class NodeJoined:
 class BodyAccepted:
     """A body of the open round, new and well-formed: a manifest, a share, or a word of silence.
 
-    Keep it before it is answered.
+    Keep it before it is answered. `context` is its place: the node's context, or that with a mark
+    (`open_round.BUNDLE`) for what belongs to a gateway's bundle in the node's name.
     """
 
     context: int
@@ -147,7 +157,7 @@ class BodyAccepted:
 
 @dataclass(frozen=True, slots=True)
 class PacketForgotten:
-    """What was accepted of a node does not add up: delete it all, it will be sent again."""
+    """What was accepted at a place does not add up: delete it all, it will be sent again."""
 
     context: int
     round: int
@@ -173,7 +183,8 @@ class RoundExtended:
 class ReferenceMade:
     """The round is closed: `content` is the certified object, `fixed` and `residual` the new state.
 
-    `missing` are the contexts of known nodes that it does not count and that were not silent.
+    `missing` are the contexts of known nodes that it does not count and that were not silent;
+    `bundles` has for each node that was counted in a gateway's bundle the row of that bundle.
     """
 
     version: int
@@ -184,10 +195,12 @@ class ReferenceMade:
     counted: tuple[Counted, ...]
     missing: tuple[int, ...]
     finished: bool
+    bundles: tuple[tuple[int, Counted], ...] = ()
 
 
 HostEvent = (
     CountersReserved
+    | TrustChanged
     | Refused
     | NodeJoined
     | BodyAccepted

@@ -57,8 +57,7 @@ class Intake:
             raise WireError("wrong model", "a packet for another model")
         if item.shares != self.plan.up.count:
             raise WireError("vector length", f"a packet here has {self.plan.up.count} shares")
-        if item.contributors:
-            raise WireError("bundle", "bundled packets are not taken from this node")
+        self._check_contributors(item)
         if self.manifest == item:
             return False
         if self.manifest is not None:
@@ -78,16 +77,26 @@ class Intake:
         if decode_scale(item.slice.scale) > self.plan.scale_max:
             raise WireError("scale", "a share's scale is beyond what the plan allows")
         trits, scale = decode_slice(item.slice, self.plan.up)
-        if np.abs(trits).max(initial=0) > 1:
-            raise WireError("bundle", "votes are not taken from this node")
+        self._check_votes(int(np.abs(trits).max(initial=0)), scale)
         self.bodies[index], self.decoded[index] = body, (index, trits, scale)
         self._check_digest()
         return True
+
+    def _check_contributors(self, item: Manifest) -> None:
+        if item.contributors:
+            raise WireError("bundle", "bundled packets are not taken from this node")
+
+    def _check_votes(self, largest: int, _scale: int) -> None:
+        if largest > 1:
+            raise WireError("bundle", "votes are not taken from this node")
+
+    def whole(self) -> list[bytes]:
+        """The bodies that the digest covers."""
+        return [self.bodies[index] for index in range(self.plan.up.count)]
 
     def _check_digest(self) -> None:
         """Refuse a whole packet that is not what its manifest names; the owner forgets it."""
         if self.manifest is None or not self.complete:
             return
-        whole = [self.bodies[index] for index in range(self.plan.up.count)]
-        if manifest.packet_digest(whole) != self.manifest.digest:
+        if manifest.packet_digest(self.whole()) != self.manifest.digest:
             raise WireError("digest", "the shares are not those that the manifest names")

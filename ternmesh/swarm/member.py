@@ -14,6 +14,7 @@ clock that does not jump. The shape is aioquic's.
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -21,12 +22,11 @@ from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
 from ternmesh.hypervector.scale import add_fixed
 from ternmesh.plan import Plan, from_numbers, genesis
-from ternmesh.swarm.backoff import Backoff
+from ternmesh.swarm.backoff import Backoff, earliest
 from ternmesh.swarm.bitmap import read_bitmap
 from ternmesh.swarm.events import (
     REFUSED_SHOWN_MAX,
     Advanced,
-    CountersReserved,
     FellSilent,
     Fixed,
     Joined,
@@ -42,7 +42,8 @@ from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.swarm.packet import is_too_little, make_packet, packet_bodies, settle_packet
 from ternmesh.swarm.records import MemberState
-from ternmesh.swarm.step import step_units
+from ternmesh.swarm.step import read_step, step_units
+from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import control, manifest, pieces, seal
 from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Silent, Welcome
 from ternmesh.wire.reference import (
@@ -50,7 +51,6 @@ from ternmesh.wire.reference import (
     Reference,
     Snapshot,
     object_max,
-    read_object,
     reference_hash,
     split_certificate,
 )
@@ -68,7 +68,7 @@ def new_state(dimension: int) -> MemberState:
 class Member:
     """One node. `instance` is 8 random bytes of this process; `rng` only jitters timers.
 
-    `pace` fits the timers to the bearer.
+    `pace` fits the timers to the bearer; `trust` says how frames are sealed, and what is believed.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Member:
         state: MemberState,
         rng: np.random.Generator,
         pace: Pace = NETWORK,
+        trust: Trust = OPEN,
     ) -> None:
         self.name, self.samples = name, samples
         self.run, self.context, self.plan = state.run, state.context, state.plan
@@ -91,15 +92,15 @@ class Member:
         self.joined, self.target, self.phase = False, state.version, control.GATHERING
         self.refused: Counter[str] = Counter()
         self._model_hash, self._instance, self._rng = model_hash, instance, rng
-        self._outgoing = Outgoing(state.counter)
+        self._sealing, self._notary = trust.sealing, trust.notary
+        self._outgoing = Outgoing(state.counter, trust.sealing)
         self._events: deque[NodeEvent] = deque()
         self._assembly: pieces.Assembly | None = None
         self._offered = -1
         self._greeting = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self._resend = Backoff(pace.packet_s, pace.packet_longest_s, rng)
         self._amends = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # hellos after refusals
-        self._catch_up_s = pace.catch_up_s
-        self._heard_at = 0.0
+        self._catch_up_s, self._heard_at = pace.catch_up_s, 0.0
 
     # The verbs
 
@@ -112,15 +113,15 @@ class Member:
         """Take frames that arrived. What is wrong is counted in `refused` and changes nothing."""
         for frame in frames:
             try:
-                self._receive(frame, now)
+                self._receive(peer, frame, now)
             except WireError as error:
                 self._refuse(peer, error.reason)
         self._offer_work()
+        self._outgoing.ask(now)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
-        times = (self._greeting.at, self._resend.at, self._doubts_at())
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self._greeting.at, self._resend.at, self._doubts_at())
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due: say hello again, send the packet or the word of silence again."""
@@ -132,13 +133,11 @@ class Member:
             self._hello(now)
         if self._resend.due(now):
             self._send_work(now)
+        self._outgoing.ask(now)
 
     def next_event(self) -> NodeEvent | None:
         """The next thing to make durable or act on, until None."""
-        if self._events:
-            return self._events.popleft()
-        limit = self._outgoing.reserve()
-        return None if limit is None else CountersReserved(limit)
+        return self._outgoing.next_event(self._events)
 
     def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
         """Sealed frames for the transport; call it after the events are on disk."""
@@ -165,8 +164,9 @@ class Member:
             self.residual, self.silent, self.silences = corrected, True, self.silences + 1
             self._events.append(FellSilent(round_number, corrected, self.silences))
         else:
+            sign = partial(self._notary.sign_packet, self.run, round_number)
             self.pending = make_packet(
-                corrected, self._model_hash, round_number, self.samples, plan
+                corrected, self._model_hash, round_number, self.samples, plan, sign
             )
             self.silences = 0
             self._events.append(PacketMade(self.pending))
@@ -176,8 +176,11 @@ class Member:
 
     # Receiving
 
-    def _receive(self, frame: bytes, now: float) -> None:
-        header, body = seal.open_seal(frame)
+    def _receive(self, peer: str, frame: bytes, now: float) -> None:
+        header, body = self._sealing.open(peer, frame)
+        if self._sealing.is_own(body):
+            return
+        body = self._notary.open_body(self.run, header.context, body)
         own = self.context | seal.DOWN if self.joined else seal.ENROL
         if header.context not in (seal.ENROL, seal.BROADCAST, own):
             raise WireError("context", "a frame for another node")
@@ -293,10 +296,9 @@ class Member:
         if content is None:
             return
         self._heard_at = now
-        signed, _ = split_certificate(content)
-        step = read_object(signed, self.fixed.size)
-        if step.model != self._model_hash[: manifest.MODEL_SIZE]:
-            raise WireError("wrong model", "a reference for another model")
+        signed, certificate = split_certificate(content)
+        self._notary.check_certificate(self.run, signed, certificate)
+        step = read_step(signed, self.fixed.size, self._model_hash)
         if isinstance(step, Snapshot):
             self._apply_snapshot(step, now)
         else:
@@ -331,9 +333,8 @@ class Member:
             self._greeting.stop()
         else:
             self._greeting.at = now + self._catch_up_s
-        self._events.append(
-            Advanced(self.version, self.reference, self.fixed, self.residual, self.finished)
-        )
+        state = (self.version, self.reference, self.fixed, self.residual, self.finished)
+        self._events.append(Advanced(*state))
 
     def _settle(self, counted: tuple[Counted, ...]) -> None:
         """Take what was counted of the pending packet out of what it was made from."""
@@ -353,19 +354,17 @@ class Member:
             self._events.append(WorkReady(self.version))
 
     def _hello(self, now: float) -> None:
-        body = control.write_control(
-            Hello(
-                name=self.name,
-                instance=self._instance,
-                model=self._model_hash[: manifest.MODEL_SIZE],
-                run=self.run,
-                version=self.version,
-                reference=self.reference,
-                samples=self.samples,
-            )
+        hello = Hello(
+            name=self.name,
+            instance=self._instance,
+            model=self._model_hash[: manifest.MODEL_SIZE],
+            run=self.run,
+            version=self.version,
+            reference=self.reference,
+            samples=self.samples,
         )
         self._outgoing.discard(seal.ENROL)
-        self._outgoing.push(HOST, seal.ENROL, [body])
+        self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
         self._greeting.again(now)
 
     def _send_work(self, now: float) -> None:

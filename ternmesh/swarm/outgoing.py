@@ -6,21 +6,31 @@ before the first counter of its block is used: after a crash the sender goes on 
 
 from collections import deque
 from collections.abc import Iterable
+from typing import TypeVar
 
-from ternmesh.wire.seal import Header, seal
+from ternmesh.errors import WireError
+from ternmesh.swarm.events import CountersReserved, TrustChanged
+from ternmesh.trust.sealing import OpenSealing, Sealing
+
+Event = TypeVar("Event")
 
 BLOCK = 4096
 QUEUE_MAX = 65_536
 
 
 class Outgoing:
-    """The queue of one endpoint. `counter` is the first counter that was never reserved."""
+    """The queue of one endpoint. `counter` is the first counter that was never reserved.
 
-    def __init__(self, counter: int) -> None:
+    What cannot be sealed, because its peer is no member any more, is dropped and counted.
+    """
+
+    def __init__(self, counter: int, sealing: Sealing | None = None) -> None:
+        self._sealing = sealing or OpenSealing()
         self._next = counter
         self._limit = counter
         self._queue: deque[tuple[str, int, bytes]] = deque()
         self.dropped = 0
+        self._has_acted = False
 
     def push(self, peer: str, context: int, bodies: Iterable[bytes]) -> None:
         """Queue bodies for a peer; what does not fit in the queue is dropped and counted."""
@@ -38,8 +48,29 @@ class Outgoing:
             if item[1] != context or (kind is not None and item[2][0] != kind)
         )
 
+    def ask(self, now: float) -> None:
+        """Queue what the seals themselves have to say to peers."""
+        for peer, context, body in self._sealing.due(now):
+            self.push(peer, context, [body])
+
+    def next_event(self, events: deque[Event]) -> Event | TrustChanged | CountersReserved | None:
+        """The next of `events`, then what must be on disk before `drain`, until None.
+
+        Windows that moved are kept only with what came of a frame: nobody repeats with gain what
+        has changed nothing, and announces must not wear a card.
+        """
+        if events:
+            self._has_acted = True
+            return events.popleft()
+        changes = self._sealing.changes() if self._has_acted or self._queue else ()
+        self._has_acted = False
+        if changes:
+            return TrustChanged(changes)
+        limit = self.reserve()
+        return None if limit is None else CountersReserved(limit)
+
     def reserve(self) -> int | None:
-        """The limit to put on disk before `drain`, where what is queued needs more counters."""
+        """The limit to put on disk where what is queued needs more counters."""
         missing = len(self._queue) - (self._limit - self._next)
         if missing <= 0:
             return None
@@ -51,8 +82,12 @@ class Outgoing:
         groups: list[tuple[str, list[bytes]]] = []
         while self._queue and self._next < self._limit:
             peer, context, body = self._queue.popleft()
-            frame = seal(Header(context, self._next), body)
-            self._next += 1
+            counter, self._next = self._next, self._next + 1
+            try:
+                frame = self._sealing.seal(peer, context, counter, body)
+            except WireError:
+                self.dropped += 1
+                continue
             if not groups or groups[-1][0] != peer:
                 groups.append((peer, []))
             groups[-1][1].append(frame)

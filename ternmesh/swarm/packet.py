@@ -1,6 +1,6 @@
 """A node's own packet: whether it is worth sending, how it is made, what is left of it. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -11,7 +11,14 @@ from ternmesh.swarm.bitmap import read_counted
 from ternmesh.swarm.events import Fixed, Pending, Vector
 from ternmesh.swarm.step import encode_update, update_units
 from ternmesh.wire import manifest
+from ternmesh.wire.manifest import Manifest
 from ternmesh.wire.reference import Counted
+
+Sign = Callable[[Manifest, bytes], Manifest]
+
+
+def _unsigned(head: Manifest, _packet: bytes) -> Manifest:
+    return head
 
 
 def is_too_little(corrected: Vector, fixed: Fixed, in_a_row: int, plan: Plan) -> bool:
@@ -26,18 +33,27 @@ def is_too_little(corrected: Vector, fixed: Fixed, in_a_row: int, plan: Plan) ->
 
 
 def make_packet(
-    corrected: Vector, model_hash: bytes, round_number: int, samples: int, plan: Plan
+    corrected: Vector,
+    model_hash: bytes,
+    round_number: int,
+    samples: int,
+    plan: Plan,
+    sign: Sign = _unsigned,
 ) -> Pending:
-    """The packet that carries `corrected` (float32, D) as far as the plan allows."""
+    """The packet that carries `corrected` (float32, D) as far as the plan allows.
+
+    `sign` fills in the signature of a manifest, given the packet's whole hash.
+    """
     shares = encode_update(corrected, model_hash, round_number, plan)
     digest = manifest.packet_digest(shares)
-    head = manifest.Manifest(
+    head = Manifest(
         round_low=round_number & 0xFFFF,
         model=model_hash[: manifest.MODEL_SIZE],
         samples=samples,
         digest=digest,
         shares=len(shares),
     )
+    head = sign(head, manifest.packet_hash(shares))
     return Pending(round_number, corrected, digest, (manifest.write_manifest(head), *shares))
 
 

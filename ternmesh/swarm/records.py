@@ -35,22 +35,30 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the host runs rounds; times in seconds. `chain_max` references are kept for catch-up."""
+    """How the host runs rounds; times in seconds. `chain_max` references are kept for catch-up.
+
+    `bundles`: whether packets that a gateway has added up are believed.
+    """
 
     min_peers: int = 1
     deadline_s: float = 60.0
     nodes_max: int = 1024
     chain_max: int = 256
+    bundles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A registered node as kept on disk; `counted` is the last entry a reference has of it."""
+    """A registered node as kept on disk; `counted` is the last entry a reference has of it.
+
+    `bundle` is that of the bundle in which it was counted, if it was in one.
+    """
 
     context: int
     name: str
     samples: int
     counted: Counted | None = None
+    bundle: Counted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """What a host must find again after a crash. `bodies` are those accepted in the open round."""
+    """What a host must find again after a crash. `bodies` are those of the open round, by place."""
 
     fixed: Fixed
     residual: Vector
@@ -91,7 +99,7 @@ class Node:
     name: str
     samples: int
     counted: Counted | None = None
+    bundle: Counted | None = None
     active: bool = True
     heard_at: float | None = None
-    caught_up_at: float | None = None
     refused: Counter[str] = field(default_factory=Counter)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
+from ternmesh.hypervector import feedback
 from ternmesh.hypervector.encoder import (
     Hypervector,
     Slicing,
@@ -19,8 +20,10 @@ from ternmesh.hypervector.encoder import (
     scatter,
 )
 from ternmesh.hypervector.permutation import order
-from ternmesh.hypervector.scale import SCALE_MAX, UNIT
+from ternmesh.hypervector.scale import SCALE_MAX, UNIT, to_vector
 from ternmesh.plan import PERMILLE, Plan
+from ternmesh.wire import manifest
+from ternmesh.wire.reference import Reference, Snapshot, read_object
 from ternmesh.wire.share import Share, read_share, write_share
 
 Vector = NDArray[np.float32]
@@ -55,6 +58,14 @@ def step_units(shares: Sequence[bytes], model_hash: bytes, version: int, plan: P
     return scatter(vector.units(), order(model_hash, version, plan.dimension))
 
 
+def read_step(content: bytes, dimension: int, model_hash: bytes) -> Reference | Snapshot:
+    """The reference or snapshot in a content, if it is of this model; WireError."""
+    step = read_object(content, dimension)
+    if step.model != model_hash[: manifest.MODEL_SIZE]:
+        raise WireError("wrong model", "a reference for another model")
+    return step
+
+
 def read_shares(shares: Iterable[Share], slicing: Slicing) -> Hypervector:
     """The hypervector of the given shares; WireError for one that does not belong."""
     slices = []
@@ -82,6 +93,24 @@ def combine(
     mean = np.empty(plan.dimension, dtype=np.float32)
     mean[order(model_hash, round_number, plan.dimension)] = total / per_coordinate * UNIT
     return mean
+
+
+def make_step(
+    packets: Sequence[tuple[int, Hypervector]],
+    residual: Vector,
+    model_hash: bytes,
+    version: int,
+    plan: Plan,
+) -> tuple[tuple[bytes, ...], Units, Vector]:
+    """The step to `version` from the packets of the round before and the host's own residual.
+
+    Its share bodies, what they add in units of 2**-24 (int64, D), and the new residual.
+    """
+    mean = combine(packets, model_hash, version - 1, plan)
+    wanted = feedback.update(residual, mean)
+    shares = encode_step(wanted, model_hash, version, plan)
+    units = step_units(shares, model_hash, version, plan)
+    return shares, units, feedback.settle(wanted, to_vector(units))
 
 
 def _write(
