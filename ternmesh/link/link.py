@@ -153,6 +153,9 @@ class Link:
     def receive_frame(self, peer: str, frame: bytes, now: float) -> None:
         """Take a frame. What is wrong becomes a `LinkRefused` event and changes nothing."""
         try:
+            if seal.suite_of(frame) != seal.SUITE_OPEN:  # not of the link: sealed for its receiver
+                self._events.append(FrameArrived(peer, frame))
+                return
             header, body = seal.open_seal(frame)
             if is_link(body):
                 self._take(peer, read(body), header.context == seal.BROADCAST, now)

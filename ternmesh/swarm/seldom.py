@@ -10,6 +10,9 @@ class Seldom:
         self._min_s = min_s
         self._answered: dict[str, float] = {}
 
+    def __len__(self) -> int:
+        return len(self._answered)
+
     def may(self, asker: str, now: float) -> bool:
         """Whether to answer now; if so, it counts as answered."""
         answered = self._answered.pop(asker, None)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ternmesh.errors import WireError
-from ternmesh.trust.identity import Identity
-from ternmesh.trust.roster import Roster
+from ternmesh.trust.identity import Identity, Role
+from ternmesh.trust.keyed import KeyedSealing
+from ternmesh.trust.keys import SUITE_END
+from ternmesh.trust.roster import HOST, Roster
 from ternmesh.trust.sealing import OpenSealing, Sealing
+from ternmesh.trust.session import SealingState
 from ternmesh.trust.signing import (
     EVERYBODY,
     SIGNED,
@@ -100,14 +103,14 @@ class OpenNotary:
 class KeyedNotary:
     """Signs with `own` keys; whose signature counts, say `roster` and `signers`.
 
-    `index` is that of the own key among the signers, on a host.
+    Without `signers` it takes the host's alone, also after the host has rotated its keys.
     """
 
     def __init__(
-        self, own: Identity, roster: Roster, signers: Signers, model_hash: bytes, index: int = 0
+        self, own: Identity, roster: Roster, model_hash: bytes, signers: Signers | None = None
     ) -> None:
-        self._own, self._roster, self._signers = own, roster, signers
-        self._model_hash, self._index = model_hash, index
+        self._own, self._roster = own, roster
+        self._model_hash, self._given = model_hash, signers
 
     def sign_packet(self, run: bytes, number: int, item: Manifest, packet: bytes) -> Manifest:
         """See `Notary`."""
@@ -121,7 +124,8 @@ class KeyedNotary:
 
     def certify(self, run: bytes, content: bytes) -> Certificate:
         """See `Notary`."""
-        return (sign_content(self._own, self._index, self._place(run), content),)
+        index = [key.verify for key in self._signers.keys].index(self._own.public.verify)
+        return (sign_content(self._own, index, self._place(run), content),)
 
     def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
         """See `Notary`."""
@@ -148,6 +152,10 @@ class KeyedNotary:
             raise WireError("signature", "an announce or a receipt must be signed")
         return body
 
+    @property
+    def _signers(self) -> Signers:
+        return self._given or Signers((self._roster.host,))
+
     def _place(self, run: bytes) -> Place:
         return Place(self._roster.fleet, run, self._model_hash)
 
@@ -161,3 +169,22 @@ class Trust:
 
 
 OPEN = Trust(OpenSealing(), OpenNotary())
+
+
+def make_trust(
+    own: Identity,
+    roster: Roster,
+    model_hash: bytes,
+    instance: bytes,
+    counter: int,
+    state: SealingState,
+    signers: Signers | None = None,
+) -> Trust:
+    """The trust of a host or a node with keys, end to end.
+
+    `instance` is 8 random bytes of this process, `counter` the first seal counter that was never
+    reserved, `state` what was kept of earlier processes. Without `signers` the host alone signs.
+    """
+    hub = None if own.public.role is Role.HOST else HOST
+    sealing = KeyedSealing(own, roster, SUITE_END, instance, counter, state, hub=hub)
+    return Trust(sealing, KeyedNotary(own, roster, model_hash, signers))

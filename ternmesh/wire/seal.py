@@ -46,14 +46,19 @@ def seal(header: Header, body: bytes) -> bytes:
     return frame + _tag(frame)
 
 
-def open_seal(frame: bytes) -> tuple[Header, bytes]:
-    """Header and body of a frame; SealError or WireError where nothing may be believed."""
+def suite_of(frame: bytes) -> int:
+    """The suite of a frame as it says itself; WireError for what is no frame."""
     if not OVERHEAD < len(frame) <= FRAME_MAX:
         raise WireError("length", f"a frame is of {OVERHEAD + 1} to {FRAME_MAX} bytes")
+    if frame[0] >> 5 != VERSION or frame[0] & 1:
+        raise WireError("version", f"this frame is of wire version {frame[0] >> 5}, not {VERSION}")
+    return frame[0] >> 2 & 0x07
+
+
+def open_seal(frame: bytes) -> tuple[Header, bytes]:
+    """Header and body of a frame; SealError or WireError where nothing may be believed."""
+    suite = suite_of(frame)
     first, context, counter = _HEAD.unpack_from(frame)
-    if first >> 5 != VERSION or first & 1:
-        raise WireError("version", f"this frame is of wire version {first >> 5}, not {VERSION}")
-    suite = first >> 2 & 0x07
     if suite != SUITE_OPEN:
         raise WireError("suite", f"seal suite {suite} is not in use here")
     content, tag = frame[:-TAG_SIZE], frame[-TAG_SIZE:]

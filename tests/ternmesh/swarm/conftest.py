@@ -10,8 +10,46 @@ import pytest
 from ternmesh.plan import Plan, make_plan
 from ternmesh.swarm import member, records
 from ternmesh.swarm.coordinator import ALL, Coordinator
+from ternmesh.swarm.events import TrustChanged
 from ternmesh.swarm.member import HOST, Member
 from ternmesh.swarm.records import MemberState, Settings
+from ternmesh.trust.identity import Identity, Role, make_identity
+from ternmesh.trust.notary import OPEN, Trust, make_trust
+from ternmesh.trust.roster import Roster, found_fleet
+from ternmesh.trust.session import PeerState, SealingState
+
+class Keys:
+    """A fleet whose members have keys; `trust` makes what an end is given at its start."""
+
+    def __init__(self, *names: str) -> None:
+        self._entropy = np.random.default_rng(7)
+        self.host = self.identity(HOST, Role.HOST)
+        self.members = {name: self.identity(name) for name in names}
+        self.kept: dict[str, dict[object, object]] = {}
+
+    def identity(self, name: str, role: Role = Role.NODE) -> Identity:
+        return make_identity(name, role, self._entropy.bytes(64))
+
+    def roster(self) -> Roster:
+        roster = Roster(found_fleet("garden", self.host.public))
+        for member in self.members.values():
+            roster.enrol(member.public)
+        return roster
+
+    def trust(self, name: str, counter: int = 0, own: Identity | None = None) -> Trust:
+        own = own or (self.host if name == HOST else self.members[name])
+        kept = self.kept.get(name, {})
+        peers = tuple(value for key, value in kept.items() if key is not None)
+        state = SealingState(peers, kept.get(None))  # type: ignore[arg-type]
+        return make_trust(own, self.roster(), MODEL, self._entropy.bytes(8), counter, state)
+
+    def keep(self, name: str, event: object) -> None:
+        """What a store does with `TrustChanged`."""
+        if isinstance(event, TrustChanged):
+            for change in event.changes:
+                key = change.name if isinstance(change, PeerState) else None
+                self.kept.setdefault(name, {})[key] = change
+
 
 MODEL = bytes(range(32))
 RUN = b"run-id-8"
@@ -27,11 +65,21 @@ class Bench:
     events: dict[str, list[object]] = field(default_factory=dict)
     sent: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
     now: float = 100.0
+    keys: Keys | None = None
 
-    def add(self, name: str, samples: int = 10, state: MemberState | None = None) -> Member:
+    def add(
+        self,
+        name: str,
+        samples: int = 10,
+        state: MemberState | None = None,
+        trust: Trust | None = None,
+    ) -> Member:
         state = state or member.new_state(self.plan.dimension)
         rng = np.random.default_rng(len(self.nodes))
-        node = Member(name, MODEL, samples, name.encode().ljust(8), state, rng)
+        if trust is None:
+            trust = OPEN if self.keys is None else self.keys.trust(name, state.counter)
+        instance = name.encode().ljust(8)
+        node = Member(name, MODEL, samples, instance, state, rng, trust=trust)
         self.nodes[name] = node
         node.start(self.now)
         return node
@@ -41,6 +89,8 @@ class Bench:
         endpoint = self.host if name == HOST else self.nodes[name]
         while (event := endpoint.next_event()) is not None:
             self.events.setdefault(name, []).append(event)
+            if self.keys is not None:
+                self.keys.keep(name, event)
         frames = [(p, f) for p, group in endpoint.frames_to_send(self.now) for f in group]
         self.sent.setdefault(name, []).extend(frames)
         return frames
@@ -85,14 +135,18 @@ def new_bench() -> Callable[..., Bench]:
         rounds: int = 3,
         dimension: int = 1500,
         plan: dict[str, Any] | None = None,
+        keys: tuple[str, ...] = (),
         **settings: object,
     ) -> Bench:
         base = {"local_steps": 1, "learning_rate": 0.1, "frame_mtu": 164, "announce_s": 10}
         base |= {"rounds": rounds, "up_zeros": 0.5, **(plan or {})}
         made = make_plan(dimension, **base)
         state = records.new_state(dimension)
-        host = Coordinator(made, Settings(**settings), MODEL, RUN, state)  # type: ignore[arg-type]
-        bench = Bench(made, host)
+        fleet = Keys(*keys) if keys else None
+        trust = OPEN if fleet is None else fleet.trust(HOST)
+        chosen = Settings(**settings)  # type: ignore[arg-type]
+        host = Coordinator(made, chosen, MODEL, RUN, state, trust)
+        bench = Bench(made, host, keys=fleet)
         host.start(bench.now)
         return bench
 
