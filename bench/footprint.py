@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.result import Figure, Result
 from models.zoo import fsdd_path
+from ternmesh_cli.keys import enrol_fleet
 from transports.broker import EmbeddedBroker
 from transports.control_socket import ControlError, ask
 
@@ -78,6 +79,7 @@ def _size_mb(folder: Path) -> float:
 
 
 def _start_s(python: Path, folder: Path, url: str) -> float:
+    enrol_fleet("footprint", folder / "host", {"theo": folder / "node"})
     begun = time.monotonic()
     with _Process(python, "node", _node(folder / "node", url)) as node:
         node.wait_for(lambda _: True)
@@ -104,6 +106,7 @@ def _training_mib(python: Path, folder: Path, url: str) -> float:
 
 
 def _host(folder: Path, url: str, min_peers: int) -> Path:
+    enrol_fleet("footprint", folder, {"theo": folder.parent / "node"})
     return _write(
         folder,
         f'state_dir = "{folder}"\nbundle = "keyword"\n'

@@ -7,6 +7,7 @@ from edge.adam import AdamSettings
 from edge.sources import NpzSettings
 from models.zoo import bundle_path
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
+from ternmesh_store.keyring import TrustConfig
 from transports.base import check_node
 from transports.bearer import check_link
 from transports.config_file import read_config_file
@@ -102,6 +103,7 @@ class NodeConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     releases: ReleasesConfig = field(default_factory=ReleasesConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
     control_socket: str | None = None
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 

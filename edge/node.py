@@ -37,6 +37,7 @@ from ternmesh.swarm.member import Member
 from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.swarm.records import MemberState
 from ternmesh.wire.manifest import SAMPLES_MAX
+from ternmesh_store.keyring import Keyring, NoKeyring
 from ternmesh_store.node_store import NodeStore
 from transports.base import Transport
 from transports.driver import Driver
@@ -75,9 +76,11 @@ class Node:
         clock: Callable[[], float] = time.monotonic,
         *,
         pace: Pace = NETWORK,
+        keyring: Keyring | NoKeyring | None = None,
     ) -> None:
         bundle, training = loaded.bundle, config.training
         self.config, self.bundle, self.data = config, bundle, data
+        self._keyring = keyring or NoKeyring()
         self.member = Member(
             config.name,
             bundle.model_hash(),
@@ -86,6 +89,7 @@ class Node:
             state,
             np.random.default_rng(),
             pace,
+            self._keyring.trust(config.name, bundle.model_hash(), state.counter),
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, transport, clock)
         self.history = History(store)
@@ -130,7 +134,7 @@ class Node:
             wait_s = 0.0
         elif self.data.feed is not None:
             wait_s = min(wait_s, self.data.feed.wait_s(now))
-        moved = self.driver.poll(wait_s, self._note, self._store.commit)
+        moved = self.driver.poll(wait_s, self._note, self._commit)
         self._react()
         self._feed()
         self._begin()
@@ -150,12 +154,18 @@ class Node:
     def _note(self, event: NodeEvent) -> None:
         """Keep what must survive; what takes time waits until everything is sent."""
         self._store.record(event)
+        self._keyring.record(event)
         self._events.append(event)
         line = describe(event, self.config.name)
         if line is not None and line not in self._told:
             _log.info("%s", line)
             if isinstance(event, Refused) and len(self._told) < REFUSALS_TOLD_MAX:
                 self._told.add(line)
+
+    def _commit(self) -> None:
+        """Windows first: what came of a frame may be lost and sent anew, but not taken twice."""
+        self._keyring.commit()
+        self._store.commit()
 
     def _react(self) -> None:
         events, self._events = self._events, []

@@ -22,6 +22,7 @@ from edge.rollout import report, settle
 from edge.session import LoadedBundle, load_bundle
 from edge.sources import make_source, open_folder
 from ternmesh.bundle import Bundle
+from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.radio_stores import RadioStores
 from transports.bearer import make_transport, pace_of
@@ -80,24 +81,42 @@ def _about(table: str) -> Iterator[None]:
         raise DataError(f"[{table}]: {error}") from error
 
 
-def run_node(config: NodeConfig, stop: threading.Event) -> None:
+def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = False) -> None:
     """Be a node until `stop` is set, with the newest release of its model that is good.
 
-    Raises ConfigError, ModelError, DataError, StoreError, TransportError or ControlError where the
-    node cannot start or go on.
+    Raises ConfigError, TrustError, ModelError, DataError, StoreError, TransportError or
+    ControlError where the node cannot start or go on. `insecure`: without keys.
     """
     check_config(config)
+    keyring = choose_keyring(
+        Path(config.state_dir),
+        config.trust,
+        insecure=insecure,
+        is_loopback=config.link.is_loopback,
+    )
+    keyring.open()
+    try:
+        _run_releases(config, keyring, stop)
+    finally:
+        keyring.close()
+
+
+def _run_releases(config: NodeConfig, keyring: Keyring | NoKeyring, stop: threading.Event) -> None:
     if config.releases.dir is None:
-        _serve(config, load_bundle(bundle_folder(config)), stop, None)
+        _serve(config, load_bundle(bundle_folder(config)), keyring, stop, None)
         return
     _log.warning("nothing checks who made a release: [releases] insecure = true")
     releases = Releases(Path(config.releases.dir), accept_unsigned)
     while not stop.is_set():
-        _serve(config, settle(config, releases), stop, releases)
+        _serve(config, settle(config, releases), keyring, stop, releases)
 
 
 def _serve(
-    config: NodeConfig, loaded: LoadedBundle, stop: threading.Event, releases: Releases | None
+    config: NodeConfig,
+    loaded: LoadedBundle,
+    keyring: Keyring | NoKeyring,
+    stop: threading.Event,
+    releases: Releases | None,
 ) -> None:
     """Be a node with one bundle, until `stop` is set or a new release is installed."""
     bundle = loaded.bundle
@@ -111,11 +130,12 @@ def _serve(
         state = store.load(bundle.model_hash(), bundle.dimension)
         with open_data(config, bundle) as data, ControlServer(config.control_path, relay.ask):
             pace = pace_of(transport)
-            node = Node(config, loaded, data, store, state, transport, pace=pace)
+            node = Node(config, loaded, data, store, state, transport, pace=pace, keyring=keyring)
 
             def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
                 told = None if releases is None else report(releases.standing())
-                return {**status(node), "transport": transport.status(), "releases": told}
+                about = {"transport": transport.status(), "trust": keyring.status()}
+                return {**status(node), **about, "releases": told}
 
             transport.open()
             node.start()

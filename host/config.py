@@ -15,6 +15,7 @@ from ternmesh.plan import (
     make_plan,
 )
 from ternmesh.swarm.records import Settings
+from ternmesh_store.keyring import TrustConfig
 from transports.base import HOST
 from transports.bearer import check_link
 from transports.config_file import read_config_file
@@ -69,6 +70,7 @@ class HostConfig:
     bundle: str
     link: LinkConfig
     run: RunConfig = field(default_factory=RunConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
     control_socket: str | None = None
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from host import membership
 from host.config import HostConfig, load_bundle, plan_of, settings_of
 from host.ledger import Ledger
 from host.report import HISTORY_MAX, describe, status
@@ -28,6 +29,7 @@ from ternmesh.swarm.pace import NETWORK
 from ternmesh.swarm.records import Settings
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh_store.host_store import HostStore, Round, StoredRun
+from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring
 from ternmesh_store.radio_stores import RadioStores
 from transports.base import HOST, Transport
 from transports.bearer import make_transport
@@ -52,8 +54,13 @@ class HostService:
         store: HostStore,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
+        keyring: Keyring | NoKeyring | None = None,
     ) -> None:
-        self.coordinator = Coordinator(stored.plan, settings, model_hash, stored.run, stored.state)
+        self._keyring = keyring or NoKeyring()
+        trust = self._keyring.trust(HOST, model_hash, stored.state.counter)
+        self.coordinator = Coordinator(
+            stored.plan, settings, model_hash, stored.run, stored.state, trust
+        )
         self.driver: Driver[HostEvent] = Driver(self.coordinator, transport, clock)
         self._store = store
         self._clock = clock
@@ -98,6 +105,7 @@ class HostService:
     def _handle(self, event: HostEvent) -> None:
         now = self._clock()
         self._store.record(event)
+        self._keyring.record(event)
         match event:
             case BodyAccepted():
                 self._drift.accept(event.context, event.body)
@@ -114,6 +122,7 @@ class HostService:
             _log.log(self._level(event), "%s", line)
 
     def _commit(self) -> None:
+        self._keyring.commit()
         if not self._store.changed:
             return  # Refusals alone must not wear the disk.
         is_open = self.coordinator.phase == OPEN
@@ -165,24 +174,34 @@ def run_host(
     *,
     until_finished: bool = False,
     new_run: bool = False,
+    insecure: bool = False,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all had time to hear of it.
 
-    Raises ConfigError or BundleError before anything is changed; then StoreError, TransportError
-    or ControlError where the host cannot start or go on. `new_run`: see `continue_or_begin`.
+    Raises ConfigError, TrustError or BundleError before anything is changed; then StoreError,
+    TransportError or ControlError where the host cannot start or go on. `new_run`: see
+    `continue_or_begin`. `insecure`: without keys.
     """
     bundle = load_bundle(config.bundle)
     plan, settings = plan_of(config.run, bundle.dimension), settings_of(config.run)
-    store = HostStore(config.store_path, settings.chain_max)
-    stores = RadioStores(Path(config.state_dir))
+    folder, is_loopback = Path(config.state_dir), config.link.is_loopback
+    keyring = choose_keyring(folder, config.trust, insecure=insecure, is_loopback=is_loopback)
+    if config.run.bundles and not insecure:
+        raise ConfigError("run.bundles needs --insecure so far: sealed packets cannot be added up")
+    store, stores = HostStore(config.store_path, settings.chain_max), RadioStores(folder)
     transport, relay = make_transport(config.link, HOST, stores), Relay()
-    store.open(give_up_damaged=new_run)
+    keyring.open()
     try:
+        store.open(give_up_damaged=new_run)
         stored = continue_or_begin(store, plan, bundle.model_hash(), new_run=new_run)
-        service = HostService(stored, settings, bundle.model_hash(), store, transport)
+        service = HostService(
+            stored, settings, bundle.model_hash(), store, transport, keyring=keyring
+        )
 
-        def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
-            about = {"fleet": config.link.fleet, "model": bundle.name}
+        def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+            if membership.ASK in request:
+                return membership.answer(keyring, request)
+            about = {"fleet": config.link.fleet, "model": bundle.name, "trust": keyring.status()}
             return {**service.status(), **about, "transport": transport.status()}
 
         with ControlServer(config.control_path, relay.ask):
@@ -194,3 +213,4 @@ def run_host(
     finally:
         transport.close()
         store.close()
+        keyring.close()

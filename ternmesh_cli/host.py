@@ -8,6 +8,7 @@ from ternmesh_cli import process
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `ternmesh host`."""
     process.add_arguments(parser)
+    process.add_insecure(parser)
     parser.add_argument(
         "--until-finished",
         action="store_true",
@@ -33,5 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
         process.stop_on_signals(),
         until_finished=arguments.until_finished,
         new_run=arguments.new_run,
+        insecure=arguments.insecure,
     )
     return 0

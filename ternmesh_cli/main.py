@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import ble, gateway, host, node, pipeline, radio, release, status
+from ternmesh_cli import ble, enrol, gateway, host, node, pipeline, radio, release, status
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.experiment import command as experiment
@@ -41,15 +41,14 @@ COMMANDS = (
     Command("ble", "try BLE without hardware", ble.add_arguments, ble.run),
     Command("broker", "deploy a mosquitto for a fleet", broker.add_arguments, broker.run),
     Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
+    Command("enrol", "say who belongs to a fleet", enrol.add_arguments, enrol.run),
     Command("experiment", "run a published experiment", experiment.add_arguments, experiment.run),
     Command(
         "gateway", "join a radio neighbourhood to a broker", gateway.add_arguments, gateway.run
     ),
     Command("host", "host a fleet", host.add_arguments, host.run),
     Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
-    Command(
-        "pipeline", "train a model in stages far apart", pipeline.add_arguments, pipeline.run
-    ),
+    Command("pipeline", "train a model in stages far apart", pipeline.add_arguments, pipeline.run),
     Command("radio", "plan a radio channel", radio.add_arguments, radio.run),
     Command("release", "make and install releases of a model", release.add_arguments, release.run),
     Command("status", "ask a running host or node", status.add_arguments, status.run),

@@ -8,6 +8,7 @@ from ternmesh_cli import process
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `ternmesh node`."""
     process.add_arguments(parser)
+    process.add_insecure(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,5 +18,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = read_node_config(arguments.config)
     process.set_up_logging(config.log_level)
-    run_node(config, process.stop_on_signals())
+    run_node(config, process.stop_on_signals(), insecure=arguments.insecure)
     return 0

@@ -17,6 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file")
 
 
+def add_insecure(parser: argparse.ArgumentParser) -> None:
+    """--insecure."""
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="without keys: for a broker on this machine; elsewhere [trust] insecure = true too",
+    )
+
+
 def set_up_logging(level: str) -> None:
     """One line an event on stderr: for people where that is a terminal, else for programs."""
     if sys.stderr.isatty():

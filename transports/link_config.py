@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ternmesh.config import ConfigError, Table, choices, read_table
 from ternmesh.link.regions import REGIONS
@@ -12,6 +13,9 @@ from transports.mqtt_tls import check_ca_file, check_certificate
 MAIN = "link"  # what the bearer of `[link]` itself is called where there are several
 COMPLETE, AS_IS = "complete", "as-is"
 _FILES = ("ca_file", "certificate_file", "key_file", "credentials_file")
+
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,11 @@ class LinkConfig:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
             found[name] = read_table(LinkConfig, table, where)
         return found
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing of it leaves this machine."""
+        return all(urlsplit(one.url).hostname in LOOPBACK for one in self.bearers().values())
 
     def anchored(self, folder: Path) -> "LinkConfig":
         """The same with its relative paths made absolute from `folder`."""

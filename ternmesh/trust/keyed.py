@@ -30,11 +30,11 @@ from ternmesh.wire.seal import (
     BROADCAST,
     DOWN,
     ENROL,
-    FRAME_MAX,
     HEAD_SIZE,
     OVERHEAD,
     VERSION,
     Header,
+    suite_of,
 )
 
 SYNC_OVERHEAD = OVERHEAD + CLEAR_SIZE + CLAIMS_SIZE
@@ -100,13 +100,10 @@ class KeyedSealing:
 
     def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:
         """Header and body of a frame; WireError where nothing may be believed."""
-        if not OVERHEAD < len(frame) <= FRAME_MAX:
-            raise WireError("length", f"a frame is of {OVERHEAD + 1} to {FRAME_MAX} bytes")
+        suite = suite_of(frame)
+        if suite != self._suite:
+            raise WireError("suite", f"seal suite {suite} is not in use here")
         first, context, low_bytes = _HEAD.unpack_from(frame)
-        if first >> 5 != VERSION or first & 1:
-            raise WireError("version", f"this frame is of wire version {first >> 5}, not {VERSION}")
-        if first >> 2 & 7 != self._suite:
-            raise WireError("suite", f"seal suite {first >> 2 & 7} is not in use here")
         low, phase = int.from_bytes(low_bytes, "little"), first >> 1 & 1
         head, content = frame[:HEAD_SIZE], frame[HEAD_SIZE:]
         header = Header(context, low, self._suite, phase)

@@ -21,6 +21,7 @@ from ternmesh_cli.demo.bearer import (
     on_broker,
     on_radio,
 )
+from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.toml import write_toml
 from ternmesh_cli.workers import Worker, python, running
 
@@ -68,6 +69,8 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
     """The running fleet; everything is stopped when the block ends."""
     with ExitStack() as stack:
         links = stack.enter_context(_bearer(stack, settings))
+        folders = {name: settings.folder / name for name in BOARDS}
+        enrol_fleet(settings.name, settings.folder / HOST, folders)
         config = _host_config(settings, links.table(HOST))
         host = _spawn(stack, HOST, settings.folder / HOST, config)
         gateway = None

@@ -14,6 +14,7 @@ from ternmesh_cli.experiment.prepare import Prepared
 from ternmesh_cli.experiment.result import Round, shares
 from ternmesh_cli.experiment.settings import HYPERVECTOR, NODES, Arm, Experiment
 from ternmesh_cli.experiment.workers import guarded
+from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.toml import write_toml
 from ternmesh_cli.workers import Worker, python, running
 from transports.base import HOST
@@ -63,7 +64,10 @@ def open_fleet(
 ) -> Iterator[Fleet]:
     """The running host and nodes of an arm; they are ended when the block ends."""
     folder = experiment.folder / arm.name
-    make = _ours if arm.codec == HYPERVECTOR else _published
+    make = _published
+    if arm.codec == HYPERVECTOR:
+        make = _ours
+        enrol_fleet(name, folder / HOST, {node: folder / node for node in NODES})
     host, *nodes = (make(arm, prepared, url, name, folder / who, who) for who in (HOST, *NODES))
     with ExitStack() as stack:
         (host.folder / READY).unlink(missing_ok=True)

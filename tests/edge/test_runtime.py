@@ -42,7 +42,7 @@ def write_config(folder: Path, url: str, tiny: LoadedBundle) -> Path:
 
 @contextmanager
 def node_process(config: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RUN, "node", "--config", str(config)]
+    command = [sys.executable, "-c", RUN, "node", "--insecure", "--config", str(config)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -140,7 +140,7 @@ def config_of(tiny: LoadedBundle, folder: Path) -> NodeConfig:
 def test_without_a_broker_it_waits_and_ends_when_told(tiny, tiny_data, tmp_path, eventually):
     np.savez(tmp_path / "ada.npz", **tiny_data)
     config, stop = config_of(tiny, tmp_path), threading.Event()
-    thread = threading.Thread(target=run_node, args=(config, stop))
+    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
     thread.start()
     try:
         eventually(lambda: told(tmp_path / "node.toml") is not None)
@@ -158,9 +158,9 @@ def test_too_little_data_is_a_sentence_before_anything_runs(tiny, tiny_data, tmp
     config, stop = config_of(tiny, tmp_path), threading.Event()
     stop.set()  # where it is not refused, it ends at once
     with pytest.raises(DataError, match=r"holds 7 samples: training\.samples_min asks for 8"):
-        run_node(config, stop)
+        run_node(config, stop, insecure=True)
     with pytest.raises(ConfigError, match="data needs either"):
-        run_node(replace(config, data=DataConfig()), stop)
+        run_node(replace(config, data=DataConfig()), stop, insecure=True)
     assert not (tmp_path / "state" / "control.sock").exists()
 
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from ternmesh.plan import Plan
-from ternmesh.swarm import member, records
+from ternmesh.swarm import bundle_records, member, records
+from ternmesh.swarm.bundle_records import (
+    BundleMade,
+    BundlerEvent,
+    BundleSettled,
+    RunFollowed,
+    VersionReached,
+)
 from ternmesh.swarm.events import (
     Advanced,
     BodyAccepted,
@@ -95,8 +102,8 @@ class HostDisk:
                 state = replace(state, counter=limit)
             case NodeJoined(context, name, samples):
                 old = {node.context: node for node in state.nodes}
-                counted = old[context].counted if context in old else None
-                old[context] = NodeRecord(context, name, samples, counted)
+                before = old.get(context, NodeRecord(context, name, samples))
+                old[context] = replace(before, samples=samples)
                 state = replace(state, nodes=tuple(old.values()))
             case BodyAccepted(context, _, body):
                 state = replace(state, bodies=(*state.bodies, (context, body)))
@@ -112,7 +119,13 @@ class HostDisk:
 
     def _advance(self, event: ReferenceMade) -> records.CoordinatorState:
         state, counted = self.working, {entry.context: entry for entry in event.counted}
-        nodes = [replace(n, counted=counted.get(n.context, n.counted)) for n in state.nodes]
+        bundles = dict(event.bundles)
+        nodes = [
+            replace(n, counted=counted[n.context], bundle=bundles.get(n.context))
+            if n.context in counted
+            else n
+            for n in state.nodes
+        ]
         return replace(
             state,
             version=event.version,
@@ -133,3 +146,33 @@ class HostDisk:
     def forget(self) -> None:
         """A crash: what was not committed is gone."""
         self.working, self._made = self.committed, []
+
+
+class GatewayDisk:
+    """What a bundling gateway keeps."""
+
+    def __init__(self, dimension: int) -> None:
+        self.committed = self.working = bundle_records.new_state(dimension)
+
+    def record(self, event: BundlerEvent) -> None:
+        state = self.working
+        match event:
+            case CountersReserved(limit):
+                state = replace(state, counter=limit)
+            case RunFollowed(run, plan):
+                fresh = bundle_records.new_state(plan.dimension)
+                state = replace(fresh, run=run, plan=plan, counter=state.counter)
+            case BundleMade(bundle):
+                state = replace(state, pending=bundle)
+            case BundleSettled(residual):
+                state = replace(state, pending=None, residual=residual)
+            case VersionReached(version):
+                state = replace(state, version=version)
+        self.working = state
+
+    def commit(self) -> None:
+        self.committed = self.working
+
+    def forget(self) -> None:
+        """A crash: what was not committed is gone."""
+        self.working = self.committed

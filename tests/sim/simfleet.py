@@ -8,9 +8,10 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from simgateway import GatewayProcess, Port
 from simhostile import Hostile
 from simledger import Violation, expect
 from simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
@@ -18,6 +19,7 @@ from simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
 from ternmesh.errors import CodecError, WireError
 from ternmesh.hypervector.scale import UNIT, to_vector
 from ternmesh.plan import make_plan
+from ternmesh.swarm.bundler import Bundler
 from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.member import HOST, Member
 from ternmesh.wire import control
@@ -52,6 +54,11 @@ class Options:
     silence: float  # of the plan: the share of the learned energy below which a node is silent
     silence_rounds: int
     manifest_repeats: int
+    behind: int = 0  # nodes behind a gateway that bundles
+    gateway_crash: float = 0.0
+    beside: float = 0.0  # chance that what a node behind it sends also goes another way
+    wait_s: float = 0.0  # of the gateway, for packets
+    takes_bundles: bool = False  # the host does
 
 
 def draw(seed: int) -> Options:
@@ -89,12 +96,32 @@ def draw(seed: int) -> Options:
     )
 
 
+def draw_with_gateway(seed: int) -> Options:
+    """The same faults, and some or all nodes behind a gateway that has faults of its own."""
+    options, rng = draw(seed), random.Random(f"gateway {seed}")
+    nodes = max(2 + options.vanish, options.nodes)
+    return replace(
+        options,
+        nodes=nodes,
+        rounds=rng.randint(3, 10),
+        behind=rng.randint(2, nodes),
+        min_peers=max(2, options.min_peers),
+        wait_s=rng.choice((1.0, 4.0, 12.0)),
+        deadline_s=rng.choice((5.0, 10.0, 20.0)),
+        hostile=min(options.hostile, 4.0),
+        gateway_crash=rng.random() * 0.2 if rng.random() < 0.6 else 0.0,
+        drop=rng.uniform(0.2, 0.5) if rng.random() < 0.5 else options.drop,
+        beside=rng.random() * 0.5 if rng.random() < 0.4 else 0.0,
+        takes_bundles=rng.random() < 0.9,
+    )
+
+
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, options: Options) -> None:
         self.rng = random.Random(f"fleet {seed}")
-        self.options = o = draw(seed)
+        self.options = o = options
         self.plan = make_plan(
             DIMENSION,
             rounds=o.rounds,
@@ -116,10 +143,13 @@ class Fleet:
         self._order = itertools.count()
         self.hostile = Hostile(self.rng, self.plan)
         self._wires = 0
+        self.packets: dict[tuple[str, int, bytes], tuple[bytes, ...]] = {}
         self.host = HostProcess(self)
         self.nodes = {
             name: NodeProcess(self, name) for name in (f"node{i}" for i in range(o.nodes))
         }
+        self.behind = frozenset([*self.nodes][: o.behind])
+        self.gateway = GatewayProcess(self, self.behind) if self.behind else None
 
     # The clock
 
@@ -136,6 +166,8 @@ class Fleet:
         for node in self.nodes.values():
             late = rng.random() < o.late
             self.after(rng.uniform(0, o.faults_s if late else 5), node.boot)
+        if self.gateway is not None:
+            self.after(rng.uniform(0, 5), self.gateway.boot)
         for node in list(self.nodes.values())[: o.vanish]:
             self.after(rng.uniform(0, o.faults_s), lambda node=node: self._vanish(node))
         if o.reset:
@@ -162,8 +194,12 @@ class Fleet:
 
     def _heal(self) -> None:
         self.healed = True
-        for process in (self.host, *self.nodes.values()):
+        for process in self._processes():
             self.after(0.0, process.boot)
+
+    def _processes(self) -> list[Process]:
+        gateways = [] if self.gateway is None else [self.gateway]
+        return [self.host, *self.nodes.values(), *gateways]
 
     def _alive(self) -> list[NodeProcess]:
         return [node for node in self.nodes.values() if not node.gone]
@@ -182,12 +218,29 @@ class Fleet:
     # The wires
 
     def carry(self, source: str, peer: str, frames: list[bytes]) -> None:
-        for target in list(self.nodes) if peer == ALL else [peer]:
+        """From a node or the host; what is for or from those behind a gateway goes there."""
+        if self.gateway is not None and source in self.behind:
+            self._carry_to(Port(self.gateway, source), source, frames)
+            if self.rng.random() < self.options.beside:
+                self.carry_past(source, peer, frames)
+            return
+        beside = [name for name in self.nodes if name not in self.behind]
+        for target in beside if peer == ALL else [peer]:
+            if target in self.behind:
+                self._carry_to(Port(self.gateway, target), source, frames)
+            else:
+                self.carry_past(source, target, frames)
+        if self.gateway is not None and peer == ALL:
+            self._carry_to(Port(self.gateway, ALL), source, frames)
+
+    def carry_past(self, source: str, peer: str, frames: list[bytes]) -> None:
+        """Between a node and the host themselves."""
+        for target in sorted(self.behind) if peer == ALL else [peer]:
             process = self.host if target == HOST else self.nodes.get(target)
             if process is not None:
                 self._carry_to(process, source, frames)
 
-    def _carry_to(self, process: Process, source: str, frames: list[bytes]) -> None:
+    def _carry_to(self, process: "Process | Port", source: str, frames: list[bytes]) -> None:
         if self.healed:
             self._deliver_after(0.01, process, source, frames)
             return
@@ -203,7 +256,7 @@ class Fleet:
                 self._deliver_after(rng.expovariate(1 / o.delay_s), process, source, kept)
 
     def _damage(self, frame: bytes) -> bytes:
-        if self.rng.random() >= self.options.flip:
+        if self.rng.random() >= self.options.flip or not frame:
             return frame
         at = self.rng.randrange(8 * len(frame))
         damaged = bytearray(frame)
@@ -211,7 +264,7 @@ class Fleet:
         return bytes(damaged)
 
     def _deliver_after(
-        self, delay: float, process: Process, source: str, frames: list[bytes]
+        self, delay: float, process: "Process | Port", source: str, frames: list[bytes]
     ) -> None:
         wires = self._wires
         if frames:
@@ -237,6 +290,10 @@ class Fleet:
             peer, frame = self._for_host()
             self.host.receive(peer, [frame])
             rng.choice(list(self.nodes.values())).receive(HOST, [self.hostile.for_node()])
+            if self.gateway is not None and rng.random() < 0.1:
+                board = rng.choice(sorted(self.behind))
+                Port(self.gateway, board).receive(HOST, [self.hostile.for_node()])
+                Port(self.gateway, board).receive(board, [self.hostile.for_node()])
         self.after(1.0, self._trouble)
 
     def _burst(self) -> None:
@@ -270,6 +327,8 @@ class Fleet:
             expect(not own.silent, f"{node.name} is silent although the run is over")
         for node in self.nodes.values():
             self._check_mass(node)
+        if self.gateway is not None:
+            self.gateway.check_mass(self.host)
         self.check_bounds()
 
     def _check_mass(self, node: NodeProcess) -> None:
@@ -285,14 +344,17 @@ class Fleet:
         expect(error < TOLERANCE, f"{node.name} lost or doubled up to {error} of its work")
 
     def check_bounds(self) -> None:
-        for process in (self.host, *self.nodes.values()):
+        for process in self._processes():
             endpoint = process.endpoint
             if endpoint is not None:
                 expect(len(endpoint._events) <= 2048, f"{process.name}: events pile up")
                 expect(len(endpoint._outgoing._queue) <= 4096, f"{process.name}: frames pile up")
+                if isinstance(endpoint, Bundler):
+                    self.gateway.check_bounds()
+                    continue
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, Coordinator):
-                    expect(len(endpoint._answered) <= 1024, "answers pile up")
+                    expect(len(endpoint._refusals) <= 4096, "answers pile up")
                     arrived = endpoint._round.intakes.keys() | endpoint._round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 elif endpoint._assembly is not None:
@@ -307,12 +369,13 @@ class Fleet:
             else (m.version, m.target, m.phase, m.joined, m.pending is not None, m.received)
             for name, node in self.nodes.items()
         }
-        return f"host {at}, nodes {nodes}"
+        gateway = None if self.gateway is None else self.gateway.where()
+        return f"host {at}, nodes {nodes}, gateway {gateway}"
 
 
-def run_seed(seed: int) -> Fleet:
+def run_seed(seed: int, draw_options: Callable[[int], Options] = draw) -> Fleet:
     """Run one seed; Violation with the seed and its options where an invariant does not hold."""
-    fleet = Fleet(seed)
+    fleet = Fleet(seed, draw_options(seed))
     try:
         fleet.run()
     except Violation as error:

@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from simdisks import HostDisk, NodeDisk
+from simdisks import GatewayDisk, HostDisk, NodeDisk
 from simledger import MODEL, Ledger, Violation, expect
 
 from ternmesh.errors import CodecError
 from ternmesh.hypervector.scale import UNIT
+from ternmesh.swarm.bundler import Bundler
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import Joined, WorkReady
 from ternmesh.swarm.member import HOST, Member
@@ -26,10 +27,12 @@ TOLERANCE = 2e-4  # float32 sums of a few dozen terms
 class Process:
     """A node or the host: an endpoint, its disk, and crashes. It dies as a power cut kills."""
 
+    DOWN_S = 8.0  # on average
+
     def __init__(self, fleet: "Fleet", name: str) -> None:
         self.fleet, self.name = fleet, name
-        self.disk: NodeDisk | HostDisk
-        self.endpoint: Member | Coordinator | None = None
+        self.disk: NodeDisk | HostDisk | GatewayDisk
+        self.endpoint: Member | Coordinator | Bundler | None = None
         self.gone = False
         self.counters: set[int] = set()
         self.incarnation = 0
@@ -44,7 +47,7 @@ class Process:
         self.endpoint.start(self.fleet.now)
         self.settle()
 
-    def load(self) -> Member | Coordinator:
+    def load(self) -> Member | Coordinator | Bundler:
         raise NotImplementedError
 
     def crash(self) -> None:
@@ -52,7 +55,7 @@ class Process:
             return
         self.endpoint = None
         self.disk.forget()
-        self.fleet.after(self.fleet.rng.expovariate(1 / 8), self.boot)
+        self.fleet.after(self.fleet.rng.expovariate(1 / self.DOWN_S), self.boot)
 
     def receive(self, peer: str, frames: list[bytes]) -> None:
         if self.endpoint is not None:
@@ -87,13 +90,16 @@ class Process:
 
     def send(self) -> None:
         for peer, frames in self.endpoint.frames_to_send(self.fleet.now):
-            for frame in frames:
-                counter = seal.open_seal(frame)[0].counter
-                expect(counter not in self.counters, f"{self.name} used counter {counter} again")
-                self.counters.add(counter)
-                expect(len(frame) <= self.fleet.plan.frame_mtu, "a frame is longer than the mtu")
+            self.check_frames(frames)
             self.note_sent(peer, frames)
             self.fleet.carry(self.name, peer, frames)
+
+    def check_frames(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            counter = seal.open_seal(frame)[0].counter
+            expect(counter not in self.counters, f"{self.name} used counter {counter} again")
+            self.counters.add(counter)
+            expect(len(frame) <= self.fleet.plan.frame_mtu, "a frame is longer than the mtu")
 
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         pass
@@ -139,6 +145,12 @@ class NodeProcess(Process):
     def crash_chance(self) -> float:
         return self.fleet.options.node_crash
 
+    def commit(self) -> None:
+        super().commit()
+        made = self.disk.committed.pending
+        if made is not None:
+            self.fleet.packets[self.name, made.round, made.digest] = made.bodies[1:]
+
     def after_commit(self, events: list[object]) -> None:
         for event in events:
             if isinstance(event, WorkReady):
@@ -176,11 +188,11 @@ class HostProcess(Process):
     def __init__(self, fleet: "Fleet") -> None:
         super().__init__(fleet, HOST)
         self.disk: HostDisk = HostDisk(fleet.rng.randbytes(8), fleet.plan)
-        self.ledger = Ledger(fleet.plan)
+        self.ledger = Ledger(fleet.plan, fleet.packets)
 
     def load(self) -> Coordinator:
         o, d = self.fleet.options, self.disk
-        settings = Settings(o.min_peers, o.deadline_s, nodes_max=8, chain_max=o.chain_max)
+        settings = Settings(o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_bundles)
         return Coordinator(d.plan, settings, MODEL, d.run, d.committed)
 
     def crash_chance(self) -> float:
@@ -191,7 +203,7 @@ class HostProcess(Process):
         self.endpoint = None
         counter = self.disk.committed.counter
         self.disk = HostDisk(self.fleet.rng.randbytes(8), self.fleet.plan, counter)
-        self.ledger = Ledger(self.fleet.plan)
+        self.ledger = Ledger(self.fleet.plan, self.fleet.packets)
         self.fleet.cut_wires()
         self.boot()
 

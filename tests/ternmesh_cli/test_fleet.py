@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from paho.mqtt.client import CallbackAPIVersion, Client
 
 from host.config import RunConfig, load_bundle, plan_of
 from models.zoo import fsdd_path
@@ -24,6 +26,8 @@ from ternmesh.swarm.step import encode_update
 from ternmesh.wire import seal
 from ternmesh.wire.manifest import Manifest, packet_digest, write_manifest
 from ternmesh.wire.share import HEAD_SIZE
+from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.main import main
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
 from transports.base import Busy, NotConnected
@@ -68,7 +72,7 @@ class Process:
 
     def __init__(self, command: str, folder: Path, config: str, *options: str) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         path = folder / "config.toml"
         path.write_text(config)
         self._arguments = [sys.executable, "-m", "ternmesh_cli.main", command]
@@ -107,13 +111,21 @@ class Process:
 class Fleet:
     """The processes, and the questions that tests ask again and again."""
 
-    def __init__(self, folder: Path, url: str, eventually: Callable, *options: str) -> None:
+    def __init__(
+        self, folder: Path, url: str, eventually: Callable, *options: str, insecure: bool = False
+    ) -> None:
+        trusting = ("--insecure",) if insecure else ()
+        if not insecure:
+            enrol_fleet("ternmesh", folder / "host", {name: folder / name for name in BOARDS})
         config = HOST_CONFIG.format(url=url, rounds=ROUNDS, announce_s=ANNOUNCE_S)
         clips = fsdd_path("train")
-        self.host = Process("host", folder / "host", config, *options)
+        self.host = Process("host", folder / "host", config, *trusting, *options)
         self.boards = {
             name: Process(
-                "node", folder / name, NODE_CONFIG.format(name=name, url=url, clips=clips)
+                "node",
+                folder / name,
+                NODE_CONFIG.format(name=name, url=url, clips=clips),
+                *trusting,
             )
             for name in BOARDS
         }
@@ -174,8 +186,8 @@ def delivered(status: dict[str, Any]) -> set[str]:
 @pytest.fixture
 def new_fleet(tmp_path, mosquitto, eventually) -> Callable[..., Any]:
     @contextmanager
-    def start(*options: str, url: str = mosquitto.url) -> Iterator[Fleet]:
-        fleet = Fleet(tmp_path, url, eventually, *options)
+    def start(*options: str, url: str = mosquitto.url, insecure: bool = False) -> Iterator[Fleet]:
+        fleet = Fleet(tmp_path, url, eventually, *options, insecure=insecure)
         members = (fleet.host, *fleet.boards.values())
         try:
             for member in members:
@@ -315,7 +327,7 @@ def patient_mosquitto(new_mosquitto):
 
 @pytest.fixture
 def patient_fleet(new_fleet, patient_mosquitto) -> Iterator[Fleet]:
-    with new_fleet(url=patient_mosquitto.url) as fleet:
+    with new_fleet(url=patient_mosquitto.url, insecure=True) as fleet:
         yield fleet
 
 
@@ -349,3 +361,69 @@ def test_bad_input_is_counted_with_its_reason_and_costs_no_round(
     assert (status["version"], status["phase"]) == (before["version"], "open")
     fleet.boards["theo"].signal(signal.SIGCONT)
     fleet.finish(before["run"])
+
+
+class Wiretap:
+    """Somebody on the broker who hears everything and may publish anything."""
+
+    def __init__(self, url: str) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self._client = Client(CallbackAPIVersion.VERSION2, client_id="wiretap")
+        self._client.on_message = lambda _c, _u, m: self.heard.append((m.topic, m.payload))
+        self._client.on_connect = lambda client, *_: client.subscribe("ternmesh/#", qos=1)
+        self._address = urlsplit(url).hostname, urlsplit(url).port
+
+    def __enter__(self) -> "Wiretap":
+        self._client.connect(*self._address)
+        self._client.loop_start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def say(self, topic: str, payload: bytes) -> None:
+        self._client.publish(topic, payload, qos=1).wait_for_publish(PATIENCE_S)
+
+
+def test_with_keys_nobody_else_gets_a_bit_in(new_fleet, mosquitto, eventually):
+    with Wiretap(mosquitto.url) as eve, new_fleet() as fleet:
+        before = fleet.hold_open("theo")
+        nicolas = fleet.boards["nicolas"]
+        clones = {name: p.status()["trust"]["clones"] for name, p in (("host", fleet.host),)}
+        heard = [*eve.heard]
+        assert len(heard) > 20
+        assert not any(b"nicolas" in payload for _, payload in heard), "names are sealed, too"
+        for topic, payload in heard:
+            eve.say(topic, payload)  # every message once more
+            bent = bytearray(payload)
+            bent[len(bent) // 2] ^= 0x10
+            eve.say(topic, bytes(bent))
+        context = next(node["context"] for node in before["nodes"] if node["name"] == "theo")
+        with Attacker(mosquitto.url, "theo") as as_theo:
+            for frames in bad_frames(context, before["version"]).values():
+                for frame in frames:
+                    as_theo.send(eventually, frame)
+            fleet.wait_for(fleet.host, lambda status: status["refused"].get("suite", 0) >= 8)
+        fleet.wait_for(fleet.host, lambda status: status["refused"].get("replay", 0) >= 8)
+        fleet.wait_for(fleet.host, lambda status: status["refused"].get("seal", 0) >= 4)
+        fleet.wait_for(nicolas, lambda status: status["refused"].get("replay", 0) >= 4)
+        after = fleet.host.status()
+        assert (after["version"], after["reference"]) == (before["version"], before["reference"])
+        assert after["trust"]["mode"] == "keys"
+        assert {"host": after["trust"]["clones"]} == clones
+        fleet.boards["theo"].signal(signal.SIGCONT)
+        fleet.finish(before["run"])
+
+
+def test_a_node_that_is_revoked_is_out_and_the_others_go_on(new_fleet, capsys):
+    with new_fleet() as fleet:
+        fleet.wait_for(fleet.host, lambda status: status["version"] >= 1)
+        config = str(fleet.host.folder / "config.toml")
+        assert main(["enrol", "revoke", "--config", config, "theo", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert [row["name"] for row in answer["members"] if row["revoked"]] == ["theo"]
+        fleet.wait_for(fleet.host, lambda status: status["refused"].get("revoked", 0) >= 1)
+        fleet.host.kill9()
+        fleet.host.start()  # and it stays so
+        fleet.wait_for(fleet.host, lambda status: status["refused"].get("revoked", 0) >= 1)

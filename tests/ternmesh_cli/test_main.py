@@ -139,7 +139,15 @@ def test_a_process_that_is_no_ternmesh_of_this_version_is_1(capsys, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, number, eventually):
-    command = [sys.executable, "-m", "ternmesh_cli.main", "host", "--config", str(config)]
+    command = [
+        sys.executable,
+        "-m",
+        "ternmesh_cli.main",
+        "host",
+        "--insecure",
+        "--config",
+        str(config),
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             eventually(lambda: (tmp_path / "control.sock").exists())
@@ -149,12 +157,13 @@ def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, nu
         finally:
             process.kill()
     assert second.returncode == 1
-    assert second.stderr.count("\n") == 1
-    assert "another process uses" in second.stderr
+    [_, sentence] = second.stderr.splitlines()  # the first one warns that it is insecure
+    assert "another process uses" in sentence
     assert process.returncode == 0
     assert not (tmp_path / "control.sock").exists()
-    words = log.splitlines()[0].split()
-    assert (words[2], words[3]) == ("INFO", "host.service:")
+    words = [line.split() for line in log.splitlines()]
+    assert (words[0][2], words[0][3]) == ("WARNING", "ternmesh_store.keyring:")
+    assert (words[1][2], words[1][3]) == ("INFO", "host.service:")
 
 
 def test_the_command_line_loads_only_what_is_called():
@@ -173,7 +182,9 @@ def test_the_command_line_loads_only_what_is_called():
 def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("edge.config.read_node_config", lambda path: _Config(path))
-    monkeypatch.setattr("edge.runtime.run_node", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(
+        "edge.runtime.run_node", lambda *arguments, insecure: calls.append(arguments)
+    )
     monkeypatch.setattr(node.process, "set_up_logging", lambda level: None)
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:

@@ -133,7 +133,7 @@ def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
 
         return condition
 
-    command = [sys.executable, "-c", RUN, "node", "--config", str(config)]
+    command = [sys.executable, "-c", RUN, "node", "--insecure", "--config", str(config)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             eventually(stands(0, []), 60)

@@ -1,0 +1,74 @@
+"""Who belongs to the host's fleet: what `ternmesh enrol` asks, of a running host or its files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ternmesh.errors import TernmeshError, TrustError
+from ternmesh.trust.identity import Role, identity_text, parse_identity
+from ternmesh.trust.roster import found_fleet, write_revocations
+from ternmesh_store.keyring import Keyring, NoKeyring
+
+ASK = "enrol"  # the key of a request on the control socket that is for this room
+
+
+def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to `{"enrol": "list" | "add" | "revoke", ...}`; refusals are under "error"."""
+    if isinstance(keyring, NoKeyring):
+        return {"error": "this host was started with --insecure: it has no members"}
+    try:
+        match request.get(ASK):
+            case "list":
+                pass
+            case "add":
+                _add(keyring, str(request.get("identity", "")))
+            case "revoke":
+                _revoke(keyring, str(request.get("name", "")))
+            case other:
+                raise TrustError(f"{other!r} is nothing that a host can be asked about its fleet")
+    except TernmeshError as error:
+        return {"error": str(error)}
+    return members(keyring)
+
+
+def members(keyring: Keyring) -> dict[str, Any]:
+    """The fleet, ready for JSON."""
+    roster = keyring.roster
+    state = roster.state
+    return {
+        "fleet": roster.fleet.hex(),
+        "host": identity_text(roster.host),
+        "members": [
+            {
+                "name": member.name,
+                "role": member.role.name.lower(),
+                "fingerprint": member.fingerprint.hex(),
+                "revoked": member.fingerprint in state.revoked,
+            }
+            for member in state.members
+        ],
+    }
+
+
+def found(keyring: Keyring, fleet: str) -> None:
+    """Begin the fleet of a host that has none yet. TrustError for keys that are not a host's."""
+    if keyring.own.public.role is not Role.HOST:
+        raise TrustError(f"{keyring.own.public.name} is no host")
+    keyring.adopt(found_fleet(fleet, keyring.own.public))
+
+
+def _add(keyring: Keyring, text: str) -> None:
+    if keyring.roster.enrol(parse_identity(text)):
+        keyring.keep_roster()
+
+
+def _revoke(keyring: Keyring, name: str) -> None:
+    roster = keyring.roster
+    state = roster.state
+    for member in state.members:
+        if member.name == name:
+            break
+    else:
+        raise TrustError(f"{name} is not enrolled: `ternmesh enrol list` shows who is")
+    revoked = {*state.revoked, member.fingerprint}
+    roster.revoke(write_revocations(keyring.own, roster.fleet, state.number + 1, revoked))
+    keyring.keep_roster()

@@ -1,0 +1,184 @@
+"""`ternmesh enrol`: who belongs to a fleet. Identities travel as one line, by hand or QR code."""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ternmesh.config import ConfigError
+from ternmesh.errors import TrustError
+from ternmesh.trust.identity import PUBLIC_MARK, Role, identity_text, parse_identity
+from ternmesh.trust.roster import HOST, found_fleet
+from ternmesh_cli.keys import keyring_at
+from ternmesh_store.keyring import Keyring, TrustConfig
+from transports.control_socket import ControlError, ask
+
+TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
+_EXAMPLE = """\
+for a fleet, once each:
+  ternmesh enrol identity --config host.toml       on the host: prints its public identity
+  ternmesh enrol identity --config node.toml       on each node: prints the node's
+  ternmesh enrol host --config node.toml TM1:...   on each node: trust this host
+  ternmesh enrol add --config host.toml TM1:...    on the host: let this node in
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `ternmesh enrol`."""
+    rows = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    text = argparse.RawDescriptionHelpFormatter
+    for name, action, summary in (
+        ("identity", _identity, "show this end's public identity, and make one if there is none"),
+        ("host", _host, "on a node: trust the host with this public identity"),
+        ("add", _add, "on the host: let a node in, by its public identity"),
+        ("list", _list, "on the host: who belongs to the fleet"),
+        ("revoke", _revoke, "on the host: shut a node out for good"),
+    ):
+        row = rows.add_parser(
+            name, help=summary, description=summary, epilog=_EXAMPLE, formatter_class=text
+        )
+        row.set_defaults(action=action)
+        row.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file")
+        row.add_argument("--json", action="store_true", help="the answer as one JSON object")
+        if name in ("host", "add"):
+            row.add_argument("identity", help=f"a line that begins with {PUBLIC_MARK}, or its file")
+        if name == "revoke":
+            row.add_argument("name", help="of the node")
+        if name == "identity":
+            row.add_argument("--qr", action="store_true", help="show it as a QR code too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it and say so; returns the exit code."""
+    answer: Mapping[str, Any] = arguments.action(arguments)
+    if "error" in answer:
+        raise TrustError(str(answer["error"]))
+    if arguments.json:
+        print(json.dumps(answer))
+    else:
+        for key, value in answer.items():
+            if key != "members":
+                print(f"{key:12} {value}")
+        for row in answer.get("members", []):
+            state = "revoked" if row["revoked"] else row["role"]
+            print(f"  {row['name']:32} {state:10} {row['fingerprint']}")
+    if getattr(arguments, "qr", False):
+        _show_qr(str(answer["identity"]))
+    return 0
+
+
+def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
+    config = _read(arguments.config)
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        if config.role is Role.HOST:
+            keyring.adopt(found_fleet(config.fleet, keyring.own.public))
+        return _own(keyring)
+
+
+def _host(arguments: argparse.Namespace) -> dict[str, Any]:
+    config = _read(arguments.config)
+    if config.role is Role.HOST:
+        raise ConfigError(f"{arguments.config} is of a host: give the file of a node")
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        host = parse_identity(_text(arguments.identity))
+        if keyring.has_fleet and keyring.roster.host != host:
+            raise TrustError(
+                f"{config.name} trusts another host: delete {keyring.store.path} to begin anew"
+            )
+        keyring.adopt(found_fleet(config.fleet, host))
+        return {**_own(keyring), "host": host.fingerprint.hex()}
+
+
+def _add(arguments: argparse.Namespace) -> dict[str, Any]:
+    return _ask(arguments, {"enrol": "add", "identity": _text(arguments.identity)})
+
+
+def _list(arguments: argparse.Namespace) -> dict[str, Any]:
+    return _ask(arguments, {"enrol": "list"})
+
+
+def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
+    return _ask(arguments, {"enrol": "revoke", "name": arguments.name})
+
+
+def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
+    """Ask the running host; where none runs, its files."""
+    from host import membership
+
+    config = _read(arguments.config)
+    if config.role is not Role.HOST:
+        raise ConfigError(f"{arguments.config} is of a node: give the file of a host")
+    try:
+        return ask(config.socket, request)
+    except ControlError:
+        if not config.trust.path(config.folder).exists():
+            raise TrustError(
+                "this host has no identity yet: run `ternmesh enrol identity` with its file first"
+            ) from None
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        return membership.answer(keyring, request)
+
+
+def _own(keyring: Keyring) -> dict[str, Any]:
+    public = keyring.own.public
+    return {
+        "name": public.name,
+        "identity": identity_text(public),
+        "fingerprint": public.fingerprint.hex(),
+    }
+
+
+def _text(argument: str) -> str:
+    """A public identity as it was typed, or from a file."""
+    if argument.startswith(PUBLIC_MARK):
+        return argument
+    try:
+        with Path(argument).open() as file:
+            return file.read(TEXT_FILE_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrustError(f"{argument} is no identity, and no file with one: {error}") from error
+
+
+class _Config:
+    """What enrolment needs of a configuration, though the rest of it may be wrong yet."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+        name: Any = content.get("name")
+        state_dir: Any = content.get("state_dir")
+        link, trust = content.get("link", {}), content.get("trust", {})
+        control = content.get("control_socket")
+        fields = (name, state_dir, control, link.get("fleet"), trust.get("identity_file"))
+        if not isinstance(state_dir, str) or any(not isinstance(f, str | None) for f in fields):
+            raise ConfigError(f"{path}: name, state_dir, link.fleet or [trust] is missing or wrong")
+        here = path.resolve().parent
+        self.folder = here / state_dir
+        self.name = HOST if name is None else str(name)
+        self.role = Role.HOST if name is None else Role.NODE
+        self.fleet = link.get("fleet") or "ternmesh"
+        self.trust = TrustConfig(identity_file=trust.get("identity_file"))
+        self.socket = here / (control or Path(state_dir) / "control.sock")
+
+
+def _read(path: Path) -> _Config:
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content.get("link", {}), dict) or not isinstance(
+        content.get("trust", {}), dict
+    ):
+        raise ConfigError(f"{path}: [link] and [trust] are tables")
+    return _Config(path, content)
+
+
+def _show_qr(text: str) -> None:
+    try:
+        import segno
+    except ImportError as error:
+        raise TrustError(
+            "QR codes need the package segno: pip install 'ternmesh[node]', or leave out --qr"
+        ) from error
+    segno.make(text, error="l").terminal(out=sys.stdout, compact=True)

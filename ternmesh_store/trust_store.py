@@ -1,0 +1,111 @@
+"""What an end keeps of its fleet: who belongs to it, and where the seals of each peer stand.
+
+It is apart from the run, because it outlives every run and model. It holds a broadcast key, so only
+its owner may read it.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ternmesh.trust.identity import read_identity, write_identity
+from ternmesh.trust.roster import Roster, RosterState
+from ternmesh.trust.sealing import Change
+from ternmesh.trust.session import (
+    GroupState,
+    PeerState,
+    SealingState,
+    read_group,
+    read_peer,
+    write_group,
+    write_peer,
+)
+from ternmesh_store.database import Database, Schema, StoreError
+
+TRUST = "trust.sqlite"
+SCHEMA = Schema(
+    application=0x544D5452,  # "TMTR"
+    version=1,
+    statements=(
+        "CREATE TABLE fleet (fleet BLOB NOT NULL, host BLOB NOT NULL, number INTEGER NOT NULL)",
+        "CREATE TABLE member (name TEXT PRIMARY KEY, identity BLOB NOT NULL)",
+        "CREATE TABLE revoked (fingerprint BLOB PRIMARY KEY)",
+        "CREATE TABLE peer (name TEXT PRIMARY KEY, state BLOB NOT NULL)",
+        "CREATE TABLE broadcast (state BLOB NOT NULL)",
+    ),
+)
+
+
+class TrustStore:
+    """The file in a state folder; see `Database` for errors. TrustError for damaged rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / TRUST
+        self._database = Database(self.path, SCHEMA)
+
+    def open(self) -> None:
+        """Take the file, or make it; a damaged one is refused: revocations are not forgotten."""
+        try:
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise StoreError(f"cannot open {self.path} ({error}): choose another folder") from error
+        self._database.open(replace_damaged=False)
+
+    def close(self) -> None:
+        """Forget what was not committed, and give the file back."""
+        self._database.close()
+
+    def commit(self) -> None:
+        """Make all that was recorded durable."""
+        self._database.commit()
+
+    def roster(self) -> Roster | None:
+        """Who belongs to the fleet, if there is one."""
+        found = self._database.rows("SELECT fleet, host, number FROM fleet")
+        if not found:
+            return None
+        [(fleet, host, number)] = found
+        members = self._database.rows("SELECT identity FROM member ORDER BY name")
+        revoked = self._database.rows("SELECT fingerprint FROM revoked ORDER BY fingerprint")
+        state = RosterState(
+            fleet,
+            read_identity(host),
+            tuple(read_identity(identity) for (identity,) in members),
+            tuple(fingerprint for (fingerprint,) in revoked),
+            number,
+        )
+        return Roster(state)
+
+    def keep_roster(self, state: RosterState) -> None:
+        """Write a roster in the place of the last one."""
+        database = self._database
+        for table in ("fleet", "member", "revoked"):
+            database.write(f"DELETE FROM {table}")
+        host = write_identity(state.host)
+        database.write("INSERT INTO fleet VALUES (?, ?, ?)", state.fleet, host, state.number)
+        rows = [(member.name, write_identity(member)) for member in state.members]
+        database.write_many("INSERT INTO member VALUES (?, ?)", rows)
+        database.write_many("INSERT INTO revoked VALUES (?)", [(key,) for key in state.revoked])
+
+    def sealing(self) -> SealingState:
+        """Where the seals of all peers stood at the last commit."""
+        peers = self._database.rows("SELECT name, state FROM peer")
+        groups = self._database.rows("SELECT state FROM broadcast")
+        group = read_group(groups[0][0]) if groups else None
+        return SealingState(tuple(read_peer(name, state) for name, state in peers), group)
+
+    def record(self, changes: Iterable[Change]) -> None:
+        """Write what has changed; `commit` makes it durable."""
+        for change in changes:
+            match change:
+                case PeerState():
+                    self._database.write(
+                        "INSERT INTO peer VALUES (?, ?) "
+                        "ON CONFLICT DO UPDATE SET state = excluded.state",
+                        change.name,
+                        write_peer(change),
+                    )
+                case GroupState():
+                    self._database.write("DELETE FROM broadcast")
+                    self._database.write("INSERT INTO broadcast VALUES (?)", write_group(change))

@@ -1,0 +1,156 @@
+"""Fleets with a gateway that bundles, and bugs planted in it that the simulation must find.
+
+What a node has learned is in a reference exactly once, or in exactly one residual: its own, the
+host's, or the gateway's. `TERNMESH_SEEDS` sets how many seeds are run.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simdisks
+from simfleet import Fleet, draw_with_gateway, run_seed
+from simledger import Violation
+
+from ternmesh.swarm import bundler, bundling, coordinator, open_round
+from ternmesh.swarm.bundle_records import BundleMade
+from ternmesh.wire import control
+
+SEEDS = int(os.environ.get("TERNMESH_SEEDS", "30"))
+GROUPS = 5
+MUTANT_SEEDS = 100
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def run(seed: int) -> Fleet:
+    return run_seed(seed, draw_with_gateway)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_fleet_behind_a_gateway_loses_nothing(group: int) -> None:
+    for seed in range(group, SEEDS, GROUPS):
+        run(seed)
+
+
+def test_seeds_draw_bundles_that_count_and_hosts_that_take_none() -> None:
+    fleets = [run(seed) for seed in range(10)]
+    assert sum(len(fleet.host.ledger.bundles) for fleet in fleets) > 5
+    assert any(not fleet.options.takes_bundles for fleet in map(Fleet, range(30), OPTIONS))
+    crashes = [options.gateway_crash > 0 for options in OPTIONS]
+    assert 5 < sum(crashes) < 25
+
+
+OPTIONS = [draw_with_gateway(seed) for seed in range(30)]
+
+
+def counts_a_contributor_twice(patch: pytest.MonkeyPatch) -> None:
+    """A node's own packet is added beside the bundle that names it."""
+    count = open_round.OpenRound.count
+
+    def count_all(self: open_round.OpenRound) -> open_round.Count:
+        found = count(self)
+        doubled = [i for c, i in self.intakes.items() if i.usable and c in found.bundles]
+        extra = [(i.manifest.samples, i.hypervector()) for i in doubled if i.manifest]
+        return replace(found, packets=found.packets + extra)
+
+    patch.setattr(open_round.OpenRound, "count", count_all)
+
+
+def settles_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """The residual of a bundle is kept although no reference has counted it."""
+    settle = bundler.Bundler._settle
+
+    def settle_always(self: bundler.Bundler, bundle: bundler.Bundle, counted: object) -> None:
+        settle(self, bundle, counted)  # type: ignore[arg-type]
+        everything = np.packbits(np.ones(self.plan.up.count, bool), bitorder="little").tobytes()
+        start = bundle, everything, self.residual, self._model_hash
+        self.residual = bundling.settle_bundle(*start, self.plan)
+        self._events[-1] = replace(self._events[-1], residual=self.residual)
+
+    patch.setattr(bundler.Bundler, "_settle", settle_always)
+
+
+def forgets_what_a_bundle_could_not_carry(patch: pytest.MonkeyPatch) -> None:
+    """The gateway has no residual."""
+    patch.setattr(bundler, "settle_bundle", lambda bundle, have, residual, *_: 0 * residual)
+
+
+def looks_at_no_bitmap(patch: pytest.MonkeyPatch) -> None:
+    """A bundle of which a part was counted is settled as a whole."""
+    patch.setattr(bundling, "read_bitmap", lambda have, count: np.ones(count, dtype=np.bool_))
+
+
+def answers_for_shares_that_are_not_on_disk(patch: pytest.MonkeyPatch) -> None:
+    """A contributor's receipt names all shares as soon as the bundle is known."""
+    answers = open_round.OpenRound.answers
+
+    def answer_all(self: open_round.OpenRound, context: int) -> list[control.Control]:
+        found = answers(self, context)
+        if context in self._bundle_of():
+            count = self._plan.up.count
+            full = np.packbits(np.ones(count, bool), bitorder="little").tobytes()
+            found[-1] = replace(found[-1], have=full)
+        return found
+
+    patch.setattr(open_round.OpenRound, "answers", answer_all)
+
+
+def keeps_no_bundles_on_the_hosts_disk(patch: pytest.MonkeyPatch) -> None:
+    """What was accepted of a bundle is answered, and gone with the process."""
+    record = simdisks.HostDisk.record
+
+    def record_some(self: simdisks.HostDisk, event: object) -> None:
+        is_body = isinstance(event, coordinator.BodyAccepted)
+        if not (is_body and event.context & open_round.BUNDLE):
+            record(self, event)  # type: ignore[arg-type]
+
+    patch.setattr(simdisks.HostDisk, "record", record_some)
+
+
+def sends_a_bundle_that_it_may_forget(patch: pytest.MonkeyPatch) -> None:
+    """A bundle is on its way before it is on the gateway's disk."""
+    record = simdisks.GatewayDisk.record
+
+    def record_some(self: simdisks.GatewayDisk, event: object) -> None:
+        if not isinstance(event, BundleMade):
+            record(self, event)  # type: ignore[arg-type]
+
+    patch.setattr(simdisks.GatewayDisk, "record", record_some)
+
+
+def snapshot_without_the_bundle(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot does not say in which bundle its node was counted."""
+    write = coordinator.write_snapshot
+    patch.setattr(coordinator, "write_snapshot", lambda s: write(replace(s, counted=s.counted[:1])))
+
+
+# With each the seed to begin with, as the rare ones need many: all of them have their turn.
+MUTANTS: tuple[tuple[Mutant, int], ...] = (
+    (counts_a_contributor_twice, 3),
+    (settles_what_was_not_counted, 25),
+    (forgets_what_a_bundle_could_not_carry, 0),
+    (looks_at_no_bitmap, 37),
+    (answers_for_shares_that_are_not_on_disk, 24),
+    (keeps_no_bundles_on_the_hosts_disk, 0),
+    (sends_a_bundle_that_it_may_forget, 33),
+    (snapshot_without_the_bundle, 57),
+)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "first"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS]
+)
+def test_a_planted_bug_is_found(
+    mutant: Mutant, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Violation, match="seed"):
+        run_seeds(first)
+
+
+def run_seeds(first: int) -> None:
+    for seed in range(MUTANT_SEEDS):
+        run((first + seed) % MUTANT_SEEDS)
