@@ -18,6 +18,7 @@ from ternmesh.trust.notary import OPEN, Trust, make_trust
 from ternmesh.trust.roster import Roster, found_fleet
 from ternmesh.trust.session import PeerState, SealingState
 
+
 class Keys:
     """A fleet whose members have keys; `trust` makes what an end is given at its start."""
 
@@ -32,8 +33,8 @@ class Keys:
 
     def roster(self) -> Roster:
         roster = Roster(found_fleet("garden", self.host.public))
-        for member in self.members.values():
-            roster.enrol(member.public)
+        for own in self.members.values():
+            roster.enrol(own.public)
         return roster
 
     def trust(self, name: str, counter: int = 0, own: Identity | None = None) -> Trust:

@@ -1,0 +1,99 @@
+"""`ternmesh enrol` as an operator uses it: lines that are carried from one end to the other."""
+
+import json
+
+import pytest
+
+from ternmesh_cli.main import main
+
+HOST = 'state_dir = "host"\nbundle = "keyword"\n[link]\nurl = "mqtt://broker"\nfleet = "garden"\n'
+NODE = 'name = "{name}"\nstate_dir = "{name}"\nbundle = "keyword"\n[link]\nfleet = "garden"\n'
+
+
+@pytest.fixture
+def enrol(tmp_path, capsys):
+    """Runs the command with --json and returns its answer, or its exit code and sentence."""
+    (tmp_path / "host.toml").write_text(HOST)
+    for name in ("ada", "bob"):
+        (tmp_path / f"{name}.toml").write_text(NODE.format(name=name))
+
+    def run(action, who, *rest):
+        arguments = ["enrol", action, "--config", str(tmp_path / f"{who}.toml"), "--json", *rest]
+        code = main(arguments)
+        shown = capsys.readouterr()
+        return json.loads(shown.out) if code == 0 else (code, shown.err)
+
+    return run
+
+
+def test_two_lines_make_a_member(enrol):
+    host = enrol("identity", "host")
+    ada = enrol("identity", "ada")
+    assert enrol("identity", "ada") == ada, "an identity is made once"
+    assert ada["identity"].startswith("TM1:")
+    told = enrol("host", "ada", host["identity"])
+    assert told["host"] == host["fingerprint"]
+    listed = enrol("add", "host", ada["identity"])
+    assert [(row["name"], row["role"]) for row in listed["members"]] == [("ada", "node")]
+    assert listed["members"][0]["fingerprint"] == ada["fingerprint"]
+    assert enrol("add", "host", ada["identity"]) == listed, "twice is once"
+    assert enrol("list", "host") == listed
+
+
+def test_a_line_may_come_from_a_file(enrol, tmp_path):
+    enrol("identity", "host")
+    (tmp_path / "ada.txt").write_text(enrol("identity", "ada")["identity"] + "\n")
+    assert len(enrol("add", "host", str(tmp_path / "ada.txt"))["members"]) == 1
+    code, sentence = enrol("add", "host", str(tmp_path / "nothing.txt"))
+    assert code == 1
+    assert "no file" in sentence
+
+
+def test_a_key_is_never_replaced_by_another(enrol, tmp_path):
+    host = enrol("identity", "host")
+    enrol("host", "ada", host["identity"])
+    enrol("add", "host", enrol("identity", "ada")["identity"])
+    (tmp_path / "ada" / "identity").unlink()
+    (tmp_path / "host" / "identity").rename(tmp_path / "host" / "old")
+    (tmp_path / "host" / "old").rename(tmp_path / "host" / "identity")
+    code, sentence = enrol("add", "host", enrol("identity", "ada")["identity"])
+    assert code == 1
+    assert "another key" in sentence
+    (tmp_path / "bob.toml").write_text(HOST.replace('"host"', '"bob"'))
+    other = enrol("identity", "bob")
+    code, sentence = enrol("host", "ada", other["identity"])
+    assert code == 1
+    assert "trusts another host" in sentence
+
+
+def test_who_is_revoked_stays_out(enrol):
+    enrol("identity", "host")
+    ada = enrol("identity", "ada")["identity"]
+    enrol("add", "host", ada)
+    assert enrol("revoke", "host", "ada")["members"][0]["revoked"]
+    code, sentence = enrol("add", "host", ada)
+    assert code == 1
+    assert "revoked" in sentence
+    assert enrol("revoke", "host", "bob")[0] == 1
+
+
+def test_wrong_ends_and_lines_are_sentences(enrol):
+    assert enrol("list", "host")[0] == 1
+    assert "no identity yet" in enrol("list", "host")[1]
+    assert enrol("list", "ada")[0] == 2
+    ada = enrol("identity", "ada")["identity"]
+    assert enrol("host", "host", ada)[0] == 2
+    code, sentence = enrol("host", "ada", ada)
+    assert code == 1
+    assert "no host" in sentence
+    code, sentence = enrol("host", "ada", ada[:-3])
+    assert code == 1
+    assert "copy it anew" in sentence
+
+
+def test_a_qr_code_can_be_shown(tmp_path, capsys):
+    (tmp_path / "ada.toml").write_text(NODE.format(name="ada"))
+    assert main(["enrol", "identity", "--config", str(tmp_path / "ada.toml"), "--qr"]) == 0
+    shown = capsys.readouterr().out
+    assert "TM1:" in shown
+    assert shown.count("\n") > 10
