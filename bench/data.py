@@ -16,3 +16,11 @@ def data_folder() -> Path:
             "premise and hypothesis"
         )
     return folder
+
+
+def text_folder() -> Path:
+    """Its folder of texts; SystemExit with one sentence where there is none."""
+    folder = Path(os.environ.get("TERNMESH_DATA", DEFAULT)) / "text"
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} is missing: set TERNMESH_DATA to a folder with text/*.txt.gz")
+    return folder

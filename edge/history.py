@@ -55,7 +55,7 @@ class History:
             return
         try:
             self._entries.extend(Entry(**item) for item in json.loads(data))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             _log.warning("the history of earlier rounds cannot be read: %s", error)
 
     def __iter__(self) -> Iterator[Entry]:

@@ -27,6 +27,8 @@ FORWARD, TRAIN_STEP, ADAPTER = "forward.onnx", "train_step.onnx", "adapter.f32"
 FILES = (FORWARD, TRAIN_STEP, ADAPTER)
 TENSORS_MAX, DIMENSION_MAX = 4096, 1 << 26
 METRICS = ("accuracy", "mean_absolute_error")
+# What json and int raise on text that is no description; too deep or too large included.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,18 @@ def read_bundle(data: bytes) -> Bundle:
                 for t in content[key]
             )
         bundle = Bundle(**content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _MALFORMED as error:
         raise BundleError(f"model.json is not a bundle description: {error!r}") from error
+    _check_kinds(bundle)
     _check(bundle)
     return bundle
+
+
+def _check_kinds(bundle: Bundle) -> None:
+    files = bundle.files if type(bundle.files) is dict else {"": None}
+    texts = {type(text) for text in (bundle.name, bundle.metric, *files.values())}
+    if texts != {str} or type(bundle.version) is not int:
+        raise BundleError("a bundle's name, metric and hashes are text, its version a whole number")
 
 
 def _check(bundle: Bundle) -> None:
@@ -117,6 +127,8 @@ def _check(bundle: Bundle) -> None:
         raise BundleError(f"an adapter has at most {DIMENSION_MAX} numbers")
     if not bundle.inputs or not bundle.outputs or not bundle.batch_inputs:
         raise BundleError("a bundle names at least one input, one output and one batch input")
+    if any(min(tensor.shape, default=0) <= 0 for tensor in bundle.batch_inputs):
+        raise BundleError("a batch input has no shape, or one with a size that is not positive")
     if bundle.metric not in METRICS:
         raise BundleError(f"metric is {bundle.metric!r}: it must be one of {', '.join(METRICS)}")
     if set(bundle.files) != set(FILES):

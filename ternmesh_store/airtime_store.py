@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ternmesh.link.ledger import Entry, Ledger, Moment, Record, fully_spent, resume
 from ternmesh.link.regions import HOUR_US, SubBand
-from ternmesh_store.database import Database, Schema, StoreError
+from ternmesh_store.database import Database, Schema, StoreError, checked
 
 SCHEMA = Schema(
     application=0x544D4154,  # "TMAT"
@@ -89,6 +89,7 @@ class AirtimeStore:
         for name, ledger in tuple(self._ledgers.items()):
             self._keep(name, ledger.settle(), now)
 
+    @checked
     def _load(self, name: str, budget_us: int, now: Moment) -> Ledger:
         sql = "SELECT boot, now_s, wall_s, ahead_us, entries FROM airtime WHERE band = ?"
         found = self._database.rows(sql, name) or self._database.rows(sql, UNKNOWN)

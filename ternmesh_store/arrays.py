@@ -10,8 +10,11 @@ def write_floats(vector: NDArray[np.float32]) -> bytes:
 
 
 def read_floats(data: bytes) -> NDArray[np.float32]:
-    """The float32 of `write_floats`, as an array of its own."""
-    return np.frombuffer(data, dtype="<f4").astype(np.float32)
+    """The float32 of `write_floats`, as an array of its own; ValueError for what is none."""
+    vector = np.frombuffer(data, dtype="<f4").astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise ValueError("a vector has NaN or infinity")
+    return vector
 
 
 def write_fixed(vector: NDArray[np.int32]) -> bytes:
@@ -20,5 +23,5 @@ def write_fixed(vector: NDArray[np.int32]) -> bytes:
 
 
 def read_fixed(data: bytes) -> NDArray[np.int32]:
-    """The int32 of `write_fixed`, as an array of its own."""
+    """The int32 of `write_fixed`, as an array of its own; ValueError for another length."""
     return np.frombuffer(data, dtype="<i4").astype(np.int32)

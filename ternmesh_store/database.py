@@ -8,15 +8,23 @@ exclusive lock that turns a second process away. A commit is an fsync (synchrono
 import hashlib
 import logging
 import sqlite3
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from ternmesh.errors import WireError
 
 LOCK_WAIT_S = 1.0  # how long to wait for a process that is just ending
 DAMAGED_MAX = 3  # files that are kept aside; then the last is replaced
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+# What readers of values raise on those that nobody wrote: SQLite checks its pages, not their bits.
+_UNREADABLE = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -196,6 +204,34 @@ class _Damaged(StoreError):
     def __str__(self) -> str:
         path, found = self.args
         return f"{path} is damaged ({found}): bring back a copy of it, or move it away"
+
+
+class Stored(Protocol):
+    """A store, as far as `checked` needs one."""
+
+    _database: Database
+
+
+S = TypeVar("S", bound=Stored)
+
+
+def checked(
+    load: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """A method that reads state, with a StoreError for values that no version of us has written."""
+
+    @wraps(load)
+    def read(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return load(store, *args, **kwargs)
+        except (*_UNREADABLE, struct.error, WireError) as error:
+            path = store._database.path
+            raise StoreError(
+                f"{path} holds something that was never written ({error}): bring back a copy of "
+                "it, or move it away"
+            ) from error
+
+    return read
 
 
 def _set_aside(path: Path) -> Path:

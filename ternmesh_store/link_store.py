@@ -21,7 +21,7 @@ from ternmesh.link.records import (
     SymbolHeld,
     TransferBegun,
 )
-from ternmesh_store.database import Database, Schema
+from ternmesh_store.database import Database, Schema, checked
 
 SCHEMA = Schema(
     application=0x544D4C4B,  # "TMLK"
@@ -73,6 +73,7 @@ class LinkStore:
         """Make all that was recorded durable."""
         self._database.commit()
 
+    @checked
     def load(self) -> LinkState:
         """The state of the last commit."""
         rows = self._database.rows

@@ -19,7 +19,7 @@ from ternmesh.swarm.events import (
 from ternmesh.swarm.member import new_state
 from ternmesh.swarm.records import MemberState
 from ternmesh_store.arrays import read_fixed, read_floats, write_fixed, write_floats
-from ternmesh_store.database import Database, Schema
+from ternmesh_store.database import Database, Schema, checked
 
 SCHEMA = Schema(
     application=0x544D4E44,  # "TMND"
@@ -72,6 +72,7 @@ class NodeStore:
         """Whether `commit` has something to do."""
         return self._database.changed
 
+    @checked
     def load(self, model_hash: bytes, dimension: int) -> MemberState:
         """The state of the last commit. What was kept for another model is deleted.
 
@@ -88,9 +89,12 @@ class NodeStore:
         _, _, run, context, plan, version, reference, finished = found[0]
         pending, received = self._pending()
         silent, silences = self._silence()
+        fixed, residual = read_fixed(self._vector(_FIXED)), read_floats(self._vector(_RESIDUAL))
+        if not fixed.size == residual.size == dimension:
+            raise ValueError(f"vectors of {fixed.size} and {residual.size}, not {dimension}")
         return MemberState(
-            fixed=read_fixed(self._vector(_FIXED)),
-            residual=read_floats(self._vector(_RESIDUAL)),
+            fixed=fixed,
+            residual=residual,
             run=run,
             context=context,
             plan=_read_plan(plan),
@@ -205,7 +209,8 @@ class NodeStore:
 
     def _vector(self, key: str) -> bytes:
         value = self._database.get(key)
-        assert value is not None, f"{key} is missing"
+        if value is None:
+            raise ValueError(f"{key} is missing")
         return value
 
 

@@ -42,8 +42,9 @@ class Book:
     def codewords(self, names: NDArray[np.int64], key: Key) -> Vector:
         """The codewords (entries -1 and 1) of names = (index * 2 + sign), float32 [n, span]."""
         diagonal, row = np.divmod(names >> 1, self.order)
-        words = hadamard(self.order)[row, : self.span] * self.signs(key)[diagonal]
-        signed: Vector = words * (1 - 2 * (names & 1)).astype(np.float32)[:, None]
+        # Only the rows in question of the Walsh-Hadamard matrix, which may have a million entries.
+        minus = np.bitwise_count(row[:, None] & np.arange(self.span)) + (names & 1)[:, None] & 1
+        signed: Vector = (1 - 2 * minus.astype(np.float32)) * self.signs(key)[diagonal]
         return signed
 
 

@@ -4,6 +4,7 @@ Whoever holds the key could forge a broadcast: what matters in one is signed bes
 """
 
 from dataclasses import replace
+from hmac import compare_digest
 
 from ternmesh.errors import SealError, WireError
 from ternmesh.trust.identity import FINGERPRINT_SIZE, Identity
@@ -116,7 +117,7 @@ class Listener:
         if held is not None and held.state.fingerprint == hub:
             if (given, epoch) < (held.state.given, held.state.epoch):
                 return
-            if secret == held.state.secret:
+            if compare_digest(secret, held.state.secret):
                 self.catch_up(counter)
                 return
         state = GroupState(hub, epoch, secret, given, closed_window(counter).state)

@@ -26,6 +26,8 @@ PLUS, MINUS = 1, 2
 VALUES = np.array([0.0, 1.0, -1.0, 0.0], dtype=np.float32)
 FRAME = "frame"  # what belongs to no tensor: the sender, the version, braces and commas
 SCALE_MAX = 1e6
+# What json, int and base64 raise on other text; too deep, and infinity for a number, included.
+_MALFORMED = (ValueError, KeyError, TypeError, OverflowError, RecursionError, binascii.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def decode(codec: str, bundle: Bundle, data: bytes) -> Message:
             raise PayloadError("a message does not hold the tensors of this model")
         vector = np.concatenate([read(spec, tensors[spec.name]) for spec in bundle.adapter])
         message = Message(str(content["sender"]), int(content["version"]), vector)
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+    except _MALFORMED as error:
         raise PayloadError(f"a message cannot be read: {error!r}") from error
     if not np.isfinite(vector).all():
         raise PayloadError(f"the message of {message.sender} holds NaN or infinity")
@@ -86,7 +88,8 @@ def _numbers(tensor: Vector) -> Any:
 
 
 def _read_numbers(spec: TensorSpec, value: Any) -> Vector:
-    tensor = np.array(value, dtype=np.float32)
+    with np.errstate(over="ignore"):  # Infinity is refused by `decode`.
+        tensor = np.array(value, dtype=np.float32)
     if tensor.shape != spec.shape:
         raise PayloadError(f"{spec.name} has shape {tensor.shape}, not {spec.shape}")
     return tensor.reshape(-1)

@@ -1,0 +1,53 @@
+"""What a fuzzing target is, and how its bytes become lengths, choices and parts."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ternmesh.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A decoder and what holds of it whatever bytes come.
+
+    `check` returns, or raises one of `refusals`; anything else is a finding. `memory_max` is the
+    most bytes that one call may have allocated at once, input excluded.
+    """
+
+    name: str
+    check: Callable[[bytes], object]
+    seeds: Callable[[], Iterable[bytes]] = field(default=lambda: ())
+    refusals: tuple[type[Exception], ...] = (WireError,)
+    length_max: int = 1024
+    memory_max: int = 1 << 20
+
+    def run(self, data: bytes) -> None:
+        """Check one input; raises what is a finding."""
+        with suppress(*self.refusals):
+            self.check(data)
+
+
+def same(ours: object, theirs: object, what: str) -> None:
+    """AssertionError unless both are equal."""
+    if ours != theirs:
+        raise AssertionError(f"{what}: {ours!r:.200} is not {theirs!r:.200}")
+
+
+def parts(data: bytes) -> Iterator[bytes]:
+    """What stands behind lengths of one byte, each cut where the input ends."""
+    at = 0
+    while at < len(data):
+        end = at + 1 + data[at]
+        yield data[at + 1 : end]
+        at = end
+
+
+def joined(items: Iterable[bytes]) -> bytes:
+    """The input of which `parts` gives `items`, each cut to 255 bytes."""
+    return b"".join(bytes([len(item[:255])]) + item[:255] for item in items)
+
+
+def number(data: bytes, at: int, size: int) -> int:
+    """A little-endian number; what the input lacks is zero."""
+    return int.from_bytes(data[at : at + size], "little")

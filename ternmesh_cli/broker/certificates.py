@@ -1,0 +1,124 @@
+"""A small authority and the broker's certificate, with `cryptography` (imported here only)."""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+EARLIER = timedelta(days=1)  # the clocks of boards are not exact
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its private key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def make_authority(name: str, now: datetime) -> Pair:
+    """Whose signature the boards of a deployment trust; it may sign nothing but servers' names."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    public, who = key.public_key(), _named(f"{name} authority")
+    builder = _builder(who, who, public, now, AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return Pair(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
+
+
+def make_server(names: Sequence[str], authority: Pair, now: datetime) -> Pair:
+    """A broker's certificate for DNS names and addresses; ValueError for an empty name."""
+    signer = x509.load_pem_x509_certificate(authority.certificate)
+    signing_key = load_pem_private_key(authority.key, password=None)
+    assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_named(names[0]), signer.subject, key.public_key(), now, SERVER_DAYS)
+    for extension, critical in (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_alternative(name) for name in names]), False),
+        (
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+            False,
+        ),
+    ):
+        builder = builder.add_extension(extension, critical)
+    return Pair(_pem(builder.sign(signing_key, hashes.SHA256())), _key_pem(key))
+
+
+def names_in(certificate: bytes) -> list[str]:
+    """The DNS names and addresses that a PEM certificate is for; ValueError."""
+    found = x509.load_pem_x509_certificate(certificate)
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError("the certificate is for no name") from error
+    return [
+        *names.get_values_for_type(x509.DNSName),
+        *(str(address) for address in names.get_values_for_type(x509.IPAddress)),
+    ]
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    now: datetime,
+    days: int,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

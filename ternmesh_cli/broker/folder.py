@@ -1,0 +1,157 @@
+"""The folder of a mosquitto deployment on disk: who may read what, and what is added later."""
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from ternmesh.config import ConfigError
+from ternmesh.errors import TernmeshError
+from ternmesh_cli.broker import texts
+from ternmesh_cli.broker.certificates import Pair, make_authority, make_server, names_in
+from ternmesh_cli.broker.texts import (
+    ACCESS,
+    CONFIGURATION,
+    DATA,
+    PASSWORDS,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    Account,
+    BrokerSettings,
+)
+from transports.credentials import Credentials, write_credentials
+
+AUTHORITY, AUTHORITY_KEY, CREDENTIALS = "authority.pem", "authority.key", "credentials"
+SECRET_BYTES = 24  # of a password
+PRIVATE, PUBLIC = 0o600, 0o644
+
+Made = dict[Account, Credentials]
+
+
+class BrokerError(TernmeshError):
+    """The folder cannot be read or written; the sentence says what to do."""
+
+
+def begin(folder: Path) -> None:
+    """Make the folder, with nobody in it; ConfigError where it has a configuration already."""
+    if (folder / CONFIGURATION).exists():
+        raise ConfigError(
+            f"{folder} has a {CONFIGURATION}: add nodes with `ternmesh broker add`, or choose "
+            "another --dir"
+        )
+    try:
+        for path in (folder, folder / CREDENTIALS, folder / DATA):
+            path.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BrokerError(f"cannot make {folder} ({error}): choose another --dir") from error
+    write(folder / PASSWORDS, "")
+    write(folder / ACCESS, "# What is not named here is forbidden.\n\n")
+
+
+def finish(folder: Path, broker: BrokerSettings) -> None:
+    """Write the configuration: the last file, so that a folder that has it is whole."""
+    write(folder / CONFIGURATION, texts.configuration(broker), PUBLIC)
+
+
+def certify(folder: Path, names: Sequence[str], now: datetime) -> None:
+    """An authority, unless the folder has one, and a certificate of it for the broker's names."""
+    if not (folder / AUTHORITY).exists():
+        made = make_authority(names[0], now)
+        write(folder / AUTHORITY_KEY, made.key.decode())
+        write(folder / AUTHORITY, made.certificate.decode(), PUBLIC)
+    authority = Pair(_bytes(folder / AUTHORITY), _bytes(folder / AUTHORITY_KEY))
+    try:
+        made = make_server(names, authority, now)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"no certificate for {', '.join(names)}: {error}") from error
+    write(folder / SERVER_KEY, made.key.decode())
+    write(folder / SERVER_CERTIFICATE, made.certificate.decode(), PUBLIC)
+
+
+def server_names(folder: Path) -> list[str]:
+    """The names that the broker's certificate in the folder is for."""
+    try:
+        return names_in(_bytes(folder / SERVER_CERTIFICATE))
+    except ValueError as error:
+        raise BrokerError(f"{folder / SERVER_CERTIFICATE}: {error}") from error
+
+
+def known(folder: Path) -> list[Account]:
+    """The accounts that the folder has."""
+    return texts.accounts(_text(folder / PASSWORDS))
+
+
+def add(folder: Path, accounts: Iterable[Account]) -> Made:
+    """Give each account a password; those that are there stay."""
+    made = {
+        account: Credentials(account.username, secrets.token_urlsafe(SECRET_BYTES))
+        for account in accounts
+    }
+    lines = "".join(
+        texts.password_line(account, own.password or "", secrets.token_bytes(texts.SALT_BYTES))
+        for account, own in made.items()
+    )
+    blocks = "".join(map(texts.access_block, made))
+    # Access first: who may log in and has no topics yet would only wait.
+    write(folder / ACCESS, _text(folder / ACCESS) + blocks)
+    write(folder / PASSWORDS, _text(folder / PASSWORDS) + lines)
+    return made
+
+
+def remove(folder: Path, account: Account) -> None:
+    """Take an account away; ConfigError where there is none."""
+    if account not in known(folder):
+        raise ConfigError(f"{folder} has no account {account.username}")
+    write(folder / PASSWORDS, texts.without_line(_text(folder / PASSWORDS), account))
+    write(folder / ACCESS, texts.without_block(_text(folder / ACCESS), account))
+
+
+def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) -> list[Path]:
+    """A credentials file for each new end, and for a gateway one with those of its boards."""
+    by_role = {account.role: own for account, own in made.items()}
+    behind = {board for boards in gateways.values() for board in boards}
+    files = {role: {role: own} for role, own in by_role.items() if role not in behind}
+    for gateway, boards in gateways.items():
+        files[gateway] = {board: by_role[board] for board in boards}
+    paths = []
+    for name, rows in files.items():
+        paths.append(folder / CREDENTIALS / f"{name}.toml")
+        write(paths[-1], write_credentials(rows))
+    return paths
+
+
+def write(path: Path, text: str, mode: int = PRIVATE) -> None:
+    """Put `text` in the file at `path`: a reader sees the old or the new, and its owner stays."""
+    unfinished = path.with_name(f"{path.name}.new")
+    try:
+        unfinished.unlink(missing_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as file:
+            if path.exists():  # The broker's user must still be able to read it.
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), path.stat().st_uid, path.stat().st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise BrokerError(f"cannot write {path} ({error}): check that it may be written") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        text = _bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise BrokerError(f"{path} is no text: bring back a copy of it") from error
+    return text if text.endswith("\n") or not text else f"{text}\n"
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BrokerError(
+            f"{path} cannot be read ({error.strerror}): `ternmesh broker config` makes it"
+        ) from error

@@ -1,0 +1,266 @@
+"""What our code must not do, read from its source: one test for each item that source can show.
+
+Where behaviour shows it better, `ELSEWHERE` names the test that does.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = tuple(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+SHIPPED = tuple(package for package in PACKAGES if package != "bench")
+Found = list[str]
+
+ELSEWHERE = {
+    "lengths that are claimed allocate nothing": (
+        "tests/ternmesh/wire/test_memory.py::test_the_peak_while_refusing_is_bounded",
+        "tests/test_fuzz_corpus.py::test_no_input_takes_more_memory_than_is_declared",
+    ),
+    "hostile CBOR": (
+        "tests/ternmesh/wire/test_control.py::test_hostile_cbor_is_refused_at_once",
+        "tests/security/test_hostile_input.py::test_hostile_cbor_costs_nothing",
+    ),
+    "a broker's acknowledgement is not durability": (
+        "tests/ternmesh/swarm/test_member.py::test_a_packet_is_sent_until_its_receipt",
+        "tests/bench/test_mqtt_bench.py::test_a_message_stays_in_the_outbox_until_its_receipt",
+        "tests/bench/test_mqtt_bench.py::"
+        "test_nothing_is_lost_or_doubled_while_the_broker_is_killed",
+    ),
+    "topics of others, wildcards, $SYS, retained messages, anonymous, packet size": (
+        "tests/ternmesh_cli/test_broker_access.py::"
+        "test_a_node_cannot_publish_as_another_nor_as_the_host",
+        "tests/ternmesh_cli/test_broker_access.py::"
+        "test_a_node_reads_its_own_topics_whatever_it_subscribes_to",
+        "tests/ternmesh_cli/test_broker_access.py::test_nobody_leaves_a_retained_message",
+        "tests/ternmesh_cli/test_broker_access.py::test_strangers_are_refused",
+        "tests/ternmesh_cli/test_broker_access.py::"
+        "test_a_packet_beyond_the_limit_is_refused_and_ours_stay_below",
+    ),
+    "NaN, infinity and huge scales": (
+        "tests/security/test_hostile_input.py::test_no_scale_is_nan_infinite_or_huge",
+        "tests/ternmesh/swarm/test_intake.py::test_why_bodies_are_refused",
+    ),
+    "errors do not end the loop that reads": (
+        "tests/ternmesh_cli/test_fleet.py::"
+        "test_bad_input_is_counted_with_its_reason_and_costs_no_round",
+        "tests/test_fuzz_corpus.py::test_what_is_no_value_is_our_own_error",
+    ),
+    "logs hold neither payloads nor passwords": (
+        "tests/security/test_hostile_input.py::test_logs_hold_no_payload_and_no_password",
+    ),
+}
+
+
+@cache
+def _nodes() -> tuple[tuple[str, ast.AST], ...]:
+    """Every node of every file, with the file's name."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    named = ((str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths)
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Compare, ast.Attribute)
+    return tuple(
+        (name, node) for name, tree in named for node in ast.walk(tree) if isinstance(node, kinds)
+    )
+
+
+@cache
+def _calls() -> tuple[tuple[str, str, ast.Call], ...]:
+    found = ((name, node) for name, node in _nodes() if isinstance(node, ast.Call))
+    return tuple((f"{name}:{node.lineno}", ast.unparse(node.func), node) for name, node in found)
+
+
+def nodes(packages: tuple[str, ...] = PACKAGES) -> Iterator[tuple[str, ast.AST]]:
+    return (item for item in _nodes() if item[0].partition("/")[0] in packages)
+
+
+def imports(packages: tuple[str, ...] = PACKAGES) -> Iterator[tuple[str, str]]:
+    """Where a module is imported, and which, wherever in the file that stands."""
+    for name, node in nodes(packages):
+        if isinstance(node, ast.Import):
+            yield from ((f"{name}:{node.lineno}", alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            where = f"{name}:{node.lineno}"
+            yield from ((where, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def calls(packages: tuple[str, ...] = PACKAGES) -> Iterator[tuple[str, str, ast.Call]]:
+    return (item for item in _calls() if item[0].partition("/")[0] in packages)
+
+
+def of(module: str, forbidden: set[str]) -> bool:
+    return bool({module, module.split(".")[0]} & forbidden)
+
+
+def test_nothing_is_unpickled() -> None:
+    modules = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve"}
+    modules |= {"marshal", "persistqueue", "jsonpickle"}
+    assert [item for item in imports() if of(item[1], modules)] == []
+    functions = {
+        "torch.load",
+        "torch.jit.load",
+        "torch.export.load",
+        "torch.package",
+        "read_pickle",
+    }
+    assert [where for where, called, _ in calls() if called in functions] == []
+
+
+def test_arrays_of_objects_are_never_loaded() -> None:
+    for where, _, node in calls():
+        for keyword in node.keywords:
+            if keyword.arg in ("allow_pickle", "weights_only"):
+                wanted = "False" if keyword.arg == "allow_pickle" else "True"
+                assert ast.unparse(keyword.value) == wanted, where
+
+
+def test_models_of_a_hub_bring_no_code() -> None:
+    for where, called, node in calls(SHIPPED):
+        if called.endswith("from_pretrained"):
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert given.get("trust_remote_code", "False") == "False", where
+
+
+def test_no_text_is_run_as_code_nor_yaml_loaded() -> None:
+    assert [item for item in imports() if of(item[1], {"yaml", "ruamel", "code", "codeop"})] == []
+    functions = {"eval", "exec", "compile", "os.system", "os.popen", "yaml.load", "__import__"}
+    assert [(where, called) for where, called, _ in calls() if called in functions] == []
+
+
+def test_no_shell_is_asked() -> None:
+    for where, _, node in calls():
+        for keyword in node.keywords:
+            assert keyword.arg != "shell" or ast.unparse(keyword.value) == "False", where
+
+
+def test_no_archive_is_extracted() -> None:
+    """`zipfile` tells whether a file is an .npz, and names its error; numpy reads it by name."""
+    allowed = {"is_zipfile", "BadZipFile"}
+    found: Found = []
+    for name, node in nodes():
+        if isinstance(node, ast.Attribute):
+            of_zip = isinstance(node.value, ast.Name) and node.value.id == "zipfile"
+            if (of_zip and node.attr not in allowed) or node.attr in ("extractall", "extract"):
+                found.append(f"{name}:{node.lineno} {node.attr}")
+    assert found == []
+    assert [item for item in imports() if of(item[1], {"tarfile", "shutil.unpack_archive"})] == []
+    assert [where for where, called, _ in calls() if "unpack_archive" in called] == []
+
+
+def test_nothing_that_arrives_is_decompressed() -> None:
+    """Data sets of a benchmark may be .gz; no packet, message or bundle is."""
+    modules = {"bz2", "lzma", "zstandard", "brotli", "lz4", "snappy", "gzip"}
+    reachable = ("ternmesh", "ternmesh_store", "transports", "edge")
+    assert [item for item in imports(reachable) if of(item[1], modules)] == []
+    assert [where for where, called, _ in calls() if called.startswith("zlib.decompress")] == []
+
+
+def test_packages_that_are_not_what_they_seem_are_no_dependencies() -> None:
+    unwanted = {"oqs", "liboqs-python", "pycose", "ecdsa", "persist-queue", "joblib", "pyyaml"}
+    unwanted |= {"rns", "lxmf", "meshtastic", "onnxruntime-training"}
+    project = PROJECT["project"]
+    extras = chain.from_iterable(project["optional-dependencies"].values())
+    names = {re.split(r"[\[>=;<~! ]", line)[0] for line in (*project["dependencies"], *extras)}
+    assert {name.lower() for name in names} & unwanted == set()
+    assert [item for item in imports() if of(item[1], {"oqs", "ecdsa", "RNS", "LXMF"})] == []
+
+
+# A comparison that ends at the first other byte tells how far a guess was right. These compare
+# nothing that is secret.
+NOT_SECRET = {
+    "tag != _tag(content)": "suite 0 has no key: its tag finds damage and nothing else",
+}
+SECRETS = ("tag", "mac", "password", "secret", "token", "proof")
+
+
+def test_what_proves_knowledge_of_a_secret_is_not_compared_with_equals() -> None:
+    found: Found = []
+    for name, node in nodes(SHIPPED):
+        if not isinstance(node, ast.Compare):
+            continue
+        if not any(isinstance(operator, ast.Eq | ast.NotEq) for operator in node.ops):
+            continue
+        sides = (node.left, *node.comparators)
+        words = {word for side in sides for word in _words(side)}
+        is_constant = any(isinstance(side, ast.Name) and side.id.isupper() for side in sides)
+        text = ast.unparse(node)
+        if words & set(SECRETS) and not is_constant and text not in NOT_SECRET:
+            found.append(f"{name}:{node.lineno} {text}")
+    assert found == []
+
+
+def _words(side: ast.expr) -> set[str]:
+    """The parts of the name that a side of a comparison ends in."""
+    if isinstance(side, ast.Call):
+        side = side.func
+    name = side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "")
+    return set(str(name).lower().strip("_").split("_"))
+
+
+def test_no_log_line_is_given_a_payload_or_a_key() -> None:
+    """Lengths and counts may be logged; bytes that came, and what is secret, may not."""
+    levels = {"debug", "info", "warning", "error", "critical", "exception", "log"}
+    secret = {"payload", "password", "body", "frame", "secret", "private", "seed", "plaintext"}
+    found: Found = []
+    for where, called, node in calls(SHIPPED):
+        if called.rpartition(".")[2] in levels and called.startswith(("_log.", "log.", "logging.")):
+            for argument in node.args[1:]:
+                if _words(argument) & secret and not isinstance(argument, ast.Call):
+                    found.append(f"{where} {ast.unparse(argument)}")
+    assert found == []
+
+
+def test_nothing_but_a_users_command_reaches_for_the_network() -> None:
+    """Bearers have their own libraries; nothing of ours fetches a page or a file."""
+    modules = {"urllib.request", "requests", "httpx", "aiohttp", "ftplib", "http.client"}
+    found = [item for item in imports(SHIPPED) if {item[1], item[1].rpartition(".")[0]} & modules]
+    assert found == []
+
+
+def test_importing_does_nothing_but_import() -> None:
+    """No connection, no program, no file: who imports a decoder wants nothing else."""
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for package in ("ternmesh", "ternmesh_store", "transports", "edge")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+    script = f"""
+import importlib, sys
+stop = ("socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.mkdir", "os.remove")
+def hook(event, arguments):
+    if watching and event in stop:
+        raise SystemExit(f"{{event}} at import: {{arguments}}")
+    if watching and event == "open" and arguments[1] and set(str(arguments[1])) & set("wax+"):
+        raise SystemExit(f"a file is written at import: {{arguments}}")
+sys.dont_write_bytecode = True
+watching = False
+for name in ("numpy", "onnxruntime", "bleak", "bumble", "serial", "paho.mqtt.client", "amqtt"):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+sys.addaudithook(hook)
+watching = True
+for name in {names!r}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("item", ELSEWHERE)
+def test_the_tests_that_show_it_by_behaviour_exist(item: str) -> None:
+    for name in ELSEWHERE[item]:
+        path, _, function = name.partition("::")
+        tree = ast.parse((ROOT / path).read_text())
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

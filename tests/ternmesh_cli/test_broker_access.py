@@ -1,0 +1,338 @@
+"""A real mosquitto with the configuration that `ternmesh broker config` writes: who may do what."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from models.zoo import fsdd_path
+from ternmesh_cli import main
+from ternmesh_cli.mosquitto import find_mosquitto, free_port, listens
+from ternmesh_cli.toml import write_toml
+from transports.base import ALL, HOST
+from transports.control_socket import ControlError, ask
+from transports.credentials import read_credentials
+from transports.link_config import LinkConfig, link_settings
+from transports.mqtt import MqttTransport
+from transports.mqtt_settings import MESSAGE_MAX
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 20.0
+UP, DOWN, EVERYBODY = "ternmesh/attic/up/", "ternmesh/attic/down/", "ternmesh/attic/all"
+BOARDS = ("ada", "bob", "cleo")
+
+
+def ternmesh(*arguments: object) -> None:
+    assert main.main([str(argument) for argument in arguments]) == 0
+
+
+class Deployment:
+    """A folder that the command made, and a mosquitto that runs on it."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self.program, self.folder, self.port = program, folder, free_port()
+        names = ("--name", "localhost", "--port", self.port, "--user", "root")
+        boards = ("--node", "ada", "--gateway", "shed=bob,cleo")
+        ternmesh("broker", "config", "--dir", folder, "--fleet", "attic", *names, *boards)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            command = [self.program, "-c", str(self.folder / "mosquitto.conf")]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + WAIT_S
+        while not listens(self.port):
+            text = (self.folder / "log").read_text()
+            assert self.process.poll() is None, text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(WAIT_S)
+
+    def credentials(self, role: str) -> Path:
+        name = "shed" if role in ("bob", "cleo") else role
+        return self.folder / "credentials" / f"{name}.toml"
+
+    def link(self, role: str, **changes: object) -> LinkConfig:
+        fields = {
+            "url": f"mqtts://localhost:{self.port}",
+            "fleet": "attic",
+            "ca_file": str(self.folder / "authority.pem"),
+            "credentials_file": str(self.credentials(role)),
+        }
+        return LinkConfig(**(fields | changes))
+
+
+class Raw:
+    """A client that does what ours never would."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        role: str | None,
+        *,
+        client_id: str = "raw",
+        password: str | None = None,
+        will: str | None = None,
+    ) -> None:
+        self.connack: str | None = None
+        self.ended: str | None = None
+        self.topics: list[str] = []
+        self.acks: list[str] = []
+        self.client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            protocol=MQTTProtocolVersion.MQTTv5,
+            reconnect_on_failure=False,
+        )
+        self.client.tls_set(str(deployment.folder / "authority.pem"))
+        if role is not None:
+            own = read_credentials(deployment.credentials(role), role)
+            self.client.username_pw_set(own.username, password or own.password)
+        if will is not None:
+            self.client.will_set(will, b"\x04\x00will", qos=1)
+        self.client.on_connect = self._on_connect
+        self.client.on_disconnect = self._on_disconnect
+        self.client.on_message = lambda _c, _u, message: self.topics.append(message.topic)
+        self.client.on_publish = lambda _c, _u, _m, reason, _p: self.acks.append(str(reason))
+        properties = Properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = 600
+        self.client.connect("localhost", deployment.port, properties=properties)
+        self.client.loop_start()
+
+    def _on_connect(self, _client, _userdata, _flags, reason, _properties) -> None:
+        self.connack = str(reason)
+
+    def _on_disconnect(self, _client, _userdata, _flags, reason, _properties) -> None:
+        self.ended = self.ended or str(reason)
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    program = find_mosquitto()
+    if program is None:
+        pytest.skip("mosquitto is not installed: apt install mosquitto")
+    made = Deployment(program, tmp_path_factory.mktemp("deployed") / "broker")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def raw(deployment: Deployment, eventually) -> Iterator[Callable[..., Raw]]:
+    made: list[Raw] = []
+
+    def connect(role: str | None, **options: object) -> Raw:
+        made.append(Raw(deployment, role, **options))
+        eventually(lambda: made[-1].connack is not None, WAIT_S)
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def end(deployment: Deployment, eventually) -> Iterator[Callable[..., MqttTransport]]:
+    """An end of ours, connected."""
+    made: list[MqttTransport] = []
+
+    def connect(role: str, **changes: object) -> MqttTransport:
+        made.append(MqttTransport(link_settings(deployment.link(role, **changes), role)))
+        made[-1].open()
+        if not changes:
+            eventually(lambda: made[-1].connected, WAIT_S)
+        return made[-1]
+
+    yield connect
+    for transport in made:
+        transport.close()
+
+
+def next_of(end: MqttTransport) -> tuple[str, bytes]:
+    """Who sent the next frame that arrives, and the frame."""
+    arrival = end.receive(WAIT_S)
+    assert arrival is not None
+    return arrival.peer, arrival.frames[0]
+
+
+def test_the_ends_of_a_fleet_reach_each_other(end) -> None:
+    host, ada, bob = end(HOST), end("ada"), end("bob")
+    ada.send(HOST, [b"from ada"])
+    assert next_of(host) == ("ada", b"from ada")
+    host.send("bob", [b"to bob"])
+    assert next_of(bob) == (HOST, b"to bob")
+    host.send(ALL, [b"to all"])
+    assert (next_of(ada), next_of(bob)) == ((HOST, b"to all"), (HOST, b"to all"))
+
+
+def test_a_node_cannot_publish_as_another_nor_as_the_host(end, raw, eventually) -> None:
+    host, bob, eve = end(HOST), end("bob"), raw("ada", client_id="eve")
+    frame = b"\x05\x00forge"
+    topics = (UP + "bob", UP + "nobody", DOWN + "bob", EVERYBODY, "ternmesh/barn/up/ada", "other")
+    for topic in topics:
+        eve.client.publish(topic, frame, qos=1)
+    eve.client.publish(UP + "ada", b"\x04\x00mine", qos=1)
+    assert next_of(host) == ("ada", b"mine")
+    host.send("bob", [b"the first that bob hears"])
+    assert next_of(bob) == (HOST, b"the first that bob hears")
+    eventually(lambda: len(eve.acks) == len(topics) + 1)
+    assert eve.acks == ["Not authorized"] * len(topics) + ["Success"]
+
+
+def test_a_node_reads_its_own_topics_whatever_it_subscribes_to(end, raw, eventually) -> None:
+    host, _bob, eve = end(HOST), end("bob"), raw("ada", client_id="eve")
+    filters = ("#", "+/#", "$SYS/#", UP + "+", DOWN + "+", DOWN + "bob")
+    shared = ("$share/thieves/" + UP + "+", "$share/thieves/" + DOWN + "bob")
+    eve.client.subscribe([(name, 1) for name in (*filters, *shared, DOWN + "ada", EVERYBODY)])
+    eve.client.publish(UP + "ada", b"\x05\x00there", qos=1)  # The subscriptions came before.
+    assert next_of(host) == ("ada", b"there")
+    host.send("bob", [b"secret"])
+    host.send(ALL, [b"to all"])
+    host.send("ada", [b"the last"])
+    eventually(lambda: DOWN + "ada" in eve.topics, WAIT_S)
+    assert set(eve.topics) == {DOWN + "ada", EVERYBODY}
+
+
+@pytest.mark.parametrize("client_id", ["ternmesh-attic-host", "attic~host"])
+def test_a_node_cannot_take_the_hosts_place(end, raw, client_id) -> None:
+    host, eve = end(HOST), raw("ada", client_id=client_id)
+    eve.client.publish(UP + "ada", b"\x05\x00there", qos=1)
+    assert next_of(host) == ("ada", b"there")
+    assert (host.connected, host.status()["reconnects"], eve.topics) == (True, 0, [])
+
+
+def test_a_last_will_follows_the_same_rules(end, raw) -> None:
+    host = end(HOST)
+    raw("ada", client_id="eve", will=UP + "bob")
+    again = raw("ada", client_id="eve")  # Now the broker speaks the will of the first.
+    again.client.publish(UP + "ada", b"\x05\x00there", qos=1)
+    assert next_of(host) == ("ada", b"there")
+
+
+def test_nobody_leaves_a_retained_message(raw, eventually) -> None:
+    eve = raw("ada", client_id="eve")
+    eve.client.publish(UP + "ada", b"\x05\x00stays", qos=1, retain=True)
+    eventually(lambda: eve.ended is not None)
+    assert eve.ended == "Retain not supported"
+
+
+@pytest.mark.parametrize(
+    ("role", "password"),
+    [(None, None), ("ada", "wrong")],
+    ids=["anonymous", "wrong password"],
+)
+def test_strangers_are_refused(raw, role, password) -> None:
+    assert raw(role, password=password).connack == "Not authorized"
+
+
+def test_a_password_is_for_one_account(deployment, raw) -> None:
+    password = read_credentials(deployment.credentials("bob"), "bob").password
+    assert raw("ada", password=password).connack == "Not authorized"
+
+
+def test_a_packet_beyond_the_limit_is_refused_and_ours_stay_below(end, raw, eventually) -> None:
+    host, eve = end(HOST), raw("ada", client_id="eve")
+    assert host.status()["message_max"] == MESSAGE_MAX
+    host_limit = host.status()["limits"]["packet_max"]
+    eve.client.publish(UP + "ada", bytes(host_limit), qos=1)
+    eventually(lambda: eve.ended is not None)  # It may still write when the broker hangs up.
+    assert eve.acks == []
+    bob = end("bob")
+    bob.send(HOST, [b"x" * (MESSAGE_MAX - 2)])
+    assert next_of(host) == ("bob", b"x" * (MESSAGE_MAX - 2))
+
+
+def test_our_end_refuses_a_broker_that_another_authority_has_signed(
+    end, tmp_path, eventually
+) -> None:
+    ternmesh("broker", "config", "--dir", tmp_path / "other", "--name", "localhost")
+    stranger = end("ada", ca_file=str(tmp_path / "other" / "authority.pem"))
+    eventually(lambda: "is signed by nobody in" in str(stranger.status()["last_error"]), WAIT_S)
+    assert not stranger.connected
+
+
+def test_the_port_speaks_tls_only(deployment, end, eventually) -> None:
+    plain = end("ada", url=f"mqtt://localhost:{deployment.port}", ca_file=None)
+    eventually(lambda: "is it a port for TLS" in str(plain.status()["last_error"]), WAIT_S)
+
+
+def test_nodes_come_and_go_while_the_broker_runs(deployment, end, eventually) -> None:
+    host, bob = end(HOST), end("bob")
+    command = ("--dir", deployment.folder, "--fleet", "attic", "--node", "dora")
+    ternmesh("broker", "add", *command)
+    deployment.process.send_signal(signal.SIGHUP)
+    dora = end("dora")
+    dora.send(HOST, [b"from dora"])
+    assert next_of(host) == ("dora", b"from dora")
+    ternmesh("broker", "remove", *command)
+    deployment.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "Not authorized" in str(dora.status()["last_error"]), WAIT_S)
+    assert not dora.connected
+    bob.send(HOST, [b"from bob"])
+    assert next_of(host) == ("bob", b"from bob")
+
+
+def test_a_new_certificate_is_from_the_same_authority(deployment, end) -> None:
+    before = (deployment.folder / "server.pem").read_bytes()
+    ternmesh("broker", "renew", "--dir", deployment.folder)
+    assert (deployment.folder / "server.pem").read_bytes() != before
+    deployment.process.send_signal(signal.SIGHUP)
+    assert end("ada").connected
+
+
+def start(command: str, folder: Path, tables: dict[str, dict[str, object]]) -> subprocess.Popen:
+    folder.mkdir()
+    (folder / "config.toml").write_text(write_toml(tables))
+    arguments = [sys.executable, "-m", "ternmesh_cli.main", command]
+    arguments += ["--insecure", "--config", str(folder / "config.toml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+
+def test_a_fleet_learns_through_it(deployment, tmp_path, eventually) -> None:
+    def link(role: str) -> dict[str, object]:
+        named = ("url", "fleet", "ca_file", "credentials_file")
+        return {name: getattr(deployment.link(role), name) for name in named}
+
+    def version(role: str) -> int:
+        try:
+            found = ask(tmp_path / role / "control.sock", {"command": "status"}, WAIT_S)
+        except ControlError:
+            return -1
+        return int(found["version"])
+
+    own = {"state_dir": ".", "bundle": "keyword"}
+    run = {"rounds": 2, "local_steps": 2, "min_peers": 2, "deadline_s": 600, "announce_s": 1}
+    tables = {"": own, "link": link(HOST), "run": run}
+    processes = [start("host", tmp_path / HOST, tables)]
+    for name, speaker in zip(BOARDS[:2], ("theo", "nicolas"), strict=True):
+        data = {"path": str(fsdd_path("train")), "divide_by": 255.0, "where": {"speaker": speaker}}
+        data["arrays"] = {"features": "x", "target": "y"}
+        tables = {"": own | {"name": name}, "link": link(name), "data": data}
+        processes.append(start("node", tmp_path / name, tables))
+    try:
+        for role in (HOST, *BOARDS[:2]):
+            eventually(lambda role=role: version(role) == 2, 60.0)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(WAIT_S)

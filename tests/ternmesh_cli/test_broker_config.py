@@ -1,0 +1,184 @@
+"""What `ternmesh broker` writes, without a broker."""
+
+import base64
+import json
+import stat
+from pathlib import Path, PurePosixPath
+
+import pytest
+from cryptography import x509
+
+from ternmesh_cli import main
+from ternmesh_cli.broker import texts
+from ternmesh_cli.broker.texts import Account, BrokerSettings
+from transports.base import HOST
+from transports.credentials import read_credentials
+from transports.mqtt_settings import MESSAGE_MAX, MqttSettings, packet_max
+
+BEGIN = ("config", "--node", "ada", "--name", "localhost")
+
+
+def broker(folder: Path, *arguments: object) -> int:
+    command, *rest = arguments
+    words = ("broker", command, "--dir", folder, "--fleet", "attic", *rest)
+    return main.main([str(word) for word in words])
+
+
+def test_the_configuration_says_what_may_not_be_left_to_defaults() -> None:
+    text = texts.configuration(BrokerSettings(PurePosixPath("/etc/broker"), bind="192.0.2.1"))
+    lines = text.splitlines()
+    longest = packet_max(MqttSettings("mqtt://x", "f" * 32, HOST), MESSAGE_MAX)
+    for line in (
+        "listener 8883 192.0.2.1",
+        "allow_anonymous false",
+        "use_username_as_clientid true",
+        "retain_available false",
+        "password_file /etc/broker/passwords",
+        "acl_file /etc/broker/access",
+        "certfile /etc/broker/server.pem",
+        f"max_packet_size {longest}",
+        "max_queued_bytes 67108864",
+        "persistence true",
+    ):
+        assert line in lines
+    assert sum(line.startswith("listener") for line in lines) == 1
+    assert not any(
+        line.startswith(("per_listener_settings", "allow_anonymous t")) for line in lines
+    )
+
+
+def test_own_certificates_stay_where_they_are(tmp_path) -> None:
+    files = ("--certificate", tmp_path / "live.pem", "--key", tmp_path / "live.key")
+    place = ("--place", "/etc/mosquitto/fleet")
+    assert broker(tmp_path / "b", "config", "--node", "ada", *files, *place) == 0
+    lines = (tmp_path / "b" / "mosquitto.conf").read_text().splitlines()
+    assert f"certfile {tmp_path / 'live.pem'}" in lines
+    assert f"keyfile {tmp_path / 'live.key'}" in lines
+    assert "password_file /etc/mosquitto/fleet/passwords" in lines
+    assert not (tmp_path / "b" / "authority.key").exists()
+
+
+def test_a_known_answer_of_the_password_hash() -> None:
+    """Written by mosquitto_passwd 2.0.11 for the password `secret`."""
+    line = (
+        "attic~ada:$7$101$YGFcCFkOerg+VZd7$oFnlewFFtAGQJ7sqnQh2zg5nBi1yQ9bcFsSIaqKBI1EHxUIp8nK4RMqE"
+        "l0sIiN+rK7AyHA85CUKteNSuDNqehQ==\n"
+    )
+    salt = base64.b64decode("YGFcCFkOerg+VZd7")
+    assert texts.password_line(Account("attic", "ada"), "secret", salt) == line
+
+
+def test_secrets_are_for_their_owner_alone(tmp_path) -> None:
+    assert broker(tmp_path / "b", *BEGIN) == 0
+    for path in [tmp_path / "b", *(tmp_path / "b").rglob("*")]:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        public = path.name in ("mosquitto.conf", "authority.pem", "server.pem")
+        assert mode == (0o644 if public else 0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_password_stands_in_one_file_and_nowhere_else(tmp_path, capsys) -> None:
+    assert broker(tmp_path, *BEGIN, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["username"] for row in told["accounts"]] == ["attic~host", "attic~ada"]
+    assert told["url"] == "mqtts://localhost:8883"
+    password = read_credentials(tmp_path / "credentials" / "ada.toml", "ada").password
+    assert password is not None
+    assert len(password) == 32
+    holders = [path for path in tmp_path.rglob("*") if path.is_file()]
+    found = [path.name for path in holders if password.encode() in path.read_bytes()]
+    assert (found, password in json.dumps(told)) == (["ada.toml"], False)
+
+
+def test_passwords_may_be_shown_once_instead(tmp_path, capsys) -> None:
+    assert broker(tmp_path, *BEGIN, "--show", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert all(len(row["password"]) == 32 for row in told["accounts"])
+    assert (told["files"], list((tmp_path / "credentials").iterdir())) == ([], [])
+
+
+def test_a_gateway_gets_the_credentials_of_its_boards(tmp_path) -> None:
+    assert broker(tmp_path, *BEGIN, "--gateway", "shed=bob,cleo") == 0
+    assert {path.name for path in (tmp_path / "credentials").iterdir()} == {
+        "host.toml",
+        "ada.toml",
+        "shed.toml",
+    }
+    path = tmp_path / "credentials" / "shed.toml"
+    assert read_credentials(path, "cleo").username == "attic~cleo"
+
+
+def test_who_is_added_or_removed_leaves_the_others_as_they_were(tmp_path, capsys) -> None:
+    assert broker(tmp_path, *BEGIN) == 0
+    own = "admin:$7$101$c2FsdHNhbHRzYWx0$aGFzaA==\n"
+    rule = "user admin\ntopic read $SYS/#\npattern read %u\n"
+    (tmp_path / "passwords").open("a").write(own)
+    (tmp_path / "access").open("a").write(rule)
+    before = [(tmp_path / name).read_text() for name in ("passwords", "access")]
+    assert broker(tmp_path, "add", "--node", "bob") == 0
+    after = [(tmp_path / name).read_text() for name in ("passwords", "access")]
+    assert all(new.startswith(old) for old, new in zip(before, after, strict=True))
+    assert after[0].count("\n") == before[0].count("\n") + 1
+    assert "topic write ternmesh/attic/up/bob\n" in after[1]
+    assert broker(tmp_path, "remove", "--node", "bob") == 0
+    assert [(tmp_path / name).read_text() for name in ("passwords", "access")] == before
+    capsys.readouterr()
+    assert broker(tmp_path, "remove", "--node", "bob") == 2
+    assert "has no account attic~bob" in capsys.readouterr().err
+
+
+def test_a_second_fleet_gets_a_host_of_its_own(tmp_path) -> None:
+    assert broker(tmp_path, *BEGIN) == 0
+    assert (
+        main.main(["broker", "add", "--dir", str(tmp_path), "--fleet", "barn", "--node", "a"]) == 0
+    )
+    names = [account.username for account in texts.accounts((tmp_path / "passwords").read_text())]
+    assert names == ["attic~host", "attic~ada", "barn~host", "barn~a"]
+
+
+def test_the_certificate_is_for_all_names(tmp_path) -> None:
+    assert broker(tmp_path, *BEGIN, "--name", "192.0.2.7", "--name", "fe80::1") == 0
+    found = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert len(names.get_values_for_type(x509.IPAddress)) == 2
+    usage = found.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert not usage.ca
+    authority = x509.load_pem_x509_certificate((tmp_path / "authority.pem").read_bytes())
+    found.verify_directly_issued_by(authority)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("config", "--node", "ada"), "--name is missing"),
+        ((*BEGIN, "--certificate", "a.pem"), "belong together"),
+        ((*BEGIN, "--node", "ada"), "a node is named twice"),
+        ((*BEGIN, "--node", "host"), "attic~host has an account"),
+        ((*BEGIN, "--node", "a/b"), "must be 1 to 32 letters"),
+        ((*BEGIN, "--node", "a~b"), "must be 1 to 32 letters"),
+        ((*BEGIN, "--node", "all"), "a node may not be called 'all'"),
+        ((*BEGIN, "--gateway", "ada=bob"), "a gateway may not have a board's name: ada"),
+        ((*BEGIN, "--place", "/etc/a\nallow_anonymous true"), "a path with a line end"),
+        (("add",), "nobody to add"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(
+    tmp_path, capsys, arguments, sentence
+) -> None:
+    assert broker(tmp_path / "b", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_folder_is_not_written_over(tmp_path, capsys) -> None:
+    assert broker(tmp_path, *BEGIN) == 0
+    before = (tmp_path / "passwords").read_bytes()
+    assert broker(tmp_path, *BEGIN) == 2
+    assert "`ternmesh broker add`" in capsys.readouterr().err
+    assert (tmp_path / "passwords").read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_exit_code_1(tmp_path, capsys) -> None:
+    assert broker(tmp_path, "add", "--node", "bob") == 1
+    assert "`ternmesh broker config` makes it" in capsys.readouterr().err
