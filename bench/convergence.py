@@ -1,0 +1,140 @@
+"""What compressed boundaries cost in validation loss: same tokens, same optimiser, three seeds.
+
+Each arm and seed is a process of its own on one thread, and its result is kept when it ends: a
+benchmark that was interrupted goes on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import numpy as np
+
+from bench.convergence_arms import (
+    BATCH,
+    NONE,
+    PUBLISHED,
+    RATIOS,
+    SHAPE,
+    SHAPE_QUICK,
+    STAGES,
+    STEPS,
+    STEPS_QUICK,
+    Arm,
+    arms,
+    optimizer,
+)
+from bench.parts import Parts, fingerprint
+from bench.result import RESULTS, Figure, Result, mean_figure
+
+SEEDS = 3
+LIMITS = {8: "<=1", 32: "<=3"}
+AT_ONCE, POLL_S = 2, 0.2
+QUICK_ARMS = (NONE, "subspace_8x", "resbm_8x", "learned_8bit_8x")
+CODE = (
+    "host.pipeline.texts",
+    "host.pipeline.engine",
+    "models.bottleneck",
+    "models.stages",
+    "models.transformer",
+)
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def measure(*, quick: bool) -> Result:
+    """All arms over all seeds; `quick` takes one seed, few arms and 20 steps: it tells nothing."""
+    shape, steps = (SHAPE_QUICK, STEPS_QUICK) if quick else (SHAPE, STEPS)
+    grid = {name: arm for name, arm in arms(shape.width).items() if not quick or name in QUICK_ARMS}
+    folder = Path(gettempdir()) if quick else RESULTS / "parts"
+    settings = shape, steps, optimizer(steps)
+    parts = Parts("convergence", fingerprint(settings, CODE), folder)
+    seeds = range(1 if quick else SEEDS)
+    _finish(parts, [(name, seed) for seed in seeds for name in grid], grid, quick)
+    done = parts.all()
+    rows = {name: [done[_part(arm, seed)] for seed in seeds] for name, arm in grid.items()}
+    figures = {f"gap_{name}": _figure(gaps(rows, name)) for name in grid if name != NONE}
+    notes = (
+        f"a small transformer: width {shape.width}, {shape.layers} layers in {STAGES} stages, "
+        f"bytes of four books, {steps} steps of {BATCH * shape.length} tokens, AdamW",
+        "gap: per cent of validation loss above the uncompressed run's, paired by seed",
+        "ratios count payload bytes both ways, token ids included, against float32 activations",
+    )
+    peers = {f"bytes_per_token_{name}": row[0]["bytes_per_token"] for name, row in rows.items()}
+    peers |= {
+        f"loss_{name}": float(np.mean([r["loss"] for r in row])) for name, row in rows.items()
+    }
+    return Result("convergence", _best(rows, grid) | figures, peers, notes, {"runs": rows}, quick)
+
+
+def gaps(rows: Rows, name: str) -> list[float]:
+    """Per cent above the uncompressed run, for each seed."""
+    pairs = zip(rows[name], rows[NONE], strict=True)
+    return [100 * (ours["loss"] / base["loss"] - 1) for ours, base in pairs]
+
+
+def _best(rows: Rows, grid: Mapping[str, Arm]) -> dict[str, Figure]:
+    """At each ratio the method with the smallest mean gap, and the best published one."""
+    figures = {}
+    for ratio in RATIOS:
+        names = [name for name, arm in grid.items() if name != NONE and arm.ratio == ratio]
+        published = [name for name in names if name.rpartition("_")[0] in PUBLISHED]
+        for word, some in (("best", names), ("published", published)):
+            if some:
+                chosen = min(some, key=lambda name: float(np.mean(gaps(rows, name))))
+                limit = LIMITS.get(ratio) if word == "best" else None
+                figures[f"{word}_gap_{ratio}x"] = _figure(gaps(rows, chosen), limit)
+    return figures
+
+
+def _figure(values: Sequence[float], limit: str | None = None) -> Figure:
+    return mean_figure(values, limit) if len(values) > 1 else Figure(values[0], limit)
+
+
+def _part(arm: Arm, seed: int) -> str:
+    return f"{arm.name}/{arm.boundary.latent}/{arm.boundary.bits}/{seed}"
+
+
+def _finish(
+    parts: Parts, jobs: Sequence[tuple[str, int]], grid: Mapping[str, Arm], quick: bool
+) -> None:
+    """Run what is missing, two processes at a time, with the time that is left."""
+    done = parts.all()
+    missing = [(name, seed) for name, seed in jobs if _part(grid[name], seed) not in done]
+    running: dict[subprocess.Popen[str], tuple[str, int]] = {}
+    began, finished, total = time.monotonic(), 0, len(missing)
+    while missing or running:
+        while missing and len(running) < AT_ONCE:
+            name, seed = missing.pop(0)
+            running[_start(name, seed, quick)] = (name, seed)
+        for process in [p for p in running if p.poll() is not None]:
+            name, seed = running.pop(process)
+            output = process.communicate()[0]
+            if process.returncode:
+                raise SystemExit(f"{name} with seed {seed} ended with {process.returncode}")
+            value = json.loads(output.splitlines()[-1])
+            parts.add(_part(grid[name], seed), value)
+            finished += 1
+            left_s = (time.monotonic() - began) / finished * (total - finished)
+            print(
+                f"{finished}/{total} {name:22} seed {seed}: {value['loss']:.4f}, "
+                f"{value['train_s']:.0f} s; {left_s / 60:.0f} min left",
+                flush=True,
+            )
+        time.sleep(POLL_S)
+
+
+def _start(name: str, seed: int, quick: bool) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bench.convergence_worker", name, str(seed)]
+    return subprocess.Popen(
+        [*command, "quick" if quick else "full"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )

@@ -1,0 +1,69 @@
+"""The arms of the convergence benchmark: methods, each at its share of the uncompressed bytes."""
+
+from dataclasses import dataclass
+
+from models.bottleneck.config import BottleneckConfig, OptimizerConfig
+from models.transformer_shape import Shape
+
+SHAPE, SHAPE_QUICK = (
+    Shape(width=128, layers=4, heads=4, length=64),
+    Shape(width=32, layers=4, heads=2, length=16),
+)
+STAGES, BATCH = 4, 16
+STEPS, STEPS_QUICK = 1500, 20
+RATIOS = (8, 32, 100)
+ID_BYTES, SCALE_BYTES = 1, 2
+NONE = "none"
+# Name: method, bits of a number, form.
+METHODS = {
+    "subspace": ("subspace", 32, "rows"),
+    "subspace_factors": ("subspace", 32, "factors"),
+    "subspace_deployed": ("subspace", 32, "deployed"),
+    "resbm": ("resbm", 32, "factors"),
+    "resbm_8bit": ("resbm", 8, "factors"),
+    "learned": ("learned", 32, "factors"),
+    "learned_8bit": ("learned", 8, "factors"),
+    "learned_4bit": ("learned", 4, "factors"),
+    "topk": ("topk", 32, "factors"),
+}
+PUBLISHED = ("subspace", "subspace_deployed", "resbm")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way over the boundaries; `ratio` is how many times fewer payload bytes it may take."""
+
+    name: str
+    boundary: BottleneckConfig
+    ratio: int = 1
+
+
+def arms(width: int) -> dict[str, Arm]:
+    """All arms for a model's width, uncompressed first."""
+    made = {NONE: Arm(NONE, BottleneckConfig())}
+    for ratio in RATIOS:
+        for name in METHODS:
+            latent = latent_of(name, ratio, width)
+            if latent >= 1:
+                method, bits, form = METHODS[name]
+                boundary = BottleneckConfig(
+                    method, latent=latent, bits=bits, form=form, basis_steps=500, table_std=0.02
+                )
+                made[f"{name}_{ratio}x"] = Arm(f"{name}_{ratio}x", boundary, ratio)
+    return made
+
+
+def latent_of(name: str, ratio: int, width: int) -> int:
+    """The most numbers whose payloads, both ways and with ids, take a `ratio`-th of float32's."""
+    method, bits, _ = METHODS[name]
+    ids = ID_BYTES if method in ("subspace", "learned") else 0
+    one_way = int((2 * 4 * width / ratio - ids) / 2)
+    if method == "topk":
+        return one_way // 3  # a byte for the place and two for the number
+    scale = SCALE_BYTES if bits <= 8 else 0
+    return min(width, (one_way - scale) * 8 // bits)
+
+
+def optimizer(steps: int) -> OptimizerConfig:
+    """The same for all arms."""
+    return OptimizerConfig(learning_rate=2e-3, warmup_steps=steps // 15, stiefel_rate=1e-3)

@@ -1,0 +1,1 @@
+"""Training a model whose stages are far apart: boundaries compressed both ways."""

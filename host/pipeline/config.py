@@ -1,0 +1,139 @@
+"""What a pipeline is told: its TOML file as frozen dataclasses; needs no torch."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig
+from models.transformer_shape import Shape
+from ternmesh.config import ConfigError, choices, limits
+from transports.config_file import read_config_file
+
+DATA_VARIABLE = "TERNMESH_DATA"
+# What ranks may see differently: where things lie, and how long the run goes on.
+LOCAL = (
+    "state_dir",
+    "data",
+    "steps",
+    "checkpoint_steps",
+    "report_steps",
+    "device",
+    "model_folder",
+    "trace",
+    "link_mbit",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """One run; every rank reads the same.
+
+    A step takes `micro_batches` of `micro_batch` sequences of `model.length` bytes of text; where
+    `model_folder` names a Hugging Face model, that one is trained, on its tokenizer's tokens.
+    `data` is a folder of texts (*.txt or *.txt.gz); without it TERNMESH_DATA's folder `text`.
+    Checkpoints and progress go to `state_dir`. A rank that hears nothing for `timeout_s` gives up
+    and is started again, at most `restarts_max` times. `trace` writes what each rank does in three
+    steps. Where `link_mbit` is not 0, a rank holds its sends back as such a link would, for trials
+    where no slow link is at hand.
+    """
+
+    state_dir: str
+    data: str = ""
+    stages: int = field(default=2, metadata=limits(2, 64))
+    schedule: str = field(default="1f1b", metadata=choices("1f1b", "gpipe"))
+    micro_batch: int = field(default=4, metadata=limits(1, 4096))
+    micro_batches: int = field(default=4, metadata=limits(1, 1024))
+    steps: int = field(default=1000, metadata=limits(1, 10_000_000))
+    checkpoint_steps: int = field(default=100, metadata=limits(0, 1_000_000))
+    report_steps: int = field(default=10, metadata=limits(1, 1_000_000))
+    validate_steps: int = field(default=0, metadata=limits(0, 1_000_000))
+    seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
+    recompute: bool = False
+    device: str = field(default="auto", metadata=choices("auto", "cpu", "cuda"))
+    threads: int = field(default=1, metadata=limits(1, 1024))
+    timeout_s: float = field(default=600.0, metadata=limits(1.0, 86_400.0))
+    restarts_max: int = field(default=20, metadata=limits(0, 1000))
+    trace: bool = False
+    link_mbit: float = field(default=0.0, metadata=limits(0.0, 1e6))
+    model: Shape = field(default_factory=Shape)
+    model_folder: str = ""
+    boundary: BottleneckConfig = field(default_factory=BottleneckConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    @property
+    def folder(self) -> Path:
+        """`state_dir`."""
+        return Path(self.state_dir)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one step."""
+        return self.micro_batch * self.micro_batches * self.model.length
+
+    def shared(self) -> dict[str, Any]:
+        """Settings by dotted name on which all ranks, and a checkpoint, must agree."""
+        return {name: value for name, value in _flat(asdict(self)) if name not in LOCAL}
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of `shared`."""
+        return hashlib.sha256(json.dumps(self.shared()).encode()).hexdigest()[:16]
+
+
+def read_pipeline_config(path: Path) -> PipelineConfig:
+    """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
+    return read_config_file(PipelineConfig, path, lambda c, folder: check(_anchor(c, folder)))
+
+
+def check(config: PipelineConfig) -> PipelineConfig:
+    """`config` itself where its parts fit together; ConfigError otherwise."""
+    model, boundary = config.model, config.boundary
+    if model.layers < config.stages:
+        raise ConfigError(f"stages is {config.stages}: model.layers must be at least as many")
+    if model.width % (2 * model.heads):
+        raise ConfigError(f"model.width is {model.width}: it must be a multiple of 2 model.heads")
+    if config.schedule == "1f1b" and config.micro_batches < config.stages:
+        raise ConfigError(f"micro_batches is {config.micro_batches}: 1f1b needs one for each stage")
+    if boundary.bits not in BITS:
+        raise ConfigError(f"boundary.bits is {boundary.bits}: it must be 4, 8, 16 or 32")
+    if boundary.method not in ("none", "int8") and boundary.latent > model.width:
+        raise ConfigError(f"boundary.latent is {boundary.latent}: model.width is {model.width}")
+    if model.vocabulary < 256 and not config.model_folder:
+        raise ConfigError("model.vocabulary must be at least 256: texts are read as bytes")
+    return config
+
+
+def _anchor(config: PipelineConfig, folder: Path) -> PipelineConfig:
+    data = config.data
+    if not data and (around := os.environ.get(DATA_VARIABLE)):
+        data = str(Path(around) / "text")
+    if not data:
+        raise ConfigError(f"data is missing: name a folder of texts, or set {DATA_VARIABLE}")
+    anchored = replace(config, state_dir=str(folder / config.state_dir), data=str(folder / data))
+    if not config.model_folder:
+        return anchored
+    model = folder / config.model_folder
+    return replace(anchored, model_folder=str(model), model=_shape(model, config.model.length))
+
+
+def _shape(folder: Path, length: int) -> Shape:
+    """The sizes that a Hugging Face model's config.json says; ConfigError."""
+    try:
+        said = json.loads((folder / "config.json").read_text("utf-8"))
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        vocabulary, width, layers, heads = (int(said[name]) for name in names)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"model_folder is {folder}: its config.json cannot be used") from error
+    return Shape(vocabulary, width, layers, heads, length)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        nested = isinstance(value, Mapping)
+        rows += _flat(value, f"{prefix}{name}.") if nested else [(prefix + name, value)]
+    return rows

@@ -1,0 +1,146 @@
+"""One rank's stage on torch's pipeline engine: the only module that knows torch's distributed API.
+
+The engine moves tensors of fixed sizes. A stage compresses at its end and expands at the next one's
+beginning, so what the engine sends are payloads, and the gradients that come back are payloads too.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn import functional
+
+from host.pipeline.config import PipelineConfig
+from models.stages import Stage
+
+SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+class TimedStage(PipelineStage):
+    """A stage that sums the seconds in which it computes, and holds its sends back where asked."""
+
+    busy_s = 0.0
+    link_mbit = 0.0
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """As torch's, after the time that a slow link would take."""
+        return self._held(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """As torch's, after the time that a slow link would take."""
+        return self._held(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _held(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
+        if self.link_mbit:
+            size = sum(send.tensor.numel() * send.tensor.element_size() for send in sends)
+            time.sleep(size * 8e-6 / self.link_mbit)
+        return sends
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's, timed."""
+        began = time.perf_counter()
+        out = super().forward_one_chunk(*args, **kwargs)
+        self.busy_s += time.perf_counter() - began
+        return out
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's, timed."""
+        began = time.perf_counter()
+        super().backward_one_chunk(*args, **kwargs)
+        self.busy_s += time.perf_counter() - began
+
+
+class Engine:
+    """Steps of one stage among `config.stages`; `rank` is its number."""
+
+    def __init__(
+        self, stage: Stage, rank: int, config: PipelineConfig, device: torch.device
+    ) -> None:
+        self._config, self._rank, self._device = config, rank, device
+        self.stage = _pipeline_stage(stage, rank, config, device)
+        self._schedule = SCHEDULES[config.schedule](
+            self.stage, config.micro_batches, loss_fn=next_token_loss
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage reads tokens."""
+        return self._rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage knows the loss."""
+        return self._rank == self._config.stages - 1
+
+    def learn(self, batch: Tensor) -> float | None:
+        """Gradients of a batch [rows, length + 1]; the mean loss where this is the last stage."""
+        return self._run(self._schedule.step, batch)
+
+    def judge(self, batch: Tensor) -> float | None:
+        """The mean loss of a batch without gradients, where this is the last stage."""
+        return self._run(self._schedule.eval, batch)
+
+    def _run(self, step: Callable[..., object], batch: Tensor) -> float | None:
+        inputs = (batch[:, :-1].to(self._device),) if self.is_first else ()
+        if not self.is_last:
+            step(*inputs)
+            return None
+        losses: list[Tensor] = []
+        step(*inputs, target=batch[:, 1:].to(self._device), losses=losses)
+        return float(torch.stack(losses).detach().mean())
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy in nats."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def sum_over_ranks(tensor: Tensor) -> None:
+    """Replace a tensor by its sum over all ranks."""
+    dist.all_reduce(tensor)
+
+
+def from_first(tensor: Tensor) -> None:
+    """Replace a tensor by rank 0's."""
+    dist.broadcast(tensor, src=0)
+
+
+def gather_numbers(value: float, ranks: int, device: torch.device) -> list[float]:
+    """One number of each rank, on each rank."""
+    rows = [torch.zeros(1, device=device) for _ in range(ranks)]
+    dist.all_gather(rows, torch.tensor([value], device=device))
+    return [float(row) for row in rows]
+
+
+def _pipeline_stage(
+    stage: Stage, rank: int, config: PipelineConfig, device: torch.device
+) -> TimedStage:
+    batch, length = stage.batch, stage.length
+    shape = (batch, length, config.model.vocabulary)
+    tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
+    inputs: tuple[Tensor, ...] = (tokens,)
+    if stage.entry is not None:
+        inputs = stage.entry.empty(batch, length, device).tensors
+    outputs: tuple[Tensor, ...] = (torch.zeros(shape, device=device, requires_grad=True),)
+    if stage.exit is not None:
+        outputs = stage.exit.empty(batch, length, device).tensors
+    made = TimedStage(
+        stage,
+        rank,
+        config.stages,
+        device,
+        input_args=inputs,
+        output_args=outputs,
+        input_grads=tuple(_gradient(t) for t in inputs),
+        output_grads=tuple(_gradient(t) for t in outputs),
+    )
+    made.link_mbit = config.link_mbit
+    return made
+
+
+def _gradient(tensor: Tensor) -> Tensor | None:
+    return torch.zeros_like(tensor) if tensor.requires_grad else None

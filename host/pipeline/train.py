@@ -1,0 +1,206 @@
+"""The training loop of one rank."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from host.pipeline import engine
+from host.pipeline.agreement import check_agreement, gather
+from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
+from host.pipeline.config import PipelineConfig
+from host.pipeline.engine import Engine
+from host.pipeline.report import Progress
+from host.pipeline.texts import read_texts, tokenizer
+from host.pipeline.trace import tracing
+from models import causal
+from models.bottleneck.assemble import Layout, assemble
+from models.bottleneck.frame import Frame
+from models.bottleneck.training import StageOptimizer
+from models.causal import read_causal
+from models.stages import Stage
+from models.transformer import OUTPUTS, TOKENS, transformer
+
+VALIDATION_PARTS = 4
+OPTIMIZER = "optimizer/"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands; the store is torchrun's, for words beside the payloads."""
+
+    rank: int
+    store: Store
+    device: torch.device
+
+
+class Meter:
+    """How long steps took, and the share of it in which this stage waited."""
+
+    def __init__(self, stages: Engine, step: int) -> None:
+        self._engine, self._step = stages, step
+        self._began, self._busy = time.perf_counter(), stages.stage.busy_s
+
+    def read(self, step: int) -> tuple[int, float, float]:
+        """Steps, seconds and the idle share since the last reading."""
+        now, busy = time.perf_counter(), self._engine.stage.busy_s
+        done, wall_s = step - self._step, now - self._began
+        idle = 1 - (busy - self._busy) / wall_s
+        self._step, self._began, self._busy = step, now, busy
+        return done, wall_s, idle
+
+
+class Trainer:
+    """One rank's run: made, brought to where the last checkpoint of all ranks is, and run."""
+
+    def __init__(self, config: PipelineConfig, place: Place) -> None:
+        self._config, self._place = config, place
+        encode = tokenizer(Path(config.model_folder)) if config.model_folder else None
+        self._texts = read_texts(Path(config.data), config.model.length, encode)
+        stage, self._frame = own_stage(config, place.rank)
+        self._stage = stage.to(place.device)
+        self._engine = Engine(self._stage, place.rank, config, place.device)
+        self._optimizer = StageOptimizer(
+            self._stage, self._frame, config.boundary, config.optimizer
+        )
+        self._checkpoints = Checkpoints(config.folder / "checkpoints", place.rank, config.digest)
+        self._step = 0
+
+    def prepare(self) -> None:
+        """Agree with the other ranks and go to their last common checkpoint; PipelineError."""
+        settings = {**self._config.shared(), "texts": self._texts.digest}
+        ranks = self._config.stages
+        check_agreement(gather(self._place.store, "settings", self._place.rank, ranks, settings))
+        steps = gather(
+            self._place.store, "steps", self._place.rank, ranks, self._checkpoints.steps()
+        )
+        self._step = common_step(steps)
+        if self._step:
+            self._load()
+        elif self._frame is not None:
+            engine.from_first(self._frame.basis)  # libraries round QR differently
+
+    def run(self) -> None:
+        """All steps that are left."""
+        folder = self._config.folder if self._config.trace else None
+        with tracing(folder, self._place.rank) as trace_step:
+            self._run(trace_step)
+
+    def _run(self, trace_step: Callable[[], None]) -> None:
+        config, meter = self._config, Meter(self._engine, self._step)
+        progress = self._progress()
+        while self._step < config.steps:
+            loss = self._learn()
+            self._step += 1
+            trace_step()
+            if self._is_time(config.report_steps):
+                done, wall_s, idle = meter.read(self._step)
+                shares = engine.gather_numbers(idle, config.stages, self._place.device)
+                if progress is not None and loss is not None:
+                    progress.step(self._step, loss, done, wall_s, shares)
+            if self._is_time(config.validate_steps):
+                judged = self._judge()
+                if progress is not None:
+                    progress.validation(self._step, judged)
+                meter = Meter(self._engine, self._step)
+            if config.checkpoint_steps and self._step % config.checkpoint_steps == 0:
+                self._save()
+
+    def _is_time(self, every: int) -> bool:
+        return every > 0 and (self._step % every == 0 or self._step == self._config.steps)
+
+    def _progress(self) -> Progress | None:
+        entry, config = self._stage.entry, self._config
+        if entry is None or not self._engine.is_last:
+            return None
+        empty = entry.empty(config.micro_batch, config.model.length, torch.device("cpu"))
+        tokens = config.micro_batch * config.model.length
+        back = empty.wire.numel() * empty.wire.element_size()
+        return Progress(
+            config.folder, config.steps, config.step_tokens, empty.size / tokens, back / tokens
+        )
+
+    def _learn(self) -> float | None:
+        config, optimizer = self._config, self._optimizer
+        optimizer.zero_grad()
+        turns = optimizer.is_basis_step(self._step)
+        if self._frame is not None:
+            self._frame.collecting = turns
+        rows = config.micro_batch * config.micro_batches
+        batch = self._texts.batch(self._step, config.seed, rows, config.model.length)
+        loss = self._engine.learn(torch.from_numpy(batch))
+        optimizer.step(self._step, config.steps)
+        if turns:
+            self._turn()
+        return loss
+
+    def _turn(self) -> None:
+        """One Grassmann step: gradients are summed, and rank 0's new basis is everyone's."""
+        assert self._frame is not None
+        engine.sum_over_ranks(self._frame.gram)
+        basis = self._optimizer.next_basis()
+        engine.from_first(basis)
+        self._optimizer.turn(basis)
+        self._frame.basis.copy_(basis)
+
+    def _judge(self) -> float:
+        config = self._config
+        rows, losses = config.micro_batch * config.micro_batches, []
+        for part in range(VALIDATION_PARTS):
+            batch = self._texts.judged(part, rows, config.model.length)
+            losses.append(self._engine.judge(torch.from_numpy(batch)) or 0.0)
+        return sum(losses) / len(losses)
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        frame = [] if self._frame is None else [("basis", self._frame.basis)]
+        return [*self._stage.named_parameters(), *frame]
+
+    def _save(self) -> None:
+        moments = [(OPTIMIZER + name, tensor) for name, tensor in self._optimizer.tensors()]
+        self._checkpoints.save(self._step, [*self._tensors(), *moments])
+
+    def _load(self) -> None:
+        tensors = self._checkpoints.load(self._step)
+        copy_into(self._tensors(), tensors)
+        self._optimizer.load(
+            {
+                name.removeprefix(OPTIMIZER): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(OPTIMIZER)
+            }
+        )
+
+
+def model_of(config: PipelineConfig) -> tuple[list[nn.Module], Layout]:
+    """The whole model as a sequence of layers, and how boundaries see it."""
+    model = config.model
+    if config.model_folder:
+        layers = read_causal(Path(config.model_folder))
+        return layers, Layout(model.width, model.vocabulary, causal.OUTPUTS, causal.TOKENS)
+    layers = transformer(model, config.seed)
+    positions = layers[0].get_buffer("positions")
+    return layers, Layout(model.width, model.vocabulary, OUTPUTS, TOKENS, positions)
+
+
+def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, Frame | None]:
+    """Stage number `rank` with its halves of the boundaries, as every rank would make it."""
+    layers, layout = model_of(config)
+    stages, frame = assemble(
+        layers,
+        layout,
+        config.boundary,
+        config.stages,
+        config.micro_batch,
+        config.model.length,
+        config.recompute,
+    )
+    stage = stages[rank]
+    if stage.entry is not None:
+        stage.entry.keep_receiver()
+    if stage.exit is not None:
+        stage.exit.keep_sender()
+    return stage, frame

@@ -1,0 +1,187 @@
+"""How the numbers of a payload become bytes: float32, bfloat16, 8 or 4 bits, or the largest few.
+
+A code treats every token's vector alone, so that no token's bytes depend on a later token. The
+bytes travel as the bits of a float32 tensor: autograd hands such a tensor's gradient back in the
+same size and type, so the gradient's own code takes the same way back, and a pipeline engine
+needs to know nothing of it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from models.errors import BottleneckError
+
+WORD = 4  # bytes of a float32
+TINY = 1e-30
+
+
+class Code(Protocol):
+    """Encodes rows of float32 [rows, width] as rows of bytes, uint8 [rows, size(width)]."""
+
+    def size(self, width: int) -> int:
+        """Bytes of a row."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The bytes of x."""
+
+    def decode(self, data: Tensor, width: int) -> Tensor:
+        """What `encode` got, as near as the code can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    """The numbers as they are: float32, or bfloat16 with 16 bits."""
+
+    bits: int = 32
+
+    @property
+    def _type(self) -> torch.dtype:
+        return torch.float32 if self.bits == 32 else torch.bfloat16
+
+    def size(self, width: int) -> int:
+        """Bytes of a row."""
+        return width * self.bits // 8
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The bytes of x."""
+        return x.to(self._type).contiguous().view(torch.uint8)
+
+    def decode(self, data: Tensor, width: int) -> Tensor:  # noqa: ARG002
+        """The numbers again."""
+        return data.view(self._type).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """Steps of a row's largest magnitude in 8 or 4 bits, behind the step as bfloat16."""
+
+    bits: int = 8
+
+    @property
+    def _most(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def size(self, width: int) -> int:
+        """Bytes of a row."""
+        return 2 + -(-width * self.bits // 8)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The bytes of x."""
+        step = (x.abs().amax(1, keepdim=True) / self._most).clamp_min(TINY).bfloat16()
+        steps = (x / step.float()).round().clamp(-self._most, self._most)
+        whole = (steps.nan_to_num() + self._most).to(torch.uint8)
+        if self.bits == 4:
+            whole = torch.nn.functional.pad(whole, (0, x.shape[1] % 2))
+            whole = whole[:, ::2] | whole[:, 1::2] << 4
+        return torch.cat((step.view(torch.uint8), whole), dim=1)
+
+    def decode(self, data: Tensor, width: int) -> Tensor:
+        """x within half a step."""
+        step, whole = _bfloat16(data[:, :2]), data[:, 2:]
+        if self.bits == 4:
+            whole = torch.stack((whole & 15, whole >> 4), dim=2).flatten(1)[:, :width]
+        return (whole.float() - self._most) * step
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The `count` largest magnitudes of a row as bfloat16, behind their places."""
+
+    count: int
+
+    def _place_bytes(self, width: int) -> int:
+        return 1 if width <= 256 else 2
+
+    def size(self, width: int) -> int:
+        """Bytes of a row."""
+        return self.count * (self._place_bytes(width) + 2)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The bytes of x."""
+        places = x.abs().topk(self.count, dim=1).indices
+        values = x.gather(1, places).bfloat16().contiguous().view(torch.uint8)
+        if self._place_bytes(x.shape[1]) == 1:
+            return torch.cat((places.to(torch.uint8), values), dim=1)
+        return torch.cat(((places & 255).to(torch.uint8), (places >> 8).to(torch.uint8), values), 1)
+
+    def decode(self, data: Tensor, width: int) -> Tensor:
+        """x with zeros elsewhere; BottleneckError where a place does not exist."""
+        count, wide = self.count, self._place_bytes(width) == 2
+        places = data[:, :count].long()
+        if wide:
+            places = places | data[:, count : 2 * count].long() << 8
+        if places.numel() and int(places.max()) >= width:
+            raise BottleneckError(f"a payload names a channel beyond the {width} that there are")
+        values = _bfloat16(data[:, -2 * count :])
+        return torch.zeros(len(data), width, device=data.device).scatter_(1, places, values)
+
+
+def _bfloat16(data: Tensor) -> Tensor:
+    """uint8 [rows, 2 n] as float32 [rows, n]."""
+    # A single row keeps its old stride unless it is copied, and `view` refuses odd ones.
+    return data.clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+
+
+def words(code: Code, rows: int, width: int) -> int:
+    """How many float32 hold the bytes of `rows` vectors."""
+    return -(-rows * code.size(width) // WORD)
+
+
+def to_words(code: Code, x: Tensor) -> Tensor:
+    """float32 [words] whose bits are the coded rows of x [..., width], padded with zeros."""
+    data = code.encode(x.detach().reshape(-1, x.shape[-1]).float()).flatten()
+    return torch.nn.functional.pad(data, (0, -len(data) % WORD)).view(torch.float32)
+
+
+def from_words(code: Code, wire: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x [..., width] from its words; BottleneckError where they are too few or not finite."""
+    rows, width = math.prod(shape[:-1]), shape[-1]
+    size = code.size(width)
+    if wire.shape != (words(code, rows, width),):
+        raise BottleneckError(
+            f"a payload has {tuple(wire.shape)} words instead of {words(code, rows, width)}: "
+            "do all ranks run with the same configuration?"
+        )
+    data = wire.detach().contiguous().view(torch.uint8)[: rows * size].view(rows, size)
+    x = code.decode(data, width)
+    if not bool(torch.isfinite(x).all()):
+        raise BottleneckError(
+            "a payload holds a number that is not finite: the training has diverged or a rank is "
+            "broken; lower the learning rate, or go on from an older checkpoint"
+        )
+    return x.view(shape)
+
+
+class _Compress(torch.autograd.Function):
+    """x to words; the gradient comes back as words."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, code: Code) -> Tensor:
+        ctx.code, ctx.shape, ctx.dtype = code, tuple(x.shape), x.dtype
+        return to_words(code, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return from_words(ctx.code, grads[0], ctx.shape).to(ctx.dtype), None
+
+
+class _Expand(torch.autograd.Function):
+    """Words to x; the gradient goes back as words."""
+
+    @staticmethod
+    def forward(ctx: Any, wire: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
+        ctx.code = code
+        return from_words(code, wire, shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return to_words(ctx.code, grads[0]), None, None
+
+
+compress: Callable[[Tensor, Code], Tensor] = _Compress.apply
+expand: Callable[[Tensor, Code, tuple[int, ...]], Tensor] = _Expand.apply

@@ -1,0 +1,50 @@
+"""A boundary and its training as people write them down; needs no torch."""
+
+from dataclasses import dataclass, field
+
+from ternmesh.config import choices, limits
+
+METHODS = ("none", "int8", "topk", "resbm", "subspace", "learned")
+FORMS = ("rows", "factors", "deployed")
+BITS = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class BottleneckConfig:
+    """How stages make small what they send; all ranks must agree on it.
+
+    `latent` is k or b, the numbers sent of a token (top-k: how many of them), in `bits` each: 32,
+    16, 8 or 4. `form` is how subspace networks keep to their subspace, whose basis takes a step of
+    `basis_rate` every `basis_steps` steps (0: never).
+    """
+
+    method: str = field(default="none", metadata=choices(*METHODS))
+    latent: int = field(default=16, metadata=limits(1, 65_536))
+    bits: int = field(default=32, metadata=limits(4, 32))
+    form: str = field(default="factors", metadata=choices(*FORMS))
+    seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
+    basis_steps: int = field(default=500, metadata=limits(0, 1_000_000))
+    basis_rate: float = field(default=0.1, metadata=limits(0.0, 100.0))
+    table_std: float = field(default=1.0, metadata=limits(0.0, 100.0))
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """How weights move. Muon takes the matrices inside the layers, AdamW the rest.
+
+    `stiefel_rate` is what an orthonormal basis moves in one step, in units of its norm.
+    """
+
+    name: str = field(default="adamw", metadata=choices("adamw", "muon"))
+    learning_rate: float = field(default=1e-3, metadata=limits(1e-7, 10.0))
+    stiefel_rate: float = field(default=1e-3, metadata=limits(0.0, 1.0))
+    weight_decay: float = field(default=0.01, metadata=limits(0.0, 10.0))
+    warmup_steps: int = field(default=100, metadata=limits(0, 1_000_000))
+    final_share: float = field(default=0.1, metadata=limits(0.0, 1.0))
+
+    def share(self, step: int, steps: int) -> float:
+        """The share of the rates in step `step` of `steps`: a rise, then a straight fall."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        left = (steps - step) / max(1, steps - self.warmup_steps)
+        return self.final_share + (1 - self.final_share) * left

@@ -1,0 +1,50 @@
+"""The residual bottleneck (ResBM, arXiv 2604.11947): z = Enc(x) + x[:b], x' = Dec(z) + pad(z).
+
+Only b of the d channels keep their identity over the boundary; the others are what Dec makes of
+them. Its parts are trained with the stages, so a model is trained with it from the start.
+"""
+
+from torch import Tensor, nn
+
+from models.bottleneck.codes import Code
+from models.bottleneck.payload import Bottleneck, Context
+
+HIDDEN_MIN, INIT_STD = 64, 0.01
+
+
+class ResidualBottleneck(Bottleneck):
+    """Two small networks around b = `latent` channels."""
+
+    def __init__(self, width: int, latent: int, code: Code, vocabulary: int) -> None:
+        super().__init__(width, latent, code, vocabulary)
+        hidden = max(4 * latent, HIDDEN_MIN)
+        self.encoder: nn.Module | None = _network(width, hidden, latent)
+        self.decoder: nn.Module | None = _network(latent, hidden, width)
+
+    def shrink(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002
+        """Enc(x) + x[:b]."""
+        assert self.encoder is not None
+        encoded: Tensor = self.encoder(x)
+        return encoded + x[..., : self.latent]
+
+    def grow(self, z: Tensor, context: Context) -> Tensor:  # noqa: ARG002
+        """Dec(z) + pad(z)."""
+        assert self.decoder is not None
+        decoded: Tensor = self.decoder(z)
+        return decoded + nn.functional.pad(z, (0, self.width - self.latent))
+
+    def keep_sender(self) -> None:
+        """Drop Dec."""
+        self.decoder = None
+
+    def keep_receiver(self) -> None:
+        """Drop Enc."""
+        self.encoder = None
+
+
+def _network(width: int, hidden: int, out: int) -> nn.Sequential:
+    first, last = nn.Linear(width, hidden), nn.Linear(hidden, out)
+    for layer in (first, last):
+        nn.init.normal_(layer.weight, std=INIT_STD)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(first, nn.SiLU(), last)

@@ -1,0 +1,78 @@
+"""A sequence of layers cut into stages, with a boundary at each cut.
+
+A stage takes the tensors of a payload and gives those of the next one; the first takes tokens and
+the last gives logits. Stages that are called one after the other in one process compute and learn
+what a pipeline of ranks does.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models.bottleneck.payload import Bottleneck, Context, Payload, unpack_ids
+
+
+class Stage(nn.Module):
+    """Some layers between an entry (None in the first stage) and an exit (None in the last).
+
+    All micro-batches have the shape [batch, length]. With `recompute`, the activations inside the
+    layers are computed again on the way back instead of kept.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        entry: Bottleneck | None,
+        exit_: Bottleneck | None,
+        batch: int,
+        length: int,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.entry, self.exit = entry, exit_
+        self.batch, self.length, self.recompute = batch, length, recompute
+
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Tokens [batch, length] or a payload's tensors, to a payload's tensors or logits."""
+        x, context = self._enter(tensors)
+        for layer in self.layers:
+            if self.recompute and x.requires_grad:
+                x = checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
+        return x if self.exit is None else self.exit.compress(x, context).tensors
+
+    def _enter(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Context]:
+        if self.entry is None:
+            return tensors[0], Context(self.batch, self.length, tensors[0])
+        tokens = None
+        if self.entry.sends_ids:
+            tokens = unpack_ids(tensors[1], self.batch, self.length, self.entry.vocabulary)
+        context = Context(self.batch, self.length, tokens)
+        return self.entry.expand(Payload(*tensors), context), context
+
+
+def cut(layers: Sequence[nn.Module], stages: int) -> list[Sequence[nn.Module]]:
+    """The layers in runs of nearly equal length; the first and the last layer count for none.
+
+    ValueError where there are fewer layers between these two than stages.
+    """
+    inner = len(layers) - 2
+    if inner < stages:
+        raise ValueError(f"{inner} layers cannot make {stages} stages: there must be one for each")
+    ends = [1 + inner * (stage + 1) // stages for stage in range(stages)]
+    starts = [0, *ends[:-1]]
+    ends[-1] = len(layers)
+    return [layers[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def run_stages(stages: Sequence[Stage], tokens: Tensor) -> Tensor:
+    """All stages in one process: logits [batch, length, vocabulary]."""
+    tensors: Tensor | tuple[Tensor, ...] = (tokens,)
+    for stage in stages:
+        tensors = stage(*tensors)
+    assert isinstance(tensors, torch.Tensor)
+    return tensors

@@ -1,0 +1,94 @@
+"""A small causal transformer as a plain sequence of modules, so that it can be cut anywhere."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.transformer_shape import Shape
+
+INIT_STD = 0.02
+OUTPUTS = ("attention_out", "feed_out")  # the layers that write into the residual stream
+TOKENS = "tokens"  # the token table
+
+
+class Embedding(nn.Module):
+    """Tokens to x: a table, and sines for the positions."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.register_buffer("positions", sines(shape.length, shape.width), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [batch, length] to [batch, length, width]."""
+        x: Tensor = self.tokens(tokens)
+        return x + self.get_buffer("positions")[: tokens.shape[1]]
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward network, each behind a norm and around a residual path."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width = shape.width
+        self.heads = shape.heads
+        self.attention_norm = nn.RMSNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.feed_norm = nn.RMSNorm(width)
+        self.feed_in = nn.Linear(width, 4 * width, bias=False)
+        self.feed_out = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, length, width] to the same shape."""
+        x = x + self._attend(self.attention_norm(x))
+        hidden = functional.gelu(self.feed_in(self.feed_norm(x)))
+        out: Tensor = self.feed_out(hidden)
+        return x + out
+
+    def _attend(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = self.attention_in(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = split.unbind(0)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class Head(nn.Module):
+    """x to the logits of the next token."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(shape.width)
+        self.logits = nn.Linear(shape.width, shape.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, length, width] to [batch, length, vocabulary]."""
+        logits: Tensor = self.logits(self.norm(x))
+        return logits
+
+
+def sines(length: int, width: int) -> Tensor:
+    """Fixed positions [length, width] of Vaswani et al. 2017, at the scale of a token table."""
+    places = torch.arange(length).unsqueeze(1)
+    rates = 10_000 ** (-torch.arange(0, width, 2) / width)
+    angles = places * rates
+    return INIT_STD * torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)[:, :width]
+
+
+def transformer(shape: Shape, seed: int) -> list[nn.Module]:
+    """Embedding, blocks and head, with the weights that `seed` draws: the same on every rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Head(shape)]
+        for layer in layers:
+            _initialise(layer, shape.layers)
+    return layers
+
+
+def _initialise(layer: nn.Module, layers: int) -> None:
+    for name, part in layer.named_modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            is_output = name.rpartition(".")[2] in OUTPUTS
+            nn.init.normal_(part.weight, std=INIT_STD / (2 * layers) ** (0.5 * is_output))

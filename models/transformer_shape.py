@@ -1,0 +1,16 @@
+"""The sizes of the small transformer; needs no torch."""
+
+from dataclasses import dataclass, field
+
+from ternmesh.config import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The transformer's sizes; `length` is the longest sequence that it can read."""
+
+    vocabulary: int = field(default=256, metadata=limits(2, 1 << 20))
+    width: int = field(default=128, metadata=limits(2, 65_536))
+    layers: int = field(default=4, metadata=limits(1, 1024))
+    heads: int = field(default=4, metadata=limits(1, 1024))
+    length: int = field(default=128, metadata=limits(2, 65_536))

@@ -1,0 +1,105 @@
+"""What the pipeline and convergence benchmarks rest on: budgets, gaps, links and their bytes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bench.convergence import _best, gaps
+from bench.convergence_arms import BATCH, METHODS, NONE, RATIOS, SHAPE, STAGES, arms
+from bench.pipeline_run import _summary
+from bench.slow_links import DEVICE, Namespaces, why_not
+from models.bottleneck.assemble import Layout, assemble
+from models.transformer import OUTPUTS, TOKENS, transformer
+from models.transformer_shape import Shape
+
+
+def test_no_arm_takes_more_bytes_than_its_ratio_allows() -> None:
+    grid = arms(SHAPE.width)
+    assert {arm.ratio for arm in grid.values()} == {1, *RATIOS}
+    assert {name.rpartition("_")[0] for name in grid} - {""} == set(METHODS)
+    whole = 2 * 4 * SHAPE.width
+    for arm in grid.values():
+        shape = Shape(width=SHAPE.width, layers=4, heads=4, length=SHAPE.length)
+        layers = transformer(shape, 0)
+        layout = Layout(
+            shape.width, shape.vocabulary, OUTPUTS, TOKENS, layers[0].get_buffer("positions")
+        )
+        stages, _ = assemble(layers, layout, arm.boundary, STAGES, BATCH, shape.length)
+        assert stages[0].exit is not None
+        empty = stages[0].exit.empty(BATCH, shape.length, torch.device("cpu"))
+        both_ways = (empty.size + empty.wire.numel() * 4) / (BATCH * shape.length)
+        assert whole / both_ways >= arm.ratio, arm.name
+
+
+def test_gaps_are_paired_by_seed_and_the_best_is_chosen() -> None:
+    grid = {name: arm for name, arm in arms(128).items() if arm.ratio in (1, 8)}
+    rows = {name: [{"loss": 2.2}, {"loss": 4.4}] for name in grid}
+    rows[NONE] = [{"loss": 2.0}, {"loss": 4.0}]
+    rows["learned_8x"] = [{"loss": 2.02}, {"loss": 4.04}]
+    rows["resbm_8x"] = [{"loss": 2.1}, {"loss": 4.2}]
+    assert gaps(rows, "learned_8x") == pytest.approx([1.0, 1.0])
+    best = _best(rows, grid)
+    assert best["best_gap_8x"].value == pytest.approx(1.0)
+    assert best["published_gap_8x"].value == pytest.approx(5.0)
+    assert best["best_gap_8x"].limit == "<=1"
+
+
+def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
+    def report(step: int, rate: float) -> dict[str, object]:
+        size = {"forward": 10.0, "back": 6.0}
+        return {
+            "step": step,
+            "tokens_per_s": rate,
+            "boundary_bytes_per_token": size,
+            "bubble": [0.5, 0.25],
+            "loss": 1.0,
+        }
+
+    tables = {
+        "": {"stages": 2, "micro_batch": 2, "micro_batches": 5},
+        "model": {"length": 10},
+    }
+    # 200 tokens in 2 s, then 200 in 1 s; the first report's start-up does not count.
+    seen = [(report(2, 1.0), 1_000), (report(4, 100.0), 4_000), (report(6, 200.0), 9_000)]
+    made = _summary(seen, tables, 2, True)
+    assert made.tokens_per_s == pytest.approx(400 / 3)
+    assert made.socket_bytes == pytest.approx(20.0)
+    assert made.payload_bytes == 16.0
+    assert _summary(seen, tables, 2, False).socket_bytes is None
+
+
+def test_namespaces_see_each_other_count_bytes_and_leave_nothing() -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"no network namespaces here: {reason}")
+    listen = (
+        "import socket; s = socket.create_server(('', 4040)); print('ready', flush=True); "
+        "c, _ = s.accept(); n = 0\n"
+        "while data := c.recv(65536): n += len(data)\n"
+        "print(n)"
+    )
+    connect = "import socket; s = socket.create_connection(('10.99.0.1', 4040))"
+    send = f"{connect}; s.sendall(bytes(50000))"
+    with Namespaces(2, 80.0) as hosts:
+        command = [*hosts.inside(0), sys.executable, "-c", listen]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            before = hosts.sent_bytes()
+            subprocess.run([*hosts.inside(1), sys.executable, "-c", send], check=True)
+            assert server.stdout.read() == "50000\n"
+        sent = [now - then for now, then in zip(hosts.sent_bytes(), before, strict=True)]
+        assert 50_000 <= sent[1] <= 60_000
+        shown = subprocess.run(
+            ["tc", "-n", hosts.inside(0)[-1], "qdisc", "show", "dev", DEVICE],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "tbf" in shown.stdout
+        assert "rate 80Mbit" in shown.stdout
+        name = hosts.inside(0)[-1]
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert name not in left.stdout

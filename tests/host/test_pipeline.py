@@ -1,0 +1,271 @@
+"""A pipeline of ranks computes what one process does, survives kill -9, refuses in one voice."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pipeline_ranks import STEPS, run_ranks, write_config
+from safetensors.torch import load_file, save_file
+
+from host.pipeline.agreement import check_agreement
+from host.pipeline.checkpoint import Checkpoints, common_step
+from host.pipeline.config import PipelineConfig, read_pipeline_config
+from host.pipeline.engine import TimedStage, next_token_loss
+from host.pipeline.errors import PipelineError
+from host.pipeline.launch import Ranks
+from host.pipeline.report import PROGRESS, line
+from host.pipeline.texts import read_texts, tokenizer
+from host.pipeline.train import VALIDATION_PARTS, own_stage
+from models.bottleneck.training import StageOptimizer
+from models.stages import run_stages
+from ternmesh.config import ConfigError
+
+
+def in_one_process(config: PipelineConfig) -> tuple[list[float], float]:
+    """The losses of all steps and that of validation, without any rank."""
+    parts = [own_stage(config, rank) for rank in range(config.stages)]
+    stages = [stage for stage, _ in parts]
+    trainers = [StageOptimizer(s, f, config.boundary, config.optimizer) for s, f in parts]
+    texts, length = read_texts(Path(config.data), config.model.length), config.model.length
+    rows, losses = config.micro_batch * config.micro_batches, []
+    for step in range(config.steps):
+        batch = torch.from_numpy(texts.batch(step, config.seed, rows, length))
+        turns = trainers[0].is_basis_step(step)
+        for (_, frame), trainer in zip(parts, trainers, strict=True):
+            trainer.zero_grad()
+            if frame is not None:
+                frame.collecting = turns
+        part_losses = []
+        for part in batch.split(config.micro_batch):
+            loss = next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:])
+            loss.backward()
+            part_losses.append(float(loss.detach()))
+        losses.append(sum(part_losses) / len(part_losses))
+        # As torch's schedules do: sums become means only after the last micro-batch.
+        for parameter in (p for stage in stages for p in stage.parameters() if p.grad is not None):
+            parameter.grad.div_(config.micro_batches)
+        for trainer in trainers:
+            trainer.step(step, config.steps)
+        if turns:
+            frames = [frame for _, frame in parts if frame is not None]
+            frames[0].gram.copy_(torch.stack([frame.gram for frame in frames]).sum(0))
+            basis = trainers[0].next_basis()
+            for frame, trainer in zip(frames, trainers, strict=True):
+                trainer.turn(basis)
+                frame.basis.copy_(basis)
+    judged = []
+    with torch.no_grad():
+        for number in range(VALIDATION_PARTS):
+            batch = torch.from_numpy(texts.judged(number, rows, length))
+            judged += [
+                float(next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:]))
+                for part in batch.split(config.micro_batch)
+            ]
+    return losses, sum(judged) / len(judged)
+
+
+def reports(config: PipelineConfig) -> list[dict[str, object]]:
+    return [json.loads(text) for text in (config.folder / PROGRESS).read_text().splitlines()]
+
+
+def sentences(log: str) -> list[str]:
+    return [text for text in log.splitlines() if text.startswith("ternmesh: ")]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "method", "stages"), [("1f1b", "subspace", 3), ("gpipe", "resbm", 2)]
+)
+def test_ranks_compute_what_one_process_computes(
+    tmp_path: Path, schedule: str, method: str, stages: int
+) -> None:
+    path = write_config(
+        tmp_path,
+        schedule=schedule,
+        boundary__method=method,
+        boundary__bits=8,
+        stages=stages,
+        model__layers=3,
+        micro_batches=3,
+        recompute=method == "resbm",
+        trace=method == "resbm",
+    )
+    config = read_pipeline_config(path)
+    logs = run_ranks([path] * stages, tmp_path)
+    assert [log[-2:] for log in logs] == ["\n0"] * stages, logs
+    losses, judged = in_one_process(config)
+    found = reports(config)
+    assert [row["loss"] for row in found if "loss" in row] == pytest.approx(losses, abs=1e-4)
+    assert found[-1]["validation_loss"] == pytest.approx(judged, abs=1e-4)
+    assert all(line(row) for row in found)
+    traces = sorted(path.name for path in config.folder.glob("trace-*.json"))
+    assert traces == (["trace-0.json", "trace-1.json"] if method == "resbm" else [])
+
+
+def test_training_goes_on_after_kill_9(
+    tmp_path: Path, eventually: Callable[[Callable[[], object], float], None]
+) -> None:
+    """One rank is killed after a checkpoint; torchrun starts all again, with the same losses."""
+    path = write_config(tmp_path, steps=400, checkpoint_steps=20, report_steps=20)
+    config = read_pipeline_config(path)
+    ranks = Ranks(config, path)
+    ranks.start()
+    try:
+        checkpoints = [Checkpoints(config.folder / "checkpoints", r, config.digest) for r in (0, 1)]
+        eventually(lambda: all(each.steps() for each in checkpoints), 120.0)
+        children = Path(f"/proc/{ranks.process_id}/task/{ranks.process_id}/children")
+        victim = int(children.read_text().split()[-1])
+        os.kill(victim, signal.SIGKILL)
+        seen = [row["step"] for row in ranks.reports(threading.Event())]
+    finally:
+        ranks.stop()
+    assert seen[-1] == 400
+    calm = tmp_path / "undisturbed"
+    calm.mkdir()
+    path = write_config(calm, steps=400, checkpoint_steps=20, report_steps=20)
+    run_ranks([path] * 2, calm)
+    undisturbed = reports(read_pipeline_config(path))
+    assert reports(config)[-1] == undisturbed[-1]  # to the last bit
+    losses = {row["step"]: row["loss"] for row in undisturbed if "loss" in row}
+    assert all(row["loss"] == losses[row["step"]] for row in reports(config) if "loss" in row)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [({"boundary__latent": 5}, "boundary.latent"), ({"seed": 7}, "seed")]
+)
+def test_ranks_that_disagree_all_say_so(
+    tmp_path: Path, change: dict[str, object], word: str
+) -> None:
+    paths = [write_config(tmp_path), write_config(tmp_path, "other.toml", **change)]
+    for log in run_ranks(paths, tmp_path):
+        assert [f"do not agree on {word}" in text for text in sentences(log)] == [True], log
+        assert log.endswith("\n1")
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    for log in run_ranks([path] * 3, tmp_path):
+        assert ["3 ranks were started for 2 stages" in text for text in sentences(log)] == [True]
+        assert log.endswith("\n1")
+
+
+def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path) -> None:
+    path = write_config(tmp_path, steps=2)
+    assert all(log.endswith("\n0") for log in run_ranks([path] * 2, tmp_path))
+    other = write_config(tmp_path, "other.toml", steps=4, optimizer__learning_rate=0.5)
+    for log in run_ranks([other] * 2, tmp_path):
+        assert ["another configuration" in text for text in sentences(log)] == [True], log
+    broken = tmp_path / "state" / "checkpoints" / "rank-0-2.safetensors"
+    tensors = load_file(broken)
+    next(t for name, t in tensors.items() if name.endswith("attention_out.weight")).fill_(
+        float("nan")
+    )
+    digest = read_pipeline_config(path).digest
+    save_file(tensors, broken, metadata={"digest": digest, "step": "2"})
+    longer = write_config(tmp_path, steps=4)
+    for log in run_ranks([longer] * 2, tmp_path):
+        assert ["rank 1: a payload" in text for text in sentences(log)] == [True], log
+        assert "not finite" in log
+        assert log.endswith("\n1")
+
+
+def test_sends_are_held_back_as_by_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("host.pipeline.engine.time.sleep", slept.append)
+    sends = [SimpleNamespace(tensor=torch.zeros(250)), SimpleNamespace(tensor=torch.zeros(50))]
+    for mbit in (8.0, 0.0):
+        stage = SimpleNamespace(link_mbit=mbit)
+        assert TimedStage._held(stage, sends) is sends
+    assert slept == [pytest.approx(1.2e-3)]
+
+
+def test_the_first_difference_is_named() -> None:
+    check_agreement([{"a": 1}, {"a": 1}])
+    with pytest.raises(PipelineError, match="do not agree on b: it is None on rank 0 and 2"):
+        check_agreement([{"a": 1}, {"a": 1, "b": 2}])
+
+
+def test_checkpoints_are_whole_recent_and_their_own(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, 0, "abc")
+    for step in (10, 20, 30):
+        store.save(step, [("w", torch.full((2,), float(step)))])
+    assert store.steps() == [20, 30]
+    assert store.load(30)["w"].tolist() == [30.0, 30.0]
+    assert common_step([[10, 20, 30], [10, 20], [20, 30]]) == 20
+    assert common_step([[], [10]]) == 0
+    with pytest.raises(PipelineError, match="another configuration"):
+        Checkpoints(tmp_path, 0, "def").load(30)
+    (tmp_path / "rank-0-30.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(PipelineError, match="is damaged"):
+        store.load(30)
+
+
+def test_texts_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
+    config = read_pipeline_config(write_config(tmp_path))
+    texts = read_texts(Path(config.data), 12)
+    again = read_texts(Path(config.data), 12)
+    assert (texts.batch(5, 1, 4, 12) == again.batch(5, 1, 4, 12)).all()
+    assert (texts.batch(5, 1, 4, 12) != texts.batch(6, 1, 4, 12)).any()
+    assert texts.batch(5, 1, 4, 12).shape == (4, 13)
+    assert texts.judged(3, 4, 12).shape == (4, 13)
+    with pytest.raises(PipelineError, match="too little text"):
+        read_texts(Path(config.data), 100_000)
+    with pytest.raises(PipelineError, match="too little text"):
+        read_texts(tmp_path / "nothing", 12)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"stages": 3}, "model.layers must be at least"),
+        ({"micro_batches": 1}, "1f1b needs one for each stage"),
+        ({"boundary__bits": 5}, "boundary.bits is 5"),
+        ({"boundary__latent": 17}, "boundary.latent is 17"),
+        ({"model__heads": 3}, "model.width is 16"),
+        ({"model__vocabulary": 100}, "at least 256"),
+        ({"boundary__method": "magic"}, "must be one of"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_sentence(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_pipeline_config(write_config(tmp_path, **change))
+
+
+def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    shape = transformers.LlamaConfig(vocab_size=30, intermediate_size=8, **sizes)
+    transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path / "llama")
+    letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz,. I")}
+    Tokenizer(models.BPE(letters, [])).save(str(tmp_path / "llama" / "tokenizer.json"))
+    path = write_config(tmp_path)
+    path.write_text('model_folder = "llama"\n' + path.read_text())
+    config = read_pipeline_config(path)
+    assert (config.model.vocabulary, config.model.layers, config.model.length) == (30, 3, 12)
+    stage, _ = own_stage(config, 0)
+    assert stage.exit is not None
+    texts = read_texts(Path(config.data), 12, tokenizer(Path(config.model_folder)))
+    assert texts.train.max() < 30
+    assert texts.batch(0, 0, 2, 12).shape == (2, 13)
+    (tmp_path / "llama" / "tokenizer.json").unlink()
+    with pytest.raises(PipelineError, match=r"no tokenizer\.json"):
+        tokenizer(Path(config.model_folder))
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be used"):
+        read_pipeline_config(path)
+
+
+def test_what_is_local_does_not_part_ranks(tmp_path: Path) -> None:
+    config = read_pipeline_config(write_config(tmp_path))
+    assert config.digest == replace(config, steps=STEPS + 1, device="cuda").digest
+    assert config.digest != replace(config, seed=1).digest

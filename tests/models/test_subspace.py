@@ -1,0 +1,270 @@
+"""The sanity experiments of Protocol Models, and the moving basis."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from models.bottleneck.assemble import Layout, assemble
+from models.bottleneck.codes import Float
+from models.bottleneck.config import BottleneckConfig, OptimizerConfig
+from models.bottleneck.frame import (
+    Frame,
+    captured,
+    grassmann_step,
+    make_basis,
+    make_table,
+    outside,
+    project,
+)
+from models.bottleneck.learned import LearnedBasis
+from models.bottleneck.optimizers import RowAdamW, StiefelDescent, polar
+from models.bottleneck.payload import Context
+from models.bottleneck.rank import plot_ranks, stable_rank, stable_ranks
+from models.bottleneck.subspace import (
+    SubspaceLinear,
+    confine,
+    confined,
+    return_to_subspace,
+)
+from models.bottleneck.training import StageOptimizer
+from models.stages import Stage, run_stages
+from models.transformer import OUTPUTS, TOKENS, transformer
+from models.transformer_shape import Shape
+
+SHAPE = Shape(vocabulary=30, width=32, layers=4, heads=2, length=16)
+
+
+def frame(width: int = 48, rank: int = 4) -> Frame:
+    return Frame(make_basis(width, rank, 0), make_table(30, width, 1.0, 0))
+
+
+def stages_of(config: BottleneckConfig) -> tuple[list[Stage], Frame]:
+    layers = transformer(SHAPE, seed=0)
+    layout = Layout(32, 30, OUTPUTS, TOKENS, layers[0].get_buffer("positions"))
+    stages, made = assemble(layers, layout, config, 3, 2, SHAPE.length)
+    assert made is not None
+    return stages, made
+
+
+def tokens(seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 30, (2, 16), generator=torch.Generator().manual_seed(seed))
+
+
+def fit(linear: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randn(48, 48, generator=generator)
+    for _ in range(steps):
+        x = torch.randn(8, 48, generator=generator)
+        optimizer.zero_grad()
+        (linear(x) - x @ target).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("form", ["rows", "factors"])
+def test_the_projection_reconstructs_to_float_precision(form: str) -> None:
+    stages, _ = stages_of(BottleneckConfig("subspace", latent=4, form=form))
+    x, context = stages[0]._enter((tokens(),))
+    for layer in stages[0].layers:
+        x = layer(x)
+    assert stages[0].exit is not None
+    x = x.detach()
+    error = (stages[0].exit(x, context) - x).norm() / x.norm()
+    assert float(error) <= 1e-6
+    random = torch.randn_like(x)
+    lost = (stages[0].exit(random, context) - random).norm() / random.norm()
+    assert float(lost) > 0.5  # for anything else the boundary is no identity
+
+
+def test_the_modified_adamw_stays_where_plain_adamw_leaves() -> None:
+    made = frame()
+    torch.manual_seed(0)
+    layer = SubspaceLinear(nn.Linear(48, 48, bias=False), made, "rows")
+    # Not a multiple of the steps after which rounding is taken out.
+    fit(layer, RowAdamW([layer.confined], made, lr=1e-2), 1099)
+    assert outside(layer.weight, made.basis, 0) <= 1e-6
+    fit(layer, torch.optim.AdamW(layer.parameters(), lr=1e-2), 20)
+    assert outside(layer.weight, made.basis, 0) > 0.1
+
+
+def test_the_row_optimiser_learns_what_s_can_hold() -> None:
+    made = frame()
+    layer = SubspaceLinear(nn.Linear(48, 48, bias=False), made, "rows")
+    generator = torch.Generator().manual_seed(1)
+    target = project(torch.randn(48, 48, generator=generator), made.basis, 0)
+    optimizer = RowAdamW([layer.confined], made, lr=3e-2, weight_decay=0.0)
+    for _ in range(400):
+        x = torch.randn(32, 48, generator=generator)
+        optimizer.zero_grad()
+        (layer(x) - x @ target.T).square().mean().backward()
+        optimizer.step()
+    assert float((layer.weight.detach() - target).norm() / target.norm()) < 0.1
+
+
+@pytest.mark.parametrize("form", ["rows", "deployed"])
+def test_a_training_with_updates_of_the_basis_stays_in_the_subspace(form: str) -> None:
+    config = BottleneckConfig("subspace", latent=4, form=form, basis_steps=3, basis_rate=0.5)
+    stages, made = stages_of(config)
+    before = made.basis.clone()
+    trainers = [StageOptimizer(stage, made, config, OptimizerConfig()) for stage in stages]
+    for step in range(6):
+        made.collecting = trainers[0].is_basis_step(step)
+        for trainer in trainers:
+            trainer.zero_grad()
+        nn.functional.cross_entropy(run_stages(stages, tokens(step)).mT, tokens(step)).backward()
+        for trainer in trainers:
+            trainer.step(step, 6)
+        if made.collecting:
+            basis = trainers[0].next_basis()
+            for trainer in trainers:
+                trainer.turn(basis)
+            made.basis.copy_(basis)
+    assert torch.equal(before, made.basis) == (form == "deployed")  # its basis is static
+    drifts = [outside(w, made.basis, axis) for s in stages for w, axis, _ in confined(s)]
+    assert max(drifts) <= 1e-6
+
+
+def test_both_forms_compute_the_same_and_turn_alike() -> None:
+    rows, _ = stages_of(BottleneckConfig("subspace", latent=4, form="rows"))
+    config = BottleneckConfig("subspace", latent=4, form="factors")
+    factors, made = stages_of(config)
+    assert torch.allclose(run_stages(rows, tokens()), run_stages(factors, tokens()), atol=1e-5)
+    basis = make_basis(32, 4, seed=9)
+    for stages in (rows, factors):
+        trainers = [StageOptimizer(s, made, config, OptimizerConfig()) for s in stages]
+        for trainer in trainers:
+            trainer.turn(basis)
+    for stage in (*rows, *factors):
+        for part in stage.modules():
+            if isinstance(part, Frame):
+                part.basis.copy_(basis)
+    assert torch.allclose(run_stages(rows, tokens()), run_stages(factors, tokens()), atol=1e-5)
+
+
+def test_the_last_stage_is_free() -> None:
+    stages, _ = stages_of(BottleneckConfig("subspace", latent=4))
+    assert list(confined(stages[0]))
+    assert not list(confined(stages[-1]))
+
+
+def test_grassmann_steps_find_the_energy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted = make_basis(32, 4, seed=5)
+    gradients = torch.randn(500, 4, generator=generator) @ wanted.T
+    gradients += 0.05 * torch.randn(500, 32, generator=generator)
+    gram, basis = gradients.T @ gradients, make_basis(32, 4, seed=0)
+    shares = [captured(basis, gram)]
+    for _ in range(60):
+        basis = grassmann_step(basis, gram, 1.0)
+        shares.append(captured(basis, gram))
+    assert shares[0] < 0.5
+    assert shares[-1] > 0.95
+    assert all(later >= earlier - 1e-6 for earlier, later in pairwise(shares))
+    assert torch.allclose(basis.T @ basis, torch.eye(4), atol=1e-6)
+    assert torch.equal(grassmann_step(basis, gram, 0.3), grassmann_step(basis, 1024 * gram, 0.3))
+
+
+def test_gradients_are_collected_where_they_are_whole() -> None:
+    stages, made = stages_of(BottleneckConfig("subspace", latent=4))
+    run_stages(stages, tokens()).sum().backward()
+    assert float(made.gram.abs().sum()) == 0.0
+    made.collecting = True
+    run_stages(stages, tokens()).sum().backward()
+    assert captured(made.basis, made.gram) < 0.9  # what lies outside of S is there as well
+    assert float(made.gram.trace()) > 0
+
+
+def test_a_learned_basis_stays_orthonormal_and_finds_the_energy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 64, 4, generator=generator) @ make_basis(24, 4, seed=3).T
+    boundary = LearnedBasis(24, 4, Float(32), 30, seed=0)
+    context = Context(2, 64, torch.zeros(2, 64, dtype=torch.long))
+    optimizer = StiefelDescent(boundary.orthonormal(), lr=0.02, momentum=0.8)
+    losses = []
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss = (boundary(x, context) - x).square().sum() / x.square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] > 0.5
+    assert losses[-1] < 0.05
+    for basis in boundary.orthonormal():
+        assert torch.allclose(basis.T @ basis, torch.eye(4), atol=1e-5)
+
+
+def test_polar_is_the_nearest() -> None:
+    basis = make_basis(20, 3, 0)
+    assert torch.allclose(
+        polar(basis @ torch.diag(torch.tensor([1.0, 2.0, 3.0]))), basis, atol=1e-5
+    )
+
+
+def test_return_to_subspace_projects() -> None:
+    made = frame()
+    block = nn.Sequential()
+    block.add_module("attention_out", nn.Linear(48, 48, bias=False))
+    confine(block, OUTPUTS, made, "rows")
+    weight = block[0].weight
+    with torch.no_grad():
+        weight.add_(torch.randn_like(weight))
+    wanted = project(weight.detach().clone(), made.basis, 0)
+    return_to_subspace(block, made.basis)
+    assert torch.equal(weight, wanted)
+
+
+def test_layers_that_cannot_be_confined_say_so() -> None:
+    block = nn.Sequential()
+    block.add_module("attention_out", nn.Linear(48, 48))
+    with pytest.raises(ValueError, match="attention_out cannot be confined"):
+        confine(block, OUTPUTS, frame(), "rows")
+
+
+@pytest.mark.parametrize("form", ["rows", "factors"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimisers_go_on_from_their_tensors(form: str, name: str) -> None:
+    config = BottleneckConfig("subspace", latent=4, form=form)
+
+    def new() -> tuple[list[Stage], list[StageOptimizer]]:
+        stages, made = stages_of(config)
+        optimizer = OptimizerConfig(name, warmup_steps=0)
+        return stages, [StageOptimizer(s, made, config, optimizer) for s in stages]
+
+    def learn(stages: list[Stage], trainers: list[StageOptimizer], step: int) -> None:
+        for trainer in trainers:
+            trainer.zero_grad()
+        run_stages(stages, tokens(step)).square().mean().backward()
+        for trainer in trainers:
+            trainer.step(step, 10)
+
+    stages, trainers = new()
+    learn(stages, trainers, 0)
+    again, others = new()
+    for stage, copy, trainer, other in zip(stages, again, trainers, others, strict=True):
+        copy.load_state_dict(stage.state_dict())
+        other.load({key: value.clone() for key, value in trainer.tensors()})
+    learn(stages, trainers, 1)
+    learn(again, others, 1)
+    assert torch.equal(run_stages(stages, tokens()), run_stages(again, tokens()))
+
+
+def test_stable_rank_over_a_small_training(tmp_path: Path) -> None:
+    """A baseline without any bottleneck: what the paper's argument rests on."""
+    assert stable_rank(torch.eye(7)) == pytest.approx(7.0)
+    assert stable_rank(torch.ones(5, 9)) == pytest.approx(1.0)
+    layers = nn.Sequential(*transformer(SHAPE, seed=0))
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=3e-3)
+    history = {0: stable_ranks(layers, OUTPUTS)}
+    for step in range(1, 31):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layers(tokens(step % 3)).mT, tokens(step % 3)).backward()
+        optimizer.step()
+        if step % 10 == 0:
+            history[step] = stable_ranks(layers, OUTPUTS)
+    assert len(history[0]) == 8
+    means = [sum(row.values()) / len(row) for row in history.values()]
+    assert means[-1] < means[0]
+    plot_ranks(history, tmp_path / "ranks.png")
+    assert (tmp_path / "ranks.png").stat().st_size > 1000
