@@ -29,6 +29,7 @@ def describe(answer: Answer) -> Iterator[str]:
 
 def _host(answer: Answer) -> Iterator[str]:
     yield f"host of fleet {answer['fleet']}, model {answer['model']}, run {answer['run']}"
+    yield from _trust(answer.get("trust"))
     yield from _links(answer["transport"])
     left = "" if answer["deadline_s"] is None else f", {answer['deadline_s']:.0f} s left"
     reference = answer["reference"][:HASH_SHOWN]
@@ -56,6 +57,7 @@ def _host(answer: Answer) -> Iterator[str]:
 
 def _node(answer: Answer) -> Iterator[str]:
     yield f"node {answer['name']} of fleet {answer['fleet']}, model {answer['model']}"
+    yield from _trust(answer.get("trust"))
     yield from _links(answer["transport"])
     where = f"of {answer['rounds']}" if answer["rounds"] else "of a run that it has not joined"
     yield f"reference {answer['version']} {where}, {answer['phase']}; {_activity(answer)}"
@@ -71,6 +73,17 @@ def _node(answer: Answer) -> Iterator[str]:
     releases = answer.get("releases")
     if releases is not None:
         yield from _releases(releases)
+
+
+def _trust(trust: Answer | None) -> Iterator[str]:
+    if trust is None:
+        return
+    if trust["mode"] == "insecure":
+        yield "INSECURE: without keys, everybody is believed"
+    else:
+        yield f"keys {trust['fingerprint'][:HASH_SHOWN]}, sealed and signed"
+        if trust["clones"]:
+            yield f"{trust['clones']} times a copied or set-back disk was heard: see SECURITY.md"
 
 
 def _releases(releases: Answer) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from simgateway import GatewayProcess, Port
 from simhostile import Hostile
+from simkeys import Keys
 from simledger import Violation, expect
 from simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
 
@@ -59,6 +60,7 @@ class Options:
     beside: float = 0.0  # chance that what a node behind it sends also goes another way
     wait_s: float = 0.0  # of the gateway, for packets
     takes_bundles: bool = False  # the host does
+    keyed: bool = False
 
 
 def draw(seed: int) -> Options:
@@ -116,6 +118,11 @@ def draw_with_gateway(seed: int) -> Options:
     )
 
 
+def draw_with_keys(seed: int) -> Options:
+    """The same faults for a fleet under suite 1."""
+    return replace(draw(seed), keyed=True)
+
+
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
@@ -144,6 +151,8 @@ class Fleet:
         self.hostile = Hostile(self.rng, self.plan)
         self._wires = 0
         self.packets: dict[tuple[str, int, bytes], tuple[bytes, ...]] = {}
+        names = [f"node{i}" for i in range(o.nodes)]
+        self.keys = Keys(random.Random(f"keys {seed}"), names) if o.keyed else None
         self.host = HostProcess(self)
         self.nodes = {
             name: NodeProcess(self, name) for name in (f"node{i}" for i in range(o.nodes))

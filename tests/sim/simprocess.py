@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from simdisks import GatewayDisk, HostDisk, NodeDisk
+from simkeys import RecordingSealing, SealDisk, header_of
 from simledger import MODEL, Ledger, Violation, expect
 
 from ternmesh.errors import CodecError
@@ -13,6 +14,8 @@ from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import Joined, WorkReady
 from ternmesh.swarm.member import HOST, Member
 from ternmesh.swarm.records import Settings
+from ternmesh.trust.keyed import SYNC_OVERHEAD
+from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import control, seal
 from ternmesh.wire.control import Receipt
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from simfleet import Fleet
 
 DIMENSION = 1500
+SYNC_ROOM = SYNC_OVERHEAD - seal.OVERHEAD  # a sealed hello is longer than other frames
 EVENTS_MAX = 2048  # of an endpoint at once, whatever arrives
 TOLERANCE = 2e-4  # float32 sums of a few dozen terms
 
@@ -33,6 +37,7 @@ class Process:
         self.fleet, self.name = fleet, name
         self.disk: NodeDisk | HostDisk | GatewayDisk
         self.endpoint: Member | Coordinator | Bundler | None = None
+        self.seals, self.trust = SealDisk(), OPEN
         self.gone = False
         self.counters: set[int] = set()
         self.incarnation = 0
@@ -55,6 +60,7 @@ class Process:
             return
         self.endpoint = None
         self.disk.forget()
+        self.seals.forget()
         self.fleet.after(self.fleet.rng.expovariate(1 / self.DOWN_S), self.boot)
 
     def receive(self, peer: str, frames: list[bytes]) -> None:
@@ -78,12 +84,21 @@ class Process:
         events = []
         while (event := self.endpoint.next_event()) is not None:
             self.disk.record(event)
+            self.seals.record(event)
             events.append(event)
         expect(len(events) <= EVENTS_MAX, f"{self.name}: {len(events)} events pile up")
         return events
 
     def commit(self) -> None:
+        self.seals.commit()
         self.disk.commit()
+
+    def new_trust(self) -> Trust:
+        """What the next life of this process is given."""
+        counter = self.disk.committed.counter
+        keys = self.fleet.keys
+        self.trust = OPEN if keys is None else keys.trust(self.name, counter, self.seals.state)
+        return self.trust
 
     def after_commit(self, events: list[object]) -> None:
         pass
@@ -96,10 +111,13 @@ class Process:
 
     def check_frames(self, frames: list[bytes]) -> None:
         for frame in frames:
-            counter = seal.open_seal(frame)[0].counter
+            header = header_of(frame)
+            counter = header.counter
             expect(counter not in self.counters, f"{self.name} used counter {counter} again")
             self.counters.add(counter)
-            expect(len(frame) <= self.fleet.plan.frame_mtu, "a frame is longer than the mtu")
+            first_contact = 0 if header.context or not header.suite else SYNC_ROOM
+            longest = self.fleet.plan.frame_mtu + first_contact
+            expect(len(frame) <= longest, "a frame is longer than the mtu")
 
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         pass
@@ -140,7 +158,8 @@ class NodeProcess(Process):
         instance = self.fleet.rng.randbytes(8)
         numpy_rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
         samples = 10 + sum(self.name.encode())
-        return Member(self.name, MODEL, samples, instance, self.disk.committed, numpy_rng)
+        state, trust = self.disk.committed, self.new_trust()
+        return Member(self.name, MODEL, samples, instance, state, numpy_rng, trust=trust)
 
     def crash_chance(self) -> float:
         return self.fleet.options.node_crash
@@ -193,7 +212,7 @@ class HostProcess(Process):
     def load(self) -> Coordinator:
         o, d = self.fleet.options, self.disk
         settings = Settings(o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_bundles)
-        return Coordinator(d.plan, settings, MODEL, d.run, d.committed)
+        return Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_trust())
 
     def crash_chance(self) -> float:
         return self.fleet.options.host_crash
@@ -201,6 +220,7 @@ class HostProcess(Process):
     def new_run(self) -> None:
         """The operator wipes the run; only the counter stays."""
         self.endpoint = None
+        self.seals.forget()
         counter = self.disk.committed.counter
         self.disk = HostDisk(self.fleet.rng.randbytes(8), self.fleet.plan, counter)
         self.ledger = Ledger(self.fleet.plan, self.fleet.packets)
@@ -209,6 +229,7 @@ class HostProcess(Process):
 
     def commit(self) -> None:
         made = self.disk.commit()
+        self.seals.commit()
         names = {node.context: node.name for node in self.disk.committed.nodes}
         for event, bodies in made:
             self.ledger.note_reference(event, bodies, names)
@@ -222,7 +243,9 @@ class HostProcess(Process):
 
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         for frame in frames:
-            body = seal.open_seal(frame)[1]
+            sealing = self.trust.sealing
+            is_keyed = isinstance(sealing, RecordingSealing)
+            body = sealing.bodies.pop(frame) if is_keyed else seal.open_seal(frame)[1]
             if body[0] == control.KIND:
                 message = control.read_control(body)
                 if isinstance(message, Receipt):

@@ -6,7 +6,7 @@
 import os
 
 import pytest
-from simfleet import draw, run_seed
+from simfleet import draw, draw_with_keys, run_seed
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
 GROUPS = 10
@@ -16,6 +16,15 @@ GROUPS = 10
 def test_a_fleet_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS, GROUPS):
         run_seed(seed)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
+    for seed in range(group, SEEDS // 3, GROUPS):
+        fleet = run_seed(seed, draw_with_keys)
+        for process in (fleet.host, *fleet.nodes.values()):
+            clones = getattr(process.trust.sealing, "clones", 0)  # some never started
+            assert clones == 0, f"seed {seed}: nobody was copied"
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -170,3 +170,37 @@ def test_releases_of_the_model_are_told():
         "no release: the configured bundle"
     )
     assert "\n".join(describe({**NODE, "releases": None})) == NODE_TEXT
+
+
+def test_who_came_in_a_bundle_is_told():
+    nodes = [{**node, "bundle": 1} for node in HOST["nodes"]]
+    told = "counted last in a gateway's bundle: theo, yweweler"
+    assert told in list(describe({**HOST, "nodes": nodes}))
+    assert told not in HOST_TEXT
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "4 bundles of 11 packets, 3 counted so far"),
+        ({"run": None}, "no bundles yet: no board has joined a run since the gateway began"),
+        ({"refused": True}, "takes no bundles ([run] bundles): packets pass as they come"),
+    ],
+)
+def test_a_gateway_tells_of_its_bundles(changes, line):
+    bundles = {"run": "01", "refused": False, "bundles_made": 4, "packets_bundled": 11}
+    bundles |= {"bundles_counted": 3, **changes}
+    gateway = {"role": "gateway", "transport": LINK, "network": {"ada": LINK}, "frames_up": 1}
+    gateway |= {"frames_down": 2, "frames_refused": 0, "bundles": bundles}
+    assert list(describe(gateway))[-1].endswith(line)
+    assert "bundle" not in "".join(describe({**gateway, "bundles": None}))
+
+
+def test_it_says_whether_there_are_keys():
+    for answer in (HOST, NODE):
+        keys = {"mode": "keys", "fingerprint": "ab" * 16, "fleet": "cd" * 16, "clones": 0}
+        assert "keys abababababab, sealed and signed" in list(describe({**answer, "trust": keys}))
+        lines = list(describe({**answer, "trust": {**keys, "clones": 2}}))
+        assert any(line.startswith("2 times a copied") for line in lines)
+        lines = list(describe({**answer, "trust": {"mode": "insecure"}}))
+        assert any(line.startswith("INSECURE") for line in lines)
