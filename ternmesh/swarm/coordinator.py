@@ -110,6 +110,7 @@ class Coordinator:
             self._open_round(now)
         self._announce(now)
         self._advance(now)
+        self._outgoing.ask(now)
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Take frames from a peer. What is wrong is counted by its reason and changes nothing."""

@@ -108,6 +108,7 @@ class Member:
         """Begin: says hello at once."""
         self._heard_at = now
         self._hello(now)
+        self._outgoing.ask(now)
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Take frames that arrived. What is wrong is counted in `refused` and changes nothing."""

@@ -124,8 +124,9 @@ class KeyedSealing:
         """(peer, context, body) that the sealing wants sent, with a patience that grows."""
         found: Due = []
         if self._is_new:
+            # Before the first frame: its session is on disk then, and no other process begins it.
             self._is_new = False
-            for name in self._kept:
+            for name in dict.fromkeys((*self._kept, *filter(None, (self._hub_name,)))):
                 self._greet(name)
         for name, pair in tuple(self._pairs.items()):
             body = pair.due(now)

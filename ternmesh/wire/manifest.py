@@ -57,6 +57,11 @@ def read_manifest(body: bytes) -> Manifest:
     return Manifest(low, model, samples, digest, shares, contributors, body[-SIGNATURE_SIZE:])
 
 
+def has_contributors(body: bytes) -> bool:
+    """Whether a manifest's body, not yet checked, is that of a bundle."""
+    return len(body) >= _HEAD.size and body[_HEAD.size - 1] > 0
+
+
 def packet_hash(shares: Sequence[bytes]) -> bytes:
     """The 32-byte hash of a packet: over the hashes of its share bodies in index order.
 

@@ -23,16 +23,16 @@ class Share:
     slice: Slice
 
 
-def write_share(round_number: int, item: Slice) -> bytes:
-    """The body of one share."""
+def write_share(round_number: int, item: Slice, kind: int = KIND) -> bytes:
+    """The body of one share; `kind` is another one in a bundle."""
     coded = item.coded
     low = round_number & ((1 << ROUND_BITS) - 1)
-    return _HEAD.pack(KIND, low, item.index, item.scale, coded.count, coded.coding) + coded.data
+    return _HEAD.pack(kind, low, item.index, item.scale, coded.count, coded.coding) + coded.data
 
 
-def read_share(body: bytes) -> Share:
+def read_share(body: bytes, kind: int = KIND) -> Share:
     """The share of a body, its code not yet decoded; WireError."""
-    if not HEAD_SIZE <= len(body) <= BODY_MAX or body[0] != KIND:
+    if not HEAD_SIZE <= len(body) <= BODY_MAX or body[0] != kind:
         raise WireError("length", f"a share is of {HEAD_SIZE} to {BODY_MAX} bytes")
     _, low, index, scale, count, coding = _HEAD.unpack_from(body)
     if (count == 0) != (decode_scale(scale) == 0):

@@ -334,6 +334,9 @@ class Fleet:
             expect(np.array_equal(own.fixed, state.fixed), f"{node.name} has another reference")
             expect(own.pending is None, f"{node.name} waits although the run is over")
             expect(not own.silent, f"{node.name} is silent although the run is over")
+        for process in (self.host, *self.nodes.values()):
+            clones = getattr(process.trust.sealing, "clones", 0)  # some never started
+            expect(clones == 0, f"{process.name} has heard of a clone, and nobody was copied")
         for node in self.nodes.values():
             self._check_mass(node)
         if self.gateway is not None:

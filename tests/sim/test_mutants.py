@@ -17,6 +17,7 @@ from ternmesh.hypervector import feedback
 from ternmesh.hypervector.encoder import Hypervector
 from ternmesh.swarm import coordinator, intake, member, open_round, outgoing, packet
 from ternmesh.swarm.events import ResidualChanged
+from ternmesh.trust import keyed
 from ternmesh.wire import control, share
 
 SEEDS = 60  # the budget; the hardest needs about half
@@ -223,6 +224,18 @@ def believes_a_silence_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator.Coordinator, "_close_round", close_and_keep)
 
 
+def keeps_no_sessions(patch: pytest.MonkeyPatch) -> None:
+    """What the seals know is not kept: a restart begins the same session again."""
+    patch.setattr(keyed.KeyedSealing, "changes", lambda self: ())
+
+
+def begins_sessions_late(patch: pytest.MonkeyPatch) -> None:
+    """A session is made with its first frame, when it is too late to keep it."""
+    patch.setattr(keyed.KeyedSealing, "_greet", lambda self, name: None)
+
+
+KEYED_MUTANTS: tuple[Mutant, ...] = (keeps_no_sessions, begins_sessions_late)
+
 MUTANTS: tuple[Mutant, ...] = (
     settles_without_the_list,
     settles_whole_packets,
@@ -253,6 +266,20 @@ def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch)
         run_seeds()
 
 
+@pytest.mark.parametrize("mutant", KEYED_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_bug_planted_in_the_seals_is_found(
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Violation, match="clone"):
+        run_keyed_seeds()
+
+
 def run_seeds() -> None:
     for seed in range(SEEDS):
         simfleet.run_seed(seed)
+
+
+def run_keyed_seeds() -> None:
+    for seed in range(5 * SEEDS):
+        simfleet.run_seed(seed, simfleet.draw_with_keys)
