@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.keys import keyed
 from edge import adam
 from edge.session import LoadedBundle, TrainStep
 from edge.trainer import Step, Trainer, round_rng
@@ -20,6 +21,8 @@ from ternmesh.swarm import member, records
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import HostEvent, NodeEvent, WorkReady
 from ternmesh.swarm.member import Member
+from ternmesh.trust.notary import OPEN, Trust
+from ternmesh.trust.roster import HOST
 from ternmesh.wire import manifest, seal, share
 from transports import batch
 from transports.driver import Driver
@@ -73,21 +76,24 @@ def run_fleet(
     *,
     drop: float = 0.0,
     keep_moments: bool = False,
+    keys: bool = False,
 ) -> FleetRun:
     """Train one board per element of `data` through the whole protocol.
 
     Each frame of a packet is lost with the probability `drop`; a round then closes before anything
-    is sent again, unless no packet at all could be used.
+    is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
     """
-    clock = _Clock()
+    clock = Clock()
     hub, model_hash = LoopbackHub(), loaded.bundle.model_hash()
     settings = records.Settings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
     state = records.new_state(plan.dimension)
-    host = Coordinator(plan, settings, model_hash, (seed + 1).to_bytes(8, "little"), state)
+    names = [f"board-{index}" for index in range(len(data))]
+    trust = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
+    run = (seed + 1).to_bytes(8, "little")
+    host = Coordinator(plan, settings, model_hash, run, state, trust(HOST))
     host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     boards = []
-    for index, clips in enumerate(data):
-        name = f"board-{index}"
+    for index, (name, clips) in enumerate(zip(names, data, strict=True)):
         link = _Lossy(hub, name, drop, np.random.default_rng((seed, index)))
         trainer = Trainer(
             make_step(loaded, name),
@@ -96,18 +102,14 @@ def run_fleet(
             adam.AdamSettings(),
             keep_moments=keep_moments,
         )
-        boards.append(_Board(link, name, loaded, trainer, len(clips), seed, clock))
+        board = Board(link, name, loaded, trainer, len(clips), seed, clock, trust(name))
+        boards.append(board)
     host.start(clock.now)
     host_driver.transport.open()
     for board in boards:
         board.driver.transport.open()
         board.member.start(clock.now)
-    while host.version < plan.rounds:
-        moved = host_driver.poll(0.0, lambda _: None, lambda: None)
-        for board in boards:
-            moved |= board.poll()
-        if not moved:
-            clock.now = host.next_timeout() or clock.now
+    run_until_finished(host_driver, boards, clock, plan.rounds)
     per_round = len(boards) * plan.rounds
     traffic = [board.driver.traffic["host"] for board in boards]
     up = sum(t.bytes_out for t in traffic) / per_round
@@ -118,13 +120,33 @@ def run_fleet(
     return FleetRun(vector, up, down, own)
 
 
-class _Clock:
+def run_until_finished(
+    host: Driver[HostEvent],
+    boards: "Sequence[Board]",
+    clock: "Clock",
+    rounds: int,
+    between: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve everybody in turn; `between` is what stands between host and boards, if anything."""
+    coordinator = host.endpoint
+    assert isinstance(coordinator, Coordinator)
+    while coordinator.version < rounds:
+        moved = host.poll(0.0, lambda _: None, lambda: None)
+        moved |= between()
+        for board in boards:
+            moved |= board.poll()
+        if not moved:
+            clock.now = host.endpoint.next_timeout() or clock.now
+
+
+class Clock:
     """Seconds that pass only while everybody waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
+        """What time it is."""
         return self.now
 
 
@@ -150,7 +172,9 @@ class _Lossy(LoopbackTransport):
         return is_packet and self._rng.random() < self._drop
 
 
-class _Board:
+class Board:
+    """A node that trains whenever there is a round to train for."""
+
     def __init__(
         self,
         link: LoopbackTransport,
@@ -159,7 +183,8 @@ class _Board:
         trainer: Trainer,
         samples: int,
         seed: int,
-        clock: _Clock,
+        clock: Clock,
+        trust: Trust = OPEN,
     ) -> None:
         self.member = Member(
             name,
@@ -168,6 +193,7 @@ class _Board:
             name.encode().ljust(8)[:8],
             member.new_state(loaded.bundle.dimension),
             np.random.default_rng(seed),
+            trust=trust,
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, link, clock)
         self._initial, self._seed = loaded.initial, seed

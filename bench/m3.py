@@ -73,6 +73,8 @@ NOTES = (
     "head",
     "carried_over: runs of older code; after a change the first seed of each arm is run anew, and "
     "only where its accuracy and bytes are the same to the last digit do the others stand",
+    "keys: the 1.6 kB arm again with seals and signatures; points_apart is the largest difference "
+    "of its accuracy from that without, seed by seed",
     "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
     "published",
 )
@@ -129,7 +131,7 @@ class _Job:
 def _part(name: str, arm: Arm, rounds: int, folder: Path) -> str:
     """A name for an arm as it is set: other settings are another part."""
     plan = plan_of_arm(arm, rounds, load_bundle(folder / arm.space).bundle.dimension)
-    settings = repr((arm.kind, arm.space, arm.drop, plan))
+    settings = repr((arm.kind, arm.space, arm.drop, plan, *(("keys",) if arm.keys else ())))
     return f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
@@ -137,7 +139,9 @@ def _figures(rows: Rows, rounds: int) -> dict[str, Figure]:
     lost = {arm: _lost(rows, arm) for arm in ("10kb", "1600b", "1600b_drop20")}
     more = [a - b for a, b in zip(lost["1600b_drop20"], lost["1600b"], strict=True)]
     small = rows["1600b"]
-    nodes = len(BOARDS)
+    nodes, sealed = len(BOARDS), rows["1600b_keys"]
+    unlike = [abs(_one(a) - _one(b)) for a, b in zip(sealed, small, strict=False)]
+    sealed_down = float(np.mean([row["bytes_down"] for row in sealed]))
     up = float(np.mean([row["bytes_up"] for row in small]))
     down = float(np.mean([row["bytes_down"] for row in small]))
     ten = float(np.mean([row["bytes_up"] for row in rows["10kb"]]))
@@ -150,6 +154,14 @@ def _figures(rows: Rows, rounds: int) -> dict[str, Figure]:
         "bytes_down_1600b": Figure(down),
         "uplink_run_bytes": Figure(nodes * rounds * up, f"<={PUBLISHED_ROUND_BYTES}"),
         "downlink_run_bytes": Figure(nodes * rounds * down, f"<={PUBLISHED_ROUND_BYTES}"),
+        "points_apart_keys": Figure(100 * max(unlike), "<=0"),
+        "uplink_run_bytes_keys": Figure(
+            nodes * rounds * float(np.mean([row["bytes_up"] for row in sealed])),
+            f"<={PUBLISHED_ROUND_BYTES}",
+        ),
+        "downlink_run_bytes_keys": Figure(
+            nodes * rounds * sealed_down, f"<={PUBLISHED_ROUND_BYTES}"
+        ),
         "accuracy_float": _figure([100 * _one(row) for row in rows[BASELINE]]),
         "accuracy_1600b": _figure([100 * _one(row) for row in small]),
     }

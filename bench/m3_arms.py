@@ -15,6 +15,7 @@ class Arm:
     space: str = "lora"
     seeds: int = 8
     drop: float = 0.0
+    keys: bool = False
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -27,6 +28,7 @@ ARMS = {
     "10kb": Arm("ours", "lora_r4", run=LARGE),
     "1600b": Arm("ours", "one_vector", run=SMALL),
     "1600b_drop20": Arm("ours", "one_vector", drop=0.2, run={**SMALL, "manifest_repeats": 1}),
+    "1600b_keys": Arm("ours", "one_vector", seeds=2, keys=True, run=SMALL),
     "alone": Arm("alone", seeds=2, run=COMMON),
     "m3b": Arm("m3b", seeds=2, run=COMMON),
 }

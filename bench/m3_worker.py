@@ -44,7 +44,9 @@ def run(arm: Arm, seed: int, rounds: int, folder: Path, judge: str = TEST) -> di
     up = down = 0.0
     match arm.kind:
         case "ours":
-            made = run_fleet(loaded, data, plan, seed, drop=arm.drop, keep_moments=True)
+            made = run_fleet(
+                loaded, data, plan, seed, drop=arm.drop, keep_moments=True, keys=arm.keys
+            )
             vectors, up, down = [made.vector], made.bytes_up, made.bytes_down
         case "alone":
             vectors = [_average(loaded, [clips], plan, seed) for clips in data]

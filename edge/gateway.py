@@ -3,28 +3,33 @@
 It forwards sealed frames as they are and can neither read nor forge them. On the network it stands
 in for each of its boards by that board's name. What it has taken from the radio waits in the
 link's inbox on disk until the network has it; while the network is down it takes nothing, and the
-boards keep their packets.
+boards keep their packets. A trusted one may add its boards' packets up (edge/bundler.py).
 """
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from edge.bundler import STORE, BundleConfig, Bundling, read_model
 from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.wire import seal
+from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.radio_stores import RadioStores
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
-from transports.bearer import check_link, make_transport
+from transports.bearer import boards_of, check_link, make_transport
 from transports.config_file import read_config_file
 from transports.control_socket import ControlServer, Relay
 from transports.link_config import LinkConfig
 from transports.linked import StatusTransport
 
-POLL_S = 0.25
+POLL_S = 0.05  # a broker is looked at so often
 CONTROL = "control.sock"
 
 _log = logging.getLogger(__name__)
@@ -32,18 +37,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """A gateway between `radio`, whose table of addresses names its boards, and `network`."""
+    """A gateway between `radio` (or BLE), whose tables name its boards, and `network`."""
 
     state_dir: str
     radio: LinkConfig
     network: LinkConfig
+    bundle: BundleConfig = field(default_factory=BundleConfig)
     control_socket: str | None = None
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
     @property
     def boards(self) -> tuple[str, ...]:
         """Those that it stands in for."""
-        return tuple(self.radio.serial["addresses"])
+        return boards_of(self.radio, HOST)
 
     @property
     def control_path(self) -> Path:
@@ -62,32 +68,50 @@ def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:
         config,
         state_dir=str(folder / config.state_dir),
         control_socket=str(folder / control) if control else None,
+        radio=config.radio.anchored(folder),
         network=config.network.anchored(folder),
+        bundle=config.bundle.anchored(folder),
     )
 
 
 def _check(config: GatewayConfig) -> GatewayConfig:
-    if not config.radio.serial:
-        raise ConfigError("[radio] has no serial table: name the modem in [radio.serial]")
+    if not config.radio.serial and not config.radio.ble:
+        raise ConfigError(
+            "[radio] is empty: name the modem in [radio.serial], or a bridge for each board, as "
+            "in [radio.ble.NAME]"
+        )
     check_link(config.radio, HOST)
-    if config.network.serial:
-        raise ConfigError("[network] is a radio: a gateway needs a broker there")
+    network = config.network
+    if network.serial or network.ble or network.also or network.several:
+        raise ConfigError("[network] is more than a url: a gateway needs one broker there")
     for board in config.boards:
         check_link(config.network, board)
+    if config.bundle.model is not None:
+        read_model(config.bundle.model)
     return config
 
 
 class Gateway:
-    """Forwards between `radio`, where it is the host, and `network`, a transport for each board."""
+    """Forwards between `radio`, where it is the host, and `network`, a transport for each board.
 
-    def __init__(self, radio: Transport, network: Mapping[str, Transport]) -> None:
-        self._radio, self._network = radio, network
+    With `bundling` all that passes goes through that.
+    """
+
+    def __init__(
+        self,
+        radio: Transport,
+        network: Mapping[str, Transport],
+        bundling: Bundling | None = None,
+    ) -> None:
+        self._radio, self._network, self._bundling = radio, network, bundling
         self._up: deque[tuple[str, Sequence[bytes]]] = deque()
         self._down: deque[tuple[str, Sequence[bytes]]] = deque()
         self.frames_up = self.frames_down = self.frames_refused = 0
 
     def open(self) -> None:
         """Start everything."""
+        if self._bundling is not None:
+            self._bundling.open()
         for transport in (self._radio, *self._network.values()):
             transport.open()
 
@@ -95,17 +119,36 @@ class Gateway:
         """Stop everything."""
         for transport in (self._radio, *self._network.values()):
             transport.close()
+        if self._bundling is not None:
+            self._bundling.close()
 
     def turn(self, wait_s: float) -> bool:
         """Forward what there is; waits at most `wait_s` for the radio. True if anything moved."""
+        arrival = None
         if not self._up:
             arrival = self._radio.receive(wait_s)
             if arrival is not None and arrival.peer in self._network:
-                self._up.append((arrival.peer, arrival.frames))
-        moved = self._forward_up()
+                self._take_up(arrival.peer, arrival.frames)
+            if self._bundling is not None:
+                self._bundling.handle_timeouts()  # only here: nothing may pile up without a network
+                self._settle(self._bundling)
+        moved = self._forward_up() or arrival is not None
         if not self._down:
             self._take_down()
+            if self._bundling is not None:
+                self._settle(self._bundling)
         return self._forward_down() or moved
+
+    def _take_up(self, board: str, frames: Sequence[bytes]) -> None:
+        if self._bundling is None:
+            self._up.append((board, frames))
+        else:
+            self._bundling.receive_up(board, frames)
+
+    def _settle(self, bundling: Bundling) -> None:
+        up, down = bundling.settle()
+        self._up.extend(up)
+        self._down.extend(down)
 
     def _forward_up(self) -> bool:
         if not self._up:
@@ -124,8 +167,12 @@ class Gateway:
             if arrival is None:
                 continue
             for peer, frames in _sorted(board, arrival.frames):
-                if frames and (peer != ALL or index == 0):
+                if not frames or (peer == ALL and index > 0):
+                    continue
+                if self._bundling is None:
                     self._down.append((peer, frames))
+                else:
+                    self._bundling.receive_down(peer, frames)
 
     def _forward_down(self) -> bool:
         moved = False
@@ -166,10 +213,12 @@ def run_gateway(config: GatewayConfig, stop: threading.Event) -> None:
     stores = RadioStores(Path(config.state_dir))
     radio = make_transport(config.radio, HOST, stores)
     network = {board: make_transport(config.network, board, stores) for board in config.boards}
-    gateway, relay = Gateway(radio, network), Relay()
+    bundling = _bundling(config)
+    gateway, relay = Gateway(radio, network, bundling), Relay()
 
     def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
-        return status(gateway, radio, network)
+        bundles = None if bundling is None else bundling.status()
+        return {**status(gateway, radio, network), "bundles": bundles}
 
     try:
         gateway.open()
@@ -180,6 +229,14 @@ def run_gateway(config: GatewayConfig, stop: threading.Event) -> None:
                 relay.serve(answer)
     finally:
         gateway.close()
+
+
+def _bundling(config: GatewayConfig) -> Bundling | None:
+    if config.bundle.model is None:
+        return None
+    model, store = read_model(config.bundle.model), GatewayStore(Path(config.state_dir) / STORE)
+    rng = np.random.default_rng()
+    return Bundling(model, config.boards, config.bundle.wait_s, store, time.monotonic, rng)
 
 
 def status(

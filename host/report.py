@@ -16,6 +16,7 @@ from ternmesh.swarm.events import (
     RoundExtended,
     RoundOpened,
 )
+from ternmesh.swarm.open_round import BUNDLE
 from ternmesh.swarm.records import Node
 from ternmesh.wire.control import OPEN, PHASES
 from ternmesh_store.host_store import Round, Tally
@@ -36,7 +37,7 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
         case RoundExtended():
             return f"round {event.round + 1} goes on: too few packets by its deadline"
         case PacketForgotten():
-            name = _names(coordinator, [event.context])
+            name = _names(coordinator, [event.context % BUNDLE])
             return f"the packet of {name} does not add up: it must come again"
         case ReferenceMade():
             counted = _names(coordinator, [entry.context for entry in event.counted])
@@ -99,6 +100,8 @@ def _node(node: Node, delivered: str, now: float) -> dict[str, Any]:
         "active": node.active,
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
         "delivered": delivered,
+        # In whose name the bundle came in which it was counted last; None: its own packet was.
+        "bundle": None if node.bundle is None else node.bundle.context,
         "refused": dict(node.refused),
     }
 

@@ -1,6 +1,7 @@
 """What a host keeps on disk: its run, its nodes, the chain, the open round, and past rounds."""
 
 import json
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ternmesh.swarm.events import (
 from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
 from ternmesh.wire.reference import Counted
 from ternmesh_store.arrays import read_fixed, read_floats, write_fixed, write_floats
-from ternmesh_store.database import Database, Schema
+from ternmesh_store.database import Database, Schema, checked
 
 ROUNDS_MAX = 1000  # rounds that the history goes back
 SCHEMA = Schema(
@@ -67,6 +68,8 @@ SCHEMA = Schema(
 )
 _TABLES = ("run", "node", "link", "body", "round", "traffic")
 _FIXED, _RESIDUAL = "coordinator.fixed", "coordinator.residual"
+# Round and digest of a node's packet that was counted in a bundle; that one's context and digest.
+_BUNDLE = struct.Struct("<I4sH4s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class HostStore:
         """Whether `commit` has something to do."""
         return self._database.changed
 
+    @checked
     def load(self, model_hash: bytes) -> StoredRun | None:
         """The run of the last commit, or None where there is none of this model."""
         found = self._database.rows("SELECT * FROM run WHERE model = ?", model_hash)
@@ -148,7 +152,10 @@ class HostStore:
             bodies=tuple(self._database.rows("SELECT context, body FROM body ORDER BY position")),
             counter=counter,
         )
-        return StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
+        made = StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
+        if not state.fixed.size == state.residual.size == made.plan.dimension:
+            raise ValueError(f"its vectors are not of {made.plan.dimension} numbers")
+        return made
 
     def learned_run(self) -> tuple[bytes, int] | None:
         """The run of whatever model that the file holds and its version, if it has learned."""
@@ -220,6 +227,7 @@ class HostStore:
                 *(version, seconds),
             )
 
+    @checked
     def history(self, rounds_max: int = ROUNDS_MAX) -> list[Round]:
         """The newest closed rounds, oldest first."""
         found = self._database.rows(
@@ -252,6 +260,10 @@ class HostStore:
                 "counted_digest = ?, counted_have = ? WHERE context = ?",
                 *(entry.round, entry.digest, entry.have, entry.context),
             )
+        digests = {entry.context: entry.digest for entry in event.counted}
+        for context, row in event.bundles:
+            packed = _BUNDLE.pack(row.round, digests[context], row.context, row.digest)
+            self._database.put(f"bundle.{context}", packed)
         for context in event.missing:
             write("UPDATE node SET rounds_missed = rounds_missed + 1 WHERE context = ?", context)
 
@@ -288,12 +300,23 @@ class HostStore:
         ):
             known = round_number is not None
             counted = Counted(context, round_number, digest, have) if known else None
-            yield NodeRecord(context, name, samples, counted)
+            bundle = self._bundle(counted) if counted else None
+            yield NodeRecord(context, name, samples, counted, bundle)
+
+    def _bundle(self, counted: Counted) -> Counted | None:
+        """The row of the bundle in which this was counted, if it was in one."""
+        packed = self._database.get(f"bundle.{counted.context}")
+        if packed is None:
+            return None
+        round_number, own, lead, digest = _BUNDLE.unpack(packed)
+        same = (round_number, own) == (counted.round, counted.digest)  # else it is an older one
+        return Counted(lead, counted.round, digest, counted.have) if same else None
 
     def _chain(self) -> list[tuple[int, bytes, bytes]]:
         return self._database.rows("SELECT version, reference, content FROM link ORDER BY version")
 
     def _vector(self, key: str) -> bytes:
         value = self._database.get(key)
-        assert value is not None, f"{key} is missing"
+        if value is None:
+            raise ValueError(f"{key} is missing")
         return value

@@ -211,8 +211,8 @@ class Pair:
         elif self._before is not None and session == self._before.session:
             self._take(self._before, counter, sealed)
         elif is_live and session not in self._retired:
-            # No two processes of one disk have one epoch. A lower one may be an old disk, which then
-            # counts itself, or a frame of a short life that was long under way.
+            # No two processes of one disk have one epoch. A lower one may be an old disk, which
+            # then counts itself, or a frame of a short life that was long under way.
             is_copy = session.epoch == known.session.epoch
             self._floor = known.session.epoch + 1
             self.clones += is_copy

@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,8 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
     assert plan.scale_max == 2 << 24
     assert settings_of(config.run) == Settings(2, 12.0, 1024, 9)
+    believing = replace(config.run, bundles=True)
+    assert settings_of(believing) == Settings(2, 12.0, 1024, 9, bundles=True)
     link = link_settings(config.link, "host")
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",

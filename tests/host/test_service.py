@@ -109,6 +109,7 @@ def test_status_while_a_round_is_open(bench):
     assert status["snapshot_bytes_max"] == 4 * status["plan"]["dimension"] + 2048
     assert bench.node("ada") == {
         "name": "ada",
+        "bundle": None,
         "context": 1,
         "samples": 100,
         "active": True,

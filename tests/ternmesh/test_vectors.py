@@ -19,7 +19,7 @@ import pytest
 from ternmesh import generator, plan
 from ternmesh.hypervector import coding, permutation, scale, trits
 from ternmesh.link import frames, outbound
-from ternmesh.wire import control, manifest, pieces, reference, seal, share
+from ternmesh.wire import contributions, control, manifest, pieces, reference, seal, share
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 
@@ -172,6 +172,27 @@ def test_manifests(name: str) -> None:
         plain = found.hex() if isinstance(found, bytes) else found
         assert plain == (tuple(value) if isinstance(value, list) else value)
     assert manifest.write_manifest(item).hex() == case["bytes"]
+
+
+def test_a_bundle() -> None:
+    case = vector("packets", "bundle")
+    head = manifest.read_manifest(bytes.fromhex(case["manifest"]))
+    listed = bytes.fromhex(case["contributions"])
+    shares = [bytes.fromhex(text) for text in case["shares"]]
+    rows = contributions.read_contributions(listed)
+    assert contributions.write_contributions(5, rows) == listed
+    assert [(r.digest.hex(), r.samples) for r in rows] == [tuple(r.values()) for r in case["rows"]]
+    assert head.contributors == (2, 9)
+    assert head.samples == sum(row.samples for row in rows)
+    assert head.digest == manifest.packet_digest([listed, *shares])
+    read = [share.read_share(body, contributions.SHARE_KIND) for body in shares]
+    votes = [
+        coding.decode(item.slice.coded, size) for item, size in zip(read, (64, 36), strict=True)
+    ]
+    assert np.concatenate(votes).tolist() == case["votes"]
+    assert [scale.decode_scale(item.slice.scale) for item in read] == case["scales"]
+    again = [share.write_share(5, item.slice, contributions.SHARE_KIND) for item in read]
+    assert again == shares
 
 
 @cases("controls")

@@ -14,6 +14,7 @@ from ternmesh.swarm.events import (
     RoundExtended,
     RoundOpened,
 )
+from ternmesh.swarm.open_round import BUNDLE
 from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
 from ternmesh.wire.reference import Counted
 from ternmesh_store import host_store
@@ -68,6 +69,13 @@ NODES = (NodeRecord(1, "ada", 100), NodeRecord(2, "bob", 30))
 AFTER_1 = (NodeRecord(1, "ada", 100, COUNTED), NodeRecord(2, "bob", 30))
 BODIES = [BodyAccepted(1, 0, b"z"), BodyAccepted(2, 0, b"y"), BodyAccepted(1, 0, b"x")]
 
+BUNDLE_ROW = Counted(1, 0, b"bndl", b"\x07")
+BUNDLED = replace(
+    reference(1, missing=()),
+    counted=(COUNTED, Counted(2, 0, b"bobs", b"\x07")),
+    bundles=((1, BUNDLE_ROW), (2, BUNDLE_ROW)),
+)
+
 # What was before, the event, and the state that must be found after it.
 CASES = {
     "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
@@ -92,6 +100,42 @@ CASES = {
         [ADA, BOB, *BODIES],
         reference(1),
         at(reference(1), nodes=AFTER_1),
+    ),
+    "reference of a bundle": (
+        [ADA, BOB, replace(BODIES[0], context=1 | BUNDLE), replace(BODIES[1], context=2)],
+        BUNDLED,
+        at(
+            reference(1),
+            nodes=(
+                NodeRecord(1, "ada", 100, COUNTED, BUNDLE_ROW),
+                NodeRecord(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
+            ),
+        ),
+    ),
+    "reference after that of a bundle": (
+        [ADA, BOB, BUNDLED],
+        replace(reference(2), counted=(replace(COUNTED, round=1),)),
+        at(
+            reference(2),
+            nodes=(
+                NodeRecord(1, "ada", 100, replace(COUNTED, round=1)),
+                NodeRecord(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
+            ),
+            chain=(
+                Link(1, reference(1).reference, reference(1).content),
+                Link(2, reference(2).reference, reference(2).content),
+            ),
+        ),
+    ),
+    "body of a bundle accepted": (
+        [ADA, BODIES[0]],
+        BodyAccepted(1 | BUNDLE, 0, b"y"),
+        replace(EMPTY, nodes=NODES[:1], bodies=((1, b"z"), (1 | BUNDLE, b"y"))),
+    ),
+    "bundle forgotten": (
+        [ADA, BODIES[0], BodyAccepted(1 | BUNDLE, 0, b"y")],
+        PacketForgotten(1 | BUNDLE, 0),
+        replace(EMPTY, nodes=NODES[:1], bodies=((1, b"z"),)),
     ),
     "last reference made": (
         [ADA, BOB, RoundOpened(0, 60.0), *BODIES],
