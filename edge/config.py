@@ -141,11 +141,6 @@ def check_config(config: NodeConfig) -> NodeConfig:
         raise ConfigError(f"name: {error}") from error
     check_link(config.link, config.name)
     bundle_folder(config)
-    if config.releases.dir is not None and not config.releases.insecure:
-        raise ConfigError(
-            "releases.dir is given, and this version cannot check signatures of releases: "
-            "releases.insecure = true takes every release that lies there"
-        )
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
     for name, arrays in (("data", config.data.arrays), ("evaluate", config.evaluate.arrays)):

@@ -15,7 +15,8 @@ from edge.config import NodeConfig, bundle_folder, check_config, npz_settings
 from edge.errors import DataError
 from edge.feed import Feed
 from edge.node import Node, NodeData
-from edge.releases import Releases, accept_unsigned
+from edge.release_trust import release_check
+from edge.releases import Releases
 from edge.replay import ReplayBuffer
 from edge.report import status
 from edge.rollout import report, settle
@@ -105,8 +106,9 @@ def _run_releases(config: NodeConfig, keyring: Keyring | NoKeyring, stop: thread
     if config.releases.dir is None:
         _serve(config, load_bundle(bundle_folder(config)), keyring, stop, None)
         return
-    _log.warning("nothing checks who made a release: [releases] insecure = true")
-    releases = Releases(Path(config.releases.dir), accept_unsigned)
+    if config.releases.insecure:
+        _log.warning("nothing checks who made a release: [releases] insecure = true")
+    releases = Releases(Path(config.releases.dir), release_check(config, keyring))
     while not stop.is_set():
         _serve(config, settle(config, releases), keyring, stop, releases)
 

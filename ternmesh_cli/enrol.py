@@ -5,15 +5,22 @@ import json
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TrustError
-from ternmesh.trust.identity import PUBLIC_MARK, Role, identity_text, parse_identity
+from ternmesh.trust.identity import (
+    PUBLIC_MARK,
+    Identity,
+    Role,
+    identity_text,
+    parse_identity,
+)
 from ternmesh.trust.roster import HOST, found_fleet
 from ternmesh_cli.keys import keyring_at
-from ternmesh_store.keyring import Keyring, TrustConfig
+from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
 from transports.control_socket import ControlError, ask
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
@@ -120,6 +127,40 @@ def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, An
             ) from None
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
         return membership.answer(keyring, request)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKeys:
+    """The 16 bytes that name a fleet, and the public identity of its host as text."""
+
+    name: bytes
+    host: str
+
+
+def fleet_of(path: Path) -> FleetKeys:
+    """The fleet of the host or node with this configuration, whether it runs or not; TrustError."""
+    config = _read(path)
+    try:
+        told = ask(config.socket, {"command": "status"})["trust"]
+        if told["mode"] == "insecure":
+            raise TrustError(f"{config.name} runs with --insecure: it knows no keys")
+        return FleetKeys(bytes.fromhex(told["fleet"]), told["host"])
+    except ControlError:
+        pass  # it does not run: then its files are free
+    keyring = Keyring(config.folder, config.trust)
+    keyring.open()
+    try:
+        return FleetKeys(keyring.roster.fleet, identity_text(keyring.roster.host))
+    finally:
+        keyring.close()
+
+
+def host_of(path: Path) -> tuple[Identity, FleetKeys]:
+    """The private identity of the host with this configuration, and its fleet; TrustError."""
+    config = _read(path)
+    if config.role is not Role.HOST:
+        raise ConfigError(f"{path} is of a node: give the file of a host")
+    return read_identity_file(config.trust.path(config.folder)), fleet_of(path)
 
 
 def _own(keyring: Keyring) -> dict[str, Any]:

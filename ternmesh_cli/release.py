@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
+from ternmesh_cli import enrol
 from ternmesh_cli.arguments import number, real
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
     from edge.releases import Releases
-    from ternmesh.release import Manifest
+    from ternmesh.release import Manifest, Verify
 
 EXIT_CODES = """\
 exit codes:
@@ -22,7 +23,7 @@ exit codes:
   2  the command line or the configuration is wrong; a sentence says what is allowed
 """
 VERSION_MAX = (1 << 32) - 1
-UNSIGNED = "who made this release is not checked: this version reads no signatures"
+UNSIGNED = "who made this release is not checked"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of one step on a board",
     )
     make.add_argument("--previous", type=Path, metavar="DIR", help="the release that it replaces")
+    sign = add("sign", "sign a release with the host's key", _sign)
+    sign.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
+    sign.add_argument("--config", type=Path, required=True, metavar="FILE", help="host.toml")
     check = add("check", "check a release and take its first steps here", _check)
     check.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
     check.add_argument("--memory-mib", type=number(16, 65_536), default=512)
@@ -89,6 +93,21 @@ def _make(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _sign(arguments: argparse.Namespace) -> int:
+    from edge.releases import MANIFEST, SIGNATURES, Releases, accept_unsigned
+    from ternmesh.trust.identity import parse_identity
+    from ternmesh.trust.release_signatures import sign_release
+    from ternmesh.trust.signing import Signers
+
+    own, fleet = enrol.host_of(arguments.config)
+    folder = arguments.release
+    manifest = Releases(folder.parent, accept_unsigned).read(folder)
+    content, signers = (folder / MANIFEST).read_bytes(), Signers((parse_identity(fleet.host),))
+    (folder / SIGNATURES).write_bytes(sign_release(own, fleet.name, content, signers))
+    print(f"{_named(manifest)} is signed by {own.public.name} {own.public.fingerprint.hex()}")
+    return 0
+
+
 def _check(arguments: argparse.Namespace) -> int:
     from edge.model_trial import TrialLimits, try_model
     from edge.releases import Releases, accept_unsigned, load_release
@@ -109,9 +128,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    _, releases = _board(arguments.config)
+    config, releases = _board(arguments.config)
     manifest = releases.install(arguments.release)
-    print(UNSIGNED, file=sys.stderr)
+    if config.releases.insecure:
+        print(UNSIGNED, file=sys.stderr)
     print(f"{_named(manifest)} is installed: a running node tries it within seconds")
     return 0
 
@@ -140,14 +160,20 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _board(path: Path) -> "tuple[NodeConfig, Releases]":
-    """The configuration of a node and its releases. Signatures will be checked here."""
+    """The configuration of a node and its releases, which its fleet's host must have signed."""
     from edge.config import read_node_config
+    from edge.release_trust import signed_by
     from edge.releases import Releases, accept_unsigned
+    from ternmesh.trust.identity import parse_identity
 
     config = read_node_config(path)
     if config.releases.dir is None:
         raise ConfigError(f"{path} has no releases.dir: this node takes no releases")
-    return config, Releases(Path(config.releases.dir), accept_unsigned)
+    verify: Verify = accept_unsigned
+    if not config.releases.insecure:
+        fleet = enrol.fleet_of(path)
+        verify = signed_by(parse_identity(fleet.host), fleet.name)
+    return config, Releases(Path(config.releases.dir), verify)
 
 
 def _named(manifest: "Manifest") -> str:

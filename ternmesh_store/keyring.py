@@ -17,6 +17,7 @@ from ternmesh.trust.identity import (
     ENTROPY_SIZE,
     Identity,
     Role,
+    identity_text,
     make_identity,
     parse_private,
     private_text,
@@ -161,6 +162,7 @@ class Keyring:
             "mode": "keys",
             "fingerprint": self.own.public.fingerprint.hex(),
             "fleet": self.roster.fleet.hex(),
+            "host": identity_text(self.roster.host),
             "clones": 0 if self._sealing is None else self._sealing.clones,
         }
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from models.zoo import bundle_path, fsdd_path
 from ternmesh_cli import main
+from ternmesh_cli.keys import enrol_fleet
 from transports.control_socket import ControlError, ask
 
 RUN = "import sys; from ternmesh_cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -101,8 +103,8 @@ def test_a_node_that_takes_none_says_so_with_2(
     assert ternmesh("list", "--config", config) == 2
     assert "takes no releases" in capsys.readouterr().err
     config.write_text(config.read_text() + RELEASES.replace("insecure = true", ""))
-    assert ternmesh("list", "--config", config) == 2
-    assert "cannot check signatures of releases" in capsys.readouterr().err
+    assert ternmesh("list", "--config", config) == 1
+    assert "no identity" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["make", "check", "install", "list"])
@@ -149,3 +151,30 @@ def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
         finally:
             process.terminate()
             assert process.wait(30) == 0
+
+
+def test_a_board_takes_what_its_host_has_signed(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text().replace("insecure = true", ""))
+    name = tomllib.loads(config.read_text())["name"]
+    for host in ("host", "stranger"):
+        (tmp_path / f"{host}.toml").write_text(f'state_dir = "{host}"\nbundle = "keyword"\n')
+    enrol_fleet("ternmesh", tmp_path / "host", {name: tmp_path / "state"})
+    enrol_fleet("ternmesh", tmp_path / "stranger", {})
+    one = make(tmp_path / "one", 1)
+    assert ternmesh("install", one, "--config", config) == 1
+    assert "not signed by the host" in capsys.readouterr().err
+    assert ternmesh("sign", one, "--config", tmp_path / "stranger.toml") == 0
+    assert ternmesh("install", one, "--config", config) == 1
+    assert ternmesh("sign", one, "--config", tmp_path / "host.toml") == 0
+    assert "is signed by host" in capsys.readouterr().out
+    signed = (one / "signatures").read_bytes()
+    (one / "signatures").write_bytes(signed[:-2] + bytes([signed[-2] ^ 1, signed[-1]]))
+    assert ternmesh("install", one, "--config", config) == 1
+    (one / "signatures").write_bytes(signed)
+    assert ternmesh("install", one, "--config", config) == 0
+    two = make(tmp_path / "two", 2)
+    (two / "signatures").write_bytes(signed)  # of another manifest
+    assert ternmesh("install", two, "--config", config) == 1
+    assert ternmesh("sign", two, "--config", config) == 2
