@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from host.desk import Desk
 from ternmesh.errors import TernmeshError, TrustError
 from ternmesh.trust.identity import Role, identity_text, parse_identity
 from ternmesh.trust.roster import found_fleet, write_revocations
 from ternmesh_store.keyring import Keyring, NoKeyring
 
+MINUTES_MAX = 24 * 60
 ASK = "enrol"  # the key of a request on the control socket that is for this room
 
 
@@ -28,6 +30,19 @@ def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str
     except TernmeshError as error:
         return {"error": str(error)}
     return members(keyring)
+
+
+def code(desk: Desk, request: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The answer to `{"enrol": "code", "role": ..., "minutes": ...}`."""
+    try:
+        role, minutes = Role[str(request.get("role", "")).upper()], float(request["minutes"])
+        if not 0 < minutes <= MINUTES_MAX or role is Role.HOST:
+            raise ValueError
+        return {"code": desk.issue(role, 60 * minutes, now), "minutes": minutes}
+    except (KeyError, TypeError, ValueError):
+        return {"error": f"a code is for a role, and lasts at most {MINUTES_MAX} minutes"}
+    except TernmeshError as error:
+        return {"error": str(error)}
 
 
 def members(keyring: Keyring) -> dict[str, Any]:
@@ -72,3 +87,4 @@ def _revoke(keyring: Keyring, name: str) -> None:
     revoked = {*state.revoked, member.fingerprint}
     roster.revoke(write_revocations(keyring.own, roster.fleet, state.number + 1, revoked))
     keyring.keep_roster()
+    keyring.rekey()

@@ -11,6 +11,7 @@ from typing import Any
 
 from host import membership
 from host.config import HostConfig, load_bundle, plan_of, settings_of
+from host.desk import Desk
 from host.ledger import Ledger
 from host.report import HISTORY_MAX, describe, status
 from ternmesh.config import ConfigError
@@ -61,7 +62,11 @@ class HostService:
         self.coordinator = Coordinator(
             stored.plan, settings, model_hash, stored.run, stored.state, trust
         )
-        self.driver: Driver[HostEvent] = Driver(self.coordinator, transport, clock)
+        self.desk: Desk | None = None
+        if isinstance(self._keyring, Keyring):
+            self.desk = Desk(self.coordinator, self._keyring)
+        endpoint = self.desk or self.coordinator
+        self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
         self._store = store
         self._clock = clock
         self._drift = DriftWatch(stored.plan, model_hash)  # begins anew with the process
@@ -87,6 +92,12 @@ class HostService:
         if self._finished_at is None and self.coordinator.phase == FINISHED:
             self._finished_at = self._clock()
         return moved
+
+    def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request about the fleet's members."""
+        if request[membership.ASK] == "code" and self.desk is not None:
+            return membership.code(self.desk, request, self._clock())
+        return membership.answer(self._keyring, request)
 
     def status(self) -> dict[str, Any]:
         """Where the run stands, ready for JSON."""
@@ -200,7 +211,7 @@ def run_host(
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if membership.ASK in request:
-                return membership.answer(keyring, request)
+                return service.enrol(request)
             about = {"fleet": config.link.fleet, "model": bundle.name, "trust": keyring.status()}
             return {**service.status(), **about, "transport": transport.status()}
 

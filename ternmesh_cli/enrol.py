@@ -19,6 +19,7 @@ from ternmesh.trust.identity import (
     parse_identity,
 )
 from ternmesh.trust.roster import HOST, found_fleet
+from ternmesh_cli.arguments import real
 from ternmesh_cli.keys import keyring_at
 from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
 from transports.control_socket import ControlError, ask
@@ -30,6 +31,9 @@ for a fleet, once each:
   ternmesh enrol identity --config node.toml       on each node: prints the node's
   ternmesh enrol host --config node.toml TM1:...   on each node: trust this host
   ternmesh enrol add --config host.toml TM1:...    on the host: let this node in
+or, where typing is easier than carrying lines:
+  ternmesh enrol code --config host.toml           on the running host: prints a code
+  ternmesh enrol join --config node.toml CODE      on the node: both learn each other's keys
 """
 
 
@@ -43,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("add", _add, "on the host: let a node in, by its public identity"),
         ("list", _list, "on the host: who belongs to the fleet"),
         ("revoke", _revoke, "on the host: shut a node out for good"),
+        ("code", _code, "on a running host: a one-time code by which a node may join"),
+        ("join", _join, "on a node that is not running: join with the host's one-time code"),
     ):
         row = rows.add_parser(
             name, help=summary, description=summary, epilog=_EXAMPLE, formatter_class=text
@@ -52,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         row.add_argument("--json", action="store_true", help="the answer as one JSON object")
         if name in ("host", "add"):
             row.add_argument("identity", help=f"a line that begins with {PUBLIC_MARK}, or its file")
+        if name == "join":
+            row.add_argument("code", help="as the host has shown it")
+        if name == "code":
+            roles = [role.name.lower() for role in Role if role is not Role.HOST]
+            row.add_argument("--role", choices=roles, default="node", help="of who joins")
+            row.add_argument("--minutes", type=real(0.1, 1440.0), default=15.0, help="it lasts")
         if name == "revoke":
             row.add_argument("name", help="of the node")
         if name == "identity":
@@ -109,6 +121,24 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
     return _ask(arguments, {"enrol": "revoke", "name": arguments.name})
+
+
+def _code(arguments: argparse.Namespace) -> dict[str, Any]:
+    config = _read(arguments.config)
+    request = {"enrol": "code", "role": arguments.role, "minutes": arguments.minutes}
+    return ask(config.socket, request)
+
+
+def _join(arguments: argparse.Namespace) -> dict[str, Any]:
+    from edge.config import read_node_config
+    from edge.joining import join
+    from ternmesh.trust.enrolment import read_code
+
+    config, code = _read(arguments.config), read_code(arguments.code)
+    node = read_node_config(arguments.config)
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        keyring.adopt(join(node, keyring.own.public, code))
+        return {**_own(keyring), "host": keyring.roster.host.fingerprint.hex()}
 
 
 def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:

@@ -150,9 +150,12 @@ class Keyring:
             self.keep_roster()
 
     def keep_roster(self) -> None:
-        """Make the roster durable; who was revoked hears no broadcast any more."""
+        """Make the roster durable."""
         self.store.keep_roster(self.roster.state)
         self.store.commit()
+
+    def rekey(self) -> None:
+        """Who was revoked hears no broadcast from now on."""
         if self._sealing is not None:
             self._sealing.rekey()
 

@@ -100,8 +100,12 @@ class Enrolments:
         """Whether any code waits: then, and only then, requests are listened to."""
         return bool(self._codes)
 
-    def accept(self, body: bytes, roster: Roster, now: float) -> tuple[PublicIdentity, bytes]:
+    def accept(
+        self, body: bytes, roster: Roster, now: float, peer: str | None = None
+    ) -> tuple[PublicIdentity, bytes]:
         """The new member and the body that answers it; WireError, after which nothing has changed.
+
+        With `peer`, the member has the name that the bearer knows it by.
 
         Put the roster on disk before the answer is sent. The same member is answered again, as an
         answer may be lost; nobody else is.
@@ -120,6 +124,8 @@ class Enrolments:
         public = _identity(identity)
         if issued.used_by not in (None, public):
             raise WireError("enrolment", "this code was used")
+        if peer is not None and public.name != peer:
+            raise WireError("wrong peer", f"{peer} asks in the name of {public.name}")
         if public.role is not issued.role:
             raise WireError("role", f"this code is not for a {public.role.name.lower()}")
         try:

@@ -23,6 +23,7 @@ from host.config import RunConfig, load_bundle, plan_of
 from models.zoo import fsdd_path
 from ternmesh.hypervector.scale import encode_scale
 from ternmesh.swarm.step import encode_update
+from ternmesh.trust.identity import parse_identity
 from ternmesh.wire import seal
 from ternmesh.wire.manifest import Manifest, packet_digest, write_manifest
 from ternmesh.wire.share import HEAD_SIZE
@@ -427,3 +428,39 @@ def test_a_node_that_is_revoked_is_out_and_the_others_go_on(new_fleet, capsys):
         fleet.host.kill9()
         fleet.host.start()  # and it stays so
         fleet.wait_for(fleet.host, lambda status: status["refused"].get("revoked", 0) >= 1)
+
+
+def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):
+    with new_fleet() as fleet:
+        fleet.wait_for(fleet.host, lambda status: status["version"] >= 1)
+        newcomer = fleet.host.folder.parent / "nora"
+        newcomer.mkdir()
+        told = (fleet.boards["theo"].folder / "config.toml").read_text()
+        config = newcomer / "config.toml"
+        config.write_text(told.replace('name = "theo"', 'name = "nora"'))
+        host = str(fleet.host.folder / "config.toml")
+
+        def enrol(*arguments: str) -> dict[str, Any]:
+            assert main(["enrol", *arguments, "--json"]) == 0
+            return json.loads(capsys.readouterr().out)
+
+        code = enrol("code", "--config", host, "--minutes", "5")["code"]
+        joined = enrol("join", "--config", str(config), code.lower())
+        listed = enrol("list", "--config", host)
+        assert joined["host"] in {parse_identity(listed["host"]).fingerprint.hex()}
+        assert "nora" in [row["name"] for row in listed["members"]]
+        nora = Process("node", newcomer, config.read_text())
+        nora.start()
+        try:
+            fleet.wait_for(nora, lambda status: status["joined"])
+        finally:
+            nora.kill9()
+        thief = fleet.host.folder.parent / "thief"
+        thief.mkdir()
+        config = thief / "config.toml"
+        config.write_text(told.replace('name = "theo"', 'name = "thief"'))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("edge.joining.PATIENCE_S", 5.0)
+            assert main(["enrol", "join", "--config", str(config), code]) == 1
+        assert "does not answer" in capsys.readouterr().err
+        assert len(enrol("list", "--config", host)["members"]) == 4
