@@ -1,6 +1,7 @@
 """Whole transports on real pseudo-terminals, with emulated modems at the other end."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -348,7 +349,9 @@ def test_closing_a_port_does_not_reset_the_modem(tmp_path) -> None:
         descriptor = port._serial.fileno()
         assert not termios.tcgetattr(descriptor)[2] & termios.HUPCL
         port.close()
-        with open(radios.paths[0], "rb", buffering=0) as device:
+        # Not as our terminal: with it would go whoever leads the session, when it is unplugged.
+        handle = os.open(radios.paths[0], os.O_RDONLY | os.O_NOCTTY)
+        with open(handle, "rb", buffering=0) as device:
             attributes = termios.tcgetattr(device)
             attributes[2] |= termios.HUPCL
             termios.tcsetattr(device, termios.TCSANOW, attributes)
