@@ -119,6 +119,8 @@ class Releases:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir()
                 self._copy(source, unfinished, manifest)
+                if self.read(unfinished) != manifest:
+                    raise ModelError(f"{source} has changed while it was copied: try again")
                 load_release(unfinished, manifest)
                 unfinished.rename(self.folder / str(manifest.version))
                 _sync(self.folder)

@@ -16,6 +16,8 @@ from ternmesh.trust.identity import Role
 from ternmesh.wire import seal
 from ternmesh_store.keyring import Keyring
 
+TOLD_MAX = 1024
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,6 +28,7 @@ class Desk:
         self._coordinator, self._keyring = coordinator, keyring
         self._codes = Enrolments()
         self._answers: list[tuple[str, list[bytes]]] = []
+        self._told: set[tuple[str, str]] = set()  # strangers must not fill the log
 
     def issue(self, role: Role, lasts_s: float, now: float) -> str:
         """A new code for one member; TrustError for too many."""
@@ -67,7 +70,9 @@ class Desk:
         try:
             public, answer = self._codes.accept(body, self._keyring.roster, now, peer)
         except WireError as error:
-            _log.warning("%s was not enrolled: %s", peer, error)
+            if (peer, error.reason) not in self._told and len(self._told) < TOLD_MAX:
+                self._told.add((peer, error.reason))
+                _log.warning("%s was not enrolled: %s", peer, error)
             return True
         self._keyring.keep_roster()  # on disk before the answer leaves
         _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())

@@ -39,7 +39,7 @@ def code(desk: Desk, request: Mapping[str, Any], now: float) -> dict[str, Any]:
         if not 0 < minutes <= MINUTES_MAX or role is Role.HOST:
             raise ValueError
         return {"code": desk.issue(role, 60 * minutes, now), "minutes": minutes}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return {"error": f"a code is for a role, and lasts at most {MINUTES_MAX} minutes"}
     except TernmeshError as error:
         return {"error": str(error)}

@@ -97,7 +97,10 @@ class HostService:
         """The answer to a request about the fleet's members."""
         if request[membership.ASK] == "code" and self.desk is not None:
             return membership.code(self.desk, request, self._clock())
-        return membership.answer(self._keyring, request)
+        answer = membership.answer(self._keyring, request)
+        if request[membership.ASK] == "revoke" and "error" not in answer:
+            self.coordinator.exclude(str(request["name"]), self._clock())
+        return answer
 
     def status(self) -> dict[str, Any]:
         """Where the run stands, ready for JSON."""

@@ -22,7 +22,7 @@ from ternmesh.trust.roster import HOST, found_fleet
 from ternmesh_cli.arguments import real
 from ternmesh_cli.keys import keyring_at
 from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
-from transports.control_socket import ControlError, ask
+from transports.control_socket import NobodyAnswers, ask
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
 _EXAMPLE = """\
@@ -150,7 +150,7 @@ def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, An
         raise ConfigError(f"{arguments.config} is of a node: give the file of a host")
     try:
         return ask(config.socket, request)
-    except ControlError:
+    except NobodyAnswers:
         if not config.trust.path(config.folder).exists():
             raise TrustError(
                 "this host has no identity yet: run `ternmesh enrol identity` with its file first"
@@ -175,7 +175,7 @@ def fleet_of(path: Path) -> FleetKeys:
         if told["mode"] == "insecure":
             raise TrustError(f"{config.name} runs with --insecure: it knows no keys")
         return FleetKeys(bytes.fromhex(told["fleet"]), told["host"])
-    except ControlError:
+    except NobodyAnswers:
         pass  # it does not run: then its files are free
     keyring = Keyring(config.folder, config.trust)
     keyring.open()

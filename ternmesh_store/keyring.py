@@ -24,7 +24,7 @@ from ternmesh.trust.identity import (
 )
 from ternmesh.trust.keyed import KeyedSealing
 from ternmesh.trust.notary import OPEN, Trust, make_trust
-from ternmesh.trust.roster import Roster, RosterState
+from ternmesh.trust.roster import HOST, Roster, RosterState
 from ternmesh.trust.session import INSTANCE_SIZE
 from ternmesh_store.trust_store import TrustStore
 
@@ -54,7 +54,8 @@ class TrustConfig:
 def read_identity_file(path: Path) -> Identity:
     """The identity in a file; TrustError where others may read it, or where there is none."""
     try:
-        if path.stat().st_mode & 0o077 and path.name != CREDENTIAL:
+        is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
+        if path.stat().st_mode & 0o077 and not is_credential:
             raise TrustError(f"others may read {path}: chmod 600 it, or make a new identity")
         text = path.read_text()
     except OSError as error:
@@ -68,17 +69,31 @@ def read_identity_file(path: Path) -> Identity:
 def make_identity_file(path: Path, name: str, role: Role) -> Identity:
     """A new identity in a file that was not there; TrustError where there is one."""
     identity = make_identity(name, role, os.urandom(ENTROPY_SIZE))
+    unfinished = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        unfinished.unlink(missing_ok=True)
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(private_text(identity) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        os.link(unfinished, path)  # whole, and never over another one
+        unfinished.unlink()
+        _sync(path.parent)
     except OSError as error:
         raise TrustError(
             f"cannot write {path} ({error.strerror}): choose another folder"
         ) from error
     return identity
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class Keyring:
@@ -124,6 +139,11 @@ class Keyring:
         """What the end called `name` is given; TrustError where these are another one's keys."""
         if self.own.public.name != name:
             raise TrustError(f"{self._path} is the identity of {self.own.public.name}, not {name}")
+        if name == HOST and self.roster.host != self.own.public:
+            raise TrustError(
+                f"the fleet in {self.store.path} has a host with other keys than {self._path}: "
+                "bring the identity back, or begin a new fleet in another state_dir"
+            )
         state, instance = self.store.sealing(), os.urandom(INSTANCE_SIZE)
         trust = make_trust(self.own, self.roster, model_hash, instance, counter, state)
         assert isinstance(trust.sealing, KeyedSealing)

@@ -47,7 +47,9 @@ class TrustStore:
         """Take the file, or make it; a damaged one is refused: revocations are not forgotten."""
         try:
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            os.fchmod(handle, 0o600)  # whatever it was: it holds a broadcast key
+            os.close(handle)
         except OSError as error:
             raise StoreError(f"cannot open {self.path} ({error}): choose another folder") from error
         self._database.open(replace_damaged=False)

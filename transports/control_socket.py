@@ -34,6 +34,10 @@ class ControlError(TransportError):
     """The socket cannot be served, or nobody answers; the sentence says what to do."""
 
 
+class NobodyAnswers(ControlError):
+    """No process serves the socket."""
+
+
 class ControlServer:
     """Serves `answer` on the socket at `path`; a context manager, entered once.
 
@@ -150,7 +154,7 @@ def ask(path: Path, request: Mapping[str, Any], timeout_s: float = 10.0) -> dict
             client.sendall(json.dumps(request).encode() + b"\n")
             answer = json.loads(_read_line(client, ANSWER_MAX, deadline))
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise ControlError(f"no process answers on {path}: is it running?") from error
+            raise NobodyAnswers(f"no process answers on {path}: is it running?") from error
         except (OSError, ValueError, RecursionError) as error:
             raise ControlError(f"the process on {path} gives no answer ({error})") from error
     if not isinstance(answer, dict):

@@ -31,7 +31,7 @@ from ternmesh.swarm.events import (
     RoundExtended,
     RoundOpened,
 )
-from ternmesh.swarm.hello import read_hello
+from ternmesh.swarm.incoming import read_hello, round_of
 from ternmesh.swarm.open_round import Count, OpenRound
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.records import CoordinatorState, Link, Node, Settings
@@ -39,23 +39,15 @@ from ternmesh.swarm.seldom import Seldom
 from ternmesh.swarm.step import make_step
 from ternmesh.trust.notary import OPEN as TRUST_OPEN
 from ternmesh.trust.notary import Trust
-from ternmesh.wire import contributions, control, manifest, pieces, seal, share
-from ternmesh.wire.control import (
-    FINISHED,
-    GATHERING,
-    OPEN,
-    Announce,
-    Hello,
-    Receipt,
-    Refusal,
-    Silent,
-)
+from ternmesh.wire import control, manifest, pieces, seal
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt, Refusal
 from ternmesh.wire.reference import (
     COUNTED_MAX,
     Reference,
     Snapshot,
     certify,
     reference_hash,
+    split_certificate,
     write_reference,
     write_snapshot,
 )
@@ -117,7 +109,12 @@ class Coordinator:
         touched: set[int] = set()
         for frame in frames:
             try:
-                self._receive(peer, frame, now, touched)
+                header, body = self._sealing.open(peer, frame)
+            except WireError as error:
+                self._refuse(peer, error.reason, now, aloud=not self._sealing.asks)
+                continue
+            try:
+                self._receive(peer, header, body, now, touched)
             except WireError as error:
                 self._refuse(peer, error.reason, now)
         for context in touched:
@@ -151,8 +148,9 @@ class Coordinator:
 
     # Receiving
 
-    def _receive(self, peer: str, frame: bytes, now: float, touched: set[int]) -> None:
-        header, body = self._sealing.open(peer, frame)
+    def _receive(
+        self, peer: str, header: seal.Header, body: bytes, now: float, touched: set[int]
+    ) -> None:
         if self._sealing.is_own(body):
             return
         if header.context == seal.ENROL:
@@ -164,7 +162,7 @@ class Coordinator:
         if peer != node.name:
             raise WireError("wrong peer", "a frame in another node's name")
         node.heard_at, node.active = now, True
-        self._check_round(self._round_of(body))
+        self._check_round(round_of(body, self.version, self.plan, self.settings.bundles))
         place = self._round.place(node.context, body)
         try:
             is_new = self._take(node, place, body)
@@ -200,16 +198,6 @@ class Coordinator:
         self._round.forget(place)
         self._events.append(PacketForgotten(place, self.version))
 
-    def _round_of(self, body: bytes) -> int:
-        """The round that a node's body is for; WireError where a host takes no such body."""
-        of_bundle = (contributions.KIND, contributions.SHARE_KIND) if self.settings.bundles else ()
-        if body[0] in (manifest.KIND, share.KIND, *of_bundle):
-            return share.whole_round(int.from_bytes(body[1:3], "little"), self.version)
-        message = control.read_control(body) if body[0] == control.KIND else None
-        if not isinstance(message, Silent) or self.plan.silence_rounds == 0:
-            raise WireError("kind", f"a host takes no such body of kind {body[0]} here")
-        return message.round
-
     def _check_round(self, round_number: int) -> None:
         if self.phase != OPEN or round_number < self.version:
             raise WireError("old round", f"a packet for round {round_number}, which is over")
@@ -218,6 +206,8 @@ class Coordinator:
 
     def _receive_hello(self, peer: str, body: bytes, now: float) -> None:
         hello = read_hello(body, peer, self._model)
+        if not self._notary.may_train(peer):
+            raise WireError("role", f"{peer} has no role that learns")
         if hello.run == self.run and hello.version > self.version:
             raise WireError("ahead", f"{hello.name} holds a reference that this host never made")
         node = self._register(hello)
@@ -268,7 +258,7 @@ class Coordinator:
         """What brings a node up to date: the references that it lacks, or a snapshot if smaller."""
         steps = self._chain.between(version, known, self.version)
         if steps is not None and sum(map(len, steps)) <= 4 * self.plan.dimension:
-            return steps
+            return [self._certified(split_certificate(step)[0]) for step in steps]
         snapshot = Snapshot(
             version=self.version,
             reference=self.reference,
@@ -284,16 +274,27 @@ class Coordinator:
 
     def _advance(self, now: float) -> None:
         if self.phase == GATHERING:
-            if sum(node.active for node in self.nodes.values()) >= self.settings.min_peers:
+            if len(self._waited_for()) >= self.settings.min_peers:
                 self.phase = OPEN
                 self._open_round(now)
                 self._announce(now)
         elif self.phase == OPEN:
-            waited_for = [node.context for node in self.nodes.values() if node.active]
+            waited_for = self._waited_for()
             present = self._round.present()
             are_enough = len(present) >= self.settings.min_peers
             if waited_for and are_enough and present.issuperset(waited_for):
                 self._close_round(now)
+
+    def _waited_for(self) -> list[int]:
+        nodes = self.nodes.values()
+        return [n.context for n in nodes if n.active and self._notary.may_train(n.name)]
+
+    def exclude(self, name: str, now: float) -> None:
+        """Nothing of a node counts any more that has not been counted: it was revoked."""
+        node = self._names.get(name)
+        if node is not None:
+            self._forget(node.context)
+            self._advance(now)
 
     def _deadline_passed(self, now: float) -> None:
         for node in self.nodes.values():
@@ -385,13 +386,13 @@ class Coordinator:
         left_ms = round(1000 * (self.deadline - now)) if self.phase == OPEN else 0
         return min(control.INTEGER_MAX, max(0, left_ms))
 
-    def _refuse(self, peer: str, reason: str, now: float) -> None:
+    def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
         self.refused[reason] += 1
         node = self._names.get(peer)
         if node is not None:
             node.refused[reason] += 1
         if len(self._events) < REFUSED_SHOWN_MAX:
             self._events.append(Refused(peer, reason))
-        if self._refusals.may(peer, now):
+        if aloud and self._refusals.may(peer, now):
             body = control.write_control(Refusal(self.version, reason))
             self._outgoing.push(peer, seal.ENROL, [body])

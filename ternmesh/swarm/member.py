@@ -22,6 +22,7 @@ from ternmesh.errors import WireError
 from ternmesh.hypervector import feedback
 from ternmesh.hypervector.scale import add_fixed
 from ternmesh.plan import Plan, from_numbers, genesis
+from ternmesh.swarm import packet
 from ternmesh.swarm.backoff import Backoff, earliest
 from ternmesh.swarm.bitmap import read_bitmap
 from ternmesh.swarm.events import (
@@ -40,20 +41,12 @@ from ternmesh.swarm.events import (
 )
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.pace import NETWORK, Pace
-from ternmesh.swarm.packet import is_too_little, make_packet, packet_bodies, settle_packet
 from ternmesh.swarm.records import MemberState
 from ternmesh.swarm.step import read_step, step_units
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import control, manifest, pieces, seal
 from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Silent, Welcome
-from ternmesh.wire.reference import (
-    Counted,
-    Reference,
-    Snapshot,
-    object_max,
-    reference_hash,
-    split_certificate,
-)
+from ternmesh.wire.reference import Counted, Reference, Snapshot, object_max
 
 HOST = "host"
 REASONS_MAX = 64
@@ -94,8 +87,10 @@ class Member:
         self._model_hash, self._instance, self._rng = model_hash, instance, rng
         self._sealing, self._notary = trust.sealing, trust.notary
         self._outgoing = Outgoing(state.counter, trust.sealing)
+        if self.pending is not None:  # it may have been made under other keys
+            self.pending = packet.sign_again(self.pending, self.run, self._notary.sign_packet)
         self._events: deque[NodeEvent] = deque()
-        self._assembly: pieces.Assembly | None = None
+        self._assemblies: dict[bool, pieces.Assembly] = {}  # of what was said to all, and to us
         self._offered = -1
         self._greeting = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self._resend = Backoff(pace.packet_s, pace.packet_longest_s, rng)
@@ -161,12 +156,12 @@ class Member:
             self.residual = corrected
             self._events.append(ResidualChanged(corrected))
             return
-        if is_too_little(corrected, self.fixed, self.silences, plan):
+        if packet.is_too_little(corrected, self.fixed, self.silences, plan):
             self.residual, self.silent, self.silences = corrected, True, self.silences + 1
             self._events.append(FellSilent(round_number, corrected, self.silences))
         else:
             sign = partial(self._notary.sign_packet, self.run, round_number)
-            self.pending = make_packet(
+            self.pending = packet.make_packet(
                 corrected, self._model_hash, round_number, self.samples, plan, sign
             )
             self.silences = 0
@@ -186,8 +181,8 @@ class Member:
         if header.context not in (seal.ENROL, seal.BROADCAST, own):
             raise WireError("context", "a frame for another node")
         if body[0] == pieces.KIND:
-            if self._assembly is not None and self.joined:
-                self._receive_piece(body, now)
+            if self._assemblies and self.joined:
+                self._receive_piece(body, header.context == seal.BROADCAST, now)
             if self._greeting.at is not None and header.context == own:
                 # It is under way.
                 self._greeting.at = max(self._greeting.at, now + self._catch_up_s)
@@ -220,9 +215,10 @@ class Member:
             raise WireError("vector length", "the host's plan is for an adapter of another size")
         if message.run != self.run or plan != self.plan:
             self._begin_run(message.run, plan)
-        if self._assembly is None:
+        if not self._assemblies:
             longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
-            self._assembly = pieces.Assembly(plan.frame_mtu, longest)
+            # Two, so that nobody who can speak to all spoils what is for us alone.
+            self._assemblies = {i: pieces.Assembly(plan.frame_mtu, longest) for i in (False, True)}
         self._heard_at = now
         self.context, self.joined = message.context, True
         if message.phase != control.GATHERING:
@@ -239,7 +235,7 @@ class Member:
         self.residual = feedback.init(self.fixed.size)
         self.pending, self.finished, self._offered = None, False, -1
         self.silent, self.silences = False, 0
-        self._assembly = None
+        self._assemblies.clear()
         self._resend.stop()
         self.phase = control.GATHERING
 
@@ -291,19 +287,19 @@ class Member:
 
     # References
 
-    def _receive_piece(self, body: bytes, now: float) -> None:
-        assert self._assembly is not None
-        content = self._assembly.add(body)
+    def _receive_piece(self, body: bytes, is_for_all: bool, now: float) -> None:
+        content = self._assemblies[is_for_all].add(body)
         if content is None:
             return
         self._heard_at = now
-        signed, certificate = split_certificate(content)
-        self._notary.check_certificate(self.run, signed, certificate)
-        step = read_step(signed, self.fixed.size, self._model_hash)
+        check = partial(self._notary.check_certificate, self.run)
+        step, name = read_step(content, self.fixed.size, self._model_hash, check)
         if isinstance(step, Snapshot):
+            if is_for_all:  # it lists what was counted of one node only
+                raise WireError("kind", "a snapshot is for one node")
             self._apply_snapshot(step, now)
         else:
-            self._apply_reference(step, reference_hash(signed), now)
+            self._apply_reference(step, name, now)
 
     def _apply_reference(self, step: Reference, name: bytes, now: float) -> None:
         if step.version <= self.version:
@@ -342,7 +338,7 @@ class Member:
         pending, plan = self.pending, self.plan
         if pending is None or plan is None:
             return
-        self.residual = settle_packet(pending, counted, self.context, self._model_hash, plan)
+        self.residual = packet.settle_packet(pending, counted, self.context, self._model_hash, plan)
         self.pending = None
 
     # Sending
@@ -379,7 +375,7 @@ class Member:
             self._resend.stop()
             return
         if self.pending is not None and self.plan is not None:
-            bodies = packet_bodies(self.pending, self.plan)
+            bodies = packet.packet_bodies(self.pending, self.plan)
         else:
             bodies = (control.write_control(Silent(self.version)),)
         self._outgoing.discard(self.context)

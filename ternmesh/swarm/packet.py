@@ -1,6 +1,7 @@
 """A node's own packet: whether it is worth sending, how it is made, what is left of it. Pure."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ternmesh.wire.manifest import Manifest
 from ternmesh.wire.reference import Counted
 
 Sign = Callable[[Manifest, bytes], Manifest]
+SignFor = Callable[[bytes, int, Manifest, bytes], Manifest]
 
 
 def _unsigned(head: Manifest, _packet: bytes) -> Manifest:
@@ -55,6 +57,14 @@ def make_packet(
     )
     head = sign(head, manifest.packet_hash(shares))
     return Pending(round_number, corrected, digest, (manifest.write_manifest(head), *shares))
+
+
+def sign_again(pending: Pending, run: bytes, sign: SignFor) -> Pending:
+    """The same packet with the signature that `sign` gives it now."""
+    head, *shares = pending.bodies
+    whole = manifest.packet_hash(shares)
+    signed = sign(run, pending.round, manifest.read_manifest(head), whole)
+    return replace(pending, bodies=(manifest.write_manifest(signed), *shares))
 
 
 def packet_bodies(pending: Pending, plan: Plan) -> tuple[bytes, ...]:

@@ -4,7 +4,7 @@ Everything that decides what a reference is worth is integer arithmetic, so each
 end with the same vector bit for bit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,14 @@ from ternmesh.hypervector.permutation import order
 from ternmesh.hypervector.scale import SCALE_MAX, UNIT, to_vector
 from ternmesh.plan import PERMILLE, Plan
 from ternmesh.wire import manifest
-from ternmesh.wire.reference import Reference, Snapshot, read_object
+from ternmesh.wire.reference import (
+    Certificate,
+    Reference,
+    Snapshot,
+    read_object,
+    reference_hash,
+    split_certificate,
+)
 from ternmesh.wire.share import Share, read_share, write_share
 
 Vector = NDArray[np.float32]
@@ -58,12 +65,19 @@ def step_units(shares: Sequence[bytes], model_hash: bytes, version: int, plan: P
     return scatter(vector.units(), order(model_hash, version, plan.dimension))
 
 
-def read_step(content: bytes, dimension: int, model_hash: bytes) -> Reference | Snapshot:
-    """The reference or snapshot in a content, if it is of this model; WireError."""
+def read_step(
+    data: bytes, dimension: int, model_hash: bytes, check: Callable[[bytes, Certificate], None]
+) -> tuple[Reference | Snapshot, bytes]:
+    """The reference or snapshot in an object that arrived, and the hash of its content.
+
+    WireError, also from `check`, which is asked about the certificate before anything is read.
+    """
+    content, certificate = split_certificate(data)
+    check(content, certificate)
     step = read_object(content, dimension)
     if step.model != model_hash[: manifest.MODEL_SIZE]:
         raise WireError("wrong model", "a reference for another model")
-    return step
+    return step, reference_hash(content)
 
 
 def read_shares(shares: Iterable[Share], slicing: Slicing) -> Hypervector:

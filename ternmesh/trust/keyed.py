@@ -78,6 +78,8 @@ class KeyedSealing:
         self._hub = Hub(own, suite, fleet, instance, state.group) if hub is None else None
         self._listener = Listener(suite, fleet, state.group) if hub is not None else None
 
+    asks = True
+
     # The verbs
 
     def seal(self, peer: str, context: int, counter: int, body: bytes) -> bytes:

@@ -26,7 +26,7 @@ from ternmesh.trust.signing import (
     verify_certificate,
     verify_packet,
 )
-from ternmesh.wire import control
+from ternmesh.wire import control, pieces
 from ternmesh.wire.control import Announce, Receipt
 from ternmesh.wire.manifest import Manifest
 from ternmesh.wire.reference import UNCERTIFIED, Certificate
@@ -60,6 +60,9 @@ class Notary(Protocol):
 
     def open_body(self, run: bytes, context: int, body: bytes) -> bytes:
         """On a node: the body inside a signed one; another as it is, unless it must be signed."""
+
+    def may_train(self, node: str) -> bool:
+        """On the host: whether a node belongs to the fleet, in a role that learns."""
 
 
 class OpenNotary:
@@ -98,6 +101,10 @@ class OpenNotary:
     def open_body(self, run: bytes, context: int, body: bytes) -> bytes:  # noqa: ARG002
         """See `Notary`."""
         return body
+
+    def may_train(self, node: str) -> bool:  # noqa: ARG002
+        """See `Notary`."""
+        return True
 
 
 class KeyedNotary:
@@ -147,10 +154,19 @@ class KeyedNotary:
             to = EVERYBODY if is_for_all else self._own.public.fingerprint
             place = self._place(NO_RUN if is_for_all else run)
             return open_signed(self._roster.host, place, to, body)
+        if context == BROADCAST and body[0] != pieces.KIND:
+            raise WireError("signature", "what is said to all must be signed")
         message = control.read_control(body) if body[0] == control.KIND else None
         if isinstance(message, Announce | Receipt):
             raise WireError("signature", "an announce or a receipt must be signed")
         return body
+
+    def may_train(self, node: str) -> bool:
+        """See `Notary`."""
+        try:
+            return self._roster.find(node).role in (Role.NODE, Role.GATEWAY)
+        except WireError:
+            return False
 
     @property
     def _signers(self) -> Signers:

@@ -214,7 +214,7 @@ class Pair:
             # No two processes of one disk have one epoch. A lower one may be an old disk, which
             # then counts itself, or a frame of a short life that was long under way.
             is_copy = session.epoch == known.session.epoch
-            self._floor = known.session.epoch + 1
+            self._floor = min(known.session.epoch + 1, EPOCH_MAX)
             self.clones += is_copy
             self._ask_for_echo(claims, instance)
             reason = "clone" if is_copy else "replay"
@@ -264,7 +264,8 @@ class Pair:
             self.ask()
             self._in_a_row = 0
         if self._bad >= BAD_MAX and self._in is not None:
-            self._floor, self._bad, self.owes = self._in.session.epoch + 1, 0, True
+            self._floor = min(self._in.session.epoch + 1, EPOCH_MAX)
+            self._bad, self.owes = 0, True
 
     def _ask_for_echo(self, claims: Claims, instance: bytes) -> None:
         self.heard = _echo(claims.lineage, instance)

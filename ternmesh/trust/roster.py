@@ -86,7 +86,7 @@ class Roster:
         known = self._members.get(public.name)
         if known == public:
             return False
-        if known is not None:
+        if known is not None and known.fingerprint not in self._revoked:
             raise TrustError(
                 f"{public.name} is enrolled with another key: only a rotation signed by that key "
                 "replaces it"

@@ -19,6 +19,10 @@ class Sealing(Protocol):
     def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:
         """Header and body of a frame; WireError where nothing may be believed."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether it asks peers by itself after frames that it cannot open: nobody else need."""
+
     def is_own(self, body: bytes) -> bool:
         """Whether the sealing has taken this body for itself."""
 
@@ -31,6 +35,8 @@ class Sealing(Protocol):
 
 class OpenSealing:
     """Suite 0: finds damage and authenticates nobody."""
+
+    asks = False
 
     def seal(self, peer: str, context: int, counter: int, body: bytes) -> bytes:  # noqa: ARG002
         """See `Sealing`."""

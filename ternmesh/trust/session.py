@@ -16,7 +16,7 @@ from ternmesh.trust.window import SIZE, WindowState
 INSTANCE_SIZE = 8
 LINEAGE_SIZE = 4
 NOBODY = bytes(2 * LINEAGE_SIZE)
-EPOCH_MAX = 0xFFFFFFFF
+EPOCH_MAX = 0x7FFFFFFF  # half of what fits, so that the one above it still fits
 _CLAIMS = struct.Struct("<4sI8sIQI")
 CLAIMS_SIZE = _CLAIMS.size
 HIGH_SIZE = 5
@@ -113,8 +113,8 @@ def read_claims(data: bytes) -> tuple[Claims, bytes]:
     if len(data) <= CLAIMS_SIZE:
         raise WireError("length", "a frame with context 0 has claims and a body")
     claims = Claims(*_CLAIMS.unpack_from(data))
-    if claims.epoch == 0:
-        raise WireError("sync", "a session begins with epoch 1")
+    if not 0 < claims.epoch <= EPOCH_MAX:
+        raise WireError("sync", f"the epoch of a session is 1 to {EPOCH_MAX}")
     return claims, data[CLAIMS_SIZE:]
 
 

@@ -369,8 +369,9 @@ class Fleet:
                     expect(len(endpoint._refusals) <= 4096, "answers pile up")
                     arrived = endpoint._round.intakes.keys() | endpoint._round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
-                elif endpoint._assembly is not None:
-                    expect(len(endpoint._assembly._partials) <= 4, "partial objects pile up")
+                else:
+                    for assembly in endpoint._assemblies.values():
+                        expect(len(assembly._partials) <= 4, "partial objects pile up")
 
     def _where(self) -> str:
         host = self.host.endpoint

@@ -1,17 +1,22 @@
 """A fleet with keys: the whole run under suite 1, and what nobody outside it can do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ternmesh.swarm.coordinator import ALL
+from ternmesh.errors import WireError
+from ternmesh.swarm import member
+from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.events import BodyAccepted, ReferenceMade, TrustChanged
 from ternmesh.swarm.member import HOST
-from ternmesh.swarm.records import MemberState
+from ternmesh.swarm.records import CoordinatorState, Link, MemberState, NodeRecord
 from ternmesh.trust.identity import Role, make_identity
-from ternmesh.wire import control, manifest, seal
+from ternmesh.trust.roster import write_revocations
+from ternmesh.trust.session import EPOCH_MAX
+from ternmesh.wire import control, manifest, pieces, seal
 
 New = Callable[..., Any]
 
@@ -167,3 +172,139 @@ def test_a_node_that_starts_again_goes_on(bench: Any) -> None:
     assert bench.host.version == 2
     assert {node.version for node in bench.nodes.values()} == {2}
     assert not bench.host.refused["clone"]
+
+
+def seal_for_all(bench: Any, body: bytes) -> bytes:
+    """What a member could seal for all others: it holds the broadcast key."""
+    return bench.host._sealing.seal(ALL, seal.BROADCAST, 1 << 20, body)
+
+
+def test_what_a_member_says_to_all_is_not_believed(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    for message in (control.Refusal(0, "unknown node"), control.Silent(0)):
+        theo.receive_frames(HOST, [seal_for_all(bench, control.write_control(message))], bench.now)
+        bench.host._sealing._unused += 1
+    assert theo.joined
+    assert theo.refused["signature"] >= 1
+
+
+def test_a_snapshot_is_for_one_node(bench: Any) -> None:
+    """It lists what was counted of one: others would take their own for lost."""
+    bench.nodes["theo"].submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    snapshot = bench.host._missing(bench.host.nodes[yan.context], 5, None)[0]
+    *first, last = pieces.cut(snapshot, bench.plan.frame_mtu)
+    for piece in first:
+        theo._receive_piece(piece, True, bench.now)
+    with pytest.raises(WireError, match="for one node"):
+        theo._receive_piece(last, True, bench.now)
+    assert theo.pending is not None
+
+
+def test_no_claim_of_a_member_stops_the_host(bench: Any) -> None:
+    theo = bench.nodes.pop("theo")
+    del theo
+    for epoch in (EPOCH_MAX - 1, EPOCH_MAX, EPOCH_MAX):
+        bench.keys.kept["theo"] = {
+            "host": replace(bench.keys.kept["theo"][HOST], epoch=epoch)
+            if HOST in bench.keys.kept["theo"]
+            else next(iter(bench.keys.kept["theo"].values()))
+        }
+        bench.add("theo", state=replace(member.new_state(bench.plan.dimension), counter=1 << 30))
+        settle(bench)
+        bench.nodes.pop("theo")
+    for junk in range(1100):
+        frame = bytes([0x24, 0, 0]) + junk.to_bytes(3, "little") + bytes(80)
+        bench.host.receive_frames("theo", [frame], bench.now)
+    bench.wait(10.0)
+    bench.exchange()
+    assert bench.host.phase == control.OPEN
+
+
+def test_a_strangers_junk_is_not_answered(bench: Any) -> None:
+    bench.exchange()
+    sent = len(bench.sent[HOST])
+    for index in range(50):
+        bench.wait(1.1)
+        bench.host.receive_frames("theo", [bytes(20), b"\x24" + bytes([index]) * 40], bench.now)
+    bench.exchange()
+    to_theo = [frame for peer, frame in bench.sent[HOST][sent:] if peer == "theo"]
+    assert len(to_theo) <= 8, "questions of the seals, ever more seldom"
+
+
+def test_who_is_revoked_is_not_waited_for_and_does_not_count(bench: Any) -> None:
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    theo.submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    assert bench.host.delivered(theo.context) == "whole"
+    roster = bench.host._notary._roster
+    fingerprint = bench.keys.members["theo"].public.fingerprint
+    roster.revoke(write_revocations(bench.keys.host, roster.fleet, 1, [fingerprint]))
+    bench.host.exclude("theo", bench.now)
+    assert bench.host.delivered(theo.context) == "none"
+    yan.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert bench.host.version == 1
+    assert [row.context for row in bench.last(HOST, ReferenceMade).counted] == [yan.context]
+
+
+def test_an_observer_is_no_board(new_bench: New) -> None:
+    bench = new_bench(min_peers=1, keys=("theo",))
+    olga = bench.keys.identity("theo", Role.OBSERVER)
+    bench.keys.members["theo"] = olga
+    bench.host._notary._roster = bench.host._sealing._roster = bench.keys.roster()
+    bench.add("theo")
+    settle(bench)
+    assert bench.host.phase == control.GATHERING
+    assert not bench.nodes["theo"].joined
+
+
+def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
+    """Old references get a certificate when they are sent, and an old packet a signature."""
+    old = new_bench(rounds=9, min_peers=2, deadline_s=30)
+    theo, yan = old.add("theo"), old.add("yan")
+    old.exchange()
+    work(old)
+    late = MemberState(
+        fixed=np.zeros_like(yan.fixed), residual=yan.residual, run=yan.run, plan=yan.plan,
+        context=yan.context,
+    )  # fmt: skip
+    theo.submit(1, old.delta(5), old.now)
+    old.take("theo")
+    keys = type(new_bench(keys=("theo",)).keys)("theo", "yan")
+    links = [e for e in old.events[HOST] if isinstance(e, ReferenceMade)]
+    chain = tuple(Link(e.version, e.reference, e.content) for e in links)
+    nodes = tuple(
+        NodeRecord(n.context, n.name, n.samples, n.counted) for n in old.host.nodes.values()
+    )
+    state = CoordinatorState(
+        old.host.fixed,
+        old.host.residual,
+        1,
+        old.host.reference,
+        True,
+        False,
+        nodes,
+        chain,
+        (),
+        4096,
+    )
+    host = Coordinator(
+        old.plan, old.host.settings, bytes(range(32)), old.host.run, state, keys.trust(HOST, 4096)
+    )
+    new = type(old)(old.plan, host, keys=keys)
+    host.start(new.now)
+    packet = MemberState(
+        fixed=theo.fixed, residual=theo.residual, run=theo.run, plan=theo.plan, version=1,
+        context=theo.context, reference=theo.reference, pending=theo.pending, counter=4096,
+    )  # fmt: skip
+    new.add("theo", state=packet)
+    new.add("yan", state=late)
+    settle(new)
+    assert new.nodes["yan"].version == 1
+    assert host.delivered(theo.context) == "whole"
+    new.nodes["yan"].submit(1, new.delta(9), new.now)
+    new.exchange()
+    assert host.version == 2
