@@ -38,8 +38,8 @@ def _ask(transport: Transport, own: PublicIdentity, code: Code) -> RosterState:
             if found is not None:
                 return found
     raise TrustError(
-        "the host does not answer: it must be running, and the code be of `ternmesh enrol code` "
-        "and not too old"
+        "the host does not answer: it must be running, and the code be of `ternmesh enrol code`, "
+        "not too old and not used; the host's log says why it refuses"
     )
 
 

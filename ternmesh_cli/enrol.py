@@ -14,6 +14,7 @@ from ternmesh.errors import TrustError
 from ternmesh.trust.identity import (
     PUBLIC_MARK,
     Identity,
+    PublicIdentity,
     Role,
     identity_text,
     parse_identity,
@@ -91,6 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
     config = _read(arguments.config)
+    try:
+        ask(config.socket, {"command": "status"})
+        return _shown(read_identity_file(config.trust.path(config.folder)).public)  # it runs
+    except NobodyAnswers:
+        pass  # Its files are free.
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
         if config.role is Role.HOST:
             keyring.adopt(found_fleet(config.fleet, keyring.own.public))
@@ -194,7 +200,10 @@ def host_of(path: Path) -> tuple[Identity, FleetKeys]:
 
 
 def _own(keyring: Keyring) -> dict[str, Any]:
-    public = keyring.own.public
+    return _shown(keyring.own.public)
+
+
+def _shown(public: PublicIdentity) -> dict[str, Any]:
     return {
         "name": public.name,
         "identity": identity_text(public),
@@ -208,7 +217,8 @@ def _text(argument: str) -> str:
         return argument
     try:
         with Path(argument).open() as file:
-            return file.read(TEXT_FILE_MAX)
+            words = file.read(TEXT_FILE_MAX).split()
+        return next((word for word in words if word.startswith(PUBLIC_MARK)), "")
     except (OSError, UnicodeDecodeError) as error:
         raise TrustError(f"{argument} is no identity, and no file with one: {error}") from error
 

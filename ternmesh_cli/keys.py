@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from ternmesh.errors import TrustError
 from ternmesh.trust.identity import Role
 from ternmesh.trust.roster import HOST, found_fleet
 from ternmesh_store.keyring import Keyring, TrustConfig, make_identity_file
@@ -35,6 +36,11 @@ def keyring_at(
     keyring = Keyring(folder, config)
     keyring.open()
     try:
+        if keyring.own.public.name != name:
+            raise TrustError(
+                f"{path} is the identity of {keyring.own.public.name}, not of {name}: move it away "
+                "for a new one"
+            )
         yield keyring
     finally:
         keyring.close()

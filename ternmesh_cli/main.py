@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, MISUSED)
     except (TernmeshError, StoreError, TransportError) as error:
         return _complain(error, REFUSED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has enough
+        return REFUSED
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except Exception as error:  # noqa: BLE001  (the outermost loop: nothing else would tell)

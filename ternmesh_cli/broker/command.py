@@ -15,6 +15,7 @@ from transports.mqtt_settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
 
 if TYPE_CHECKING:
     from ternmesh_cli.broker.folder import Made
+    from ternmesh_cli.broker.texts import Account
 
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adding = row("add", "give further nodes a password; the others' stay", _add)
     _account_arguments(adding)
     removing = row("remove", "take a node's password away", _remove)
-    removing.add_argument("--fleet", default=FLEET, help=f"default: {FLEET}")
+    removing.add_argument("--fleet", help="default: the folder's only one")
     removing.add_argument("--node", action="append", required=True, help="may be repeated")
     row("renew", "make the broker's certificate anew, for the same names", _renew)
 
@@ -92,7 +93,8 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _account_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fleet", default=FLEET, help=f"default: {FLEET}")
+    what = f"default: the folder's only one, {FLEET} in a new folder"
+    parser.add_argument("--fleet", help=what)
     parser.add_argument("--node", action="append", default=[], help="may be repeated")
     parser.add_argument(
         "--gateway",
@@ -120,7 +122,7 @@ def _config(arguments: argparse.Namespace) -> int:
     if own[0] is None and not arguments.name:
         raise ConfigError("--name is missing: by what name or address do boards reach the broker?")
     try:
-        accounts = wanted(arguments.fleet, _nodes(arguments), ())
+        accounts = wanted(arguments.fleet or FLEET, _nodes(arguments), ())
         broker = BrokerSettings(
             folder=arguments.place or PurePosixPath(folder),
             certificate=str(own[0].resolve()) if own[0] else "",
@@ -154,7 +156,8 @@ def _add(arguments: argparse.Namespace) -> int:
     if not nodes:
         raise ConfigError("nobody to add: name a --node, or a --gateway with boards")
     try:
-        accounts = wanted(arguments.fleet, nodes, disk.known(folder))
+        known = disk.known(folder)
+        accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _tell(arguments, folder, disk.add(folder, accounts), {"note": _NOTE})
@@ -166,7 +169,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     from ternmesh_cli.broker.texts import Account
 
     folder: Path = arguments.dir.resolve()
-    accounts = [Account(arguments.fleet, node) for node in arguments.node]
+    fleet = _fleet(arguments.fleet, disk.known(folder))
+    accounts = [Account(fleet, node) for node in arguments.node]
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]
@@ -211,6 +215,14 @@ def _tell(arguments: argparse.Namespace, folder: Path, made: "Made", more: dict[
         print(f"wrote {path}")
     for value in more.values():
         print(value)
+
+
+def _fleet(given: str | None, known: "Sequence[Account]") -> str:
+    """The fleet that is meant; ConfigError where the folder has several."""
+    fleets = sorted({account.fleet for account in known})
+    if given is None and len(fleets) > 1:
+        raise ConfigError(f"this broker has the fleets {', '.join(fleets)}: say --fleet")
+    return given or (fleets[0] if fleets else FLEET)
 
 
 def _nodes(arguments: argparse.Namespace) -> list[str]:

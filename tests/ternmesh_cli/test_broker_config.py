@@ -182,3 +182,15 @@ def test_a_folder_is_not_written_over(tmp_path, capsys) -> None:
 def test_a_folder_that_is_not_there_is_exit_code_1(tmp_path, capsys) -> None:
     assert broker(tmp_path, "add", "--node", "bob") == 1
     assert "`ternmesh broker config` makes it" in capsys.readouterr().err
+
+
+def test_a_node_is_added_to_the_only_fleet_there_is(tmp_path: Path) -> None:
+    start = ["broker", "config", "--dir", str(tmp_path), "--fleet", "attic", "--name", "b"]
+    assert main.main([*start, "--node", "ada"]) == 0
+    host = (tmp_path / "credentials" / "host.toml").read_bytes()
+    assert main.main(["broker", "add", "--dir", str(tmp_path), "--node", "bob"]) == 0
+    assert "attic~bob" in (tmp_path / "passwords").read_text()
+    assert (tmp_path / "credentials" / "host.toml").read_bytes() == host
+    barn = ["broker", "add", "--dir", str(tmp_path), "--fleet", "barn", "--node", "a"]
+    assert main.main(barn) == 0
+    assert main.main(["broker", "add", "--dir", str(tmp_path), "--node", "eve"]) == 2

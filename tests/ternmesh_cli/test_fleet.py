@@ -447,6 +447,7 @@ def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):
         code = enrol("code", "--config", host, "--minutes", "5")["code"]
         joined = enrol("join", "--config", str(config), code.lower())
         listed = enrol("list", "--config", host)
+        assert enrol("identity", "--config", host)["identity"] == listed["host"], "while it runs"
         assert joined["host"] in {parse_identity(listed["host"]).fingerprint.hex()}
         assert "nora" in [row["name"] for row in listed["members"]]
         nora = Process("node", newcomer, config.read_text())
