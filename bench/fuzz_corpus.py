@@ -1,6 +1,8 @@
 """The inputs that are kept of fuzzing, in tests/fuzz_corpus: few, short, and each for a reason."""
 
+import gc
 import hashlib
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +16,12 @@ FILES_MAX, BYTES_MAX = 24, 512  # inputs of a target, bytes of one
 REGRESSION = (
     "found-"  # how the name of an input begins that was a finding once: it is never dropped
 )
-_ROOT = str(Path(__file__).parents[1])
+_PACKAGES = (
+    *("ternmesh", "ternmesh_store", "transports", "models", "edge", "host", "ternmesh_cli"),
+    "bench",
+)
+_ROOT = Path(__file__).parents[1]
+_OURS = tuple(str(_ROOT / package) + os.sep for package in _PACKAGES)  # not a .venv beside them
 
 Step = tuple[str, int, int]
 
@@ -25,7 +32,7 @@ def path_of(target: Target, data: bytes) -> frozenset[Step]:
 
     def trace(frame: FrameType, _event: str, _argument: Any) -> Any:
         file = frame.f_code.co_filename
-        if not file.startswith(_ROOT):
+        if not file.startswith(_OURS):
             return None
         before = 0
 
@@ -38,6 +45,8 @@ def path_of(target: Target, data: bytes) -> frozenset[Step]:
 
         return line
 
+    is_collecting = gc.isenabled()
+    gc.disable()  # what others left behind must not be cleared away on this path
     sys.settrace(trace)
     try:
         target.run(data)
@@ -45,6 +54,8 @@ def path_of(target: Target, data: bytes) -> frozenset[Step]:
         steps.add((type(error).__name__, 0, 0))
     finally:
         sys.settrace(None)
+        if is_collecting:
+            gc.enable()
     return frozenset(steps)
 
 
