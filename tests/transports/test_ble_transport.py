@@ -141,8 +141,8 @@ def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
     for thread in threads:
         thread.join(WAIT_S)
     eventually(lambda: pair.node.status()["queued"] == 0)
+    eventually(lambda: pair.reconnects >= 3)  # all may have arrived before the last break was met
     status = json.loads(json.dumps(pair.node.status()))
-    assert status["reconnects"] >= 3
     assert status["frames_out"] == len(up)
     assert status["resent"] > 0
     link = pair.virtual.link.counters
