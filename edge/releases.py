@@ -31,6 +31,7 @@ from ternmesh.release import (
     write_manifest,
 )
 from ternmesh.rollout import Standing, adopt, attempt
+from ternmesh_store.files import replace_file, sync_folder
 
 MANIFEST, SIGNATURES, STANDING, LOCK = "manifest.cbor", "signatures", "standing.json", "lock"
 UNFINISHED = "unfinished"
@@ -123,7 +124,7 @@ class Releases:
                     raise ModelError(f"{source} has changed while it was copied: try again")
                 load_release(unfinished, manifest)
                 unfinished.rename(self.folder / str(manifest.version))
-                _sync(self.folder)
+                sync_folder(self.folder)
             except OSError as error:
                 raise ModelError(f"cannot install {source} into {self.folder}: {error}") from error
             finally:
@@ -137,7 +138,7 @@ class Releases:
         _copy(source / MANIFEST, target / MANIFEST, MANIFEST_MAX)
         if (source / SIGNATURES).exists():
             _copy(source / SIGNATURES, target / SIGNATURES, SIGNATURES_MAX)
-        _sync(target)
+        sync_folder(target)
 
     def _prune(self) -> None:
         """Remove the oldest that are neither in use nor the way back."""
@@ -150,13 +151,8 @@ class Releases:
     def _write(self, content: bytes) -> None:
         path = self.folder / STANDING
         try:
-            unfinished = path.with_name(STANDING + ".new")
-            with unfinished.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-            _sync(self.folder)
+            replace_file(path, content)
+            sync_folder(self.folder)
         except OSError as error:
             raise ModelError(f"cannot write {path} ({error}): check the disk") from error
 
@@ -249,12 +245,3 @@ def _read_file(path: Path, size_max: int) -> bytes:
         return _read(path, size_max)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

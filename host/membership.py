@@ -6,7 +6,7 @@ from typing import Any
 from host.desk import Desk
 from ternmesh.errors import TernmeshError, TrustError
 from ternmesh.trust.identity import Role, identity_text, parse_identity
-from ternmesh.trust.roster import found_fleet, write_revocations
+from ternmesh.trust.roster import write_revocations
 from ternmesh_store.keyring import Keyring, NoKeyring
 
 MINUTES_MAX = 24 * 60
@@ -62,13 +62,6 @@ def members(keyring: Keyring) -> dict[str, Any]:
             for member in state.members
         ],
     }
-
-
-def found(keyring: Keyring, fleet: str) -> None:
-    """Begin the fleet of a host that has none yet. TrustError for keys that are not a host's."""
-    if keyring.own.public.role is not Role.HOST:
-        raise TrustError(f"{keyring.own.public.name} is no host")
-    keyring.adopt(found_fleet(fleet, keyring.own.public))
 
 
 def _add(keyring: Keyring, text: str) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,11 @@ from ternmesh.trust.identity import (
 )
 from ternmesh.trust.roster import HOST, found_fleet
 from ternmesh_cli.arguments import real
+from ternmesh_cli.ends import read_end, socket_of
 from ternmesh_cli.keys import keyring_at
 from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
 from transports.control_socket import NobodyAnswers, ask
+from transports.link_config import LinkConfig
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
 _EXAMPLE = """\
@@ -36,6 +37,37 @@ or, where typing is easier than carrying lines:
   ternmesh enrol code --config host.toml           on the running host: prints a code
   ternmesh enrol join --config node.toml CODE      on the node: both learn each other's keys
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A host or node, as far as enrolment needs to know it."""
+
+    name: str
+    role: Role
+    fleet: str
+    folder: Path
+    socket: Path
+    trust: TrustConfig
+
+
+def _read(path: Path) -> _End:
+    """What a configuration says, though the rest of it may be wrong yet; ConfigError."""
+    content = read_end(path)
+    link, trust = content.get("link", {}), content.get("trust", {})
+    if not isinstance(link, dict) or not isinstance(trust, dict):
+        raise ConfigError(f"{path}: [link] and [trust] are tables")
+    name, fleet, identity = content.get("name"), link.get("fleet"), trust.get("identity_file")
+    if any(not isinstance(text, str | None) for text in (name, fleet, identity)):
+        raise ConfigError(f"{path}: name, link.fleet and trust.identity_file are texts")
+    return _End(
+        name=HOST if name is None else name,
+        role=Role.HOST if name is None else Role.NODE,
+        fleet=fleet or LinkConfig().fleet,
+        socket=socket_of(path, content),
+        folder=path.resolve().parent / content["state_dir"],
+        trust=TrustConfig(identity_file=identity),
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,11 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
     config = _read(arguments.config)
-    try:
-        ask(config.socket, {"command": "status"})
-        return _shown(read_identity_file(config.trust.path(config.folder)).public)  # it runs
-    except NobodyAnswers:
-        pass  # Its files are free.
+    if _asked(config, {"command": "status"}) is not None:
+        return _shown(read_identity_file(config.trust.path(config.folder)).public)
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
         if config.role is Role.HOST:
             keyring.adopt(found_fleet(config.fleet, keyring.own.public))
@@ -154,15 +183,23 @@ def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, An
     config = _read(arguments.config)
     if config.role is not Role.HOST:
         raise ConfigError(f"{arguments.config} is of a node: give the file of a host")
+    answer = _asked(config, request)
+    if answer is not None:
+        return answer
+    if not config.trust.path(config.folder).exists():
+        raise TrustError(
+            "this host has no identity yet: run `ternmesh enrol identity` with its file first"
+        )
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        return membership.answer(keyring, request)
+
+
+def _asked(config: _End, request: dict[str, Any]) -> dict[str, Any] | None:
+    """What the end with this configuration answers; None where it does not run."""
     try:
         return ask(config.socket, request)
     except NobodyAnswers:
-        if not config.trust.path(config.folder).exists():
-            raise TrustError(
-                "this host has no identity yet: run `ternmesh enrol identity` with its file first"
-            ) from None
-    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
-        return membership.answer(keyring, request)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +213,12 @@ class FleetKeys:
 def fleet_of(path: Path) -> FleetKeys:
     """The fleet of the host or node with this configuration, whether it runs or not; TrustError."""
     config = _read(path)
-    try:
-        told = ask(config.socket, {"command": "status"})["trust"]
+    answer = _asked(config, {"command": "status"})
+    if answer is not None:
+        told = answer["trust"]
         if told["mode"] == "insecure":
             raise TrustError(f"{config.name} runs with --insecure: it knows no keys")
         return FleetKeys(bytes.fromhex(told["fleet"]), told["host"])
-    except NobodyAnswers:
-        pass  # it does not run: then its files are free
     keyring = Keyring(config.folder, config.trust)
     keyring.open()
     try:
@@ -221,38 +257,6 @@ def _text(argument: str) -> str:
         return next((word for word in words if word.startswith(PUBLIC_MARK)), "")
     except (OSError, UnicodeDecodeError) as error:
         raise TrustError(f"{argument} is no identity, and no file with one: {error}") from error
-
-
-class _Config:
-    """What enrolment needs of a configuration, though the rest of it may be wrong yet."""
-
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        name: Any = content.get("name")
-        state_dir: Any = content.get("state_dir")
-        link, trust = content.get("link", {}), content.get("trust", {})
-        control = content.get("control_socket")
-        fields = (name, state_dir, control, link.get("fleet"), trust.get("identity_file"))
-        if not isinstance(state_dir, str) or any(not isinstance(f, str | None) for f in fields):
-            raise ConfigError(f"{path}: name, state_dir, link.fleet or [trust] is missing or wrong")
-        here = path.resolve().parent
-        self.folder = here / state_dir
-        self.name = HOST if name is None else str(name)
-        self.role = Role.HOST if name is None else Role.NODE
-        self.fleet = link.get("fleet") or "ternmesh"
-        self.trust = TrustConfig(identity_file=trust.get("identity_file"))
-        self.socket = here / (control or Path(state_dir) / "control.sock")
-
-
-def _read(path: Path) -> _Config:
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content.get("link", {}), dict) or not isinstance(
-        content.get("trust", {}), dict
-    ):
-        raise ConfigError(f"{path}: [link] and [trust] are tables")
-    return _Config(path, content)
 
 
 def _show_qr(text: str) -> None:

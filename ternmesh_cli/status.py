@@ -2,14 +2,11 @@
 
 import argparse
 import json
-import tomllib
 from pathlib import Path
 
-from ternmesh.config import ConfigError
+from ternmesh_cli.ends import read_end, socket_of
 from ternmesh_cli.status_text import describe
 from transports.control_socket import ask
-
-SOCKET = "control.sock"  # in the state_dir of a host or node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,18 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print; returns the exit code."""
-    answer = ask(arguments.socket or _socket_of(arguments.config), {"command": "status"})
+    socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
+    answer = ask(socket, {"command": "status"})
     print(json.dumps(answer, indent=1) if arguments.json else "\n".join(describe(answer)))
     return 0
-
-
-def _socket_of(path: Path) -> Path:
-    """Where the process with this configuration answers, though the rest of it may be wrong."""
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    state_dir, chosen = content.get("state_dir"), content.get("control_socket")
-    if not isinstance(state_dir, str) or not isinstance(chosen, str | None):
-        raise ConfigError(f"{path}: state_dir or control_socket is missing or no text")
-    return path.resolve().parent / (chosen or Path(state_dir) / SOCKET)

@@ -26,6 +26,7 @@ from ternmesh.trust.keyed import KeyedSealing
 from ternmesh.trust.notary import OPEN, Trust, make_trust
 from ternmesh.trust.roster import HOST, Roster, RosterState
 from ternmesh.trust.session import INSTANCE_SIZE
+from ternmesh_store.files import sync_folder
 from ternmesh_store.trust_store import TrustStore
 
 IDENTITY, CREDENTIAL = "identity", "ternmesh-identity"
@@ -79,21 +80,12 @@ def make_identity_file(path: Path, name: str, role: Role) -> Identity:
             os.fsync(file.fileno())
         os.link(unfinished, path)  # whole, and never over another one
         unfinished.unlink()
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise TrustError(
             f"cannot write {path} ({error.strerror}): choose another folder"
         ) from error
     return identity
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Keyring:

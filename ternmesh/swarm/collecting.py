@@ -34,11 +34,6 @@ class Collecting:
         return self.heard or self._expected
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is held."""
-        return not self._held
-
-    @property
     def whole(self) -> dict[int, Intake]:
         """The packets that are here, by context."""
         return {c: held.intake for c, held in self._held.items() if held.intake.complete}

@@ -1,22 +1,17 @@
 """Files that a kill cannot leave half-written."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ternmesh_cli.experiment.errors import ExperimentError
+from ternmesh_store.files import replace_file
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Put `content` in the file at `path`; a reader sees the old or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    replace_file(path, content)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -1,0 +1,26 @@
+"""What commands need of a host's, node's or gateway's configuration, though the rest be wrong."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ternmesh.config import ConfigError
+
+SOCKET = "control.sock"  # in the state_dir of a host or node
+
+
+def read_end(path: Path) -> dict[str, Any]:
+    """The tables of a configuration; ConfigError where it is no TOML."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def socket_of(path: Path, content: Mapping[str, Any]) -> Path:
+    """Where the process with this configuration answers; ConfigError."""
+    state_dir, chosen = content.get("state_dir"), content.get("control_socket")
+    if not isinstance(state_dir, str) or not isinstance(chosen, str | None):
+        raise ConfigError(f"{path}: state_dir or control_socket is missing or no text")
+    return path.resolve().parent / (chosen or Path(state_dir) / SOCKET)
