@@ -13,18 +13,22 @@ STAGES, BATCH = 4, 16
 STEPS, STEPS_QUICK = 1500, 20
 RATIOS = (8, 32, 100)
 ID_BYTES, SCALE_BYTES = 1, 2
+TABLE_STD = 0.02
 NONE = "none"
-# Name: method, bits of a number, form.
+# The learned basis at full width loses nothing: what is left of it is its token tables. Its loss
+# is the stricter thing to compare with, since such tables help a small model by themselves.
+TABLES = "tables"
+# Name: method, bits of a number, form, and the ratios at which it runs.
 METHODS = {
-    "subspace": ("subspace", 32, "rows"),
-    "subspace_factors": ("subspace", 32, "factors"),
-    "subspace_deployed": ("subspace", 32, "deployed"),
-    "resbm": ("resbm", 32, "factors"),
-    "resbm_8bit": ("resbm", 8, "factors"),
-    "learned": ("learned", 32, "factors"),
-    "learned_8bit": ("learned", 8, "factors"),
-    "learned_4bit": ("learned", 4, "factors"),
-    "topk": ("topk", 32, "factors"),
+    "subspace": ("subspace", 32, "rows", RATIOS),
+    "subspace_factors": ("subspace", 32, "factors", RATIOS),
+    "subspace_deployed": ("subspace", 32, "deployed", (8,)),
+    "resbm": ("resbm", 32, "factors", RATIOS),
+    "resbm_8bit": ("resbm", 8, "factors", RATIOS),
+    "learned": ("learned", 32, "factors", (32,)),
+    "learned_8bit": ("learned", 8, "factors", RATIOS),
+    "learned_4bit": ("learned", 4, "factors", RATIOS),
+    "topk": ("topk", 32, "factors", (8,)),
 }
 PUBLISHED = ("subspace", "subspace_deployed", "resbm")
 
@@ -39,15 +43,15 @@ class Arm:
 
 
 def arms(width: int) -> dict[str, Arm]:
-    """All arms for a model's width, uncompressed first."""
-    made = {NONE: Arm(NONE, BottleneckConfig())}
+    """All arms for a model's width, the two uncompressed ones first."""
+    tables = BottleneckConfig("learned", latent=width, table_std=TABLE_STD)
+    made = {NONE: Arm(NONE, BottleneckConfig()), TABLES: Arm(TABLES, tables)}
     for ratio in RATIOS:
-        for name in METHODS:
+        for name, (method, bits, form, ratios) in METHODS.items():
             latent = latent_of(name, ratio, width)
-            if latent >= 1:
-                method, bits, form = METHODS[name]
+            if ratio in ratios and latent >= 1:
                 boundary = BottleneckConfig(
-                    method, latent=latent, bits=bits, form=form, basis_steps=500, table_std=0.02
+                    method, latent, bits, form, basis_steps=500, table_std=TABLE_STD
                 )
                 made[f"{name}_{ratio}x"] = Arm(f"{name}_{ratio}x", boundary, ratio)
     return made
@@ -55,7 +59,7 @@ def arms(width: int) -> dict[str, Arm]:
 
 def latent_of(name: str, ratio: int, width: int) -> int:
     """The most numbers whose payloads, both ways and with ids, take a `ratio`-th of float32's."""
-    method, bits, _ = METHODS[name]
+    method, bits, _, _ = METHODS[name]
     ids = ID_BYTES if method in ("subspace", "learned") else 0
     one_way = int((2 * 4 * width / ratio - ids) / 2)
     if method == "topk":
