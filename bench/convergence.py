@@ -4,11 +4,6 @@ Each arm and seed is a process of its own on one thread, and its result is kept 
 benchmark that was interrupted goes on.
 """
 
-import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import gettempdir
@@ -31,12 +26,12 @@ from bench.convergence_arms import (
     arms,
     optimizer,
 )
+from bench.jobs import Job, finish
 from bench.parts import Parts, fingerprint
 from bench.result import RESULTS, Figure, Result, mean_figure
 
 SEEDS = 3
 LIMITS = {8: "<=1", 32: "<=3"}
-AT_ONCE, POLL_S = 2, 0.2
 QUICK_ARMS = (NONE, TABLES, "subspace_8x", "resbm_8x", "learned_8bit_8x")
 CODE = (
     "host.pipeline.texts",
@@ -56,7 +51,17 @@ def measure(*, quick: bool) -> Result:
     settings = shape, steps, optimizer(steps)
     parts = Parts("convergence", fingerprint(settings, CODE), folder)
     seeds = range(1 if quick else SEEDS)
-    _finish(parts, [(name, seed) for seed in seeds for name in grid], grid, quick)
+    extent = "quick" if quick else "full"
+    jobs = [
+        Job(
+            _part(arm, seed),
+            f"{name:22} seed {seed}",
+            ("bench.convergence_worker", name, str(seed), extent),
+        )
+        for seed in seeds
+        for name, arm in grid.items()
+    ]
+    finish(parts, jobs, _told)
     done = parts.all()
     rows = {name: [done[_part(arm, seed)] for seed in seeds] for name, arm in grid.items()}
     figures = {f"gap_{name}": _figure(gaps(rows, name)) for name in grid if name != NONE}
@@ -100,44 +105,8 @@ def _figure(values: Sequence[float], limit: str | None = None) -> Figure:
 
 
 def _part(arm: Arm, seed: int) -> str:
-    return f"{arm.name}/{arm.boundary.latent}/{arm.boundary.bits}/{seed}"
+    return f"{arm.name}/{arm.rate_share:g}/{arm.boundary.latent}/{arm.boundary.bits}/{seed}"
 
 
-def _finish(
-    parts: Parts, jobs: Sequence[tuple[str, int]], grid: Mapping[str, Arm], quick: bool
-) -> None:
-    """Run what is missing, two processes at a time, with the time that is left."""
-    done = parts.all()
-    missing = [(name, seed) for name, seed in jobs if _part(grid[name], seed) not in done]
-    running: dict[subprocess.Popen[str], tuple[str, int]] = {}
-    began, finished, total = time.monotonic(), 0, len(missing)
-    while missing or running:
-        while missing and len(running) < AT_ONCE:
-            name, seed = missing.pop(0)
-            running[_start(name, seed, quick)] = (name, seed)
-        for process in [p for p in running if p.poll() is not None]:
-            name, seed = running.pop(process)
-            output = process.communicate()[0]
-            if process.returncode:
-                raise SystemExit(f"{name} with seed {seed} ended with {process.returncode}")
-            value = json.loads(output.splitlines()[-1])
-            parts.add(_part(grid[name], seed), value)
-            finished += 1
-            left_s = (time.monotonic() - began) / finished * (total - finished)
-            print(
-                f"{finished}/{total} {name:22} seed {seed}: {value['loss']:.4f}, "
-                f"{value['train_s']:.0f} s; {left_s / 60:.0f} min left",
-                flush=True,
-            )
-        time.sleep(POLL_S)
-
-
-def _start(name: str, seed: int, quick: bool) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.convergence_worker", name, str(seed)]
-    return subprocess.Popen(
-        [*command, "quick" if quick else "full"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+def _told(value: Mapping[str, Any]) -> str:
+    return f"{value['loss']:.4f}, {value['train_s']:.0f} s"

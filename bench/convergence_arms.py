@@ -18,6 +18,7 @@ NONE = "none"
 # The learned basis at full width loses nothing: what is left of it is its token tables. Its loss
 # is the stricter thing to compare with, since such tables help a small model by themselves.
 TABLES = "tables"
+SLOWER = "slower"  # uncompressed at half the rate, which suits it better
 # Name: method, bits of a number, form, and the ratios at which it runs.
 METHODS = {
     "subspace": ("subspace", 32, "rows", RATIOS),
@@ -40,12 +41,17 @@ class Arm:
     name: str
     boundary: BottleneckConfig
     ratio: int = 1
+    rate_share: float = 1.0
 
 
 def arms(width: int) -> dict[str, Arm]:
-    """All arms for a model's width, the two uncompressed ones first."""
+    """All arms for a model's width, the three uncompressed ones first."""
     tables = BottleneckConfig("learned", latent=width, table_std=TABLE_STD)
-    made = {NONE: Arm(NONE, BottleneckConfig()), TABLES: Arm(TABLES, tables)}
+    made = {
+        NONE: Arm(NONE, BottleneckConfig()),
+        SLOWER: Arm(SLOWER, BottleneckConfig(), rate_share=0.5),
+        TABLES: Arm(TABLES, tables),
+    }
     for ratio in RATIOS:
         for name, (method, bits, form, ratios) in METHODS.items():
             latent = latent_of(name, ratio, width)
@@ -68,6 +74,7 @@ def latent_of(name: str, ratio: int, width: int) -> int:
     return min(width, (one_way - scale) * 8 // bits)
 
 
-def optimizer(steps: int) -> OptimizerConfig:
-    """The same for all arms."""
-    return OptimizerConfig(learning_rate=2e-3, warmup_steps=steps // 15, stiefel_rate=1e-3)
+def optimizer(steps: int, rate_share: float = 1.0) -> OptimizerConfig:
+    """The same for all arms, but for the rate of one."""
+    rate = 2e-3 * rate_share
+    return OptimizerConfig(learning_rate=rate, warmup_steps=steps // 15, stiefel_rate=1e-3)

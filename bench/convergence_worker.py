@@ -44,7 +44,8 @@ def run(arm: Arm, seed: int, shape: Shape, steps: int) -> dict[str, Any]:
     positions = layers[0].get_buffer("positions")
     layout = Layout(shape.width, shape.vocabulary, OUTPUTS, TOKENS, positions)
     stages, frame = assemble(layers, layout, arm.boundary, STAGES, BATCH, shape.length)
-    trainers = [StageOptimizer(s, frame, arm.boundary, optimizer(steps)) for s in stages]
+    settings = optimizer(steps, arm.rate_share)
+    trainers = [StageOptimizer(s, frame, arm.boundary, settings) for s in stages]
     texts = read_texts(text_folder(), shape.length)
     curve = {}
     for step in range(steps):
