@@ -1,9 +1,10 @@
 """A gateway: it hears the boards of a radio neighbourhood and is their end of the network.
 
-It forwards sealed frames as they are and can neither read nor forge them. On the network it stands
-in for each of its boards by that board's name. What it has taken from the radio waits in the
-link's inbox on disk until the network has it; while the network is down it takes nothing, and the
-boards keep their packets. A trusted one may add its boards' packets up (edge/bundler.py).
+It forwards sealed frames as they are and can neither read nor forge them; the link of its radio has
+its own seals. On the network it stands in for each of its boards by that board's name. What it has
+taken from the radio waits in the link's inbox on disk until the network has it; while the network
+is down it takes nothing, and the boards keep their packets. A trusted one may add its boards'
+packets up (edge/bundler.py).
 """
 
 import logging
@@ -19,11 +20,14 @@ import numpy as np
 
 from edge.bundler import STORE, BundleConfig, Bundling, read_model
 from ternmesh.config import LOG_LEVELS, ConfigError, choices
+from ternmesh.errors import TrustError
+from ternmesh.trust.keyed import HUBS
 from ternmesh.wire import seal
 from ternmesh_store.gateway_store import GatewayStore
+from ternmesh_store.keyring import Keyring, NoKeyring, TrustConfig, choose_keyring, hop_keys
 from ternmesh_store.radio_stores import RadioStores
-from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
-from transports.bearer import boards_of, check_link, make_transport
+from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport, check_node
+from transports.bearer import boards_of, check_link, is_linked, make_transport
 from transports.config_file import read_config_file
 from transports.control_socket import ControlServer, Relay
 from transports.link_config import LinkConfig
@@ -37,11 +41,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """A gateway between `radio` (or BLE), whose tables name its boards, and `network`."""
+    """A gateway between `radio` (or BLE), whose tables name its boards, and `network`.
+
+    `name` is that of its identity; over BLE, where no link of its own is to be sealed, it needs
+    none.
+    """
 
     state_dir: str
     radio: LinkConfig
     network: LinkConfig
+    name: str = "gateway"
+    trust: TrustConfig = field(default_factory=TrustConfig)
     bundle: BundleConfig = field(default_factory=BundleConfig)
     control_socket: str | None = None
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
@@ -75,6 +85,10 @@ def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:
 
 
 def _check(config: GatewayConfig) -> GatewayConfig:
+    try:
+        check_node(config.name)
+    except ValueError as error:
+        raise ConfigError(f"name: {error}") from error
     if not config.radio.serial and not config.radio.ble:
         raise ConfigError(
             "[radio] is empty: name the modem in [radio.serial], or a bridge for each board, as "
@@ -208,19 +222,26 @@ def _context(frame: bytes) -> int:
     return int.from_bytes(frame[1:3], "little")
 
 
-def run_gateway(config: GatewayConfig, stop: threading.Event) -> None:
-    """Be a gateway until `stop` is set. ConfigError, StoreError, TransportError, ControlError."""
-    stores = RadioStores(Path(config.state_dir))
-    radio = make_transport(config.radio, HOST, stores)
+def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool = False) -> None:
+    """Be a gateway until `stop` is set; `insecure`: without keys.
+
+    ConfigError, TrustError, StoreError, TransportError, ControlError.
+    """
+    stores, keyring = RadioStores(Path(config.state_dir)), _keyring(config, insecure=insecure)
+    radio = make_transport(config.radio, HOST, stores, hop_keys(keyring, config.name))
     network = {board: make_transport(config.network, board, stores) for board in config.boards}
     bundling = _bundling(config)
     gateway, relay = Gateway(radio, network, bundling), Relay()
 
     def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
         bundles = None if bundling is None else bundling.status()
-        return {**status(gateway, radio, network), "bundles": bundles}
+        trust = keyring.status() if is_linked(config.radio) else None
+        return {**status(gateway, radio, network), "bundles": bundles, "trust": trust}
 
+    keyring.open()
     try:
+        keyring.check_fleet(config.network.fleet)
+        _check_members(keyring, config)
         gateway.open()
         with ControlServer(config.control_path, relay.ask):
             _log.info("gateway for %s is ready", ", ".join(config.boards))
@@ -229,6 +250,31 @@ def run_gateway(config: GatewayConfig, stop: threading.Event) -> None:
                 relay.serve(answer)
     finally:
         gateway.close()
+        keyring.close()
+
+
+def _keyring(config: GatewayConfig, *, insecure: bool) -> Keyring | NoKeyring:
+    """What seals its radio's link; bridges have none, and frames pass them as they are."""
+    if not is_linked(config.radio):
+        return NoKeyring()
+    folder, is_loopback = Path(config.state_dir), config.radio.is_loopback
+    return choose_keyring(folder, config.trust, insecure=insecure, is_loopback=is_loopback)
+
+
+def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
+    """Boards whose keys it lacks cannot speak to it: that must not be a riddle."""
+    if not isinstance(keyring, Keyring):
+        return
+    if keyring.own.public.role not in HUBS:
+        role = keyring.own.public.role.name.lower()
+        raise TrustError(f"{config.name} has the identity of a {role}: a gateway needs its own")
+    known = {member.name for member in keyring.roster.state.members}
+    if strangers := [board for board in config.boards if board not in known]:
+        _log.warning(
+            "no keys of %s are known here, so nothing is heard from them: `ternmesh enrol import` "
+            "takes what `ternmesh enrol export` on the host has written",
+            ", ".join(strangers),
+        )
 
 
 def _bundling(config: GatewayConfig) -> Bundling | None:

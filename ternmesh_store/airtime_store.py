@@ -5,6 +5,7 @@ A store is used from the thread that opened it.
 """
 
 import struct
+from math import isfinite
 from pathlib import Path
 
 from ternmesh.link.ledger import Entry, Ledger, Moment, Record, fully_spent, resume
@@ -97,6 +98,9 @@ class AirtimeStore:
             return Ledger(budget_us)
         boot, now_s, wall_s, ahead_us, blob = found[0]
         entries = tuple(Entry(*fields) for fields in _ENTRY.iter_unpack(blob))
+        times = (now_s, wall_s or 0.0, *(entry.end_s for entry in entries))
+        if not all(map(isfinite, times)) or not 0 <= ahead_us <= budget_us:
+            raise ValueError("airtime that nobody has reserved")
         return resume(budget_us, Record(entries, ahead_us), Moment(boot, now_s, wall_s), now)
 
     def _keep(self, name: str, record: Record, now: Moment) -> None:

@@ -22,7 +22,10 @@ DAMAGED_MAX = 3  # files that are kept aside; then the last is replaced
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 # What readers of values raise on those that nobody wrote: SQLite checks its pages, not their bits.
-_UNREADABLE = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 P = ParamSpec("P")
 T = TypeVar("T")
 

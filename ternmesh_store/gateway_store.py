@@ -14,7 +14,7 @@ from ternmesh.swarm.bundle_records import (
     VersionReached,
     new_state,
 )
-from ternmesh.swarm.bundling import read_bundle
+from ternmesh.swarm.bundling import bundle_units, read_bundle
 from ternmesh.swarm.events import CountersReserved
 from ternmesh_store.arrays import read_floats, write_floats
 from ternmesh_store.database import Database, Schema, checked
@@ -72,7 +72,7 @@ class GatewayStore:
         residual = read_floats(self._vector(_RESIDUAL))
         if residual.size != dimension:
             raise ValueError(f"its residual is not of {dimension} numbers")
-        return BundlerState(
+        state = BundlerState(
             residual=residual,
             run=run,
             plan=_read_plan(plan),
@@ -80,6 +80,8 @@ class GatewayStore:
             pending=self._pending(),
             counter=counter,
         )
+        _check_pending(state)
+        return state
 
     def record(self, event: BundlerEvent) -> None:
         """Write what of an event must survive; `commit` makes it durable."""
@@ -133,6 +135,18 @@ class GatewayStore:
         if value is None:
             raise ValueError(f"{key} is missing")
         return value
+
+
+def _check_pending(state: BundlerState) -> None:
+    """ValueError for a bundle that is not one of this run's plan."""
+    bundle, plan = state.pending, state.plan
+    if bundle is None:
+        return
+    if plan is None or plan.up.count != len(bundle.bodies) - 2:
+        raise ValueError("its bundle is of another plan")
+    if bundle.wanted.size != state.residual.size:
+        raise ValueError(f"its bundle is not of {state.residual.size} numbers")
+    bundle_units(bundle.bodies[2:], plan)
 
 
 def _read_plan(text: str) -> Plan | None:

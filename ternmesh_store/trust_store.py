@@ -1,7 +1,8 @@
 """What an end keeps of its fleet: who belongs to it, and where the seals of each peer stand.
 
-It is apart from the run, because it outlives every run and model. It holds a broadcast key, so only
-its owner may read it.
+Seals have two layers, from end to end and from one neighbour to the next on a link; a peer may have
+a state in both. It is apart from the run, because it outlives every run and model. It holds
+broadcast keys, so only its owner may read it.
 """
 
 import os
@@ -12,6 +13,7 @@ from ternmesh.trust.identity import read_identity, write_identity
 from ternmesh.trust.roster import Roster, RosterState
 from ternmesh.trust.sealing import Change
 from ternmesh.trust.session import (
+    CloneCount,
     GroupState,
     PeerState,
     SealingState,
@@ -23,15 +25,19 @@ from ternmesh.trust.session import (
 from ternmesh_store.database import Database, Schema, StoreError
 
 TRUST = "trust.sqlite"
+END, HOP = "end", "hop"  # layers
 SCHEMA = Schema(
     application=0x544D5452,  # "TMTR"
-    version=1,
+    version=2,
     statements=(
         "CREATE TABLE fleet (fleet BLOB NOT NULL, host BLOB NOT NULL, number INTEGER NOT NULL)",
         "CREATE TABLE member (name TEXT PRIMARY KEY, identity BLOB NOT NULL)",
         "CREATE TABLE revoked (fingerprint BLOB PRIMARY KEY)",
-        "CREATE TABLE peer (name TEXT PRIMARY KEY, state BLOB NOT NULL)",
-        "CREATE TABLE broadcast (state BLOB NOT NULL)",
+        "CREATE TABLE peer (layer TEXT NOT NULL, name TEXT NOT NULL, state BLOB NOT NULL, "
+        "PRIMARY KEY (layer, name))",
+        "CREATE TABLE broadcast (layer TEXT PRIMARY KEY, state BLOB NOT NULL)",
+        "CREATE TABLE clone (layer TEXT NOT NULL, name TEXT NOT NULL, count INTEGER NOT NULL, "
+        "PRIMARY KEY (layer, name))",
     ),
 )
 
@@ -90,24 +96,39 @@ class TrustStore:
         database.write_many("INSERT INTO member VALUES (?, ?)", rows)
         database.write_many("INSERT INTO revoked VALUES (?)", [(key,) for key in state.revoked])
 
-    def sealing(self) -> SealingState:
-        """Where the seals of all peers stood at the last commit."""
-        peers = self._database.rows("SELECT name, state FROM peer")
-        groups = self._database.rows("SELECT state FROM broadcast")
+    def sealing(self, layer: str) -> SealingState:
+        """Where the seals of a layer stood at the last commit."""
+        peers = self._database.rows("SELECT name, state FROM peer WHERE layer = ?", layer)
+        groups = self._database.rows("SELECT state FROM broadcast WHERE layer = ?", layer)
         group = read_group(groups[0][0]) if groups else None
-        return SealingState(tuple(read_peer(name, state) for name, state in peers), group)
+        counts = self._database.rows("SELECT name, count FROM clone WHERE layer = ?", layer)
+        clones = tuple(CloneCount(name, count) for name, count in counts)
+        return SealingState(tuple(read_peer(name, state) for name, state in peers), group, clones)
 
-    def record(self, changes: Iterable[Change]) -> None:
-        """Write what has changed; `commit` makes it durable."""
+    def forget_peers(self) -> None:
+        """Drop all of that: this end has new keys, and so has every pair."""
+        self._database.write("DELETE FROM peer")
+        self._database.write("DELETE FROM broadcast")
+
+    def record(self, layer: str, changes: Iterable[Change]) -> None:
+        """Write what has changed in a layer; `commit` makes it durable."""
         for change in changes:
             match change:
                 case PeerState():
                     self._database.write(
-                        "INSERT INTO peer VALUES (?, ?) "
-                        "ON CONFLICT DO UPDATE SET state = excluded.state",
+                        "INSERT OR REPLACE INTO peer VALUES (?, ?, ?)",
+                        layer,
                         change.name,
                         write_peer(change),
                     )
+                case CloneCount():
+                    self._database.write(
+                        "INSERT OR REPLACE INTO clone VALUES (?, ?, ?)",
+                        layer,
+                        change.name,
+                        change.count,
+                    )
                 case GroupState():
-                    self._database.write("DELETE FROM broadcast")
-                    self._database.write("INSERT INTO broadcast VALUES (?)", write_group(change))
+                    self._database.write(
+                        "INSERT OR REPLACE INTO broadcast VALUES (?, ?)", layer, write_group(change)
+                    )

@@ -7,6 +7,7 @@ sends it again. Errors:
     ├── NotConnected        nothing was sent: wait for `connected`
     ├── Busy                nothing was sent: too much is on its way, offer it again soon
     ├── FrameTooLarge       a frame is longer than this transport's `mtu`
+    ├── NameTaken           another process has our name on the bearer: this one must end
     └── MissingExtra        the Python package for this transport is not installed
 """
 
@@ -58,6 +59,10 @@ class Busy(TransportError):
 
 class FrameTooLarge(TransportError):
     """A frame is longer than the transport's mtu."""
+
+
+class NameTaken(TransportError):
+    """Another process, which was there before, has our name on the bearer: `receive` ends."""
 
 
 class MissingExtra(TransportError):

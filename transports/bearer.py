@@ -15,11 +15,12 @@ from ternmesh.config import ConfigError
 from ternmesh.link.link import LinkSettings
 from ternmesh.link.regions import REGIONS, UNREGULATED, Channel, SubBand, check, longest_frame
 from ternmesh.swarm.pace import NETWORK, Pace
+from ternmesh.trust.keyed import FRAME_MIN
 from ternmesh.wire import seal
 from transports.base import ALL, HOST
 from transports.ble.config import board_config, board_end, bridge_configs, bridge_ends
 from transports.link_config import AS_IS, MAIN, LinkConfig, link_settings
-from transports.linked import LinkedTransport, LinkLog, StatusTransport
+from transports.linked import LinkedTransport, LinkKeys, LinkLog, StatusTransport
 from transports.mqtt import MqttTransport
 from transports.serial_lora.config import serial_settings
 from transports.serial_lora.dialect import Budget
@@ -73,8 +74,10 @@ def check_link(link: LinkConfig, role: str) -> None:
             if name == MAIN:
                 raise
             raise ConfigError(f"in [link.also.{name}]: {error}") from error
-    if link.service == AS_IS and not _is_linked(link):
+    if link.service == AS_IS and not is_linked(link):
         raise ConfigError('link.service is "as-is": that is for radios; drop it here')
+    if link.gateway and (role == HOST or not is_linked(link)):
+        raise ConfigError("link.gateway is for boards whose radio reaches a gateway; drop it here")
 
 
 def _check_bearer(link: LinkConfig, role: str) -> None:
@@ -125,9 +128,14 @@ def radio_of(link: LinkConfig, role: str) -> Radio:
     return Radio(settings, check(region, channel))
 
 
-def make_transport(link: LinkConfig, role: str, stores: Stores) -> StatusTransport:
-    """The transport of a checked table for `role`, a node's name or HOST, not opened yet."""
-    if not _is_linked(link):
+def make_transport(
+    link: LinkConfig, role: str, stores: Stores, keys: LinkKeys | None = None
+) -> StatusTransport:
+    """The transport of a checked table for `role`, a node's name or HOST, not opened yet.
+
+    `keys` seal the link, where there is one. ConfigError where its frames are too short for them.
+    """
+    if not is_linked(link):
         return _bearer(MAIN, link, role, stores).transport
     bearers = [
         _bearer(name, one, role, stores if name == MAIN else stores.beside(name))
@@ -136,11 +144,17 @@ def make_transport(link: LinkConfig, role: str, stores: Stores) -> StatusTranspo
     radios = [radio_of(one, role) for one in link.bearers().values() if one.serial]
     nodes = boards_of(link, role)
     timing = _timing(bearers, radios, len(nodes))
+    if keys is not None and timing.mtu < FRAME_MIN:
+        raise ConfigError(
+            f"[link]: frames of {timing.mtu} bytes are too short for keys, which take {FRAME_MIN}: "
+            "choose a smaller spreading_factor, a larger bandwidth_khz, a sub-band with more "
+            "airtime, or a dialect with longer frames"
+        )
     inner: StatusTransport = bearers[0].transport
     if len(bearers) > 1:
         inner = Several(bearers, nodes, PATIENCE * timing.idle_s)
     rng, log, as_is = np.random.default_rng(), stores.log(), link.service == AS_IS
-    return LinkedTransport(inner, timing, log, time.monotonic, rng, nodes, as_is=as_is)
+    return LinkedTransport(inner, timing, log, time.monotonic, rng, nodes, as_is=as_is, keys=keys)
 
 
 def pace_of(transport: StatusTransport) -> Pace:
@@ -158,7 +172,7 @@ def _timing(bearers: Sequence[Bearer], radios: Sequence[Radio], nodes: int) -> L
     return link_timing(min(sizes), frame_us, nodes, speed)
 
 
-def _is_linked(link: LinkConfig) -> bool:
+def is_linked(link: LinkConfig) -> bool:
     """Whether the link stands around the bearer."""
     return bool(link.serial or link.also or link.several)
 

@@ -25,8 +25,9 @@ class LinkConfig:
     A password may stand in the URL, or in a `credentials_file` that only its owner may read
     (`transports.credentials`). `serial` is checked by `transports.serial_lora.config`, `ble`
     by `transports.ble.config`. `also` holds further bearers by name, each a table like this one;
-    `several` says that the other end has them. `service` is how what we send travels on bearers
-    that lose frames: whole objects until they have arrived, or each frame once.
+    `several` says that the other end has them. `gateway` is the name of the gateway that a board's
+    radio reaches in the place of the host: its keys seal the link. `service` is how what we send
+    travels on bearers that lose frames: whole objects until they have arrived, or each frame once.
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
     and its key for a broker that asks for them. `message_max` (bytes) is for brokers that do not
     tell their limit, as with MQTT 3.1.1, and hang up on what is longer.
@@ -44,18 +45,19 @@ class LinkConfig:
     ble: Table = field(default_factory=dict)
     also: Table = field(default_factory=dict)
     several: bool = False
+    gateway: str = ""
     service: str = field(default=COMPLETE, metadata=choices(COMPLETE, AS_IS))
 
     def bearers(self) -> dict[str, "LinkConfig"]:
         """Each bearer's own table by name, in order of preference; ConfigError."""
-        found = {MAIN: replace(self, also={}, several=False, service=COMPLETE)}
+        found = {MAIN: replace(self, also={}, several=False, gateway="", service=COMPLETE)}
         for name, table in self.also.items():
             where = f"link.also.{name}"
             if not isinstance(table, dict):
                 raise ConfigError(f"{where} is {table!r}: it must be a table, written [{where}]")
             if name == MAIN or not name.replace("-", "").isalnum():
                 raise ConfigError(f"{where}: call it something else, of letters, digits and -")
-            for key in ("also", "several", "service"):
+            for key in ("also", "several", "gateway", "service"):
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
             found[name] = read_table(LinkConfig, table, where)
@@ -65,6 +67,11 @@ class LinkConfig:
     def is_loopback(self) -> bool:
         """Whether nothing of it leaves this machine."""
         return all(urlsplit(one.url).hostname in LOOPBACK for one in self.bearers().values())
+
+    @property
+    def has_radio(self) -> bool:
+        """Whether a radio's airtime is among what it takes."""
+        return any(one.serial for one in self.bearers().values())
 
     def anchored(self, folder: Path) -> "LinkConfig":
         """The same with its relative paths made absolute from `folder`."""

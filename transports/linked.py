@@ -3,12 +3,12 @@
 A frame alone that fits the bearer is sent as it is, once. Several, or one that is too long,
 travel as an object (`ternmesh.link`), which arrives whole or not at all, over restarts of both
 sides; or, where whatever arrives counts, each as it is, once. All of it happens in the thread that
-calls `send` and `receive`.
+calls `send` and `receive`. Where the fleet has keys the link is sealed from neighbour to neighbour.
 """
 
 import hashlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -24,8 +24,11 @@ from ternmesh.link.records import (
     LinkRefused,
     LinkState,
     ObjectArrived,
+    SealsChanged,
 )
+from ternmesh.swarm.events import refusals
 from ternmesh.swarm.pace import Pace
+from ternmesh.trust.sealing import Change, OpenSealing, Sealing
 from ternmesh.wire import seal
 from transports import batch
 from transports.base import ALL, Arrival, Busy, FrameTooLarge, NotConnected, Transport
@@ -34,6 +37,9 @@ WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked
 ROOM = 1  # frames that are taken from the link at once: what it says may be out of date soon
 DELIVERED_MAX = 256
 PASSED_MAX = 4096
+REFUSED_PEERS_MAX, REASONS_MAX = 256, 32  # that are counted by name
+OTHER = "other"
+ORDINARY = ("seal", "sync", "replay")  # of radios, and of ends that meet
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
 
 Name = tuple[str, bytes]  # a peer, and what an object for it says
@@ -66,6 +72,19 @@ class LinkLog(Protocol):
         """Forget one of them."""
 
 
+class LinkKeys(Protocol):
+    """What seals a link, and keeps where its seals stand: `ternmesh_store.keyring.HopKeys`."""
+
+    def sealing(self, counter: int) -> Sealing:
+        """The seals of this process; `counter` is the first that was never reserved."""
+
+    def record(self, changes: Sequence[Change]) -> None:
+        """Write what has changed."""
+
+    def commit(self) -> None:
+        """Make it durable."""
+
+
 @runtime_checkable
 class StatusTransport(Transport, Protocol):
     """A transport that tells how it is."""
@@ -78,6 +97,7 @@ class LinkedTransport:
     """See `transports.base.Transport`. `receivers` are the nodes that a broadcast is for.
 
     `as_is`: the frames of a packet that fit the bearer are sent once each and not as an object.
+    Without `keys` whoever reaches the bearer is believed.
     """
 
     def __init__(
@@ -90,9 +110,11 @@ class LinkedTransport:
         receivers: Sequence[str] = (),
         *,
         as_is: bool = False,
+        keys: LinkKeys | None = None,
     ) -> None:
         self._inner, self._settings, self._log, self._clock = inner, settings, log, clock
         self._rng, self._receivers, self._as_is = rng, tuple(receivers), as_is
+        self._keys = keys
         self._link = Link(settings, LinkState(), rng)
         self._arrivals: deque[Arrival] = deque()
         self._held: deque[tuple[str, bytes]] = deque()  # frames that the bearer was too busy for
@@ -101,6 +123,7 @@ class LinkedTransport:
         self._delivered: dict[Name, float] = {}  # when
         self._passed: dict[Name, float] = {}  # when a frame of a packet was sent as it is
         self.objects_sent = self.objects_lost = self.frames_refused = 0
+        self.refused: dict[str, Counter[str]] = {}  # by peer and reason
 
     @property
     def mtu(self) -> int:
@@ -119,13 +142,14 @@ class LinkedTransport:
         return True
 
     def open(self) -> None:
-        """Start the bearer, and take up what was under way."""
+        """Start the bearer, and take up what was under way. TrustError where keys do not fit."""
         self._log.open()
         state = self._log.load()
         for record in state.outgoing:
             name = record.queued.peer, _content(batch.split(record.queued.payload))
             self._under_way[name] = record.queued.number
-        self._link = Link(self._settings, state, self._rng)
+        sealing = OpenSealing() if self._keys is None else self._keys.sealing(state.counter)
+        self._link = Link(self._settings, state, self._rng, sealing=sealing)
         self._inner.open()
         self._link.start(self._clock())
         self._hand_out()
@@ -171,6 +195,8 @@ class LinkedTransport:
             "objects_sent": self.objects_sent,
             "objects_lost": self.objects_lost,
             "frames_refused": self.frames_refused,
+            "sealed": self._keys is not None,
+            "refused": {p: shown for p, r in self.refused.items() if (shown := refusals(r))},
         }
         told = self._inner.status() if isinstance(self._inner, StatusTransport) else {}
         return {**told, "link": own}
@@ -234,6 +260,8 @@ class LinkedTransport:
             self._log.record(event)
             has_object |= isinstance(event, ObjectArrived)
             self._note(event)
+        if self._keys is not None:
+            self._keys.commit()  # first: what came of a frame may be lost, but not taken twice
         self._log.commit()
         if has_object:
             self._hand_out()
@@ -243,8 +271,11 @@ class LinkedTransport:
         match event:
             case FrameArrived():
                 self._arrivals.append(Arrival(event.peer, (event.frame,), len(event.frame)))
+            case SealsChanged():
+                assert self._keys is not None
+                self._keys.record(event.changes)
             case LinkRefused():
-                self.frames_refused += 1
+                self._note_refusal(event.peer, event.reason)
             case Delivered():
                 self.objects_sent += 1
                 for name in self._end(event.number):
@@ -257,6 +288,17 @@ class LinkedTransport:
                 self._end(event.number)
             case _:
                 pass  # The store's business alone.
+
+    def _note_refusal(self, peer: str, reason: str) -> None:
+        """Count it; the first of its kind is told, for it may be why nothing moves."""
+        self.frames_refused += 1
+        peer = peer if peer in self.refused or len(self.refused) < REFUSED_PEERS_MAX else OTHER
+        reasons = self.refused.setdefault(peer, Counter())
+        reason = reason if reason in reasons or len(reasons) < REASONS_MAX else OTHER
+        if reason not in reasons:
+            level = logging.INFO if reason in ORDINARY else logging.WARNING
+            _logger.log(level, "the link refuses frames from or for %s: %s", peer, reason)
+        reasons[reason] += 1
 
     def _end(self, number: int) -> list[Name]:
         """Objects of this number are not under way any more; their names."""

@@ -6,14 +6,16 @@ a message that the broker refuses again and again: each connection gets a new, e
 """
 
 import logging
+import math
 import random
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from ternmesh.errors import WireError
 from transports import batch
-from transports.base import Arrival, FrameTooLarge, NotConnected
+from transports.base import Arrival, FrameTooLarge, NameTaken, NotConnected
 from transports.inbox import Inbox
 from transports.mqtt_connection import GOODBYE_S, MqttConnection, MqttCounters
 from transports.mqtt_settings import (
@@ -28,6 +30,7 @@ from transports.mqtt_settings import (
 )
 from transports.mqtt_tls import explain
 
+YOUNG_S = 120.0  # of two processes of one name that end yields which is not older than this
 SHORT_MAX = 3  # short-lived connections in a row before we suspect a rival of our name
 
 _log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class MqttTransport:
         self._limits = BrokerLimits()
         self._connection: MqttConnection | None = None
         self._last_error = "not opened yet"
+        self._opened_at, self._taken = math.inf, ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{settings.role}", daemon=True)
 
@@ -62,6 +66,7 @@ class MqttTransport:
     def open(self) -> None:
         """Start the network thread, which connects and reconnects until `close`."""
         self._last_error = f"not connected to {self.settings.broker} yet"
+        self._opened_at = time.monotonic()
         self._thread.start()
 
     def close(self) -> None:
@@ -90,7 +95,12 @@ class MqttTransport:
         return size
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        """The next arrival, or None after `timeout_s`."""
+        """The next arrival, or None after `timeout_s`.
+
+        NameTaken where an older process has our name: it came back for it while we were young.
+        """
+        if self._taken:
+            raise NameTaken(self._taken)
         return self._inbox.get(timeout_s)
 
     def status(self) -> dict[str, object]:
@@ -133,6 +143,9 @@ class MqttTransport:
             pauses.ended(connection.ready_s, taken_over=connection.taken_over)
             rival = connection.ready_s > 0 and pauses.short > SHORT_MAX
             self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
+            if connection.taken_over and time.monotonic() < self._opened_at + YOUNG_S:
+                self._taken = connection.ended
+                break
             if not hurry:
                 self._stop.wait(pauses.next_s(self._rng))
 

@@ -276,8 +276,8 @@ class MqttConnection:
         if reason.getName() == "Session taken over":
             self.taken_over = True
             self.ended = (
-                f"another process uses our client id {self._settings.identity} on "
-                f"{self._settings.broker}: give each its own role or client_id"
+                f"another process is {self._settings.identity} on {self._settings.broker}: stop "
+                "it, or give this one another name"
             )
         elif not self.ended:
             what = "closed" if flags.is_disconnect_packet_from_server else "lost"

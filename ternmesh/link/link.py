@@ -3,7 +3,8 @@
 An object is offered, then sent as source symbols, one a frame; its receiver says how many symbols
 it lacks, and gets as many repair symbols as that, until it has all. Feedback is a frame of about
 20 bytes per burst. Verbs and order are those of the swarm: frames or a timeout in, events out and
-onto disk, then `frames_to_send`. Times in seconds of any clock that does not jump.
+onto disk, then `frames_to_send`. Times in seconds of any clock that does not jump. No frame is
+believed before its seal is opened; what is sealed end to end passes by.
 """
 
 from collections import deque
@@ -26,14 +27,18 @@ from ternmesh.link.frames import (
     read,
 )
 from ternmesh.link.inbound import Inbound
-from ternmesh.link.outbound import Outbound
+from ternmesh.link.outbound import LANE_SLOTS, Outbound
 from ternmesh.link.records import (
     FrameArrived,
     LinkCountersReserved,
     LinkEvent,
     LinkRefused,
     LinkState,
+    SealsChanged,
 )
+from ternmesh.trust.keyed import FRAME_MIN, NEIGHBOUR
+from ternmesh.trust.keys import SUITE_END
+from ternmesh.trust.sealing import OpenSealing, Sealing
 from ternmesh.wire import seal
 
 MTU_MIN = 32
@@ -48,7 +53,7 @@ class LinkFull(TernmeshError):
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What both ends of a link agree on, but for `contexts`: what a seal names each peer by.
+    """What both ends of a link agree on. `contexts` are those of peers that stand for several.
 
     `idle_s` is a silence after which a burst is taken to be over: some frames long, and longer
     than a turnaround. Questions are repeated ever more seldom, at most every `longest_s`; after
@@ -88,7 +93,7 @@ class LinkSettings:
 
 
 class Link:
-    """One end. `rng` only jitters timers."""
+    """One end. `rng` only jitters timers. ValueError where frames are too short for keys."""
 
     def __init__(
         self,
@@ -96,13 +101,17 @@ class Link:
         state: LinkState,
         rng: np.random.Generator,
         coder: Coder | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
         coder = coder or RandomLinear()
-        self._settings = settings
+        self._settings, self._sealing = settings, sealing or OpenSealing()
+        if self._sealing.asks and settings.mtu < FRAME_MIN:
+            raise ValueError(f"mtu {settings.mtu}: with keys it is at least {FRAME_MIN} bytes")
         self._events: deque[LinkEvent] = deque()
         self._out = Outbound(settings, state, rng, coder, self._events)
         self._in = Inbound(settings, state, rng, coder, self._events)
         self._as_is: deque[tuple[str, str | None, bytes]] = deque()
+        self._words: dict[str, tuple[int, bytes]] = {}  # the newest of the seals' own to each peer
         self._counter = self._limit = state.counter
 
     # The verbs
@@ -111,6 +120,7 @@ class Link:
         """Begin: what was under way before a restart goes on."""
         self._out.start(now)
         self._in.start(now)
+        self._ask(now)
 
     def send(
         self,
@@ -153,26 +163,24 @@ class Link:
     def receive_frame(self, peer: str, frame: bytes, now: float) -> None:
         """Take a frame. What is wrong becomes a `LinkRefused` event and changes nothing."""
         try:
-            if seal.suite_of(frame) != seal.SUITE_OPEN:  # not of the link: sealed for its receiver
+            if _passes(frame):
                 self._events.append(FrameArrived(peer, frame))
-                return
-            header, body = seal.open_seal(frame)
-            if is_link(body):
-                self._take(peer, read(body), header.context == seal.BROADCAST, now)
             else:
-                self._events.append(FrameArrived(peer, frame))
+                self._open(peer, frame, now)
         except WireError as error:
             self._events.append(LinkRefused(peer, error.reason))
+        self._ask(now)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
-        times = (self._out.next_timeout(), self._in.next_timeout())
+        times = (self._out.next_timeout(), self._in.next_timeout(), self._sealing.next_due())
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due: ask again, go on with those who have answered, give up."""
         self._out.handle_timeout(now)
         self._in.handle_timeout(now)
+        self._ask(now)
 
     def next_event(self) -> LinkEvent | None:
         """The next thing to make durable or act on, until None."""
@@ -180,7 +188,13 @@ class Link:
             self._out.begin()
         if self._events:
             return self._events.popleft()
-        if self._limit - self._counter < FRAMES_MAX and self.has_frames:
+        if not self.has_frames:
+            return None  # Windows may wait: nobody repeats with gain what has led to nothing.
+        for peer in self._out.addressees:
+            self._sealing.meet(peer)
+        if changes := self._sealing.changes():
+            return SealsChanged(changes)
+        if self._limit - self._counter < FRAMES_MAX:
             self._limit += COUNTERS_BLOCK
             return LinkCountersReserved(self._limit)
         return None
@@ -188,18 +202,51 @@ class Link:
     @property
     def has_frames(self) -> bool:
         """Whether anything wants to leave now."""
-        return bool(self._as_is) or self._in.has_frames or self._out.has_frames
+        waiting = self._words or self._as_is
+        return bool(waiting) or self._in.has_frames or self._out.has_frames
 
     def frames_to_send(self, now: float, room: int = FRAMES_MAX) -> list[tuple[str, bytes]]:
-        """At most `room` frames in the order of their worth: answers, frames as is, objects."""
+        """At most `room` frames in the order of their worth: answers, frames as is, objects.
+
+        Before all of them goes what the seals say. A frame for whom there is no key is lost.
+        """
         room = min(room, FRAMES_MAX, self._limit - self._counter)
-        bodies = self._in.bodies(room)
-        sealed = [(peer, self._seal(peer, body)) for peer, body in bodies]
-        while self._as_is and len(sealed) < room:
+        frames: list[tuple[str, bytes]] = []
+        for _ in range(FRAMES_MAX):
+            if len(frames) >= room or not self.has_frames:
+                break
+            frames += self._next_frames(now, room - len(frames))
+        return frames
+
+    def _next_frames(self, now: float, room: int) -> list[tuple[str, bytes]]:
+        frames = []
+        for peer in list(self._words)[:room]:
+            context, body = self._words.pop(peer)
+            frames += self._seal(peer, context, body)
+        for peer, body in self._in.bodies(room - len(frames)):
+            frames += self._seal(peer, self._context(peer), body)
+        while self._as_is and len(frames) < room:
             peer, _, frame = self._as_is.popleft()
-            sealed.append((peer, frame))
-        bodies = self._out.bodies(now, room - len(sealed))
-        return sealed + [(peer, self._seal(peer, body)) for peer, body in bodies]
+            frames.append((peer, frame))
+        for peer, body in self._out.bodies(now, room - len(frames)):
+            frames += self._seal(peer, self._context(peer), body)
+        return frames
+
+    def _ask(self, now: float) -> None:
+        """Note what the seals want said."""
+        self._words |= {peer: (context, body) for peer, context, body in self._sealing.due(now)}
+
+    def _open(self, peer: str, frame: bytes, now: float) -> None:
+        header, body = self._sealing.open(peer, frame)
+        if is_link(body):
+            message, is_broadcast = read(body), header.context == seal.BROADCAST
+            if is_broadcast and not _may_be_for_all(message):
+                raise WireError("link", "what is said to all is about what all are to have")
+            self._take(peer, message, is_broadcast, now)
+        elif header.suite == seal.SUITE_OPEN:
+            self._events.append(FrameArrived(peer, frame))
+        elif not self._sealing.is_own(body):
+            raise WireError("kind", f"a link takes no body of kind {body[0]}")
 
     def _take(
         self,
@@ -218,7 +265,32 @@ class Link:
             case Question():
                 self._out.asked(peer, message)
 
-    def _seal(self, peer: str, body: bytes) -> bytes:
-        header = seal.Header(self._settings.contexts.get(peer, seal.ENROL), self._counter)
+    def _context(self, peer: str) -> int:
+        return self._settings.contexts.get(peer, NEIGHBOUR)
+
+    def _seal(self, peer: str, context: int, body: bytes) -> list[tuple[str, bytes]]:
+        """The frame with this body, or none."""
+        try:
+            frame = self._sealing.seal(peer, context, self._counter, body)
+        except WireError as error:
+            self._events.append(LinkRefused(peer, error.reason))
+            return []
         self._counter += 1
-        return seal.seal(header, body)
+        return [(peer, frame)]
+
+
+def _passes(frame: bytes) -> bool:
+    """Whether a frame is for whoever is above the link: sealed for them, or of who has no keys yet.
+
+    Its seal is not this link's to open. WireError for what is no frame.
+    """
+    suite = seal.suite_of(frame)
+    if suite != seal.SUITE_OPEN:
+        return suite == SUITE_END
+    header, body = seal.open_seal(frame)
+    return header.context == seal.ENROL and not is_link(body)
+
+
+def _may_be_for_all(message: Offer | Symbol | Status | Question) -> bool:
+    """Who holds a broadcast's key could speak to all: not into what is between two."""
+    return isinstance(message, Offer | Symbol) and message.slot >= LANE_SLOTS

@@ -204,6 +204,12 @@ class Outbound:
         """Whether anything may leave now."""
         return any(sending.has_frames for sending in self._active)
 
+    @property
+    def addressees(self) -> set[str]:
+        """To whom something may leave now."""
+        found = [sending for sending in self._active if sending.has_frames]
+        return {name for s in found for name in (s.queued.peer, *s.offer_to)}
+
     def begin(self) -> None:
         """Take the most urgent objects that wait under way, as far as there is room."""
         for queued in sorted(self._waiting, key=lambda q: (q.priority, q.number)):

@@ -7,6 +7,7 @@ commit, and only then send. A status then never counts a symbol that a crash cou
 from dataclasses import dataclass, field
 
 from ternmesh.link.frames import Offer
+from ternmesh.trust.sealing import Change
 
 ARRIVED_MAX = 64  # names of the objects that came last, remembered of each peer
 
@@ -16,6 +17,13 @@ class LinkCountersReserved:
     """Seal counters below `limit` are about to be used."""
 
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealsChanged:
+    """Where the link's seals stand (`Sealing.changes`); before whatever else is made durable."""
+
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ class ObjectArrived:
 
 @dataclass(frozen=True, slots=True)
 class FrameArrived:
-    """A frame that is not the link's own: it passes as it is. Nothing to keep."""
+    """A frame that is not the link's own: it passes as it is, unopened. Nothing to keep."""
 
     peer: str
     frame: bytes
@@ -100,7 +108,7 @@ class FrameArrived:
 
 @dataclass(frozen=True, slots=True)
 class LinkRefused:
-    """Bytes that break the rules; they changed nothing."""
+    """Bytes that break the rules, and changed nothing; or a peer for whom there is no key."""
 
     peer: str
     reason: str
@@ -108,6 +116,7 @@ class LinkRefused:
 
 LinkEvent = (
     LinkCountersReserved
+    | SealsChanged
     | Queued
     | TransferBegun
     | RepairsReserved

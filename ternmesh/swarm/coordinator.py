@@ -39,7 +39,7 @@ from ternmesh.swarm.seldom import Seldom
 from ternmesh.swarm.step import make_step
 from ternmesh.trust.notary import OPEN as TRUST_OPEN
 from ternmesh.trust.notary import Trust
-from ternmesh.wire import control, manifest, pieces, seal
+from ternmesh.wire import control, manifest, seal
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt, Refusal
 from ternmesh.wire.reference import (
     COUNTED_MAX,
@@ -85,6 +85,7 @@ class Coordinator:
         self._names = {node.name: node for node in self.nodes.values()}
         self._chain = Chain(origin, state.chain, settings.chain_max)
         self._sealing, self._notary = trust.sealing, trust.notary
+        self._sealing.bind(run)
         self._outgoing = Outgoing(state.counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
         self._round = self._new_round()
@@ -98,11 +99,11 @@ class Coordinator:
 
     def start(self, now: float) -> None:
         """Begin, or go on after a restart: the open round gets a fresh deadline."""
+        self._outgoing.ask(now)  # with a key for those who are to read the announce
         if self.phase == OPEN:
             self._open_round(now)
         self._announce(now)
         self._advance(now)
-        self._outgoing.ask(now)
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Take frames from a peer. What is wrong is counted by its reason and changes nothing."""
@@ -179,8 +180,8 @@ class Coordinator:
     def _take(self, node: Node, place: int, body: bytes) -> bool:
         try:
             is_new = self._round.add(place, body)
-            packet = self._round.whole_packet(place)
-            if is_new and packet is not None:  # before, its seals alone speak for it
+            packet = self._round.whole_packet(place) if is_new else None
+            if packet is not None:  # before, its seals alone speak for it
                 self._notary.check_packet(node.name, self.run, self.version, *packet)
             return is_new
         except WireError as error:
@@ -251,8 +252,8 @@ class Coordinator:
         if not self._catch_ups.may(node.name, now):
             return
         for content in self._missing(node, version, known):
-            bodies = pieces.cut(content, self.plan.frame_mtu)
-            self._outgoing.push(node.name, node.context | seal.DOWN, bodies)
+            objects = self._notary.travelling(self.run, content)
+            self._outgoing.cut(node.name, node.context | seal.DOWN, objects, self.plan.frame_mtu)
 
     def _missing(self, node: Node, version: int, known: bytes | None) -> list[bytes]:
         """What brings a node up to date: the references that it lacks, or a snapshot if smaller."""
@@ -362,7 +363,8 @@ class Coordinator:
             bundles=tuple(count.bundles.items()),
         )
         self._events.append(made)
-        self._outgoing.push(ALL, seal.BROADCAST, pieces.cut(link.content, self.plan.frame_mtu))
+        objects = self._notary.travelling(self.run, link.content)
+        self._outgoing.cut(ALL, seal.BROADCAST, objects, self.plan.frame_mtu)
         self._announce_at = now + self.plan.announce_s
 
     # Sending

@@ -4,6 +4,7 @@ The program handles all events, makes them durable in one commit, and only then 
 nothing is promised to a peer that a crash could take back.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ Vector = NDArray[np.float32]
 Fixed = NDArray[np.int32]
 
 REFUSED_SHOWN_MAX = 1024  # in a burst the counters go on, but no more `Refused` events wait
+FIRST_CONTACT = "sync"  # the reason of a refusal that every first contact begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +211,8 @@ HostEvent = (
     | RoundExtended
     | ReferenceMade
 )
+
+
+def refusals(counted: Mapping[str, int]) -> dict[str, int]:
+    """Refusals by reason without first contacts, which every healthy fleet has."""
+    return {reason: count for reason, count in counted.items() if reason != FIRST_CONTACT}

@@ -11,6 +11,7 @@ clock that does not jump. The shape is aioquic's.
         └── we are behind (announce, gap, silence): hello again
 """
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ternmesh.hypervector import feedback
 from ternmesh.hypervector.scale import add_fixed
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.swarm import packet
+from ternmesh.swarm.arriving import Arriving
 from ternmesh.swarm.backoff import Backoff, earliest
 from ternmesh.swarm.bitmap import read_bitmap
 from ternmesh.swarm.events import (
@@ -42,11 +44,11 @@ from ternmesh.swarm.events import (
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.swarm.records import MemberState
-from ternmesh.swarm.step import read_step, step_units
+from ternmesh.swarm.step import step_units
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import control, manifest, pieces, seal
 from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Silent, Welcome
-from ternmesh.wire.reference import Counted, Reference, Snapshot, object_max
+from ternmesh.wire.reference import Counted, Reference, Snapshot
 
 HOST = "host"
 REASONS_MAX = 64
@@ -86,12 +88,13 @@ class Member:
         self.refused: Counter[str] = Counter()
         self._model_hash, self._instance, self._rng = model_hash, instance, rng
         self._sealing, self._notary = trust.sealing, trust.notary
+        self._sealing.bind(self.run)
         self._outgoing = Outgoing(state.counter, trust.sealing)
         if self.pending is not None:  # it may have been made under other keys
             self.pending = packet.sign_again(self.pending, self.run, self._notary.sign_packet)
         self._events: deque[NodeEvent] = deque()
-        self._assemblies: dict[bool, pieces.Assembly] = {}  # of what was said to all, and to us
-        self._offered = -1
+        self._arriving = Arriving(self.fixed.size, model_hash)
+        self._offered, self._next_run = -1, self.run
         self._greeting = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self._resend = Backoff(pace.packet_s, pace.packet_longest_s, rng)
         self._amends = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # hellos after refusals
@@ -181,7 +184,7 @@ class Member:
         if header.context not in (seal.ENROL, seal.BROADCAST, own):
             raise WireError("context", "a frame for another node")
         if body[0] == pieces.KIND:
-            if self._assemblies and self.joined:
+            if self.joined:
                 self._receive_piece(body, header.context == seal.BROADCAST, now)
             if self._greeting.at is not None and header.context == own:
                 # It is under way.
@@ -215,10 +218,7 @@ class Member:
             raise WireError("vector length", "the host's plan is for an adapter of another size")
         if message.run != self.run or plan != self.plan:
             self._begin_run(message.run, plan)
-        if not self._assemblies:
-            longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
-            # Two, so that nobody who can speak to all spoils what is for us alone.
-            self._assemblies = {i: pieces.Assembly(plan.frame_mtu, longest) for i in (False, True)}
+        self._arriving.expect(plan)
         self._heard_at = now
         self.context, self.joined = message.context, True
         if message.phase != control.GATHERING:
@@ -229,24 +229,34 @@ class Member:
         self._send_work(now)
 
     def _begin_run(self, run: bytes, plan: Plan) -> None:
+        self._outgoing.discard(self.context)  # what waits is of the run before
+        self._sealing.bind(run)
+        self._instance = hashlib.sha256(self._instance + run).digest()[:8]  # no old welcome has it
         self.run, self.plan = run, plan
         self.version, self.reference = 0, genesis(self._model_hash, run, plan)
         self.fixed = np.zeros_like(self.fixed)
         self.residual = feedback.init(self.fixed.size)
         self.pending, self.finished, self._offered = None, False, -1
         self.silent, self.silences = False, 0
-        self._assemblies.clear()
+        self._arriving.forget()
         self._resend.stop()
         self.phase = control.GATHERING
 
     def _announce(self, message: Announce, now: float) -> None:
+        """Only what is news makes this node speak: anybody can play an old announce again."""
         if not self.joined:
             return
-        self._heard_at = now
-        if message.run != self.run or message.version < self.version:
-            self._greeting.soon(now)
+        if message.run != self.run:
+            if self._greeting.at is None or message.run != self._next_run:
+                self._greeting.soon(now)
+            self._next_run = message.run
             return
-        if self.phase == control.GATHERING and message.phase != control.GATHERING:
+        if message.version < self.target:
+            raise WireError("replay", "an announce of a version before one that was announced")
+        self._heard_at = now
+        if (message.version, message.phase) <= (self.target, self.phase):
+            return
+        if self.phase == control.GATHERING:
             self._greeting.stop()
         self._aim(message.version, message.phase, now)
 
@@ -288,15 +298,17 @@ class Member:
     # References
 
     def _receive_piece(self, body: bytes, is_for_all: bool, now: float) -> None:
-        content = self._assemblies[is_for_all].add(body)
-        if content is None:
-            return
-        self._heard_at = now
         check = partial(self._notary.check_certificate, self.run)
-        step, name = read_step(content, self.fixed.size, self._model_hash, check)
+        forged = self._arriving.forged
+        found = self._arriving.add(body, is_for_all, check)
+        if self._arriving.forged > forged:
+            self._refuse("", "piece")
+        if found is None:
+            return
+        step, name = found
+        if step.version > self.version:
+            self._heard_at = now
         if isinstance(step, Snapshot):
-            if is_for_all:  # it lists what was counted of one node only
-                raise WireError("kind", "a snapshot is for one node")
             self._apply_snapshot(step, now)
         else:
             self._apply_reference(step, name, now)
@@ -351,15 +363,8 @@ class Member:
             self._events.append(WorkReady(self.version))
 
     def _hello(self, now: float) -> None:
-        hello = Hello(
-            name=self.name,
-            instance=self._instance,
-            model=self._model_hash[: manifest.MODEL_SIZE],
-            run=self.run,
-            version=self.version,
-            reference=self.reference,
-            samples=self.samples,
-        )
+        model, held = self._model_hash[: manifest.MODEL_SIZE], (self.version, self.reference)
+        hello = Hello(self.name, self._instance, model, self.run, *held, self.samples)
         self._outgoing.discard(seal.ENROL)
         self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
         self._greeting.again(now)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ternmesh.errors import WireError
 from ternmesh.swarm.events import CountersReserved, TrustChanged
 from ternmesh.trust.sealing import OpenSealing, Sealing
+from ternmesh.wire import pieces
 
 Event = TypeVar("Event")
 
@@ -39,6 +40,11 @@ class Outgoing:
                 self.dropped += 1
             else:
                 self._queue.append((peer, context, body))
+
+    def cut(self, peer: str, context: int, objects: Iterable[bytes], frame_mtu: int) -> None:
+        """Queue objects in pieces that fit frames of so many bytes."""
+        for item in objects:
+            self.push(peer, context, pieces.cut(item, frame_mtu))
 
     def discard(self, context: int, kind: int | None = None) -> None:
         """Forget what is queued for a context (of a kind): something newer takes its place."""

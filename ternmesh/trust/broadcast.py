@@ -10,19 +10,20 @@ from ternmesh.errors import SealError, WireError
 from ternmesh.trust.identity import FINGERPRINT_SIZE, Identity
 from ternmesh.trust.keys import GENERATION_BITS, group_key, group_secret, nonce
 from ternmesh.trust.primitives import KEY_SIZE, Ccm
-from ternmesh.trust.session import GroupState, group_label, write_keys
-from ternmesh.trust.window import MARK_SIZE, Verdict, Window, closed_window
+from ternmesh.trust.session import GroupState, group_label, group_name, write_keys
+from ternmesh.trust.window import SIZE, closed_window, whole_counter
 from ternmesh.wire.seal import BROADCAST, TAG_SIZE
 
 BAD_ASK = 4  # broadcasts in a row
-LEAP = 1 << 22  # counters; a sender may have gone on so far while this end heard nothing
+LATE_MAX = 1 << 16  # counters; so far may a broadcast be behind what the hub has said to this end
+TAGS_MAX = 8  # under one counter
 
 
 class _Keys:
     """The ciphers of one broadcast secret."""
 
     def __init__(self, state: GroupState, suite: int, fleet: bytes) -> None:
-        self.state, self.window = state, Window(state.window)
+        self.state = state
         self._suite, self._fleet = suite, fleet
         self._ciphers: dict[int, Ccm] = {}
 
@@ -63,6 +64,11 @@ class Hub:
         """The body that gives the key away; `counter` is the last one that was used."""
         return write_keys(self._keys.state.epoch, self._keys.state.secret, counter)
 
+    @property
+    def name(self) -> bytes:
+        """The name of the present key (16 bytes)."""
+        return group_name(self._keys.state.secret)
+
     def lacks(self, label: int) -> bool:
         """Whether a member that holds the key with this label must be given another one."""
         return label != group_label(self._keys.state.secret)
@@ -82,17 +88,31 @@ class Hub:
 
 
 class Listener:
-    """The receiver of the broadcasts of one hub."""
+    """The receiver of the broadcasts of one hub.
+
+    Whoever holds the key can seal under any counter, so no broadcast closes the way for another:
+    where they stand is what the hub itself has said, under the key of the pair. What is kept of the
+    broadcasts is only which frames were here, so that a recording is told from news.
+    """
 
     def __init__(self, suite: int, fleet: bytes, state: GroupState | None) -> None:
         self._suite, self._fleet = suite, fleet
         self._keys = None if state is None else _Keys(state, suite, fleet)
+        # Up to `floor` all is in the past. After a restart that is the highest that was here, which
+        # may have been a lie: the next word of the hub itself corrects it.
+        self._floor = self._near = self._highest = 0 if state is None else state.window.highest
+        self._tags: dict[int, list[bytes]] = {}  # of those that were here, by counter
         self.changed, self.clones, self._bad = False, 0, 0
 
     @property
     def is_out_of_step(self) -> bool:
         """Whether the hub should be asked: there is no key, or it opens nothing."""
         return self._keys is None or self._bad >= BAD_ASK
+
+    @property
+    def name(self) -> bytes:
+        """The name of the key that is held (16 bytes), empty for none."""
+        return b"" if self._keys is None else group_name(self._keys.state.secret)
 
     def label(self, hub: bytes) -> int:
         """The label of the key of the hub with this fingerprint that is held, 0 for none."""
@@ -106,28 +126,30 @@ class Listener:
         """What must survive."""
         if self._keys is None:
             return None
-        s, window = self._keys.state, self._keys.window.state
-        return GroupState(s.fingerprint, s.epoch, s.secret, s.given, window)
+        return replace(self._keys.state, window=closed_window(self._highest).state)
 
     def take(self, hub: bytes, given: int, keys: tuple[int, bytes, int]) -> None:
-        """Take a key from the hub; one that is older than what is held changes nothing."""
+        """Take a key that came in a frame of the session `given` of the hub.
+
+        WireError "replay" for one that is not newer than another that is held: by the epoch of the
+        session that it came in, then by its own.
+        """
         assert len(hub) == FINGERPRINT_SIZE
         epoch, secret, counter = keys
-        held = self._keys
-        if held is not None and held.state.fingerprint == hub:
-            if (given, epoch) < (held.state.given, held.state.epoch):
+        if self._keys is not None and self._keys.state.fingerprint == hub:
+            held = self._keys.state
+            if compare_digest(secret, held.secret):
                 return
-            if compare_digest(secret, held.state.secret):
-                self.catch_up(counter)
-                return
-        state = GroupState(hub, epoch, secret, given, closed_window(counter).state)
-        self._keys, self.changed = _Keys(state, self._suite, self._fleet), True
+            if (given, epoch) <= (held.given, held.epoch):
+                raise WireError("replay", "a broadcast key that is not newer than the one in force")
+        self._keys = _Keys(GroupState(hub, epoch, secret, given), self._suite, self._fleet)
+        self._floor = self._highest = counter
+        self._tags.clear()
+        self.changed = True
 
-    def catch_up(self, counter: int) -> None:
-        """The hub has come to this counter: what is far below it will not come any more."""
-        if self._keys is not None and counter - self._keys.window.highest > LEAP:
-            self._keys.window.close_below(counter)
-            self.changed = True
+    def heard(self, counter: int) -> None:
+        """The hub itself, under the key of the pair, has come to this counter and not beyond it."""
+        self._near, self._floor = counter, min(self._floor, counter)
 
     def open(self, head: bytes, low: int, phase: int, sealed: bytes) -> bytes:
         """The body of a broadcast; WireError.
@@ -138,16 +160,22 @@ class Listener:
         self._bad += 1
         if keys is None or keys.state.epoch & 1 != phase:
             raise SealError("seal", "a broadcast under a key that this end was not given")
-        counter = keys.window.whole(low)
+        counter = whole_counter(self._near, low)
         body = keys.cipher(counter).open(nonce(BROADCAST, counter), head, sealed)
         self._bad = 0
-        self._check(keys.window.take(counter, sealed[-TAG_SIZE:][:MARK_SIZE]))
-        self.changed = True
+        self._note(counter, sealed[-TAG_SIZE:])
         return body
 
-    def _check(self, verdict: Verdict) -> None:
-        if verdict is Verdict.REPLAY:
+    def _note(self, counter: int, tag: bytes) -> None:
+        """Remember a frame with a right tag; WireError for one that was here before.
+
+        Of two frames under one counter somebody has forged one, nobody knows which: both are taken.
+        """
+        tags = self._tags.get(counter, [])
+        if tag in tags or counter <= max(self._floor, self._near - LATE_MAX):
             raise WireError("replay", "a broadcast that was here before")
-        if verdict is Verdict.CLONE:
-            self.clones += 1
-            raise WireError("clone", "two senders have the same broadcast key")
+        self.clones += bool(tags)
+        self._tags[counter] = [*tags, tag][-TAGS_MAX:]
+        if len(self._tags) > SIZE:
+            del self._tags[next(iter(self._tags))]
+        self._highest, self.changed = max(self._highest, counter), True

@@ -95,11 +95,6 @@ class Enrolments:
             raise TrustError(f"{CODES_MAX} codes are out: wait until one expires")
         self._codes[code.label] = code, _Issued(role, expires_at)
 
-    @property
-    def are_out(self) -> bool:
-        """Whether any code waits: then, and only then, requests are listened to."""
-        return bool(self._codes)
-
     def accept(
         self, body: bytes, roster: Roster, now: float, peer: str | None = None
     ) -> tuple[PublicIdentity, bytes]:
@@ -117,13 +112,13 @@ class Enrolments:
         found = self._codes.get(body[1:head])
         identity, proof = body[head:-PROOF_SIZE], body[-PROOF_SIZE:]
         if found is None:
-            raise WireError("enrolment", "no such code is out, or it has expired")
+            raise WireError("code", "no such code is out, or it has expired")
         code, issued = found
         if not hmac.compare_digest(proof, _proof(code, "enrol request", identity)):
-            raise WireError("enrolment", "this request was not made with the code")
+            raise WireError("code", "this request was not made with the code")
         public = _identity(identity)
         if issued.used_by not in (None, public):
-            raise WireError("enrolment", "this code was used")
+            raise WireError("code", "this code was used")
         if peer is not None and public.name != peer:
             raise WireError("wrong peer", f"{peer} asks in the name of {public.name}")
         if public.role is not issued.role:

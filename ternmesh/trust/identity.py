@@ -13,8 +13,10 @@ from ternmesh.wire.control import NAME
 VERSION = 1
 ENTROPY_SIZE = 2 * SEED_SIZE
 FINGERPRINT_SIZE, CHECK_SIZE = 16, 4
-PUBLIC_MARK, PRIVATE_MARK = "TM1:", "TM1-PRIVATE:"
-TEXT_MAX = 512
+PUBLIC_MARK, PRIVATE_MARK, ROTATION_MARK = "TM1:", "TM1-PRIVATE:", "TM1-ROTATION:"
+QUANTUM_MARK = "TM1-QUANTUM:"
+QUANTUM_PUBLIC_SIZE = 1312
+TEXT_MAX = 4096
 _TEXT = re.compile(r"[A-Z2-7]+\Z")
 
 
@@ -105,7 +107,33 @@ def private_text(identity: Identity) -> str:
 def parse_private(text: str) -> Identity:
     """The identity of such a line; TrustError, which never quotes it."""
     name, role, seeds = _read(_from_text(PRIVATE_MARK, text, "private identity"), ENTROPY_SIZE)
-    return make_identity(name, role, seeds)
+    try:
+        return make_identity(name, role, seeds)
+    except ValueError as error:
+        raise TrustError(f"this private identity of {name} is none: make another one") from error
+
+
+def rotation_text(rotation: bytes) -> str:
+    """One line for a file: the bytes of `ternmesh.trust.roster.write_rotation`."""
+    return _to_text(ROTATION_MARK, rotation)
+
+
+def parse_rotation(text: str) -> bytes:
+    """The bytes in such a line, which prove nothing yet; TrustError."""
+    return _from_text(ROTATION_MARK, text, "rotation of keys")
+
+
+def quantum_text(public: bytes) -> str:
+    """One line for a configuration: an ML-DSA-44 public key of 1,312 bytes."""
+    return _to_text(QUANTUM_MARK, public)
+
+
+def parse_quantum(text: str) -> bytes:
+    """The key in such a line; TrustError."""
+    public = _from_text(QUANTUM_MARK, text, "ML-DSA-44 key")
+    if len(public) != QUANTUM_PUBLIC_SIZE:
+        raise TrustError("this ML-DSA-44 key is not as long as it should be: copy it anew")
+    return public
 
 
 def _read(data: bytes, size: int) -> tuple[str, Role, bytes]:

@@ -6,14 +6,16 @@ more: they open whatever their receiver has lost. Order as everywhere: frames in
 """
 
 import struct
+from collections import Counter
 from contextlib import suppress
 
 from ternmesh.errors import SealError, TrustError, WireError
 from ternmesh.trust.broadcast import Hub, Listener
 from ternmesh.trust.identity import Identity, PublicIdentity, Role
 from ternmesh.trust.keys import SUITE_END, SUITE_HOP
+from ternmesh.trust.neighbours import Members
 from ternmesh.trust.pair import Pair
-from ternmesh.trust.roster import Roster
+from ternmesh.trust.roster import ALL
 from ternmesh.trust.sealing import Change, Due
 from ternmesh.trust.session import (
     ANSWER,
@@ -21,7 +23,9 @@ from ternmesh.trust.session import (
     CLEAR_SIZE,
     INSTANCE_SIZE,
     KEYS,
+    KEYS_SIZE,
     KINDS,
+    CloneCount,
     PeerState,
     SealingState,
     read_keys,
@@ -38,11 +42,12 @@ from ternmesh.wire.seal import (
 )
 
 SYNC_OVERHEAD = OVERHEAD + CLEAR_SIZE + CLAIMS_SIZE
+FRAME_MIN = SYNC_OVERHEAD + KEYS_SIZE  # bytes that frames of a bearer must hold at least
 NEIGHBOUR = 0x0001  # the context of suite 2 from one neighbour to another
 _HEAD = struct.Struct("<BH3s")
 _COUNTER_LOW = (1 << 24) - 1
 _UP = frozenset({Role.NODE, Role.GATEWAY})
-_HUBS = frozenset({Role.HOST, Role.GATEWAY, Role.RELAY})
+HUBS = frozenset({Role.HOST, Role.GATEWAY, Role.RELAY})
 _FORWARDERS = frozenset(set(Role) - {Role.OBSERVER})
 
 
@@ -58,7 +63,7 @@ class KeyedSealing:
     def __init__(
         self,
         own: Identity,
-        roster: Roster,
+        roster: Members,
         suite: int,
         instance: bytes,
         counter: int,
@@ -73,12 +78,18 @@ class KeyedSealing:
         self._kept = {peer.name: peer for peer in state.peers}
         self._pairs: dict[str, Pair] = {}
         self._refused: dict[str, PublicIdentity] = {}  # keys of which no secret comes
-        self._clones = 0
+        self._clones = Counter({known.name: known.count for known in state.clones})
+        self._unkept: set[str] = set()  # whose count is not among the changes yet
+        self._run = b""
         fleet = roster.fleet
         self._hub = Hub(own, suite, fleet, instance, state.group) if hub is None else None
         self._listener = Listener(suite, fleet, state.group) if hub is not None else None
 
     asks = True
+
+    def bind(self, run: bytes) -> None:
+        """See `Sealing`."""
+        self._run = run
 
     # The verbs
 
@@ -96,7 +107,7 @@ class KeyedSealing:
             if context == ENROL:
                 frame = pair.seal_sync(head, context, counter, body, self._held())
             else:
-                frame = pair.seal(head, context, counter, body)
+                frame = pair.seal(head, context, counter, body, self._run)
         self._unused = max(self._unused, counter + 1)
         return frame
 
@@ -115,8 +126,12 @@ class KeyedSealing:
         if not self._may_speak(pair.other.role, context):
             raise WireError("role", f"{peer} may not speak in context {context:#06x}")
         if context == ENROL:
-            return header, self._open_sync(pair, head, low, content)
-        return header, pair.open(head, context, low, phase, content)
+            body = self._open_sync(peer, pair, head, low, content)
+        else:
+            body = pair.open(head, context, low, phase, content, self._run)
+        if self._listener is not None and peer == self._hub_name:
+            self._listener.heard(pair.highest)
+        return header, body
 
     def is_own(self, body: bytes) -> bool:
         """Whether the sealing has taken this body for itself."""
@@ -129,7 +144,7 @@ class KeyedSealing:
             # Before the first frame: its session is on disk then, and no other process begins it.
             self._is_new = False
             for name in dict.fromkeys((*self._kept, *filter(None, (self._hub_name,)))):
-                self._greet(name)
+                self.meet(name)
         for name, pair in tuple(self._pairs.items()):
             body = pair.due(now)
             if body is None or not self._is_current(name, pair):
@@ -138,6 +153,16 @@ class KeyedSealing:
                 body = self._hub.gift(max(0, self._unused - 1))
             found.append((name, ENROL, body))
         return found
+
+    def next_due(self) -> float | None:
+        """When `due` has something to say, if ever."""
+        waiting = [(name, pair) for name, pair in self._pairs.items() if pair.owes]
+        return min((p.due_at for name, p in waiting if self._is_current(name, p)), default=None)
+
+    def meet(self, peer: str) -> None:
+        """Make ready to speak to a peer: what that changes goes onto disk before it is said."""
+        with suppress(WireError):  # no member, or not any more
+            self._pair(peer)
 
     def changes(self) -> tuple[Change, ...]:
         """What must be on disk before the next frame is sent."""
@@ -150,6 +175,9 @@ class KeyedSealing:
             if group is not None and group.changed and group.state is not None:
                 group.changed = False
                 found.append(group.state)
+        self._gather_clones()
+        found += [CloneCount(name, self._clones[name]) for name in sorted(self._unkept)]
+        self._unkept.clear()
         return tuple(found)
 
     def rekey(self) -> None:
@@ -161,15 +189,28 @@ class KeyedSealing:
                     pair.tell()
 
     @property
-    def clones(self) -> int:
-        """How often a key was seen in two hands, or a sender that fell back."""
-        listened = 0 if self._listener is None else self._listener.clones
-        return self._clones + listened + sum(pair.clones for pair in self._pairs.values())
+    def broadcast_name(self) -> bytes:
+        """The name of the broadcast key that is in force at this end (16 bytes), empty for none."""
+        ends = (end for end in (self._hub, self._listener) if end is not None)
+        return next((end.name for end in ends), b"")
+
+    @property
+    def clones(self) -> dict[str, int]:
+        """By peer, how often its key was seen in two hands, or fell back (`CloneCount`)."""
+        self._gather_clones()
+        return dict(sorted(self._clones.items()))
 
     # Inside
 
     def _head(self, epoch: int, context: int, low: bytes) -> bytes:
         return _HEAD.pack(VERSION << 5 | self._suite << 2 | (epoch & 1) << 1, context, low)
+
+    def _gather_clones(self) -> None:
+        for name, end in (*self._pairs.items(), (ALL, self._listener)):
+            if end is not None and end.clones:
+                self._clones[name] += end.clones
+                self._unkept.add(name)
+                end.clones = 0
 
     def _may_speak(self, role: Role, context: int) -> bool:
         if context == ENROL:
@@ -184,25 +225,21 @@ class KeyedSealing:
             return 0
         return self._listener.label(self._pair(self._hub_name).other.fingerprint)
 
-    def _open_sync(self, pair: Pair, head: bytes, low: int, content: bytes) -> bytes:
+    def _open_sync(self, peer: str, pair: Pair, head: bytes, low: int, content: bytes) -> bytes:
         if len(content) <= SYNC_OVERHEAD - HEAD_SIZE:
             raise WireError("length", "a frame with context 0 has claims and a body")
-        body, counter = pair.open_sync(head, ENROL, low, content, self._unused)
+        body, epoch = pair.open_sync(head, ENROL, low, content, self._unused)
         if self._hub is not None and self._hub.lacks(pair.held):
             pair.owes = True
-        hub = None if self._hub_name is None else self._pair(self._hub_name)
-        if self._listener is not None and pair is hub:
-            self._listener.catch_up(counter)
-            if body[0] == KEYS:
-                keys = read_keys(body)
-                self._listener.take(pair.other.fingerprint, pair.heard_epoch, keys)
+        if self._listener is not None and peer == self._hub_name and body[0] == KEYS:
+            self._listener.take(pair.other.fingerprint, epoch, read_keys(body))
         return body
 
     def _open_broadcast(self, head: bytes, low: int, phase: int, content: bytes) -> bytes:
         if self._listener is None or self._hub_name is None:
             raise WireError("role", "nobody but this end speaks to all")
         hub = self._pair(self._hub_name)
-        roles = {Role.HOST} if self._suite == SUITE_END else _HUBS
+        roles = {Role.HOST} if self._suite == SUITE_END else HUBS
         if hub.other.role not in roles:
             raise WireError("role", f"{self._hub_name} may not speak to all")
         try:
@@ -211,10 +248,6 @@ class KeyedSealing:
             if self._listener.is_out_of_step:
                 hub.ask()
             raise
-
-    def _greet(self, name: str) -> None:
-        with suppress(WireError):  # no member any more
-            self._pair(name)
 
     def _is_current(self, name: str, pair: Pair) -> bool:
         try:
@@ -241,9 +274,10 @@ class KeyedSealing:
         except TrustError as error:
             self._refused[name] = other
             raise WireError("unknown key", str(error)) from error
-        if kept is not None:
-            pair.owes = self._suite == SUITE_HOP or self._hub is not None  # or it says hello
-        old = self._pairs.get(name)
-        self._clones += 0 if old is None else old.clones
+        if self._suite == SUITE_HOP:
+            pair.owes = kept is not None or self._hub is None
+        elif kept is not None:
+            pair.owes = self._hub is not None  # or it says hello
+        self._gather_clones()
         self._pairs[name] = pair
         return pair

@@ -4,6 +4,7 @@
 counts. With `OPEN` nothing is authenticated, as suite 0 says.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,11 +12,12 @@ from ternmesh.errors import WireError
 from ternmesh.trust.identity import Identity, Role
 from ternmesh.trust.keyed import KeyedSealing
 from ternmesh.trust.keys import SUITE_END
+from ternmesh.trust.primitives import QuantumKey
 from ternmesh.trust.roster import HOST, Roster
 from ternmesh.trust.sealing import OpenSealing, Sealing
 from ternmesh.trust.session import SealingState
+from ternmesh.trust.signers import held, own_quantum
 from ternmesh.trust.signing import (
-    EVERYBODY,
     SIGNED,
     Place,
     Signers,
@@ -23,13 +25,15 @@ from ternmesh.trust.signing import (
     sign_body,
     sign_content,
     sign_packet,
+    sign_quantum,
+    verify_beside,
     verify_certificate,
     verify_packet,
 )
 from ternmesh.wire import control, pieces
 from ternmesh.wire.control import Announce, Receipt
 from ternmesh.wire.manifest import Manifest
-from ternmesh.wire.reference import UNCERTIFIED, Certificate
+from ternmesh.wire.reference import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.seal import BROADCAST
 
 NO_RUN = bytes(8)  # in the place of what is signed for all: an announce names its run itself
@@ -49,8 +53,13 @@ class Notary(Protocol):
     def certify(self, run: bytes, content: bytes) -> Certificate:
         """The certificate of a reference's or snapshot's content."""
 
-    def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
-        """On a node: that enough signers stand for the content."""
+    def travelling(self, run: bytes, data: bytes) -> list[bytes]:
+        """A certified object as it travels: behind the signature that stands beside it, if any."""
+
+    def check_certificate(
+        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
+        """On a node: that enough signers stand for the content; `beside` are such signatures."""
 
     def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
         """The body that carries a receipt for a node."""
@@ -87,7 +96,13 @@ class OpenNotary:
         """See `Notary`."""
         return UNCERTIFIED
 
-    def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
+    def travelling(self, run: bytes, data: bytes) -> list[bytes]:  # noqa: ARG002
+        """See `Notary`."""
+        return [data]
+
+    def check_certificate(
+        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
         """See `Notary`."""
 
     def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:  # noqa: ARG002
@@ -114,10 +129,21 @@ class KeyedNotary:
     """
 
     def __init__(
-        self, own: Identity, roster: Roster, model_hash: bytes, signers: Signers | None = None
+        self,
+        own: Identity,
+        roster: Roster,
+        model_hash: bytes,
+        sealing: KeyedSealing,
+        signers: Signers | None = None,
+        cosigners: Sequence[Identity] = (),
     ) -> None:
-        self._own, self._roster = own, roster
+        self._own, self._roster, self._sealing = own, roster, sealing
         self._model_hash, self._given = model_hash, signers
+        self._rows: tuple[tuple[int, Identity], ...] = ()
+        self._quantum: QuantumKey | None = None
+        if signers is not None and own.public.role is Role.HOST:
+            self._rows = held(signers, (own, *cosigners))
+            self._quantum = own_quantum(signers, own)
 
     def sign_packet(self, run: bytes, number: int, item: Manifest, packet: bytes) -> Manifest:
         """See `Notary`."""
@@ -131,12 +157,24 @@ class KeyedNotary:
 
     def certify(self, run: bytes, content: bytes) -> Certificate:
         """See `Notary`."""
-        index = [key.verify for key in self._signers.keys].index(self._own.public.verify)
-        return (sign_content(self._own, index, self._place(run), content),)
+        place = self._place(run)
+        rows = self._rows or ((0, self._own),)
+        return tuple(sign_content(identity, index, place, content) for index, identity in rows)
 
-    def check_certificate(self, run: bytes, content: bytes, certificate: Certificate) -> None:
+    def travelling(self, run: bytes, data: bytes) -> list[bytes]:
         """See `Notary`."""
-        verify_certificate(self._signers, self._place(run), content, certificate)
+        if self._quantum is None:
+            return [data]
+        content, _ = split_certificate(data)
+        return [sign_quantum(self._quantum, 0, self._place(run), content), data]
+
+    def check_certificate(
+        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
+        """See `Notary`."""
+        signers, place = self._signers, self._place(run)
+        verify_certificate(signers, place, content, certificate)
+        verify_beside(signers, place, content, beside)
 
     def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
         """See `Notary`."""
@@ -145,13 +183,15 @@ class KeyedNotary:
 
     def sign_announce(self, body: bytes) -> bytes:
         """See `Notary`."""
-        return sign_body(self._own, self._place(NO_RUN), EVERYBODY, body)
+        return sign_body(self._own, self._place(NO_RUN), self._sealing.broadcast_name, body)
 
     def open_body(self, run: bytes, context: int, body: bytes) -> bytes:
         """See `Notary`."""
         if body[0] == SIGNED:
             is_for_all = context == BROADCAST
-            to = EVERYBODY if is_for_all else self._own.public.fingerprint
+            # Who holds the broadcast key could seal anew what was signed under another one.
+            all_of_us = self._sealing.broadcast_name
+            to = all_of_us if is_for_all else self._own.public.fingerprint
             place = self._place(NO_RUN if is_for_all else run)
             return open_signed(self._roster.host, place, to, body)
         if context == BROADCAST and body[0] != pieces.KIND:
@@ -195,12 +235,14 @@ def make_trust(
     counter: int,
     state: SealingState,
     signers: Signers | None = None,
+    cosigners: Sequence[Identity] = (),
 ) -> Trust:
     """The trust of a host or a node with keys, end to end.
 
     `instance` is 8 random bytes of this process, `counter` the first seal counter that was never
-    reserved, `state` what was kept of earlier processes. Without `signers` the host alone signs.
+    reserved, `state` what was kept of earlier processes. Without `signers` the host alone signs;
+    `cosigners` are those with whom it does so besides. TrustError where they are too few.
     """
     hub = None if own.public.role is Role.HOST else HOST
     sealing = KeyedSealing(own, roster, SUITE_END, instance, counter, state, hub=hub)
-    return Trust(sealing, KeyedNotary(own, roster, model_hash, signers))
+    return Trust(sealing, KeyedNotary(own, roster, model_hash, sealing, signers, cosigners))

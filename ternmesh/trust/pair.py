@@ -97,6 +97,11 @@ class Pair:
         """The epoch of the peer's frames, 0 while it is not known."""
         return 0 if self._in is None else self._in.session.epoch
 
+    @property
+    def highest(self) -> int:
+        """The highest counter of the peer's session, 0 while none is known."""
+        return 0 if self._in is None else self._in.window.highest
+
     def state(self, name: str) -> PeerState:
         """What must survive of the peer."""
         known = self._in
@@ -123,6 +128,11 @@ class Pair:
         """Ask the peer where it stands, as soon as it may be asked again."""
         self.owes = self.asks = True
 
+    @property
+    def due_at(self) -> float:
+        """When `due` may speak, if it owes the peer something."""
+        return self._ask_at
+
     def due(self, now: float) -> bytes | None:
         """What to tell the peer now, if anything: each time, the next one is further off."""
         if not self.owes or now < self._ask_at:
@@ -134,10 +144,10 @@ class Pair:
 
     # Sealing
 
-    def seal(self, head: bytes, context: int, counter: int, body: bytes) -> bytes:
-        """A frame of the session."""
+    def seal(self, head: bytes, context: int, counter: int, body: bytes, run: bytes) -> bytes:
+        """A frame of the session. What `run` is (empty for none), both ends must know."""
         cipher = self._cipher(self._out, self._own, counter)
-        return head + cipher.seal(nonce(context, counter), head, body)
+        return head + cipher.seal(nonce(context, counter), head + run, body)
 
     def seal_sync(self, head: bytes, context: int, counter: int, body: bytes, group: int) -> bytes:
         """A frame that the peer can open whatever it knows; `group` as in `Claims`."""
@@ -152,7 +162,9 @@ class Pair:
 
     # Opening
 
-    def open(self, head: bytes, context: int, low: int, phase: int, sealed: bytes) -> bytes:
+    def open(
+        self, head: bytes, context: int, low: int, phase: int, sealed: bytes, run: bytes
+    ) -> bytes:
         """The body of a frame of a session; WireError, after which nothing has changed."""
         for known in (self._in, self._before):
             if known is None or known.session.epoch & 1 != phase:
@@ -160,20 +172,21 @@ class Pair:
             counter = known.window.whole(low)
             cipher = self._cipher(known, self._theirs, counter)
             try:
-                body = cipher.open(nonce(context, counter), head, sealed)
+                body = cipher.open(nonce(context, counter), head + run, sealed)
             except SealError:
                 continue
             self._take(known, counter, sealed)
             self._in_a_row = 0
             return body
         self._note_bad()
-        sentence = "the tag does not match: the frame was damaged, forged or of another session"
-        raise SealError("seal", sentence)
+        raise SealError(
+            "seal", "the tag is wrong: damaged, forged, or of another session or another run"
+        )
 
     def open_sync(
         self, head: bytes, context: int, low: int, content: bytes, unused: int
     ) -> tuple[bytes, int]:
-        """The body of a frame with claims, and its counter.
+        """The body of a frame with claims, and the epoch of the session that it is of.
 
         `unused` is the first of this end's seal counters that was certainly never used. WireError.
         """
@@ -193,7 +206,7 @@ class Pair:
         self._in_a_row, self.asks = 0, False
         self._learn(claims, unused)
         self.owes |= body == QUESTION
-        return body, counter
+        return body, claims.epoch
 
     def _place(self, claims: Claims, instance: bytes, counter: int, sealed: bytes) -> None:
         """Find the session that a frame belongs to, or begin it; WireError."""

@@ -27,7 +27,7 @@ except ImportError:
 KEY_SIZE, NONCE_SIZE, TAG_SIZE = 16, 13, 8  # of AES-128-CCM
 SEED_SIZE = PUBLIC_SIZE = 32
 SIGNATURE_SIZE = 64
-QUANTUM_PUBLIC_SIZE, QUANTUM_SIGNATURE_SIZE = 1312, 2420
+QUANTUM_SIGNATURE_SIZE = 2420
 _P = 2**255 - 19
 # The points of small order on edwards25519 (their y, twice where it has two encodings): under such
 # a key one signature fits many messages.

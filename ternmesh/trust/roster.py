@@ -117,6 +117,15 @@ class Roster:
             self._members[new.name] = new
         return new
 
+    def rotated(self, data: bytes) -> PublicIdentity | None:
+        """The member whose rotation from an old key is in force already, if this names one."""
+        try:
+            new = read_identity(data[FINGERPRINT_SIZE : -2 * SIGNATURE_SIZE])
+        except TrustError:
+            return None
+        known = self._host if new.role is Role.HOST else self._members.get(new.name)
+        return new if known == new and data[:FINGERPRINT_SIZE] in self._revoked else None
+
     def revoke(self, data: bytes) -> bool:
         """Take the host's list (`write_revocations`); False for one that is known. WireError."""
         number, revoked = read_revocations(data, self.fleet, self._host)

@@ -2,12 +2,12 @@
 
 from typing import Protocol
 
-from ternmesh.trust.session import GroupState, PeerState
+from ternmesh.trust.session import CloneCount, GroupState, PeerState
 from ternmesh.wire import seal as wire
 from ternmesh.wire.seal import Header
 
 Due = list[tuple[str, int, bytes]]
-Change = PeerState | GroupState
+Change = PeerState | GroupState | CloneCount
 
 
 class Sealing(Protocol):
@@ -23,11 +23,20 @@ class Sealing(Protocol):
     def asks(self) -> bool:
         """Whether it asks peers by itself after frames that it cannot open: nobody else need."""
 
+    def bind(self, run: bytes) -> None:
+        """From now on frames between two ends are of this run: one of another opens nothing."""
+
     def is_own(self, body: bytes) -> bool:
         """Whether the sealing has taken this body for itself."""
 
     def due(self, now: float) -> Due:
         """(peer, context, body) that the sealing wants sent; asks nothing twice in a hurry."""
+
+    def next_due(self) -> float | None:
+        """When `due` has something to say, if ever."""
+
+    def meet(self, peer: str) -> None:
+        """Make ready to speak to a peer: what that changes goes onto disk before it is said."""
 
     def changes(self) -> tuple[Change, ...]:
         """What must be on disk before the next frame is sent."""
@@ -46,6 +55,9 @@ class OpenSealing:
         """See `Sealing`."""
         return wire.open_seal(frame)
 
+    def bind(self, run: bytes) -> None:
+        """See `Sealing`."""
+
     def is_own(self, body: bytes) -> bool:  # noqa: ARG002
         """See `Sealing`."""
         return False
@@ -53,6 +65,13 @@ class OpenSealing:
     def due(self, now: float) -> Due:  # noqa: ARG002
         """See `Sealing`."""
         return []
+
+    def next_due(self) -> float | None:
+        """See `Sealing`."""
+        return None
+
+    def meet(self, peer: str) -> None:
+        """See `Sealing`."""
 
     def changes(self) -> tuple[Change, ...]:
         """See `Sealing`."""

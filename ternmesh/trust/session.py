@@ -25,6 +25,7 @@ SYNC, KEYS = 0x0A, 0x0B
 KINDS = (SYNC, KEYS)  # bodies that the sealing itself takes
 ANSWER, QUESTION = bytes((SYNC, 0)), bytes((SYNC, 1))
 _KEYS = struct.Struct("<BI16sQ")
+KEYS_SIZE = _KEYS.size
 _SEEN_SIZE = SIZE // 8
 _UNUSED = WindowState(0, 0)
 _PEER = struct.Struct(f"<{FINGERPRINT_SIZE}s4s8sI?8sIQ{_SEEN_SIZE}s")
@@ -88,10 +89,25 @@ class GroupState:
     window: WindowState = _UNUSED
 
 
+def group_name(secret: bytes) -> bytes:
+    """The 16 bytes that name a broadcast key in what is signed for those who hold it."""
+    return hashlib.sha256(b"ternmesh broadcast key" + secret).digest()[:16]
+
+
 def group_label(secret: bytes) -> int:
     """32 bits by which its holder names a broadcast key to the hub."""
-    digest = hashlib.sha256(b"ternmesh broadcast key" + secret).digest()
-    return int.from_bytes(digest[:4], "little")
+    return int.from_bytes(group_name(secret)[:4], "little")
+
+
+@dataclass(frozen=True, slots=True)
+class CloneCount:
+    """How often a key was seen in two hands, or one that fell back: that of the peer `name`.
+
+    `name` is "all" for the broadcast key: a member has sealed in the hub's place.
+    """
+
+    name: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,7 @@ class SealingState:
 
     peers: tuple[PeerState, ...] = ()
     group: GroupState | None = None
+    clones: tuple[CloneCount, ...] = ()
 
 
 def write_claims(claims: Claims) -> bytes:

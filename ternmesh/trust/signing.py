@@ -7,10 +7,11 @@ place or another run. Check a signature before anything else is read.
 import hashlib
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ternmesh.errors import WireError
-from ternmesh.trust.identity import FINGERPRINT_SIZE, Identity, PublicIdentity
+from ternmesh.trust.identity import Identity, PublicIdentity
 from ternmesh.trust.primitives import (
     QUANTUM_SIGNATURE_SIZE,
     SIGNATURE_SIZE,
@@ -23,7 +24,6 @@ from ternmesh.wire.manifest import Manifest
 from ternmesh.wire.reference import HASH_SIZE, SIGNERS_MAX, Certificate, reference_hash
 
 SIGNED = 0x0E
-EVERYBODY = bytes(FINGERPRINT_SIZE)
 REFERENCE, RELEASE = "reference", "release"
 QUANTUM = 3  # the kind of object that holds an ML-DSA-44 signature
 _PACKET = struct.Struct("<IIH")
@@ -44,10 +44,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Signers:
-    """Who may certify references, by index, and how many of them it takes."""
+    """Who may certify references, by index, and how many of them it takes.
+
+    `quantum` is the ML-DSA-44 key that must have signed besides (1,312 bytes), if there is one.
+    """
 
     keys: tuple[PublicIdentity, ...]
     needed: int = 1
+    quantum: bytes = b""
 
     def __post_init__(self) -> None:
         """ValueError for a rule that nobody could meet, or that nothing must meet."""
@@ -91,7 +95,10 @@ def _packet(place: Place, round_number: int, item: Manifest, packet: bytes, more
 
 
 def sign_body(own: Identity, place: Place, to: bytes, body: bytes) -> bytes:
-    """The body that carries `body` signed, for the one with fingerprint `to` or for `EVERYBODY`."""
+    """The body that carries `body` signed, for the one with fingerprint `to`.
+
+    What is said to all is for those who hold the broadcast key of this name (`group_name`).
+    """
     return bytes((SIGNED,)) + own.sign(_body(place, to, body)) + body
 
 
@@ -162,6 +169,28 @@ def verify_quantum_object(
     message = _content(f"quantum {domain}", place, content)
     verify_quantum(keys[index], data[_QUANTUM_HEAD:], message)
     return index
+
+
+def verify_beside(
+    signers: Signers,
+    place: Place,
+    content: bytes,
+    beside: Sequence[bytes],
+    domain: str = REFERENCE,
+) -> None:
+    """Check that one of the objects beside a content is what `signers.quantum` asks for.
+
+    WireError "signature"; nothing is asked for where there is no such key.
+    """
+    if not signers.quantum:
+        return
+    name = bytes((QUANTUM, 0)) + reference_hash(content)
+    for data in beside:
+        if data.startswith(name):
+            with suppress(WireError):
+                verify_quantum_object((signers.quantum,), place, content, data, domain)
+                return
+    raise WireError("signature", "the ML-DSA-44 signature beside an object is wrong, or missing")
 
 
 def _content(domain: str, place: Place, content: bytes) -> bytes:

@@ -54,10 +54,7 @@ class Window:
 
     def whole(self, low: int) -> int:
         """The counter nearest to the highest so far whose low 24 bits are `low`."""
-        counter = self._highest + (low - self._highest + _SPAN // 2) % _SPAN - _SPAN // 2
-        if counter < 0:
-            return counter + _SPAN
-        return counter if counter <= COUNTER_MAX else counter - _SPAN
+        return whole_counter(self._highest, low)
 
     def take(self, counter: int, mark: bytes) -> Verdict:
         """Enter a frame with a right tag; `mark` is the first 4 bytes of that tag."""
@@ -84,6 +81,14 @@ class Window:
     def _advance(self, ahead: int) -> None:
         self._seen = self._seen << ahead & _ALL if ahead < SIZE else 0
         self._highest += ahead
+
+
+def whole_counter(near: int, low: int) -> int:
+    """The counter nearest to `near` whose low 24 bits are `low`."""
+    counter = near + (low - near + _SPAN // 2) % _SPAN - _SPAN // 2
+    if counter < 0:
+        return counter + _SPAN
+    return counter if counter <= COUNTER_MAX else counter - _SPAN
 
 
 def closed_window(counter: int) -> Window:

@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from dataclasses import dataclass, field
+from itertools import islice, product
 
 from ternmesh.errors import WireError
 from ternmesh.wire.seal import OVERHEAD
@@ -12,6 +13,8 @@ _HEAD = struct.Struct("<B4sIH")
 HEAD_SIZE = _HEAD.size
 ID_SIZE = 4
 PIECES_MAX = 0xFFFF
+SPARE_MAX = 16  # pieces of one object beside others for the same place
+SEARCHED_MAX = 1 << 20  # bytes that are hashed at most to find what one piece completes
 
 
 def piece_size(frame_mtu: int) -> int:
@@ -31,22 +34,45 @@ def cut(content: bytes, frame_mtu: int) -> list[bytes]:
 
 @dataclass(slots=True)
 class _Partial:
-    size: int
-    parts: dict[int, bytes] = field(default_factory=dict)
+    """What has arrived of an object: by index, all that was said to be there."""
+
+    parts: dict[int, list[bytes]] = field(default_factory=dict)
+    spare: int = 0  # pieces beside others for the same place
+
+    def take(self, index: int, data: bytes) -> bool:
+        """Take a piece in; False for one that is here, or one too many for its place."""
+        found = self.parts.setdefault(index, [])
+        if data in found or (found and self.spare >= SPARE_MAX):
+            return False
+        self.spare += bool(found)
+        found.append(data)
+        return True
+
+    def find(self, name: bytes, size: int, index: int, data: bytes) -> bytes | None:
+        """The object of this name in a choice of pieces with this one, if a search finds it."""
+        places = [[data] if i == index else self.parts[i] for i in range(len(self.parts))]
+        for choice in islice(product(*places), max(1, SEARCHED_MAX // size)):
+            content = b"".join(choice)
+            if hashlib.sha256(content).digest()[:ID_SIZE] == name:
+                return content
+        return None
 
 
 class Assembly:
     """Objects in arrival: at most `objects_max` at once, each of at most `object_max` bytes.
 
     When one more begins, the one that has waited longest for a piece is forgotten. Memory grows
-    with the bytes that have arrived, never with the size that a piece claims.
+    with the bytes that have arrived, never with the size that a piece claims. Who can seal what is
+    said to all can forge pieces: they are kept beside the true ones, and the name tells which are
+    true. `forged` counts those that were found out.
     """
 
     def __init__(self, frame_mtu: int, object_max: int, objects_max: int = 4) -> None:
         self._piece_size = piece_size(frame_mtu)
         self._object_max = object_max
         self._objects_max = objects_max
-        self._partials: dict[bytes, _Partial] = {}
+        self._partials: dict[tuple[bytes, int], _Partial] = {}  # by name and size
+        self.forged = 0
 
     def add(self, body: bytes) -> bytes | None:
         """The object that this piece completes, else None; WireError where it fits nothing."""
@@ -55,22 +81,19 @@ class Assembly:
         _, name, size, index = _HEAD.unpack_from(body)
         data = body[HEAD_SIZE:]
         self._check(size, index, len(data))
-        partial = self._partials.get(name)
-        if partial is None:
-            while len(self._partials) >= self._objects_max:
-                del self._partials[next(iter(self._partials))]
-            partial = _Partial(size)
-        if partial.size != size:
-            raise WireError("piece", "pieces of one object disagree about its size")
-        self._partials.pop(name, None)
-        self._partials[name] = partial  # now the last to be forgotten
-        partial.parts.setdefault(index, data)
-        if len(partial.parts) < self._count(size):
+        partial = self._partials.pop((name, size), None) or _Partial()
+        while len(self._partials) >= self._objects_max:
+            del self._partials[next(iter(self._partials))]
+        self._partials[name, size] = partial  # now the last to be forgotten
+        if not partial.take(index, data) or len(partial.parts) < self._count(size):
             return None
-        del self._partials[name]
-        content = b"".join(partial.parts[i] for i in range(self._count(size)))
-        if hashlib.sha256(content).digest()[:ID_SIZE] != name:
+        content = partial.find(name, size, index, data)
+        if content is None:
+            if self._count(size) == 1 or partial.spare >= SPARE_MAX:
+                del self._partials[name, size]
             raise WireError("piece", "the pieces do not add up to the object that they name")
+        self.forged += partial.spare
+        del self._partials[name, size]
         return content
 
     def _count(self, size: int) -> int:

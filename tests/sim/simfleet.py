@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from simgateway import GatewayProcess, Port
@@ -123,6 +124,12 @@ def draw_with_keys(seed: int) -> Options:
     return replace(draw(seed), keyed=True)
 
 
+def draw_with_new_run(seed: int) -> Options:
+    """The same, and what a relay has held back of one run comes in the midst of the next."""
+    options, rng = draw_with_keys(seed), random.Random(f"new run {seed}")
+    return replace(options, reset=True, rounds=rng.randint(4, 8), faults_s=rng.uniform(20, 50))
+
+
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
@@ -150,6 +157,8 @@ class Fleet:
         self._order = itertools.count()
         self.hostile = Hostile(self.rng, self.plan)
         self._wires = 0
+        self.said: set[tuple[bytes, str, bytes]] = set()  # run, node and body, under keys
+        self._held: list[tuple[Process | Port, str, list[bytes]]] = []
         self.packets: dict[tuple[str, int, bytes], tuple[bytes, ...]] = {}
         names = [f"node{i}" for i in range(o.nodes)]
         self.keys = Keys(random.Random(f"keys {seed}"), names) if o.keyed else None
@@ -260,6 +269,9 @@ class Fleet:
         while frames:
             size = rng.choice((1, 4, 64))
             chunk, frames = frames[:size], frames[size:]
+            if o.keyed and o.reset and self._wires == 0 and rng.random() < 0.3:
+                self._held.append((process, source, chunk))
+                continue
             for _ in range(2 if rng.random() < o.duplicate else 1):
                 kept = [self._damage(frame) for frame in chunk if rng.random() >= o.drop]
                 self._deliver_after(rng.expovariate(1 / o.delay_s), process, source, kept)
@@ -282,8 +294,11 @@ class Fleet:
             )
 
     def cut_wires(self) -> None:
-        """Lose everything that is under way."""
+        """Lose everything that is under way; what a relay has held back comes in the next run."""
         self._wires += 1
+        for process, source, frames in self._held:
+            delay = self.rng.uniform(0, 20)
+            self.after(delay, partial(process.receive, source, frames))
 
     # Trouble
 
@@ -335,8 +350,8 @@ class Fleet:
             expect(own.pending is None, f"{node.name} waits although the run is over")
             expect(not own.silent, f"{node.name} is silent although the run is over")
         for process in (self.host, *self.nodes.values()):
-            clones = getattr(process.trust.sealing, "clones", 0)  # some never started
-            expect(clones == 0, f"{process.name} has heard of a clone, and nobody was copied")
+            clones = getattr(process.trust.sealing, "clones", {})  # some never started
+            expect(not clones, f"{process.name} has heard of a clone, and nobody was copied")
         for node in self.nodes.values():
             self._check_mass(node)
         if self.gateway is not None:
@@ -370,7 +385,7 @@ class Fleet:
                     arrived = endpoint._round.intakes.keys() | endpoint._round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 else:
-                    for assembly in endpoint._assemblies.values():
+                    for assembly in endpoint._arriving._assemblies.values():
                         expect(len(assembly._partials) <= 4, "partial objects pile up")
 
     def _where(self) -> str:

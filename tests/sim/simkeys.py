@@ -9,7 +9,8 @@ from ternmesh.swarm.member import HOST
 from ternmesh.trust.identity import Role, make_identity
 from ternmesh.trust.notary import Trust, make_trust
 from ternmesh.trust.roster import Roster, found_fleet
-from ternmesh.trust.session import GroupState, PeerState, SealingState
+from ternmesh.trust.sealing import Change
+from ternmesh.trust.session import CloneCount, GroupState, PeerState, SealingState
 from ternmesh.trust.signing import SIGNED
 from ternmesh.wire import seal
 from ternmesh.wire.seal import Header
@@ -21,13 +22,13 @@ class SealDisk:
     """What must survive of seals; lost in a crash unless it was committed."""
 
     def __init__(self) -> None:
-        self._committed: dict[str, PeerState | GroupState] = {}
-        self._working: dict[str, PeerState | GroupState] = {}
+        self._committed: dict[tuple[type, str], Change] = {}
+        self._working: dict[tuple[type, str], Change] = {}
 
     def record(self, event: object) -> None:
         if isinstance(event, TrustChanged):
             for change in event.changes:
-                self._working[change.name if isinstance(change, PeerState) else ""] = change
+                self._working[type(change), getattr(change, "name", "")] = change
 
     def commit(self) -> None:
         self._committed = dict(self._working)
@@ -37,9 +38,10 @@ class SealDisk:
 
     @property
     def state(self) -> SealingState:
-        peers = tuple(s for s in self._committed.values() if isinstance(s, PeerState))
-        group = self._committed.get("")
-        return SealingState(peers, group if isinstance(group, GroupState) else None)
+        kept = self._committed
+        peers = tuple(s for s in kept.values() if isinstance(s, PeerState))
+        clones = tuple(s for s in kept.values() if isinstance(s, CloneCount))
+        return SealingState(peers, kept.get((GroupState, "")), clones)  # type: ignore[arg-type]
 
 
 class Keys:

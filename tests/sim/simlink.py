@@ -1,5 +1,6 @@
 """Links under faults, each from one seed: a host and some nodes, crashes, hostile frames, airtime.
 
+In half of them the ends have keys, and somebody in the middle lies in their names.
 Disks follow the rules of ternmesh_store, in memory: what was not committed is lost in a crash.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from simhop import HopKeys, Middle, key_of
 
 from ternmesh.link import ledger
 from ternmesh.link.frames import Symbol, is_link, read
@@ -28,9 +30,12 @@ from ternmesh.link.records import (
     OutRecord,
     Queued,
     RepairsReserved,
+    SealsChanged,
     SymbolHeld,
     TransferBegun,
 )
+from ternmesh.trust.keyed import FRAME_MIN
+from ternmesh.trust.sealing import Change
 from ternmesh.wire import seal
 from transports.faults import Bursts, FaultModel, Faults
 
@@ -59,6 +64,7 @@ class Options:
     budget_us: int  # of air in an hour, for each end
     broadcast: bool
     number: int  # of the first object; the air has 16 bits of it
+    keyed: bool
 
 
 def draw(seed: int) -> Options:
@@ -89,6 +95,7 @@ def draw(seed: int) -> Options:
         budget_us=rng.choice((9_000_000, 36_000_000_000)),
         broadcast=rng.random() < 0.5,
         number=rng.choice((0, WRAP // 2 - 2, WRAP - 2)),
+        keyed=rng.random() < 0.5,
     )
 
 
@@ -100,12 +107,16 @@ class Disk:
     working: LinkState = field(default_factory=LinkState)
     inbox: list[tuple[str, bytes]] = field(default_factory=list)
     fresh: list[tuple[str, bytes]] = field(default_factory=list)
+    seals: dict[str, Change] = field(default_factory=dict)
+    fresh_seals: dict[str, Change] = field(default_factory=dict)
 
     def record(self, event: LinkEvent) -> None:
         state = self.working
         match event:
             case LinkCountersReserved(limit):
                 state = replace(state, counter=limit)
+            case SealsChanged(changes):
+                self.fresh_seals |= {key_of(change): change for change in changes}
             case Queued():
                 out = (*state.outgoing, OutRecord(event))
                 state = replace(state, outgoing=out, number=event.number + 1)
@@ -130,10 +141,11 @@ class Disk:
     def commit(self) -> None:
         self.committed = self.working
         self.inbox += self.fresh
-        self.fresh = []
+        self.seals |= self.fresh_seals
+        self.fresh, self.fresh_seals = [], {}
 
     def crash(self) -> None:
-        self.working, self.fresh = self.committed, []
+        self.working, self.fresh, self.fresh_seals = self.committed, [], {}
 
 
 def _noted(state: LinkState, number: int, **known: int) -> LinkState:
@@ -169,7 +181,10 @@ class End:
 
     def begin(self) -> None:
         rng = np.random.default_rng(self.air.rng.getrandbits(32))
-        self.link = Link(self.air.settings, self.disk.committed, rng)
+        state, self.sealing = self.disk.committed, None
+        if self.air.options.keyed:
+            self.sealing = self.air.keys.sealing(self.name, state.counter, self.disk.seals)
+        self.link = Link(self.air.settings, state, rng, sealing=self.sealing)
         self.link.start(self.air.now)
         self.settle()
 
@@ -199,17 +214,17 @@ class End:
             self.record = record, Moment("boot", now)
         for peer, frame in self.link.frames_to_send(now, 1):
             self.sent.append(now)
-            self.note(peer, frame)
-            self.air.carry(self.name, peer, frame)
+            self.air.carry(self.name, peer, frame, self.note(peer, frame))
         self.busy_until = now + FRAME_US / 1e6
         self.air.at(self.busy_until, self.settle)
 
-    def note(self, peer: str, frame: bytes) -> None:
-        """No seal counter and no repair symbol is used twice, whatever crashes."""
-        header, body = seal.open_seal(frame)
-        if header.counter in self.counters:
-            raise Violation(f"{self.name} uses counter {header.counter} twice")
-        self.counters.add(header.counter)
+    def note(self, peer: str, frame: bytes) -> bytes:
+        """No seal counter and no repair symbol is used twice, whatever crashes; the body."""
+        counter = int.from_bytes(frame[3:6], "little")
+        body = self.sealing.bodies[frame] if self.sealing else seal.open_seal(frame)[1]
+        if counter in self.counters:
+            raise Violation(f"{self.name} uses counter {counter} twice")
+        self.counters.add(counter)
         message = read(body) if is_link(body) else None
         if isinstance(message, Symbol):
             lane = self.link._out._lanes[None if peer == ALL else peer]
@@ -218,6 +233,7 @@ class End:
             if message.index >= sending.layout.count and repair in self.repairs:
                 raise Violation(f"{self.name} sends symbol {message.index} twice")
             self.repairs.add(repair)
+        return body
 
     def receive(self, peer: str, frame: bytes) -> None:
         self.link.receive_frame(peer, frame, self.air.now)
@@ -243,7 +259,7 @@ class Air:
         self.rng = random.Random(f"link {seed}")
         self.now, self.healed = 0.0, False
         self.settings = LinkSettings(
-            mtu=o.mtu,
+            mtu=max(o.mtu, FRAME_MIN) if o.keyed else o.mtu,
             longest_s=120.0,
             give_up_s=1e9,
             make_way_s=1e9,
@@ -255,16 +271,20 @@ class Air:
         self._models: dict[tuple[str, str], FaultModel] = {}
         self._seed = seed
         self.sent: dict[str, list[bytes]] = {}
+        names = [HOST, *(f"n{i}" for i in range(o.nodes))]
+        self.keys = HopKeys(random.Random(f"keys {seed}"), names)
+        self.middle = Middle(random.Random(f"middle {seed}"))
         self.ends: dict[str, End] = {}
-        for name in (HOST, *(f"n{i}" for i in range(o.nodes))):
+        for name in names:
             self.ends[name] = End(self, name)
 
     def at(self, time: float, do: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (time, next(self._order), do))
 
-    def carry(self, sender: str, peer: str, frame: bytes) -> None:
+    def carry(self, sender: str, peer: str, frame: bytes, body: bytes) -> None:
         names = [n for n in self.ends if n != sender] if peer == ALL else [peer]
         for name in [n for n in names if n in self.ends]:
+            self.middle.hear(sender, name, frame, body)
             model = self._models.get((sender, name))
             if model is None:
                 rng = np.random.default_rng((self._seed, len(self._models)))
@@ -339,7 +359,14 @@ class Air:
                 self.sent.setdefault(name, []).append(payload)
 
     def _attack(self, number: int) -> None:
-        """Bytes of anybody: noise, and sealed bodies of the link that mean nothing."""
+        """Bytes of anybody: noise, and sealed bodies of the link that mean nothing.
+
+        Under keys, whatever can be made of what others have said, in their names.
+        """
+        if self.options.keyed and (lie := self.middle.lie()) is not None:
+            sender, receiver, frame = lie
+            self.ends[receiver].receive(sender, frame)
+            return
         name = self.rng.choice(list(self.ends))
         body = bytes((self.rng.choice((0x06, 0x07, 0x08, 0x50, 0x5F, 0x63)),)) + self.rng.randbytes(
             self.rng.randint(0, 30)
@@ -357,6 +384,8 @@ class Air:
                 raise Violation(f"{name} lacks {sum(missing.values())} objects at {self.now}")
             if end.disk.committed.outgoing:
                 raise Violation(f"{name} still waits for receipts at {self.now}")
+            if end.sealing is not None and end.sealing.clones:
+                raise Violation(f"{name} has heard of clones, and nobody was copied")
             self._check_air(end)
 
     def _check_air(self, end: End) -> None:

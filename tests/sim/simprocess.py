@@ -11,7 +11,7 @@ from ternmesh.errors import CodecError
 from ternmesh.hypervector.scale import UNIT
 from ternmesh.swarm.bundler import Bundler
 from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.events import Joined, WorkReady
+from ternmesh.swarm.events import BodyAccepted, Joined, WorkReady
 from ternmesh.swarm.member import HOST, Member
 from ternmesh.swarm.records import Settings
 from ternmesh.trust.keyed import SYNC_OVERHEAD
@@ -164,6 +164,12 @@ class NodeProcess(Process):
     def crash_chance(self) -> float:
         return self.fleet.options.node_crash
 
+    def note_sent(self, peer: str, frames: list[bytes]) -> None:
+        sealing = self.trust.sealing
+        if isinstance(sealing, RecordingSealing):
+            said = (sealing.bodies.pop(frame) for frame in frames)
+            self.fleet.said.update((self.endpoint.run, self.name, body) for body in said)
+
     def commit(self) -> None:
         super().commit()
         made = self.disk.committed.pending
@@ -216,6 +222,14 @@ class HostProcess(Process):
 
     def crash_chance(self) -> float:
         return self.fleet.options.host_crash
+
+    def record(self) -> list[object]:
+        events = super().record()
+        for event in events:
+            if isinstance(event, BodyAccepted) and self.fleet.keys is not None:
+                said = self.disk.run, self.endpoint.nodes[event.context].name, event.body
+                expect(said in self.fleet.said, "a body was taken that nobody said in this run")
+        return events
 
     def new_run(self) -> None:
         """The operator wipes the run; only the counter stays."""

@@ -6,7 +6,7 @@
 import os
 
 import pytest
-from simfleet import draw, draw_with_keys, run_seed
+from simfleet import draw, draw_with_keys, draw_with_new_run, run_seed
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
 GROUPS = 10
@@ -22,6 +22,11 @@ def test_a_fleet_finishes_and_loses_nothing(group: int) -> None:
 def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS // 3, GROUPS):
         run_seed(seed, draw_with_keys)
+
+
+def test_what_was_held_back_does_not_reach_the_next_run() -> None:
+    for seed in range(SEEDS // 10):
+        run_seed(seed, draw_with_new_run)
 
 
 def test_a_seed_replays_exactly() -> None:

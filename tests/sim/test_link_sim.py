@@ -11,10 +11,11 @@ import pytest
 import simlink
 from simlink import Violation, draw, run_seed
 
-from ternmesh.link import inbound, ledger, outbound, sending
-from ternmesh.link.frames import Question, Status
+from ternmesh.link import inbound, ledger, link, outbound, sending
+from ternmesh.link.frames import Question, Status, is_link, read
 from ternmesh.link.ledger import Ledger
 from ternmesh.link.records import Delivered, LinkCountersReserved, Queued
+from ternmesh.wire import seal
 
 SEEDS = int(os.environ.get("TERNMESH_LINK_SEEDS", "200"))
 GROUPS = 8
@@ -156,6 +157,19 @@ def uses_counters_it_may_forget(patch: pytest.MonkeyPatch) -> None:
     _forgets(patch, LinkCountersReserved)
 
 
+def believes_weaker_seals(patch: pytest.MonkeyPatch) -> None:
+    """Frames of suite 0 are taken although there are keys."""
+    open_sealed = link.Link._open
+
+    def open_any(self: link.Link, peer: str, frame: bytes, now: float) -> None:
+        if seal.suite_of(frame) != seal.SUITE_OPEN or not self._sealing.asks:
+            open_sealed(self, peer, frame, now)
+        elif is_link(body := seal.open_seal(frame)[1]):
+            self._take(peer, read(body), False, now)
+
+    patch.setattr(link.Link, "_open", open_any)
+
+
 def _forgets(patch: pytest.MonkeyPatch, kind: type) -> None:
     record = simlink.Disk.record
     patch.setattr(
@@ -179,6 +193,7 @@ MUTANTS: list[Mutant] = [
     sends_one_symbol_too_few,
     serves_the_least_needy,
     uses_counters_it_may_forget,
+    believes_weaker_seals,
 ]
 
 

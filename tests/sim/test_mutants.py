@@ -231,7 +231,12 @@ def keeps_no_sessions(patch: pytest.MonkeyPatch) -> None:
 
 def begins_sessions_late(patch: pytest.MonkeyPatch) -> None:
     """A session is made with its first frame, when it is too late to keep it."""
-    patch.setattr(keyed.KeyedSealing, "_greet", lambda self, name: None)
+    patch.setattr(keyed.KeyedSealing, "meet", lambda self, peer: None)
+
+
+def seals_for_any_run(patch: pytest.MonkeyPatch) -> None:
+    """A frame that was held back is taken in the next run."""
+    patch.setattr(keyed.KeyedSealing, "bind", lambda self, run: None)
 
 
 KEYED_MUTANTS: tuple[Mutant, ...] = (keeps_no_sessions, begins_sessions_late)
@@ -275,6 +280,12 @@ def test_a_bug_planted_in_the_seals_is_found(
         run_keyed_seeds()
 
 
+def test_a_seal_for_any_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    seals_for_any_run(monkeypatch)
+    with pytest.raises(Violation, match="nobody said in this run"):
+        run_new_run_seeds()
+
+
 def run_seeds() -> None:
     for seed in range(SEEDS):
         simfleet.run_seed(seed)
@@ -283,3 +294,8 @@ def run_seeds() -> None:
 def run_keyed_seeds() -> None:
     for seed in range(5 * SEEDS):
         simfleet.run_seed(seed, simfleet.draw_with_keys)
+
+
+def run_new_run_seeds() -> None:
+    for seed in range(SEEDS):
+        simfleet.run_seed(seed, simfleet.draw_with_new_run)

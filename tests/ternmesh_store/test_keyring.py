@@ -1,7 +1,8 @@
 """Identity files, the trust store, and what an operator is told."""
 
 import os
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import TrustError, WireError
 from ternmesh.swarm.events import TrustChanged
 from ternmesh.trust.identity import Role, make_identity
+from ternmesh.trust.neighbours import write_fleet
 from ternmesh.trust.notary import OPEN
 from ternmesh.trust.roster import HOST, found_fleet
+from ternmesh.trust.session import CloneCount
+from ternmesh.wire.seal import BROADCAST
 from ternmesh_store.database import StoreError
 from ternmesh_store.keyring import (
     IDENTITY,
@@ -19,9 +23,11 @@ from ternmesh_store.keyring import (
     NoKeyring,
     TrustConfig,
     choose_keyring,
+    hop_keys,
     make_identity_file,
     read_identity_file,
 )
+from ternmesh_store.trust_store import END, HOP
 
 MODEL = bytes(32)
 
@@ -119,13 +125,13 @@ def test_sessions_and_windows_are_found_again(pair, tmp_path):
         assert changes
         ring.record(TrustChanged(changes))
         ring.commit()
-    state = host.store.sealing()
+    state = host.store.sealing(END)
     assert [peer.name for peer in state.peers] == ["ada"]
     assert state.group is not None
     host.close()
     again = Keyring(tmp_path / HOST, TrustConfig())
     again.open()
-    assert again.store.sealing() == state
+    assert again.store.sealing(END) == state
     sealing = again.trust(HOST, MODEL, 4096).sealing
     for frame in frames:
         with pytest.raises(WireError):
@@ -177,3 +183,93 @@ def test_what_a_host_cannot_do_is_a_sentence(pair):
     assert "nothing" in membership.answer(host, {"enrol": "dance"})["error"]
     assert "--insecure" in membership.answer(NoKeyring(), {"enrol": "list"})["error"]
     assert Path(host.store.path).exists()
+
+
+def test_both_layers_keep_their_own_state(pair, tmp_path):
+    host, node = pair
+    for ring, name in ((host, HOST), (node, "ada")):
+        hop = hop_keys(ring, name)
+        sealing = hop.sealing(0)
+        sealing.meet("ada" if ring is host else HOST)
+        hop.record(sealing.changes())
+        hop.commit()
+    assert host.store.sealing(END).peers == ()
+    [kept] = host.store.sealing(HOP).peers
+    assert (kept.name, kept.epoch) == ("ada", 1)
+    assert host.store.sealing(HOP).group is not None
+    host.trust(HOST, MODEL, 0).sealing.meet("ada")
+    assert host.store.sealing(HOP).peers == (kept,)
+    assert hop_keys(host, HOST).sealing(0).seal("ada", 1, 0, b"body")[0] >> 2 & 7 == 2
+    with pytest.raises(TrustError, match="identity of ada, not bob"):
+        hop_keys(node, "bob").sealing(0)
+    assert hop_keys(NoKeyring(), "ada") is None
+
+
+def test_clones_that_a_link_has_seen_are_kept(pair, tmp_path):
+    host, _ = pair
+    host.store.record(HOP, (CloneCount("ada", 3),))
+    host.store.record(END, (CloneCount("ada", 1),))
+    host.store.commit()
+    hop_keys(host, HOST).sealing(0)
+    host.trust(HOST, MODEL, 0)
+    assert host.status()["clones"] == {"ada": 4}
+
+
+def test_who_is_revoked_hears_no_broadcast_of_either_layer(pair):
+    host, _ = pair
+    hop, end = hop_keys(host, HOST).sealing(0), host.trust(HOST, MODEL, 0).sealing
+    before = [sealing.seal("all", BROADCAST, 0, b"body") for sealing in (hop, end)]
+    host.rekey()
+    after = [sealing.seal("all", BROADCAST, 0, b"body") for sealing in (hop, end)]
+    assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_a_store_of_an_older_version_is_refused(pair, tmp_path):
+    host, _ = pair
+    host.close()
+    path = tmp_path / HOST / "trust.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 1")
+    with pytest.raises(StoreError, match=r"another version of ternmesh \(format 1"):
+        Keyring(tmp_path / HOST, TrustConfig()).open()
+
+
+def test_a_board_behind_a_gateway_speaks_to_that(pair, tmp_path):
+    host, node = pair
+    shed = make_identity("shed", Role.GATEWAY, os.urandom(64))
+    with pytest.raises(TrustError, match=r"shed is not enrolled.*enrol import"):
+        hop_keys(node, "ada", "shed").sealing(0)
+    host.roster.enrol(shed.public)
+    node.learn(write_fleet(host.own, host.roster.state))
+    again = Keyring(tmp_path / "ada", TrustConfig())
+    node.close()
+    again.open()
+    sealing = hop_keys(again, "ada", "shed").sealing(0)
+    sealing.meet(HOST)
+    [kept] = [change for change in sealing.changes() if getattr(change, "name", "") == HOST]
+    assert kept.fingerprint == shed.public.fingerprint
+    with pytest.raises(TrustError, match="which is a node"):
+        hop_keys(again, "ada", "ada").sealing(0)
+    again.close()
+
+
+def test_a_rule_for_signers_is_checked_before_anything_starts():
+    TrustConfig(signers=("a", "b"), threshold=2).check(has_radio=True)
+    for rule in (TrustConfig(threshold=2), TrustConfig(signers=("a", "a"))):
+        with pytest.raises(ConfigError, match="threshold"):
+            rule.check(has_radio=False)
+
+
+def test_a_quantum_signature_over_a_radio_is_refused_with_its_price():
+    TrustConfig(quantum="x").check(has_radio=False)
+    with pytest.raises(ConfigError, match=r"2,438 bytes.*13 radio frames.*quantum_on_radio = true"):
+        TrustConfig(quantum="x").check(has_radio=True)
+    TrustConfig(quantum="x", quantum_on_radio=True).check(has_radio=True)
+
+
+def test_a_fleet_of_another_name_is_refused_at_the_start(pair):
+    for ring in pair:
+        ring.check_fleet("garden")
+        with pytest.raises(TrustError, match=r"link\.fleet is 'gardens'.*another name"):
+            ring.check_fleet("gardens")
+    NoKeyring().check_fleet("whatever")

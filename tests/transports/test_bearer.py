@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ternmesh.config import ConfigError
 from ternmesh.link.regions import EU868
+from ternmesh.trust.sealing import OpenSealing
 from ternmesh.wire.seal import Header, seal
 from ternmesh_store.radio_stores import RadioStores
 from transports.bearer import check_link, link_timing, make_transport, radio_of
@@ -103,3 +105,35 @@ def test_two_ends_over_emulated_radios_that_lose_frames(tmp_path: Path) -> None:
             for end in ends.values():
                 end.close()
     assert {path.name for path in (tmp_path / "theo").iterdir()} >= {"link.db", "airtime.db"}
+
+
+class NoKeys:
+    """Keys that nothing is ever sealed with."""
+
+    def sealing(self, counter: int) -> OpenSealing:
+        return OpenSealing()
+
+    def record(self, changes: object) -> None: ...
+
+    def commit(self) -> None: ...
+
+
+def test_frames_that_are_too_short_for_keys_are_a_sentence(tmp_path: Path) -> None:
+    slow = serial(frequency_hz=863_500_000, spreading_factor=12, dialect="rnode")
+    with pytest.raises(ConfigError, match=r"too short for keys, which take 88.*spreading_factor"):
+        make_transport(slow, "theo", RadioStores(tmp_path), NoKeys())
+    make_transport(slow, "theo", RadioStores(tmp_path))
+    make_transport(replace(slow, gateway="shed"), "theo", RadioStores(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("link", "role"),
+    [
+        (replace(serial(), gateway="shed"), "host"),
+        (LinkConfig("mqtt://b", gateway="shed"), "theo"),
+    ],
+)
+def test_only_boards_on_a_radio_have_a_gateway_for_a_neighbour(link: LinkConfig, role: str) -> None:
+    with pytest.raises(ConfigError, match=r"link\.gateway is for boards"):
+        check_link(link, role)
+    check_link(replace(serial(), gateway="shed"), "theo")

@@ -1,4 +1,5 @@
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from paho.mqtt import publish
 
-from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NotConnected
+from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NameTaken, NotConnected
 from transports.mqtt import MqttTransport
 from transports.mqtt_settings import INBOUND_MESSAGE_MAX, MqttSettings
 
@@ -241,8 +242,9 @@ class ScriptedBroker:
             with connection:
                 self.seen.append(connection.recv(4096)[8])
                 connection.sendall(answer)
-                while answer and (rest := connection.recv(4096)):
-                    self.rest += rest
+                with contextlib.suppress(ConnectionResetError):  # it hung up on what we had said
+                    while answer and (rest := connection.recv(4096)):
+                        self.rest += rest
         self._server.close()
 
 
@@ -283,8 +285,33 @@ def test_topics_that_the_broker_refuses_are_named(new_end, eventually) -> None:
 def test_a_broker_that_says_why_it_left_us_is_quoted(new_end, eventually) -> None:
     broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER])
     ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
-    sentence = "another process uses our client id ternmesh-barn-ada"
+    sentence = "another process is ternmesh-barn-ada"
     eventually(lambda: sentence in str(ada.status()["last_error"]))
+
+
+def test_a_young_process_whose_name_is_taken_back_ends(new_end, eventually) -> None:
+    broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER, ACCEPT_BY_5 + TAKEN_OVER])
+    ada = new_end(broker.url, "ada")
+
+    def is_told() -> bool:
+        try:
+            ada.receive(0.01)
+        except NameTaken as error:
+            return "another process is ternmesh-barn-ada" in str(error)
+        return False
+
+    eventually(is_told)
+    assert not ada.connected
+
+
+def test_one_that_has_been_there_for_long_comes_back_for_its_name(
+    new_end, eventually, monkeypatch
+) -> None:
+    monkeypatch.setattr("transports.mqtt.YOUNG_S", 0.0)
+    broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER] * 3 + [ACCEPT_BY_5])
+    ada = new_end(broker.url, "ada")
+    eventually(lambda: len(broker.seen) >= 4)
+    assert ada.receive(0.0) is None
 
 
 def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:

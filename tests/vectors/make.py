@@ -21,7 +21,16 @@ from ternmesh.link import code, frames, outbound
 from ternmesh.swarm import bitmap
 from ternmesh.trust import enrolment, identity, keyed, roster, session, signing
 from ternmesh.trust import keys as trust_keys
-from ternmesh.wire import contributions, control, manifest, pieces, reference, seal, share
+from ternmesh.wire import (
+    activation,
+    contributions,
+    control,
+    manifest,
+    pieces,
+    reference,
+    seal,
+    share,
+)
 
 FOLDER = Path(__file__).parent
 MODEL = bytes(range(32))
@@ -416,6 +425,29 @@ def keyed_seals() -> Entries:
             with suppress(WireError):
                 ends[receiver].open(sender, frame)
             counters[sender] += 1
+    return entries | bound_seals()
+
+
+def bound_seals() -> Entries:
+    """Frames of a run, of two ends that have never met."""
+    host, node, fleet = trusted()
+    entries: Entries = {}
+    for sender, own, instance, hub in (
+        ("theo", node, b"instance", "host"),
+        ("host", host, b"Instance", None),
+    ):
+        sealing = keyed.KeyedSealing(own, fleet, 1, instance, 50, session.SealingState(), hub=hub)
+        sealing.bind(RUN)
+        receiver, context = ("host", 3) if sender == "theo" else ("theo", 3 | seal.DOWN)
+        entries[f"in a run, from {sender}"] = {
+            "suite": 1,
+            "sender": sender,
+            "context": context,
+            "counter": 50,
+            "run": RUN.hex(),
+            "body": b"body".hex(),
+            "bytes": sealing.seal(receiver, context, 50, b"body").hex(),
+        }
     return entries
 
 
@@ -432,6 +464,9 @@ def trust_objects() -> Entries:
     signed = signing.sign_packet(node, place, 5, head, manifest.packet_hash(shares))
     receipt = control.write_control(control.Receipt(5, head.digest, b"\x07"))
     row = signing.sign_content(host, 0, place, b"content")
+    announce = control.write_control(control.Announce(RUN, 5, control.OPEN, 0))
+    group = trust_keys.group_secret(host, 1, fleet.fleet, 1, b"Instance")
+    no_run = signing.Place(fleet.fleet, bytes(8), MODEL)
     contents = {
         "identity of the host": identity.write_identity(host.public),
         "identity of a node": identity.write_identity(node.public),
@@ -444,10 +479,41 @@ def trust_objects() -> Entries:
         "signed manifest": manifest.write_manifest(signed),
         "signed receipt": signing.sign_body(host, place, node.public.fingerprint, receipt),
         "certificate": reference.certify(b"content", (row,)),
+        "signed announce": signing.sign_body(host, no_run, session.group_name(group), announce),
     }
     entries: Entries = {name: {"bytes": content.hex()} for name, content in contents.items()}
     entries["text of an identity"] = {"text": identity.identity_text(node.public)}
     entries["code"] = {"text": text}
+    return entries
+
+
+def activations() -> Entries:
+    """What crosses the boundary of a split training; values as float32 in hex, little-endian."""
+    values = np.array(
+        [[0.5, -1.25, 0.75, 0.1, -0.6], [0, 0, 0, 0, 0], [3e-5, 2e-5, 0, -1e-5, 1e-6]]
+    )
+    cases = {
+        "learn, 4 bits": (activation.LEARN, 4, bytes([3, 0, 9])),
+        "learn without labels, 3 bits": (activation.LEARN, 3, b""),
+        "ask, 8 bits": (activation.ASK, 8, b""),
+        "answer, float32": (activation.ANSWER, 32, b""),
+        "gradient up, 5 bits": (activation.GRADIENT_UP, 5, b""),
+        "gradient down, 2 bits": (activation.GRADIENT_DOWN, 2, b""),
+    }
+    entries: Entries = {}
+    for number, (name, (leg, bits, labels)) in enumerate(cases.items()):
+        item = activation.Activation(leg, 70_000 + number, values.astype(np.float32), labels)
+        body = activation.write_activation(item, bits)
+        read = activation.read_activation(body).values
+        entries[name] = {
+            "leg": leg,
+            "number": item.number,
+            "bits": bits,
+            "labels": labels.hex(),
+            "values": [[value.tobytes().hex() for value in row] for row in values.astype("<f4")],
+            "read": [[value.tobytes().hex() for value in row] for row in read.astype("<f4")],
+            "bytes": body.hex(),
+        }
     return entries
 
 
@@ -469,6 +535,7 @@ FAMILIES = {
     "link": link_bodies,
     "keyed": keyed_seals,
     "trust": trust_objects,
+    "activations": activations,
 }
 
 

@@ -16,7 +16,7 @@ from ternmesh.swarm.records import MemberState, Settings
 from ternmesh.trust.identity import Identity, Role, make_identity
 from ternmesh.trust.notary import OPEN, Trust, make_trust
 from ternmesh.trust.roster import Roster, found_fleet
-from ternmesh.trust.session import PeerState, SealingState
+from ternmesh.trust.session import CloneCount, PeerState, SealingState
 
 
 class Keys:
@@ -40,7 +40,7 @@ class Keys:
     def trust(self, name: str, counter: int = 0, own: Identity | None = None) -> Trust:
         own = own or (self.host if name == HOST else self.members[name])
         kept = self.kept.get(name, {})
-        peers = tuple(value for key, value in kept.items() if key is not None)
+        peers = tuple(value for value in kept.values() if isinstance(value, PeerState))
         state = SealingState(peers, kept.get(None))  # type: ignore[arg-type]
         return make_trust(own, self.roster(), MODEL, self._entropy.bytes(8), counter, state)
 
@@ -48,8 +48,9 @@ class Keys:
         """What a store does with `TrustChanged`."""
         if isinstance(event, TrustChanged):
             for change in event.changes:
-                key = change.name if isinstance(change, PeerState) else None
-                self.kept.setdefault(name, {})[key] = change
+                if not isinstance(change, CloneCount):
+                    key = change.name if isinstance(change, PeerState) else None
+                    self.kept.setdefault(name, {})[key] = change
 
 
 MODEL = bytes(range(32))

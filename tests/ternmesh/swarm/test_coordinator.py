@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.swarm import records, step
+from ternmesh.swarm import open_round, records, step
 from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.events import (
     BodyAccepted,
@@ -381,3 +381,17 @@ def test_shares_of_a_reference_name_its_version(bench: Any) -> None:
     assert made.version == 1
     shares = step.encode_step(np.ones(1500, np.float32), MODEL, 70_001, bench.plan)
     assert share.read_share(shares[0]).round_low == 70_001 - 65_536
+
+
+def test_what_is_here_already_is_not_hashed_again(bench: Any, monkeypatch: Any) -> None:
+    """Else whoever repeats one small frame makes the host hash a whole packet each time."""
+    theo = bench.nodes["theo"]
+    bench.host.settings = replace(bench.host.settings, min_peers=9)
+    theo.submit(0, bench.delta(1), bench.now)
+    frames = [frame for _, frame in bench.take("theo")]
+    bench.host.receive_frames("theo", frames, bench.now)
+    hashed: list[int] = []
+    monkeypatch.setattr(open_round, "packet_hash", lambda whole: hashed.append(len(whole)))
+    bench.host.receive_frames("theo", 5 * frames, bench.now)
+    assert bench.host.refused["duplicate"] == 5 * len(frames)
+    assert hashed == []

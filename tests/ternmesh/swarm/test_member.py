@@ -217,7 +217,7 @@ def test_a_new_run_starts_from_nothing(bench: Any) -> None:
 
 
 def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:
-    instance = node.name.encode().ljust(8)
+    instance = node._instance
     plan = to_numbers(bench.plan)
     message = control.Welcome(instance, 1, bench.host.run, 0, OPEN, 0, plan)
     return replace(message, **changes)
@@ -256,15 +256,63 @@ def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any) -> None:
     assert theo.pending is not None
 
 
-def test_an_announce_from_the_past_makes_a_node_ask(bench: Any) -> None:
-    """The host may have been restored from an old copy: only a hello can tell it so."""
+def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench: Any) -> None:
+    """It was held back: the node has since gone over to a new run, and says hello again."""
+    theo = bench.nodes["theo"]
+    late = welcome(bench, theo)
+    theo._greeting.soon(bench.now)
+    from_host(bench, theo, welcome(bench, theo, run=b"next run"))
+    assert theo.run == b"next run"
+    theo._greeting.soon(bench.now)
+    from_host(bench, theo, late)
+    assert theo.run == b"next run"
+    from_host(bench, theo, welcome(bench, theo, run=b"last run"))
+    assert theo.run == b"last run"
+
+
+def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:
+    """It may have been played again. Of a host with an old disk a node hears no other: it asks."""
     theo = bench.nodes["theo"]
     both_submit(bench, 0)
-    from_host(bench, theo, control.Announce(b"run-id-8", 0, OPEN, 0))
-    bench.now += 1.0
+    bench.take("theo")
+    due = theo.next_timeout()
+    for _ in range(5):
+        from_host(bench, theo, control.Announce(b"run-id-8", 0, OPEN, 0))
+    assert theo.refused["replay"] == 5
+    assert theo.next_timeout() == due
+    assert bench.take("theo") == []
+    bench.now = due
     theo.handle_timeout(bench.now)
     [(_, frame)] = bench.take("theo")
     assert isinstance(control.read_control(seal.open_seal(frame)[1]), control.Hello)
+
+
+def test_an_announce_that_is_repeated_makes_nobody_speak_again(bench: Any) -> None:
+    """Neither that of a version this node has not got, nor that of a run it is not in."""
+    theo = bench.nodes["theo"]
+    for message in (
+        control.Announce(b"run-id-8", 1, OPEN, 0),
+        control.Announce(b"new run!", 0, 1, 0),
+    ):
+        from_host(bench, theo, message)
+        theo.handle_timeout(theo.next_timeout())
+        bench.take("theo")
+        due = theo.next_timeout()
+        for _ in range(20):
+            from_host(bench, theo, message)
+        assert theo.next_timeout() == due
+        assert bench.take("theo") == []
+
+
+def test_a_call_into_another_run_is_not_forgotten(bench: Any) -> None:
+    """A last reference of the old run stops the question; the next announce asks it again."""
+    theo = bench.nodes["theo"]
+    call = control.Announce(b"new run!", 0, OPEN, 0)
+    from_host(bench, theo, call)
+    both_submit(bench, 0)
+    assert theo.version == 1
+    from_host(bench, theo, call)
+    assert theo.next_timeout() <= bench.now + 1.0
 
 
 def test_a_welcome_takes_back_what_was_announced(bench: Any) -> None:

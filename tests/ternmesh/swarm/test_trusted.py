@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from ternmesh.errors import WireError
-from ternmesh.swarm import member
+from ternmesh.plan import to_numbers
+from ternmesh.swarm import member, records
 from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.events import BodyAccepted, ReferenceMade, TrustChanged
 from ternmesh.swarm.member import HOST
 from ternmesh.swarm.records import CoordinatorState, Link, MemberState, NodeRecord
 from ternmesh.trust.identity import Role, make_identity
+from ternmesh.trust.keys import nonce
 from ternmesh.trust.roster import write_revocations
 from ternmesh.trust.session import EPOCH_MAX
-from ternmesh.wire import control, manifest, pieces, seal
+from ternmesh.wire import control, manifest, pieces, reference, seal
 
 New = Callable[..., Any]
 
@@ -176,16 +178,178 @@ def test_a_node_that_starts_again_goes_on(bench: Any) -> None:
 
 def seal_for_all(bench: Any, body: bytes) -> bytes:
     """What a member could seal for all others: it holds the broadcast key."""
-    return bench.host._sealing.seal(ALL, seal.BROADCAST, 1 << 20, body)
+    hub = bench.host._sealing._hub
+    bench.forged = getattr(bench, "forged", 1 << 20) + 1
+    first, low = bytes((0x24 | (hub.epoch & 1) << 1,)), bench.forged.to_bytes(8, "little")[:3]
+    return hub.seal(first + b"\xff\xff" + low, bench.forged, body)
 
 
 def test_what_a_member_says_to_all_is_not_believed(bench: Any) -> None:
     theo = bench.nodes["theo"]
     for message in (control.Refusal(0, "unknown node"), control.Silent(0)):
         theo.receive_frames(HOST, [seal_for_all(bench, control.write_control(message))], bench.now)
-        bench.host._sealing._unused += 1
     assert theo.joined
-    assert theo.refused["signature"] >= 1
+    assert theo.refused["signature"] == 2
+
+
+def pieces_for_all(bench: Any) -> list[tuple[str, bytes]]:
+    """The host's next reference, in the frames of its broadcast."""
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(node.version, bench.delta(seed), bench.now)
+    for name in [*bench.nodes]:
+        bench.host.receive_frames(name, [f for _, f in bench.take(name)], bench.now)
+    return [(peer, frame) for peer, frame in bench.take(HOST) if peer == ALL]
+
+
+def test_a_false_piece_before_each_true_one_spoils_no_reference(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    frames = pieces_for_all(bench)
+    listener = bench.nodes["yan"]._sealing._listener
+    for _, frame in frames:
+        counter, cipher = int.from_bytes(frame[3:6], "little"), listener._keys.cipher(0)
+        true = cipher.open(nonce(seal.BROADCAST, counter), frame[:6], frame[6:])
+        if true[0] == pieces.KIND:
+            false = true[:-1] + bytes((true[-1] ^ 1,))
+            theo.receive_frames(HOST, [seal_for_all(bench, false)], bench.now)
+        theo.receive_frames(HOST, [frame], bench.now)
+    assert theo.version == 1
+    assert theo.refused["piece"] >= 1
+    assert theo.next_timeout() is not None
+    assert np.array_equal(theo.fixed, bench.host.fixed)
+
+
+def test_who_hears_no_broadcast_is_sent_the_reference_alone(bench: Any) -> None:
+    """A member that forges more than a search finds costs a question and a unicast."""
+    theo = bench.nodes["theo"]
+    pieces_for_all(bench)
+    content = bench.last(HOST, ReferenceMade).content
+    first = pieces.cut(content, bench.plan.frame_mtu)[0]
+    for number in range(40):
+        false = seal_for_all(bench, first[:-1] + bytes((number,)))
+        theo.receive_frames(HOST, [false], bench.now)
+    assert theo.version == 0
+    bench.wait(10.0)  # it is announced
+    bench.exchange()
+    bench.wait(7.5)
+    bench.exchange()
+    assert theo.version == 1
+
+
+def test_junk_from_a_member_does_not_pass_for_the_host(bench: Any) -> None:
+    """Whole objects that nobody has signed are no sign that the host is still there."""
+    theo = bench.nodes["theo"]
+    due = theo.next_timeout()
+    for number in range(5):
+        bench.now += 1.0
+        junk = reference.certify(b"junk %d" % number)
+        for body in pieces.cut(junk, bench.plan.frame_mtu):
+            theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
+    assert theo.refused["signature"] == 5
+    assert theo.next_timeout() == due
+
+
+def test_an_old_reference_does_not_pass_for_the_host_either(bench: Any) -> None:
+    work(bench)
+    content = bench.last(HOST, ReferenceMade).content
+    theo = bench.nodes["theo"]
+    bench.exchange()
+    due = theo.next_timeout()
+    bench.now += 1.0
+    for body in pieces.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
+    assert theo.version == 1
+    assert theo.next_timeout() == due
+
+
+def signed_announce(bench: Any, version: int) -> bytes:
+    message = control.Announce(bench.host.run, version, control.OPEN, 0)
+    return bench.host._notary.sign_announce(control.write_control(message))
+
+
+def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None:
+    """A member can seal the host's own words anew, as often as it likes."""
+    old = signed_announce(bench, 0)
+    for _ in range(2):
+        work(bench)
+    theo = bench.nodes["theo"]
+    assert theo.version == 2
+    due, refused = theo.next_timeout(), theo.refused["replay"]
+    now = signed_announce(bench, 2)
+    for body in [old, now] * 20:
+        theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
+    assert bench.take("theo") == []
+    assert theo.next_timeout() == due
+    assert theo.refused["replay"] == refused + 20
+
+
+def test_an_announce_of_a_run_that_is_over_opens_no_door(bench: Any) -> None:
+    """It was signed for those who held another broadcast key: sealed anew it is worth nothing."""
+    message = control.Announce(b"last run", 5, control.OPEN, 0)
+    old = bench.host._notary.sign_announce(control.write_control(message))
+    bench.host._sealing.rekey()
+    bench.wait(0.0)
+    bench.host.handle_timeout(bench.now + 10.0)
+    bench.exchange()
+    theo = bench.nodes["theo"]
+    due = theo.next_timeout()
+    for _ in range(20):
+        theo.receive_frames(HOST, [seal_for_all(bench, old)], bench.now)
+    assert theo.refused["signature"] == 20
+    assert theo.next_timeout() == due
+    assert bench.take("theo") == []
+    work(bench)
+    assert theo.version == 1
+
+
+def new_run(bench: Any) -> Any:
+    """The operator wipes the run; the host's seals go on."""
+    state = replace(records.new_state(bench.plan.dimension), counter=1 << 16)
+    trust = bench.keys.trust(HOST, 1 << 16)
+    settings = bench.host.settings
+    bench.host = Coordinator(bench.plan, settings, bytes(range(32)), b"next run", state, trust)
+    bench.host.start(bench.now)
+    return bench.host
+
+
+def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    context = theo.context
+    theo.submit(0, bench.delta(7), bench.now)
+    held = [frame for _, frame in bench.take("theo")]
+    assert len(held) == 1 + bench.plan.up.count
+    host = new_run(bench)
+    settle(bench)
+    assert theo.run == b"next run"
+    assert (theo.context, theo.version, host.version) == (context, 0, 0)
+    refused = host.refused["seal"]
+    host.receive_frames("theo", held, bench.now)
+    assert host.delivered(context) == "none"
+    assert host.refused["seal"] == refused + len(held)
+    work(bench)
+    assert host.version == 1
+    assert not host.refused["signature"]
+    assert not host.refused["conflict"]
+
+
+def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(7), bench.now)  # its bodies wait for a bearer
+    host = new_run(bench)
+    welcome = control.Welcome(
+        theo._instance, theo.context, host.run, 0, 1, 0, to_numbers(bench.plan)
+    )
+    theo._greeting.soon(bench.now)
+    theo._welcome(welcome, bench.now)
+    assert not [frame for _, frame in bench.take("theo") if frame[1:3] != b"\0\0"]
+
+
+def test_a_new_run_is_heard_of_at_once(bench: Any) -> None:
+    """The host gives its new broadcast key away before it announces the run under it."""
+    new_run(bench)
+    bench.exchange()
+    bench.wait(1.0)
+    bench.exchange()
+    assert {node.run for node in bench.nodes.values()} == {b"next run"}
 
 
 def test_a_snapshot_is_for_one_node(bench: Any) -> None:

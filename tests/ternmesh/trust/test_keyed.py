@@ -38,7 +38,7 @@ def test_first_contact_takes_one_question_and_then_everything_works() -> None:
     assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
     hail(node, host)
     mirror(host, node)
-    assert host.sealing.clones == node.sealing.clones == 0
+    assert host.sealing.clones == node.sealing.clones == {}
 
 
 def test_a_frame_has_14_bytes_more_than_its_body_and_a_sync_45_more() -> None:
@@ -89,7 +89,7 @@ def test_both_sides_go_on_after_restarts_with_what_is_on_disk() -> None:
     assert [node.hear("host", frame) for frame in early[1:]] == ["replay", "replay"]
     hail(node, host)
     mirror(host, node)
-    assert host.sealing.clones == node.sealing.clones == 0
+    assert host.sealing.clones == node.sealing.clones == {}
 
 
 def test_a_hello_after_a_restart_needs_no_second_one() -> None:
@@ -116,10 +116,10 @@ def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:
     node.boot()
     hail(node, host)
     assert host.hear("theo", straggler) == b"straggler"
-    assert host.sealing.clones == 0
+    assert host.sealing.clones == {}
     second = twin.seal("host", UP, node.counter + 5, b"the other board")
     assert host.hear("theo", second) == "clone"
-    assert host.sealing.clones == 1
+    assert host.sealing.clones == {"theo": 1}
 
 
 def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> None:
@@ -132,18 +132,6 @@ def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> Non
     assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
     host.hear("theo", node.say("host", 0, b"\x01hello"))
     assert host.sealing.due(2 * LATER) == []
-
-
-def test_of_two_broadcast_keys_the_newer_one_stays() -> None:
-    host, node = met()
-    told = []
-    for _ in range(2):
-        host.sealing.rekey()
-        [due] = host.sealing.due(LATER)  # at once, whatever was said before
-        told.append(host.say(*due))
-    for frame in reversed(told):
-        assert isinstance(node.hear("host", frame), bytes)
-    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
 
 
 def test_a_receiver_that_lost_its_disk_asks_and_takes_nothing_old() -> None:
@@ -166,7 +154,7 @@ def test_a_sender_that_lost_its_disk_comes_back_and_is_noticed() -> None:
     node.boot()
     hail(node, host)
     mirror(host, node)
-    assert host.sealing.clones > 0
+    assert host.sealing.clones["theo"] > 0
 
 
 def test_a_host_that_lost_its_disk_comes_back_with_a_new_broadcast_key() -> None:
@@ -189,9 +177,9 @@ def test_a_host_restored_from_an_old_copy_finds_out_by_the_first_hello() -> None
     host.disk, host.counter = disk, counter
     host.boot()
     assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
-    assert host.sealing.clones == 1
+    assert host.sealing.clones == {"theo": 1}
     hail(node, host)
-    assert node.sealing.clones == 1
+    assert node.sealing.clones == {"host": 1}
     mirror(host, node)
 
 
@@ -247,7 +235,7 @@ def test_stragglers_of_the_session_before_are_taken_once() -> None:
     assert host.hear("theo", straggler) == "replay"
     host.boot()
     assert host.hear("theo", other) == "seal"
-    assert host.sealing.clones == 0
+    assert host.sealing.clones == {}
 
 
 def test_keys_change_with_the_count_of_frames() -> None:

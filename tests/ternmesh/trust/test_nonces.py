@@ -87,7 +87,7 @@ def test_must_avoid_08_a_copied_card_in_a_second_board(recorder: type[Recorder])
             board.hear("host", host.say("theo", 0, b"\x01welcome"))
         for _ in range(20):
             host.hear("theo", board.say("host", UP, b"x"))
-    assert host.sealing.clones > 0
+    assert host.sealing.clones["theo"] > 0
 
 
 def test_must_avoid_08_a_host_copied_with_its_broadcast_key(recorder: type[Recorder]) -> None:

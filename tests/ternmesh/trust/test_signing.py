@@ -9,12 +9,14 @@ from ternmesh.errors import WireError
 from ternmesh.trust import primitives, signing
 from ternmesh.trust.identity import Role
 from ternmesh.trust.primitives import QuantumKey
-from ternmesh.trust.signing import EVERYBODY, Place, Signers
+from ternmesh.trust.session import group_name
+from ternmesh.trust.signing import Place, Signers
 from ternmesh.wire import control, manifest, reference
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
 PLACE = Place(bytes(16), b"run-id-8", bytes(range(32)))
 PACKET = manifest.packet_hash([b"one", b"two"])
+ALL_OF_US = group_name(bytes(16))
 HEAD = manifest.Manifest(5, PLACE.model_hash[:8], 120, PACKET[:4], 2)
 OTHER_PLACES = [
     replace(PLACE, fleet=b"\1" * 16),
@@ -73,7 +75,7 @@ def test_receipts_and_announces_are_signed_for_one_or_for_all() -> None:
     for sender, place, to in (
         (THEO, PLACE, theo),
         (HOST, OTHER_PLACES[1], theo),
-        (HOST, PLACE, EVERYBODY),
+        (HOST, PLACE, ALL_OF_US),
     ):
         with bad():
             signing.open_signed(sender.public, place, to, data)
@@ -83,7 +85,7 @@ def test_receipts_and_announces_are_signed_for_one_or_for_all() -> None:
 def test_any_bytes_are_no_signed_body(data: bytes) -> None:
     for body in (data, bytes((signing.SIGNED,)) + data):
         with bad():
-            signing.open_signed(HOST.public, PLACE, EVERYBODY, body)
+            signing.open_signed(HOST.public, PLACE, ALL_OF_US, body)
 
 
 def certified(*indexes: int, content: bytes = b"content") -> reference.Certificate:
@@ -131,7 +133,7 @@ def test_no_signature_counts_in_another_place_or_for_another_thing() -> None:
     for place in OTHER_PLACES:
         with bad():
             signing.verify_certificate(one, place, b"content", (row,))
-    body = signing.sign_body(HOST, PLACE, EVERYBODY, b"content")
+    body = signing.sign_body(HOST, PLACE, ALL_OF_US, b"content")
     with bad():
         signing.verify_certificate(one, PLACE, b"content", ((0, body[1:65]),))
 

@@ -90,7 +90,8 @@ def spec_open(case: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         info += struct.pack("<IQ", 1, counter >> 20)
         key = spec_hkdf(spec_pair(), instance, info, 16)
     nonce = struct.pack("<HQ", context, counter) + bytes(3)
-    plain = AESCCM(key, 8).decrypt(nonce, frame[len(head) :], head)
+    bound = bytes.fromhex(case.get("run", ""))
+    plain = AESCCM(key, 8).decrypt(nonce, frame[len(head) :], head + bound)
     if context:
         return {}, plain
     names = ("lineage", "epoch", "echo", "floor", "seen", "group")
@@ -196,6 +197,9 @@ def test_signatures() -> None:
     data = kept("signed receipt")
     spec_verify("host", data[1:65], b"body", *place, spec_fingerprint("theo"), data[65:])
     assert data[0] == 0x0E
+    data, secret = kept("signed announce"), bytes.fromhex(group(1))
+    to_all = hashlib.sha256(b"ternmesh broadcast key" + secret).digest()[:16]
+    spec_verify("host", data[1:65], b"body", place[0], bytes(8), MODEL, to_all, data[65:])
     certified = kept("certificate")
     content, index, signature = certified[:-66], certified[-66], certified[-65:-1]
     assert (content, index, certified[-1]) == (b"content", 0, 1)

@@ -7,7 +7,8 @@ from ternmesh.errors import WireError
 from ternmesh.trust.identity import Identity, Role, make_identity
 from ternmesh.trust.keyed import KeyedSealing
 from ternmesh.trust.roster import Roster, found_fleet
-from ternmesh.trust.session import GroupState, PeerState, SealingState
+from ternmesh.trust.sealing import Change
+from ternmesh.trust.session import CloneCount, GroupState, PeerState, SealingState
 
 UP, DOWN, ALL = 3, 3 | 0x8000, 0xFFFF
 
@@ -30,7 +31,7 @@ class End:
     suite: int = 1
     counter: int = 0
     lives: int = 0
-    disk: dict[str, PeerState | GroupState] = field(default_factory=dict)
+    disk: dict[str, Change] = field(default_factory=dict)  # clones under "clones " and the name
     sealing: KeyedSealing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,19 +43,26 @@ class End:
         peers = tuple(v for v in self.disk.values() if isinstance(v, PeerState))
         group = self.disk.get("")
         assert group is None or isinstance(group, GroupState)
+        clones = tuple(v for v in self.disk.values() if isinstance(v, CloneCount))
         self.sealing = KeyedSealing(
             self.identity,
             self.roster,
             self.suite,
             entropy("instance", self.name, self.lives)[:8],
             self.counter,
-            SealingState(peers, group),
+            SealingState(peers, group, clones),
             hub=None if self.identity.public.role is Role.HOST else "host",
         )
 
     def save(self) -> None:
         for change in self.sealing.changes():
-            self.disk[change.name if isinstance(change, PeerState) else ""] = change
+            match change:
+                case PeerState(name=name):
+                    self.disk[name] = change
+                case CloneCount(name=name):
+                    self.disk[f"clones {name}"] = change
+                case _:
+                    self.disk[""] = change
 
     def say(self, peer: str, context: int, body: bytes) -> bytes:
         frame = self.sealing.seal(peer, context, self.counter, body)

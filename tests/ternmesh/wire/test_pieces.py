@@ -1,4 +1,5 @@
 import random
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -63,15 +64,28 @@ def test_why_a_piece_is_refused(body: bytes, reason: str) -> None:
     assert not assembly._partials
 
 
-def test_pieces_that_disagree_about_the_size_are_refused() -> None:
+def test_pieces_that_disagree_about_the_size_are_of_two_objects() -> None:
     assembly = pieces.Assembly(MTU, object_max=1000)
-    first, *_ = pieces.cut(bytes(200), MTU)
-    assert assembly.add(first) is None
-    with pytest.raises(WireError, match="disagree"):
-        assembly.add(first[:5] + (300).to_bytes(4, "little") + first[9:])
+    first, *rest = pieces.cut(bytes(200), MTU)
+    assert assembly.add(first[:5] + (300).to_bytes(4, "little") + first[9:]) is None
+    assert [assembly.add(body) for body in (first, *rest)][-1] == bytes(200)
 
 
-def test_a_false_piece_spoils_the_object_and_a_second_try_succeeds() -> None:
+def test_a_false_piece_in_front_of_the_true_one_costs_a_search() -> None:
+    content = bytes(range(200))
+    bodies = pieces.cut(content, MTU)
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    for body in bodies:  # one in every place
+        with suppress(WireError):  # the last one completes a choice of which none is right
+            assembly.add(body[:-1] + bytes((body[-1] ^ 1,)))
+        if body is not bodies[-1]:
+            assert assembly.add(body) is None
+    assert assembly.add(bodies[-1]) == content
+    assert assembly.forged == len(bodies)
+    assert not assembly._partials
+
+
+def test_where_the_true_piece_is_lost_a_second_try_succeeds() -> None:
     bodies = pieces.cut(bytes(range(200)), MTU)
     assembly = pieces.Assembly(MTU, object_max=1000)
     assembly.add(bodies[1][:-1] + b"!")
@@ -80,7 +94,29 @@ def test_a_false_piece_spoils_the_object_and_a_second_try_succeeds() -> None:
         assembly.add(body)
     with pytest.raises(WireError, match="add up"):
         assembly.add(bodies[-1])
-    assert [assembly.add(body) for body in bodies][-1] == bytes(range(200))
+    assert assembly.add(bodies[0]) is None
+    assert assembly.add(bodies[1]) == bytes(range(200))
+
+
+def test_forgeries_take_bounded_room_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """17 false pieces are one too many: the object is given up, and a second try succeeds."""
+    content, hashed = bytes(range(240)) * 3, []
+    bodies = pieces.cut(content, MTU)
+    sha256 = pieces.hashlib.sha256
+    monkeypatch.setattr(pieces.hashlib, "sha256", lambda d: hashed.append(len(d)) or sha256(d))
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    for number in range(100):
+        assembly.add(bodies[number % 18][:-1] + bytes((number,)))
+    [partial] = assembly._partials.values()
+    assert sum(map(len, partial.parts.values())) <= 18 + 16
+    for body in bodies[18:-1]:
+        assert assembly.add(body) is None
+    del hashed[:]
+    with pytest.raises(WireError, match="add up"):
+        assembly.add(bodies[-1])
+    assert sum(hashed) <= pieces.SEARCHED_MAX
+    assert not assembly._partials
+    assert [assembly.add(body) for body in bodies][-1] == content
 
 
 def test_an_object_that_still_arrives_is_not_the_one_forgotten() -> None:

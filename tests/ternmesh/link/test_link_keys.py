@@ -1,0 +1,364 @@
+"""A link with keys: what is forged, repeated, changed or weaker is refused, and objects arrive."""
+
+from dataclasses import replace
+
+import pytest
+from keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
+
+from ternmesh.link.frames import LAST_SYMBOL, Offer, Status, Symbol, write
+from ternmesh.link.outbound import LANE_SLOTS, object_name
+from ternmesh.link.records import (
+    Delivered,
+    FrameArrived,
+    IncomingDropped,
+    LinkCountersReserved,
+    ObjectArrived,
+    SealsChanged,
+    SymbolHeld,
+)
+from ternmesh.trust.enrolment import REQUEST
+from ternmesh.trust.keyed import FRAME_MIN, NEIGHBOUR, SYNC_OVERHEAD
+from ternmesh.wire import seal
+from ternmesh.wire.seal import BROADCAST, ENROL, Header
+
+OBJECT = content(1500)
+MOVING = (SymbolHeld, ObjectArrived, Delivered, IncomingDropped, FrameArrived)
+
+
+def begun(symbols: int = 4) -> Air:
+    """The host sends `OBJECT`, and the node has its offer and some symbols."""
+    air = Air()
+    air.meet()
+    air.ends[HOST].send(NODE, OBJECT)
+    while len([e for e in air.events[NODE] if isinstance(e, SymbolHeld)]) < symbols:
+        air.send(HOST)
+    return air
+
+
+def finish(air: Air) -> None:
+    """The object arrives once, whole, and its sender knows."""
+    air.run()
+    assert air.arrived(NODE) == [OBJECT]
+    assert [e for e in air.events[HOST] if isinstance(e, Delivered)]
+
+
+def moved(air: Air, name: str) -> list[object]:
+    return [event for event in air.events[name] if isinstance(event, MOVING)]
+
+
+def forged(body: bytes, suite: int = 0, context: int = NEIGHBOUR, counter: int = 5) -> bytes:
+    """A frame of somebody without keys."""
+    return seal.seal(Header(context, counter, suite), body)
+
+
+def test_objects_travel_both_ways_and_to_all_and_nothing_of_them_shows() -> None:
+    air = Air((HOST, "theo", "nora"))
+    for sender, peer in ((HOST, "theo"), ("theo", HOST)):
+        air.ends[sender].send(peer, OBJECT)
+    air.ends[HOST].send(ALL, OBJECT[::-1], receivers=("theo", "nora"))
+    air.run()
+    assert air.arrived("theo") in ([OBJECT, OBJECT[::-1]], [OBJECT[::-1], OBJECT])
+    assert (air.arrived("nora"), air.arrived(HOST)) == ([OBJECT[::-1]], [OBJECT])
+    assert air.frames() == air.frames(suite=2)
+    on_air = b"".join(air.frames())
+    assert not any(OBJECT[at : at + 8] in on_air for at in range(0, len(OBJECT), 40))
+    assert set(air.frames(context=BROADCAST)) < set(air.frames())
+
+
+def test_a_frame_is_as_long_as_without_keys_once_ends_know_each_other() -> None:
+    sizes = []
+    for open_ends in ((), (HOST, NODE)):
+        air = Air(open_ends=open_ends)
+        air.meet()
+        air.ends[HOST].send(NODE, OBJECT)
+        air.run()
+        sizes.append([len(frame) for frame in air.frames()])
+    assert sizes[0] == sizes[1]
+
+
+def test_what_seals_cost_at_a_first_contact_and_at_each_start() -> None:
+    air = Air()
+    air.run(60.0)
+    # A greeting, a question, an answer, the broadcast key.
+    assert [len(frame) for frame in air.frames(context=ENROL)] == [61, 61, 61, FRAME_MIN]
+    assert air.frames(context=ENROL) == air.frames()
+    for name, sizes in ((NODE, [61]), (HOST, [FRAME_MIN])):
+        air.ends[NODE].send(HOST, OBJECT)
+        air.run(air.now + 60.0)
+        air.sent.clear()
+        air.ends[name] = air.boot(name)
+        air.run(air.now + 60.0)
+        assert [len(frame) for frame in air.frames()] == sizes
+
+
+@pytest.mark.parametrize("suite", [0, 2])
+def test_a_forged_receipt_does_not_end_a_transfer(suite: int) -> None:
+    air = begun()
+    receipt = write(Status(object_name(0, OBJECT), ()))
+    air.hear(HOST, NODE, forged(receipt, suite))
+    assert air.refused(HOST) == ["suite" if suite == 0 else "seal"]
+    assert moved(air, HOST) == []
+    finish(air)
+
+
+@pytest.mark.parametrize("suite", [0, 2])
+def test_a_forged_repair_symbol_spoils_nothing(suite: int) -> None:
+    air = begun()
+    held = moved(air, NODE)
+    assert isinstance(held[0], SymbolHeld)
+    offer = held[0].offer
+    for index in range(30):
+        poison = write(Symbol(offer.slot, index, content(offer.symbol_bytes, index), True))
+        air.hear(NODE, HOST, forged(poison, suite, counter=index))
+    assert set(air.refused(NODE)) == {"suite" if suite == 0 else "seal"}
+    assert len(air.refused(NODE)) == 30
+    assert moved(air, NODE) == held
+    finish(air)
+
+
+@pytest.mark.parametrize("suite", [0, 2])
+def test_a_forged_offer_does_not_take_the_place_of_another(suite: int) -> None:
+    air = begun()
+    held = moved(air, NODE)
+    other = write(Offer(held[0].offer.slot, 9, b"evil", 99, 33))
+    for context in (NEIGHBOUR, BROADCAST, ENROL):
+        air.hear(NODE, HOST, forged(other, suite, context))
+    assert len(air.refused(NODE)) == 3
+    assert moved(air, NODE) == held
+    finish(air)
+
+
+def test_every_frame_said_again_is_refused() -> None:
+    air = begun()
+    finish(air)
+    before = {name: moved(air, name) for name in air.names}
+    for sender, peer, frame in tuple(air.sent):
+        air.hear(peer, sender, frame)
+        assert air.refused(peer)[-1] == "replay"
+    assert {name: moved(air, name) for name in air.names} == before
+
+
+def test_frames_said_back_to_their_sender_are_refused() -> None:
+    air = begun()
+    for sender, peer, frame in tuple(air.sent):
+        air.hear(sender, peer, frame)
+    assert set(air.refused(HOST)) == {"seal"}
+    finish(air)
+
+
+def test_replayed_symbols_are_refused_over_a_restart_too() -> None:
+    air = begun()
+    finish(air)
+    symbols = [frame for sender, _, frame in air.sent if sender == HOST]
+    air.ends[NODE] = air.boot(NODE)
+    air.run(air.now + 10.0)
+    air.events[NODE].clear()
+    for frame in symbols:
+        air.hear(NODE, HOST, frame)
+    assert set(air.refused(NODE)) == {"replay"}
+    assert moved(air, NODE) == []
+
+
+@pytest.mark.parametrize("bit", range(0, 800, 37))
+def test_a_man_in_the_middle_who_flips_bits_changes_nothing(bit: int) -> None:
+    air = Air()
+    air.meet()
+
+    def middle(_sender: str, _receiver: str, frame: bytes) -> list[bytes]:
+        at = bit % (8 * len(frame))
+        wrong = bytearray(frame)
+        wrong[at // 8] ^= 1 << at % 8
+        return [bytes(wrong), frame]
+
+    air.middle = middle
+    air.ends[HOST].send(NODE, OBJECT)
+    finish(air)
+    assert air.refused(NODE)
+    for event in (e for events in air.events.values() for e in events):
+        assert not isinstance(event, IncomingDropped) or event.offer.name == object_name(0, OBJECT)
+
+
+def test_a_downgrade_is_refused_and_seen() -> None:
+    """Who strips the seals and puts open ones in their place is believed by nobody."""
+    air = Air()
+    air.meet()
+    is_stripped = True
+
+    def middle(_sender: str, _receiver: str, frame: bytes) -> list[bytes]:
+        body = frame[seal.HEAD_SIZE : -seal.TAG_SIZE]
+        plain = [forged(body), forged(bytes((LAST_SYMBOL,)) + body[1:])]
+        return plain if is_stripped else [frame]
+
+    air.middle = middle
+    air.ends[HOST].send(NODE, OBJECT)
+    air.run(air.now + 100.0)
+    assert moved(air, NODE) == []
+    assert set(air.refused(NODE)) == {"suite"}
+    is_stripped = False
+    finish(air)
+
+
+def test_a_mismatch_is_seen_on_both_sides_and_ends_with_its_cause() -> None:
+    air = Air(open_ends=(NODE,))
+    for name, peer in ((HOST, NODE), (NODE, HOST)):
+        air.ends[name].send(peer, OBJECT)
+    air.run(2000.0)
+    for name in air.names:
+        assert moved(air, name) == []
+        assert set(air.refused(name)) == {"suite"}
+    air.ends[NODE] = air.boot(NODE)
+    finish(air)
+
+
+def test_who_is_not_enrolled_is_refused_until_he_is() -> None:
+    air = Air(unknown=(NODE,))
+    air.ends[HOST].send(NODE, OBJECT)
+    air.run(60.0)
+    assert set(air.refused(HOST)) == {"unknown key"}
+    assert {sender for sender, _, _ in air.sent} == {NODE}, "nothing is sent without a key"
+    air.rosters[HOST].enrol(air.identities[NODE].public)
+    finish(air)
+
+
+def test_who_was_revoked_hears_no_broadcast() -> None:
+    from ternmesh.trust.roster import write_revocations
+
+    air = Air((HOST, "theo", "eve"))
+    air.meet()
+    eve = air.identities["eve"].public.fingerprint
+    host = air.rosters[HOST]
+    host.revoke(write_revocations(air.identities[HOST], host.fleet, 1, [eve]))
+    air.sealings[HOST].rekey()
+    air.ends[HOST].send(ALL, OBJECT, receivers=("theo",))
+    air.ends["eve"].send(HOST, OBJECT)
+    air.run(air.now + 400.0)
+    assert (air.arrived("theo"), air.arrived("eve"), air.arrived(HOST)) == ([OBJECT], [], [])
+    assert set(air.refused(HOST)) == {"revoked"}
+    assert set(air.refused("eve")) == {"seal"}
+
+
+def test_a_member_cannot_use_the_broadcast_key_on_what_is_between_two() -> None:
+    """Any node holds that key: it must not reach the slots of another's transfers."""
+    air = begun()
+    held = moved(air, NODE)
+    hub = air.sealings[HOST]
+    for counter, body in enumerate(
+        (
+            write(Symbol(held[0].offer.slot, 3, content(held[0].offer.symbol_bytes), True)),
+            write(Offer(LANE_SLOTS - 1, 9, b"evil", 99, 33)),
+            write(Status(object_name(0, OBJECT), ())),
+        ),
+        1 << 20,
+    ):
+        air.hear(NODE, HOST, hub.seal(ALL, BROADCAST, counter, body))
+    assert air.refused(NODE) == ["link"] * 3
+    assert moved(air, NODE) == held
+    finish(air)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        forged(b"\x02 a share", suite=1, context=7),
+        forged(b"\x01 a hello", suite=1, context=ENROL),
+        forged(bytes((REQUEST,)) + bytes(100), context=ENROL),
+    ],
+    ids=("sealed end to end", "with claims", "of who has no keys yet"),
+)
+def test_what_is_not_the_links_passes_as_it_is(frame: bytes) -> None:
+    air = Air()
+    air.meet()
+    air.ends[NODE].send_frames(HOST, [frame])
+    air.run(air.now + 10.0)
+    assert [e.frame for e in air.events[HOST] if isinstance(e, FrameArrived)] == [frame]
+    assert air.refused(HOST) == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (forged(b"\x02 a share", context=7), "suite"),
+        (forged(write(Status(b"name", ())), context=ENROL), "suite"),
+        (forged(b"\x02 a share", suite=3), "suite"),
+        (forged(bytes((REQUEST,)) + bytes(100), context=ENROL)[:-1] + b"?", "seal"),
+        (b"\x20" * 12, "length"),
+    ],
+)
+def test_what_is_weaker_or_damaged_does_not(frame: bytes, reason: str) -> None:
+    air = Air()
+    air.meet()
+    air.hear(HOST, NODE, frame)
+    assert air.refused(HOST) == [reason]
+    assert moved(air, HOST) == []
+
+
+def test_a_body_that_no_link_takes_is_refused_under_the_right_key() -> None:
+    air = Air()
+    air.meet()
+    air.hear(HOST, NODE, air.sealings[NODE].seal(HOST, NEIGHBOUR, 1 << 20, b"\x02 a share"))
+    assert air.refused(HOST) == ["kind"]
+
+
+def test_seals_are_on_disk_before_what_they_seal_is_sent() -> None:
+    """Whoever crashes between any two steps repeats no session."""
+    air = Air()
+    host = air.ends[HOST]
+    host.send(NODE, OBJECT)
+    kinds = []
+    while (event := host.next_event()) is not None:
+        kinds.append(type(event))
+    assert kinds.index(SealsChanged) < kinds.index(LinkCountersReserved)
+    assert host.has_frames
+    _, frame = host.frames_to_send(0.0, 1)[0]
+    assert air.sealings[HOST].changes() == (), f"all was said before {frame!r}"
+
+
+def test_windows_wait_while_nothing_comes_of_them() -> None:
+    air = begun()
+    air.events[NODE].clear()
+    air.send(HOST)
+    assert [type(e) for e in air.events[NODE]] == [SymbolHeld]
+    air.run()
+    kinds = [type(e) for e in air.events[NODE]]
+    assert SealsChanged in kinds[kinds.index(ObjectArrived) :], "before the receipt"
+
+
+def test_frames_must_hold_a_broadcast_key() -> None:
+    assert FRAME_MIN == SYNC_OVERHEAD + 29 == 88
+    short = replace(SETTINGS, mtu=FRAME_MIN - 1)
+    with pytest.raises(ValueError, match="at least 88"):
+        Air(settings=short)
+    air = Air((HOST, NODE), settings=replace(SETTINGS, mtu=FRAME_MIN))
+    air.ends[HOST].send(ALL, OBJECT, receivers=(NODE,))
+    finish(air)
+    Air(open_ends=(HOST, NODE), settings=short)
+
+
+def test_a_lost_word_is_said_again_by_and_by() -> None:
+    """Greeting, question, answer, key: whichever is lost, the link comes to life by itself."""
+    for lost in range(4):
+        air = Air()
+        count = iter(range(1000))
+
+        def middle(_s: str, _r: str, frame: bytes, lost=lost, count=count) -> list[bytes]:
+            is_word = frame[1:3] == b"\0\0"
+            return [] if is_word and next(count) == lost else [frame]
+
+        air.middle = middle
+        air.ends[HOST].send(ALL, OBJECT, receivers=(NODE,))
+        finish(air)
+        assert air.now < 300.0
+
+
+def test_a_question_that_had_to_wait_is_asked_in_time_without_another_frame() -> None:
+    air = Air()
+    air.meet()
+    air.ends[HOST] = air.boot(HOST)
+    air.middle = lambda _sender, _receiver, _frame: []
+    air.run(air.now + 1.0)
+    for number in range(4):
+        air.hear(HOST, NODE, forged(b"\x07name", suite=2, counter=number))
+    air.run(air.now + 0.5)
+    assert len(air.frames(context=ENROL)) == 1, "the greeting: a question waits for its time"
+    air.run(air.now + 60.0)
+    assert len(air.frames(context=ENROL)) == 2

@@ -1,0 +1,138 @@
+"""A split training on a wire that a test holds in its hands."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.plan import SplitPlan
+from ternmesh.swarm.events import CountersReserved, TrustChanged
+from ternmesh.trust.identity import Identity, Role, make_identity
+from ternmesh.trust.notary import OPEN, Trust, make_trust
+from ternmesh.trust.roster import HOST, Roster, found_fleet
+from ternmesh.trust.session import SealingState
+from ternmesh.wire.activation import LEARN, Activation
+
+MODEL = bytes(range(32))
+RUN = b"run-id-8"
+PLAN = SplitPlan(
+    width=6,
+    bits_up=4,
+    bits_gradient=8,
+    batch=2,
+    micro_batches=5,
+    learning_rate_e6=5000,
+    learning_rate_drop_permille=800,
+    labels_stay=0,
+    classes=3,
+    width_down=3,
+    frame_mtu=512,
+    answer_ms=1000,
+)
+Endpoint = SplitBoard | SplitHost
+
+
+def values(width: int = 6, samples: int = 2, start: float = 0.0) -> np.ndarray:
+    return np.linspace(start, start + 1, samples * width, dtype=np.float32).reshape(samples, width)
+
+
+def micro_batch(number: int, labels: bytes = b"\x00\x02", leg: int = LEARN) -> Activation:
+    return Activation(leg, number, values(), labels)
+
+
+@dataclass
+class Wire:
+    """`events` are what an endpoint said, by name; frames for whom `deaf` names are lost."""
+
+    plan: SplitPlan
+    host: SplitHost
+    boards: dict[str, SplitBoard] = field(default_factory=dict)
+    events: dict[str, list[object]] = field(default_factory=dict)
+    frames: list[tuple[str, str, bytes]] = field(default_factory=list)  # from, to
+    deaf: set[str] = field(default_factory=set)
+    now: float = 50.0
+
+    def ends(self) -> dict[str, Endpoint]:
+        return {HOST: self.host, **self.boards}
+
+    def settle(self) -> None:
+        """Carry frames until nobody has any."""
+        while any([self._serve(name, end) for name, end in self.ends().items()]):
+            pass
+
+    def _serve(self, name: str, end: Endpoint) -> bool:
+        while (event := end.next_event()) is not None:
+            if not isinstance(event, CountersReserved | TrustChanged):
+                self.events.setdefault(name, []).append(event)
+        sent = end.frames_to_send(self.now)
+        for to, frames in sent:
+            self.frames += [(name, to, frame) for frame in frames]
+            if to in self.ends() and to not in self.deaf:
+                self.ends()[to].receive_frames(name, frames, self.now)
+        return bool(sent)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass and all timers ring."""
+        self.now += seconds
+        for end in self.ends().values():
+            due = end.next_timeout()
+            if due is not None and due <= self.now:
+                end.handle_timeout(self.now)
+        self.settle()
+
+    def of(self, name: str, kind: type) -> list[object]:
+        return [event for event in self.events.get(name, []) if isinstance(event, kind)]
+
+
+class Keys:
+    """A fleet whose members have keys."""
+
+    def __init__(self, *names: str) -> None:
+        self._entropy = np.random.default_rng(7)
+        self.own: dict[str, Identity] = {
+            name: make_identity(name, role, self._entropy.bytes(64))
+            for name, role in {HOST: Role.HOST, **dict.fromkeys(names, Role.NODE)}.items()
+        }
+
+    def trust(self, name: str) -> Trust:
+        roster = Roster(found_fleet("garden", self.own[HOST].public))
+        for member, own in self.own.items():
+            if member != HOST:
+                roster.enrol(own.public)
+        return make_trust(self.own[name], roster, MODEL, self._entropy.bytes(8), 0, SealingState())
+
+
+def add_board(wire: Wire, name: str, trust: Trust = OPEN, **kept: object) -> SplitBoard:
+    board = SplitBoard(
+        name,
+        MODEL,
+        10,
+        name.encode().ljust(8)[:8],
+        np.random.default_rng(1),
+        trust=trust,
+        **kept,  # type: ignore[arg-type]
+    )
+    wire.boards[name] = board
+    board.start(wire.now)
+    wire.settle()
+    if trust is not OPEN:
+        wire.pass_time(2.0)  # until then the host has not seen that the board hears it
+    return board
+
+
+def make_wire(
+    *names: str,
+    keys: Keys | None = None,
+    settings: Settings | None = None,
+    boards: tuple[tuple[int, str, int], ...] = (),
+    **plan: int,
+) -> Wire:
+    chosen = replace(PLAN, **plan)
+    trust = OPEN if keys is None else keys.trust(HOST)
+    host = SplitHost(chosen, settings or Settings(), MODEL, RUN, boards, 0, trust)
+    wire = Wire(chosen, host)
+    host.start(wire.now)
+    for name in names:
+        add_board(wire, name, OPEN if keys is None else keys.trust(name))
+    return wire

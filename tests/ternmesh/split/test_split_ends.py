@@ -1,0 +1,352 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from split_wire import MODEL, PLAN, RUN, Keys, Wire, add_board, make_wire, micro_batch, values
+
+from ternmesh.errors import WireError
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.events import Answered, Arrived, Lost, Welcomed
+from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.plan import SplitPlan, from_numbers, to_numbers
+from ternmesh.swarm.events import Refused
+from ternmesh.trust.roster import HOST
+from ternmesh.wire import activation, control, pieces, seal
+from ternmesh.wire.activation import (
+    ANSWER,
+    ASK,
+    GRADIENT_DOWN,
+    GRADIENT_UP,
+    LEARN,
+    Activation,
+    write_activation,
+)
+from ternmesh.wire.control import FINISHED, GATHERING
+
+RUNNING = control.OPEN
+
+
+def gradient(number: int, width: int = 6) -> Activation:
+    return Activation(GRADIENT_DOWN, number, values(width))
+
+
+def send(wire: Wire, body: bytes, context: int = 1, peer: str = "a") -> None:
+    """A body of a board that does not follow the rules, under an open seal."""
+    frame = seal.seal(seal.Header(context, 0), body)
+    wire.host.receive_frames(peer, [frame], wire.now)
+    wire.settle()
+
+
+def test_a_micro_batch_goes_up_and_its_gradient_comes_down() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    assert board.ready
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    assert not board.ready
+    wire.settle()
+    [arrived] = wire.of(HOST, Arrived)
+    assert arrived.item.labels == b"\x00\x02"
+    np.testing.assert_allclose(arrived.item.values, values(), atol=0.08)  # 4 bits
+    wire.host.answer(arrived.context, gradient(0))
+    wire.settle()
+    [answered] = wire.of("a", Answered)
+    np.testing.assert_allclose(answered.item.values, values(), atol=0.005)  # 8 bits
+    assert board.ready
+    assert board.number == 1
+
+
+@pytest.mark.parametrize("frame_mtu", [64, 512])
+def test_what_is_longer_than_a_frame_travels_in_pieces(frame_mtu: int) -> None:
+    wire = make_wire("a", frame_mtu=frame_mtu, bits_up=32, bits_gradient=32)
+    wire.frames.clear()
+    wire.boards["a"].send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert (len(wire.frames) > 1) == (frame_mtu == 64)
+    assert max(len(frame) for _, _, frame in wire.frames) <= frame_mtu
+    [arrived] = wire.of(HOST, Arrived)
+    assert arrived.item.values.tobytes() == values().tobytes()
+
+
+def test_a_lost_micro_batch_is_skipped_and_counted_at_both_ends() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    wire.deaf.add(HOST)
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert wire.of("a", Lost) == []
+    wire.pass_time(1.5)
+    assert wire.of("a", Lost) == [Lost(0)]
+    wire.deaf.clear()
+    board.send(micro_batch(1), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert host.boards[1].skipped == 1
+    # An answer that comes after its time is nobody's any more.
+    wire.pass_time(1.5)
+    host.answer(1, gradient(1))
+    wire.settle()
+    assert board.refused["stale"] == 1
+    assert wire.of("a", Answered) == []
+
+
+def test_after_lost_answers_a_board_asks_whether_it_is_known() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    wire.deaf.add(HOST)
+    for number in range(3):
+        board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
+        wire.settle()
+        wire.pass_time(1.5)
+    assert not board.ready
+    wire.deaf.clear()
+    before = len(wire.of("a", Welcomed))
+    wire.pass_time(3.0)
+    assert len(wire.of("a", Welcomed)) == before + 1
+    assert board.ready
+
+
+def test_nothing_piles_up_while_the_bearer_is_down() -> None:
+    wire = make_wire("a", bits_up=32, frame_mtu=64)
+    board = wire.boards["a"]
+    sizes = set()
+    for number in range(5):
+        board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
+        wire.now += 2.0
+        board.handle_timeout(wire.now)
+        sizes.add(len(board._outgoing._queue))
+    assert max(sizes) <= 4  # the pieces of one micro-batch, and a hello
+
+
+def test_a_host_keeps_so_many_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ternmesh.split.host.EVENTS_MAX", 2)
+    wire = make_wire("a")
+    frames = [seal.seal(seal.Header(1, n), written(Activation(ASK, n, values()))) for n in range(5)]
+    wire.host.receive_frames("a", frames, wire.now)
+    wire.settle()
+    assert wire.host.refused["full"] >= 2
+    assert len(wire.of(HOST, Arrived)) <= 2
+
+
+def test_boards_wait_until_enough_of_them_are_there() -> None:
+    wire = make_wire("a", settings=Settings(min_boards=2))
+    board = wire.boards["a"]
+    assert (board.joined, board.ready, board.phase) == (True, False, GATHERING)
+    add_board(wire, "b")
+    wire.pass_time(10.0)
+    assert (board.ready, board.phase) == (True, RUNNING)
+
+
+def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:
+    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    a, b = wire.boards["a"], wire.boards["b"]
+    a.number = b.number = PLAN.micro_batches
+    a.finish(wire.now)
+    wire.settle()
+    assert a.phase == RUNNING
+    wire.pass_time(120.0)
+    assert a.phase == RUNNING
+    b.finish(wire.now)
+    wire.settle()
+    wire.pass_time(120.0)
+    assert a.phase == b.phase == FINISHED
+    assert wire.host.phase(wire.now) == FINISHED
+    assert make_wire("a", "b").host.phase(50.0 + 301.0) == RUNNING  # all gone, and nobody done
+
+
+def test_who_asks_gets_an_answer_and_teaches_nothing() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    board.send(Activation(ASK, 9, values(samples=1)), ANSWER, wire.now)
+    wire.settle()
+    [arrived] = wire.of(HOST, Arrived)
+    wire.host.answer(1, Activation(ANSWER, 9, values(3, 1)))
+    wire.settle()
+    [answered] = wire.of("a", Answered)
+    assert answered.item.values.tobytes() == values(3, 1).tobytes()  # logits travel whole
+    assert (arrived.item.leg, board.number, wire.host.boards[1].number) == (ASK, 0, 0)
+
+
+def test_labels_may_stay() -> None:
+    wire = make_wire("a", labels_stay=1)
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0, b""), ANSWER, wire.now)
+    wire.settle()
+    host.answer(1, Activation(ANSWER, 0, values(3)))
+    wire.settle()
+    board.send(Activation(GRADIENT_UP, 0, values(3)), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    host.answer(1, gradient(0))
+    wire.settle()
+    assert [event.item.leg for event in wire.of(HOST, Arrived)] == [LEARN, GRADIENT_UP]
+    assert [event.item.leg for event in wire.of("a", Answered)] == [ANSWER, GRADIENT_DOWN]
+    send(wire, write_activation(Activation(GRADIENT_UP, 0, values(3)), 4))
+    assert host.refused == {"stale": 1}
+
+
+def written(item: Activation) -> bytes:
+    return write_activation(item, 4)
+
+
+def spoilt() -> bytes:
+    body = bytearray(written(micro_batch(0)))
+    body[10:12] = b"\xc0\x7f"
+    return bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (spoilt(), "payload"),
+        (written(micro_batch(0, b"")), "shape"),
+        (written(micro_batch(0, b"\x00\x03")), "shape"),
+        (written(Activation(LEARN, 0, values(5), b"\x00\x00")), "shape"),
+        (written(Activation(LEARN, 0, values(6, 1), b"\x00")), "shape"),
+        (written(Activation(ASK, 0, values(6, 3))), "shape"),
+        (written(micro_batch(PLAN.micro_batches)), "stale"),
+        (written(gradient(0)), "kind"),
+        (written(Activation(GRADIENT_UP, 0, values(3))), "kind"),
+        (b"\x01", "kind"),
+        (b"\x0f", "length"),
+        (pieces.cut(bytes(5000), 512)[0], "piece"),
+    ],
+)
+def test_what_is_refused_changes_nothing(body: bytes, reason: str) -> None:
+    wire = make_wire("a")
+    send(wire, body)
+    assert wire.host.refused == wire.host.boards[1].refused == {reason: 1}
+    assert wire.of(HOST, Refused) == [Refused("a", reason)]
+    assert wire.of("a", Refused) == [Refused("", reason)]
+    assert wire.of(HOST, Arrived) == []
+    assert wire.host.boards[1].number == 0
+
+
+def test_a_micro_batch_is_taken_once() -> None:
+    wire = make_wire("a")
+    for number in (2, 2, 1):
+        send(wire, written(micro_batch(number)))
+    assert wire.host.refused == {"stale": 2}
+    assert len(wire.of(HOST, Arrived)) == 1
+
+
+def test_who_is_not_known_is_refused() -> None:
+    wire = make_wire("a")
+    send(wire, written(micro_batch(0)), context=2)
+    send(wire, written(micro_batch(0)), peer="b")
+    assert wire.host.refused == {"unknown node": 1, "wrong peer": 1}
+    other = SplitBoard("c", bytes(32), 10, bytes(8), np.random.default_rng(1))
+    wire.boards["c"] = other
+    other.start(wire.now)
+    wire.settle()
+    assert other.refused == {"wrong model": 1}
+    assert not other.joined
+
+
+def test_a_host_takes_so_many_boards() -> None:
+    wire = make_wire("a", settings=Settings(boards_max=1))
+    assert add_board(wire, "b").refused == {"full": 1}
+    assert len(wire.host.boards) == 1
+
+
+def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    board.number = 4
+    wire.host = SplitHost(PLAN, Settings(), MODEL, RUN, [(1, "a", 2)], 5000)
+    wire.host.start(wire.now)
+    board.send(micro_batch(4), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert [event.item.number for event in wire.of(HOST, Arrived)] == [4]
+    assert wire.host.boards[1].skipped == 2
+
+
+def test_a_board_that_was_killed_goes_on_where_the_host_is() -> None:
+    wire = make_wire(boards=((1, "a", 3),))
+    again = add_board(wire, "a", run=RUN, number=1)
+    assert again.number == 3
+    [welcomed] = wire.of("a", Welcomed)
+    assert (welcomed.run, welcomed.number) == (RUN, 3)
+
+
+def test_a_board_of_another_run_begins_anew() -> None:
+    wire = make_wire()
+    assert add_board(wire, "a", run=b"another!", number=4).number == 0
+
+
+def test_everything_goes_under_keys() -> None:
+    keys = Keys("a", "b")
+    wire = make_wire("a", keys=keys, labels_stay=1)
+    board = wire.boards["a"]
+    board.send(micro_batch(0, b""), ANSWER, wire.now)
+    wire.settle()
+    wire.host.answer(1, Activation(ANSWER, 0, values(3)))
+    wire.settle()
+    assert len(wire.of("a", Answered)) == 1
+    assert {seal.suite_of(frame) for _, _, frame in wire.frames} == {1}
+    plain = write_activation(Activation(LEARN, 0, values()), PLAN.bits_up)
+    assert not any(plain[10:] in frame for _, _, frame in wire.frames)
+
+
+def test_with_keys_others_are_refused() -> None:
+    keys = Keys("a", "b")
+    wire = make_wire("a", keys=keys)
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    frame = [frame for _, to, frame in wire.frames if to == HOST][-1]
+    host.refused.clear()
+    host.receive_frames("a", [frame], wire.now)  # once more
+    host.receive_frames("b", [frame], wire.now)  # in another member's name
+    host.receive_frames("nobody", [frame], wire.now)
+    host.receive_frames("a", [seal.seal(seal.Header(1, 0), written(micro_batch(1)))], wire.now)
+    assert host.refused == {"replay": 1, "seal": 1, "unknown key": 1, "suite": 1}
+    assert len(wire.of(HOST, Arrived)) == 1
+
+
+def test_nobody_answers_aloud_more_than_once_a_second() -> None:
+    wire = make_wire("a")
+    wire.frames.clear()
+    for _ in range(50):
+        send(wire, b"\x0f")
+    assert wire.host.refused == {"length": 50}
+    assert sum(sender == HOST for sender, _, _ in wire.frames) == 1
+
+
+def test_unfinished_objects_take_bounded_memory() -> None:
+    wire = make_wire("a", frame_mtu=64, bits_up=32)
+    for number in range(40):
+        send(wire, pieces.cut(write_activation(micro_batch(number % 5), 32), 64)[0])
+    assembly = wire.host.boards[1].intake._assembly
+    assert len(assembly._partials) <= 2
+
+
+@given(st.binary(max_size=80), st.sampled_from([0, 1, 0x8001, 0xFFFF, 2]), st.booleans())
+def test_any_body_is_an_event_or_is_counted(body: bytes, context: int, is_activation: bool) -> None:
+    wire = make_wire("a")
+    if is_activation:
+        body = activation._HEAD.pack(activation.KIND, LEARN, 0, 4, 2, 6) + body
+    frames = [body, *([seal.seal(seal.Header(context, 0), body)] if body else [])]
+    for name, end in wire.ends().items():
+        end.receive_frames("a" if name == HOST else HOST, frames, wire.now)
+    wire.settle()
+    assert len(wire.of(HOST, Arrived)) + wire.host.refused.total() >= 1
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=14))
+def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:
+    for candidate in (tuple(numbers), (*to_numbers(PLAN)[:8], *numbers[:4])):
+        try:
+            plan = from_numbers(candidate)
+        except WireError:
+            continue
+        assert to_numbers(plan) == candidate
+        assert plan.body_max < 2**26
+
+
+def test_the_rate_falls_in_a_straight_line() -> None:
+    rates = [PLAN.learning_rate(number) for number in range(5)]
+    assert rates == pytest.approx([0.005, 0.0042, 0.0034, 0.0026, 0.0018])
+
+
+def test_the_longest_body_fits_the_limit() -> None:
+    plan = SplitPlan(**{**dict(zip(PLAN.__slots__, to_numbers(PLAN), strict=True)), "bits_up": 32})
+    longest = write_activation(micro_batch(0), 32)
+    assert len(longest) <= plan.body_max

@@ -1,0 +1,198 @@
+"""The link with keys over a lossy hub: real stores of both ends, restarts, and liars on the air."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ternmesh.link.link import LinkSettings
+from ternmesh.trust.identity import Role
+from ternmesh.trust.roster import found_fleet
+from ternmesh.wire.seal import BROADCAST, Header, seal, suite_of
+from ternmesh_store.keyring import IDENTITY, Keyring, TrustConfig, hop_keys, make_identity_file
+from ternmesh_store.link_store import LinkStore
+from transports.base import ALL, HOST, Arrival
+from transports.faults import Faults
+from transports.faulty import FaultyTransport
+from transports.linked import REASONS_MAX, REFUSED_PEERS_MAX, LinkedTransport
+from transports.loopback import LoopbackHub
+
+MTU = 120
+LOSSY = Faults(drop=0.2, duplicate=0.2, reorder=0.2, flip=0.1)
+
+
+class Fleet:
+    """A host and nodes with keys; `liar` may put frames of its own before anybody's ears."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], faults: Faults = LOSSY) -> None:
+        self.folder, self.names, self.faults = folder, names, faults
+        self.now, self.lives, self.hub = 0.0, 0, LoopbackHub(mtu=MTU)
+        self.rings: dict[str, Keyring] = {}
+        self.ends: dict[str, LinkedTransport] = {}
+        for name in (HOST, *names):
+            role = Role.HOST if name == HOST else Role.NODE
+            make_identity_file(folder / name / IDENTITY, name, role)
+            self.rings[name] = Keyring(folder / name, TrustConfig())
+            self.rings[name].open()
+        host = self.rings[HOST]
+        for ring in self.rings.values():
+            ring.adopt(found_fleet("garden", host.own.public))
+        for name in names:
+            host.roster.enrol(self.rings[name].own.public)
+        host.keep_roster()
+
+    def open(self, name: str, *, is_keyed: bool = True) -> LinkedTransport:
+        self.lives += 1
+        rng = np.random.default_rng(self.lives)
+        raw = self.hub.host() if name == HOST else self.hub.node(name)
+        inner = FaultyTransport(raw, self.faults, rng, lambda: self.now)
+        settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0, contexts={ALL: BROADCAST})
+        store = LinkStore(self.folder / name / "link.db")
+        keys = hop_keys(self.rings[name], name) if is_keyed else None
+        end = self.ends[name] = LinkedTransport(
+            inner, settings, store, lambda: self.now, rng, self.names, keys=keys
+        )
+        end.open()
+        return end
+
+    def open_all(self) -> None:
+        for name in (HOST, *self.names):
+            self.open(name)
+
+    def crash(self, name: str) -> None:
+        """What was not committed is lost, in both files."""
+        self.ends[name].close()
+        self.rings[name].close()
+        self.rings[name].open()
+        self.open(name)
+
+    def run(self, seconds: float) -> dict[str, list[Arrival]]:
+        found: dict[str, list[Arrival]] = {name: [] for name in self.ends}
+        until = self.now + seconds
+        while self.now < until:
+            for name, end in self.ends.items():
+                while (arrival := end.receive(0.0)) is not None:
+                    found[name].append(arrival)
+            self.now += 0.05
+        return found
+
+    def close(self) -> None:
+        for end in (*self.ends.values(), *self.rings.values()):
+            end.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path):
+    made: list[Fleet] = []
+
+    def make(*names: str, **options: Faults) -> Fleet:
+        made.append(Fleet(tmp_path, names or ("theo",), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def frames(count: int, size: int = 100) -> list[bytes]:
+    """As the layer above seals them: suite 1."""
+    rng = np.random.default_rng(count)
+    return [seal(Header(3, index, suite=1), b"\x02" + rng.bytes(size)) for index in range(count)]
+
+
+def test_objects_arrive_through_losses_and_no_frame_of_the_link_is_open(fleet) -> None:
+    air = fleet("theo", "nora")
+    air.open_all()
+    sent: list[bytes] = []
+    for end in air.ends.values():
+        pass_on = end._inner.send
+        end._inner.send = lambda peer, out, pass_on=pass_on: sent.extend(out) or pass_on(peer, out)
+    air.ends["theo"].send(HOST, frames(9))
+    air.ends[HOST].send("nora", frames(5))
+    air.ends[HOST].send(ALL, frames(6))
+    found = air.run(300.0)
+    assert [a.frames for a in found[HOST]] == [tuple(frames(9))]
+    assert sorted(a.frames for a in found["nora"]) == sorted([tuple(frames(5)), tuple(frames(6))])
+    assert [a.frames for a in found["theo"]] == [tuple(frames(6))]
+    assert {suite_of(frame) for frame in sent} == {2}
+
+
+@pytest.mark.parametrize("name", [HOST, "theo"])
+def test_a_transfer_goes_on_after_a_crash_of_either_end(fleet, name: str) -> None:
+    air = fleet("theo")
+    air.open_all()
+    air.run(20.0)
+    sent = frames(40)
+    air.ends["theo"].send(HOST, sent)
+    early: list[Arrival] = []
+    while not air.ends[HOST]._log.load().incoming:
+        early += air.run(0.1)[HOST]
+        assert air.now < 300.0
+    assert early == []
+    air.crash(name)
+    assert [a.frames for a in air.run(600.0)[HOST]] == [tuple(sent)]
+    assert air.rings[HOST].status()["clones"] == air.rings["theo"].status()["clones"] == {}
+
+
+def test_what_was_on_the_air_is_refused_after_a_restart(fleet) -> None:
+    air = fleet("theo", faults=Faults())
+    air.open_all()
+    heard: list[bytes] = []
+    take = air.ends[HOST]._inner.receive
+
+    def listen(timeout_s: float) -> Arrival | None:
+        arrival = take(timeout_s)
+        heard.extend(() if arrival is None else arrival.frames)
+        return arrival
+
+    air.ends[HOST]._inner.receive = listen
+    air.ends["theo"].send(HOST, frames(9))
+    air.run(30.0)
+    air.crash(HOST)
+    air.run(60.0)
+    raw = air.hub.node("theo")
+    raw.open()
+    before = air.ends[HOST].frames_refused
+    for frame in heard:
+        raw.send(HOST, [frame])
+    assert air.run(5.0)[HOST] == []
+    assert air.ends[HOST].frames_refused == before + len(heard)
+    assert air.ends[HOST].status()["link"]["refused"]["theo"]["replay"] == len(heard)
+
+
+def test_a_mismatch_is_told_on_both_sides_and_its_end_lets_everything_through(
+    fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    air = fleet("theo", faults=Faults())
+    air.open(HOST)
+    air.open("theo", is_keyed=False)
+    air.ends["theo"].send(HOST, frames(4))
+    air.ends[HOST].send("theo", frames(5))
+    found = air.run(100.0)
+    assert found == {HOST: [], "theo": []}
+    for name, peer in ((HOST, "theo"), ("theo", HOST)):
+        link = air.ends[name].status()["link"]
+        assert link["sealed"] is (name == HOST)
+        assert set(link["refused"][peer]) == {"suite"}
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert sorted(told) == [
+        "the link refuses frames from or for host: suite",
+        "the link refuses frames from or for theo: suite",
+    ]
+    air.crash("theo")
+    found = air.run(200.0)
+    assert [a.frames for a in found[HOST]] == [tuple(frames(4))]
+    assert [a.frames for a in found["theo"]] == [tuple(frames(5))]
+
+
+def test_what_is_counted_by_name_is_bounded(fleet) -> None:
+    air = fleet("theo")
+    end = air.open("theo")
+    for number in range(REFUSED_PEERS_MAX + 50):
+        end._note_refusal(f"peer {number}", "seal")
+    for number in range(REASONS_MAX + 50):
+        end._note_refusal("peer 0", f"reason {number}")
+    assert len(end.refused) == REFUSED_PEERS_MAX + 1
+    assert len(end.refused["peer 0"]) == REASONS_MAX + 1
+    assert end.frames_refused == REFUSED_PEERS_MAX + REASONS_MAX + 100
