@@ -1,4 +1,4 @@
-"""Whose releases a board takes: those that the host of its fleet has signed."""
+"""Whose releases a board takes: those that the host of its fleet, or its signers, have signed."""
 
 from functools import partial
 
@@ -8,7 +8,6 @@ from edge.releases import accept_unsigned
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.release import Verify
-from ternmesh.trust.identity import PublicIdentity
 from ternmesh.trust.release_signatures import verify_release
 from ternmesh.trust.signing import Signers
 from ternmesh_store.keyring import Keyring, NoKeyring
@@ -23,18 +22,19 @@ def release_check(config: NodeConfig, keyring: Keyring | NoKeyring) -> Verify:
             "releases.dir needs keys: whoever may write there could run a model here; if that is "
             "meant, say releases.insecure = true"
         )
-    return signed_by(keyring.roster.host, keyring.roster.fleet)
+    return signed_by(keyring.signers, keyring.roster.fleet)
 
 
-def signed_by(host: PublicIdentity, fleet: bytes) -> Verify:
-    """The check that a host has signed; ModelError otherwise."""
-    return partial(_check, host, fleet)
+def signed_by(signers: Signers, fleet: bytes) -> Verify:
+    """The check that enough of them have signed; ModelError otherwise."""
+    return partial(_check, signers, fleet)
 
 
-def _check(host: PublicIdentity, fleet: bytes, content: bytes, signatures: bytes) -> None:
+def _check(signers: Signers, fleet: bytes, content: bytes, signatures: bytes) -> None:
     try:
-        verify_release(Signers((host,)), fleet, content, signatures)
+        verify_release(signers, fleet, content, signatures)
     except WireError as error:
-        raise ModelError(
-            f"this release is not signed by the host of this fleet: {error}"
-        ) from error
+        who = "the host of this fleet"
+        if len(signers.keys) > 1:
+            who = f"{signers.needed} of the {len(signers.keys)} signers of this fleet"
+        raise ModelError(f"this release is not signed by {who}: {error}") from error

@@ -38,6 +38,8 @@ UNFINISHED = "unfinished"
 KEPT_MAX = 4  # releases on the disk
 CHUNK = 1 << 20
 STANDING_MAX = 65_536  # bytes
+# What readers of JSON and of its values raise.
+_MALFORMED = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Releases:
             return Standing(**{key: int(value) for key, value in content.items()}, bad=bad)
         except FileNotFoundError:
             return Standing()
-        except (ModelError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ModelError, OSError, *_MALFORMED) as error:
             floor = max(self.installed(), default=0)
             _log.warning("%s is damaged (%s): releases up to %d are left", path, error, floor)
             return Standing(floor=floor)

@@ -92,6 +92,7 @@ def read_host_config(path: Path) -> HostConfig:
 
 def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
+    config.trust.check(has_radio=config.link.has_radio)
     plan_of(config.run, load_bundle(config.bundle).dimension)
     return config
 

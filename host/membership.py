@@ -5,7 +5,8 @@ from typing import Any
 
 from host.desk import Desk
 from ternmesh.errors import TernmeshError, TrustError
-from ternmesh.trust.identity import Role, identity_text, parse_identity
+from ternmesh.trust.identity import Role, identity_text, parse_identity, parse_rotation
+from ternmesh.trust.neighbours import write_fleet
 from ternmesh.trust.roster import write_revocations
 from ternmesh_store.keyring import Keyring, NoKeyring
 
@@ -14,7 +15,7 @@ ASK = "enrol"  # the key of a request on the control socket that is for this roo
 
 
 def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to `{"enrol": "list" | "add" | "revoke", ...}`; refusals are under "error"."""
+    """The answer to `{"enrol": "list" | "add" | "revoke" | "rotate" | "export"}`, or an "error"."""
     if isinstance(keyring, NoKeyring):
         return {"error": "this host was started with --insecure: it has no members"}
     try:
@@ -25,6 +26,12 @@ def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str
                 _add(keyring, str(request.get("identity", "")))
             case "revoke":
                 _revoke(keyring, str(request.get("name", "")))
+            case "rotate":
+                keyring.roster.rotate(parse_rotation(str(request.get("rotation", ""))))
+                keyring.keep_rotation()
+            case "export":
+                fleet = write_fleet(keyring.own, keyring.roster.state)
+                return {**members(keyring), "fleet_list": fleet}
             case other:
                 raise TrustError(f"{other!r} is nothing that a host can be asked about its fleet")
     except TernmeshError as error:

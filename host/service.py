@@ -30,7 +30,7 @@ from ternmesh.swarm.pace import NETWORK
 from ternmesh.swarm.records import Settings
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh_store.host_store import HostStore, Round, StoredRun
-from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring
+from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
 from ternmesh_store.radio_stores import RadioStores
 from transports.base import HOST, Transport
 from transports.bearer import make_transport
@@ -168,6 +168,12 @@ def continue_or_begin(
     stored = store.load(model_hash)
     if stored is not None and stored.plan == plan:
         _log.info("run %s goes on at reference %d", stored.run.hex(), stored.state.version)
+        if new_run:
+            _log.warning(
+                "--new-run changes nothing, as model and [run] are those of this run: to begin "
+                "anew all the same, stop the host and move %s away",
+                store.path,
+            )
         return stored
     learned = store.learned_run()
     if learned is not None and not new_run:
@@ -203,9 +209,11 @@ def run_host(
     if config.run.bundles and not insecure:
         raise ConfigError("run.bundles needs --insecure so far: sealed packets cannot be added up")
     store, stores = HostStore(config.store_path, settings.chain_max), RadioStores(folder)
-    transport, relay = make_transport(config.link, HOST, stores), Relay()
+    keys, relay = hop_keys(keyring, HOST), Relay()
+    transport = make_transport(config.link, HOST, stores, keys)
     keyring.open()
     try:
+        keyring.check_fleet(config.link.fleet)
         store.open(give_up_damaged=new_run)
         stored = continue_or_begin(store, plan, bundle.model_hash(), new_run=new_run)
         service = HostService(

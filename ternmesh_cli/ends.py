@@ -14,7 +14,7 @@ def read_end(path: Path) -> dict[str, Any]:
     """The tables of a configuration; ConfigError where it is no TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 

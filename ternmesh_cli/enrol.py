@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,23 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import TrustError
 from ternmesh.trust.identity import (
     PUBLIC_MARK,
-    Identity,
+    ROTATION_MARK,
     PublicIdentity,
     Role,
     identity_text,
     parse_identity,
+    parse_rotation,
+    quantum_text,
+    rotation_text,
 )
-from ternmesh.trust.roster import HOST, found_fleet
+from ternmesh.trust.neighbours import TEXT_MAX as FLEET_MAX
+from ternmesh.trust.roster import found_fleet
+from ternmesh.trust.signers import quantum_key
 from ternmesh_cli.arguments import real
-from ternmesh_cli.ends import read_end, socket_of
+from ternmesh_cli.key_ends import End, asked, host_of, read
 from ternmesh_cli.keys import keyring_at
-from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
-from transports.control_socket import NobodyAnswers, ask
+from ternmesh_store.keyring import Keyring, read_identity_file
+from transports.control_socket import ask
 from transports.link_config import LinkConfig
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
@@ -36,71 +40,65 @@ for a fleet, once each:
 or, where typing is easier than carrying lines:
   ternmesh enrol code --config host.toml           on the running host: prints a code
   ternmesh enrol join --config node.toml CODE      on the node: both learn each other's keys
+for a gateway between radios and a broker, which has keys like a node, whenever the fleet changes:
+  ternmesh enrol export --config host.toml FILE    on the host: who belongs to it, signed
+  ternmesh enrol import --config gateway.toml FILE     on the gateway, for its boards' keys
+  ternmesh enrol import --config node.toml FILE        on its boards, for the gateway's
+new keys for a node, now and then:
+  ternmesh enrol rotate --config node.toml         on the node: the host hears of it over the link
+or, where radios or a gateway are in between, which know the old keys:
+  ternmesh enrol rotate --config node.toml --line  on the node: prints its line
+  ternmesh enrol rotate --config host.toml TM1-ROTATION:...     and so on its gateway
+  ternmesh enrol rotate --config node.toml --finish             on the node, when all have it
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A host or node, as far as enrolment needs to know it."""
-
-    name: str
-    role: Role
-    fleet: str
-    folder: Path
-    socket: Path
-    trust: TrustConfig
-
-
-def _read(path: Path) -> _End:
-    """What a configuration says, though the rest of it may be wrong yet; ConfigError."""
-    content = read_end(path)
-    link, trust = content.get("link", {}), content.get("trust", {})
-    if not isinstance(link, dict) or not isinstance(trust, dict):
-        raise ConfigError(f"{path}: [link] and [trust] are tables")
-    name, fleet, identity = content.get("name"), link.get("fleet"), trust.get("identity_file")
-    if any(not isinstance(text, str | None) for text in (name, fleet, identity)):
-        raise ConfigError(f"{path}: name, link.fleet and trust.identity_file are texts")
-    return _End(
-        name=HOST if name is None else name,
-        role=Role.HOST if name is None else Role.NODE,
-        fleet=fleet or LinkConfig().fleet,
-        socket=socket_of(path, content),
-        folder=path.resolve().parent / content["state_dir"],
-        trust=TrustConfig(identity_file=identity),
-    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `ternmesh enrol`."""
     rows = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    text = argparse.RawDescriptionHelpFormatter
     for name, action, summary in (
         ("identity", _identity, "show this end's public identity, and make one if there is none"),
         ("host", _host, "on a node: trust the host with this public identity"),
         ("add", _add, "on the host: let a node in, by its public identity"),
         ("list", _list, "on the host: who belongs to the fleet"),
         ("revoke", _revoke, "on the host: shut a node out for good"),
+        ("export", _export, "on the host: write down who belongs to the fleet, for its gateways"),
+        ("import", _import, "on a gateway, or a node behind one: learn the keys of its neighbours"),
         ("code", _code, "on a running host: a one-time code by which a node may join"),
         ("join", _join, "on a node that is not running: join with the host's one-time code"),
+        ("rotate", _rotate, "new keys for a node that is not running, signed by its old ones"),
     ):
         row = rows.add_parser(
-            name, help=summary, description=summary, epilog=_EXAMPLE, formatter_class=text
+            name,
+            help=summary,
+            description=summary,
+            epilog=_EXAMPLE,
+            formatter_class=parser.formatter_class,
         )
         row.set_defaults(action=action)
         row.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file")
         row.add_argument("--json", action="store_true", help="the answer as one JSON object")
         if name in ("host", "add"):
             row.add_argument("identity", help=f"a line that begins with {PUBLIC_MARK}, or its file")
+        if name in ("export", "import"):
+            row.add_argument("file", type=Path, help="with the fleet, signed by the host")
         if name == "join":
             row.add_argument("code", help="as the host has shown it")
         if name == "code":
             roles = [role.name.lower() for role in Role if role is not Role.HOST]
             row.add_argument("--role", choices=roles, default="node", help="of who joins")
             row.add_argument("--minutes", type=real(0.1, 1440.0), default=15.0, help="it lasts")
+        if name == "rotate":
+            what = f"another end's line that begins with {ROTATION_MARK}, or its file: take it"
+            row.add_argument("rotation", nargs="?", help=what)
+            row.add_argument("--line", action="store_true", help="print the line, use no link")
+            row.add_argument("--finish", action="store_true", help="the host has the line")
         if name == "revoke":
             row.add_argument("name", help="of the node")
         if name == "identity":
             row.add_argument("--qr", action="store_true", help="show it as a QR code too")
+            what = "of a host: show its ML-DSA-44 key for trust.quantum too"
+            row.add_argument("--quantum", action="store_true", help=what)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -123,8 +121,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
-    config = _read(arguments.config)
-    if _asked(config, {"command": "status"}) is not None:
+    shown = _identity_of(read(arguments.config))
+    if not arguments.quantum:
+        return shown
+    own, _ = host_of(arguments.config)
+    return {**shown, "quantum": quantum_text(quantum_key(own).public)}
+
+
+def _identity_of(config: End) -> dict[str, Any]:
+    if asked(config, {"command": "status"}) is not None:
         return _shown(read_identity_file(config.trust.path(config.folder)).public)
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
         if config.role is Role.HOST:
@@ -133,7 +138,7 @@ def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _host(arguments: argparse.Namespace) -> dict[str, Any]:
-    config = _read(arguments.config)
+    config = read(arguments.config)
     if config.role is Role.HOST:
         raise ConfigError(f"{arguments.config} is of a host: give the file of a node")
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
@@ -158,8 +163,34 @@ def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
     return _ask(arguments, {"enrol": "revoke", "name": arguments.name})
 
 
+def _export(arguments: argparse.Namespace) -> dict[str, Any]:
+    answer = _ask(arguments, {"enrol": "export"})
+    if "error" not in answer:
+        try:
+            arguments.file.write_text(answer.pop("fleet_list") + "\n")
+        except OSError as error:
+            raise TrustError(f"cannot write {arguments.file}: {error.strerror}") from error
+    return answer
+
+
+def _import(arguments: argparse.Namespace) -> dict[str, Any]:
+    from host.membership import members
+
+    config = read(arguments.config)
+    if config.role is Role.HOST:
+        raise ConfigError(f"{arguments.config} is of a host, which has made the list itself")
+    try:
+        with arguments.file.open() as file:
+            text = file.read(FLEET_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrustError(f"cannot read {arguments.file}: {error}") from error
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        keyring.learn(text)
+        return members(keyring)
+
+
 def _code(arguments: argparse.Namespace) -> dict[str, Any]:
-    config = _read(arguments.config)
+    config = read(arguments.config)
     request = {"enrol": "code", "role": arguments.role, "minutes": arguments.minutes}
     return ask(config.socket, request)
 
@@ -169,21 +200,76 @@ def _join(arguments: argparse.Namespace) -> dict[str, Any]:
     from edge.joining import join
     from ternmesh.trust.enrolment import read_code
 
-    config, code = _read(arguments.config), read_code(arguments.code)
+    config, code = read(arguments.config), read_code(arguments.code)
     node = read_node_config(arguments.config)
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
-        keyring.adopt(join(node, keyring.own.public, code))
+        keyring.adopt(join(node.link, config.name, config.folder, keyring.own.public, code))
         return {**_own(keyring), "host": keyring.roster.host.fingerprint.hex()}
+
+
+def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.rotation is not None:
+        text = _text(arguments.rotation, ROTATION_MARK)
+        return _take_rotation(arguments, text)
+    config = read(arguments.config)
+    if config.role is Role.HOST:
+        raise ConfigError(
+            "a host keeps its keys as long as its fleet lives: SECURITY.md says how to begin anew"
+        )
+    link = None if arguments.line or arguments.finish else _open_link(arguments.config, config)
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        if arguments.finish:
+            return _finish_rotation(config, keyring)
+        line = rotation_text(keyring.begin_rotation())
+        note = "whenever the node starts, it asks the host to take its new keys"
+        if link is not None:
+            from edge.joining import rotate
+
+            if rotate(link, config.name, config.folder, keyring):
+                return _own(keyring)
+            note = f"the host does not answer: {note}"
+        return {"name": config.name, "rotation": line, "note": note}
+
+
+def _finish_rotation(config: End, keyring: Keyring) -> dict[str, Any]:
+    if keyring.rotation is None:
+        raise TrustError(f"{config.name} has no new keys waiting: make them with --line first")
+    keyring.finish_rotation()
+    return _own(keyring)
+
+
+def _open_link(path: Path, config: End) -> LinkConfig:
+    """The link of a node over which it may ask the host; TrustError where that goes elsewhere."""
+    from edge.config import read_node_config
+    from edge.joining import may_ask
+
+    link = read_node_config(path).link if config.role is Role.NODE else None
+    if link is None or not may_ask(link):
+        raise TrustError(
+            "over radios and gateways, which know the old keys, the line must be carried: "
+            "see --line and --finish"
+        )
+    return link
+
+
+def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
+    config = read(arguments.config)
+    if config.role is Role.HOST:
+        return _ask(arguments, {"enrol": "rotate", "rotation": text})
+    with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
+        new = keyring.roster.rotate(parse_rotation(text))
+        keyring.keep_rotation()
+        return _shown(new)
 
 
 def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
     """Ask the running host; where none runs, its files."""
     from host import membership
 
-    config = _read(arguments.config)
+    config = read(arguments.config)
     if config.role is not Role.HOST:
         raise ConfigError(f"{arguments.config} is of a node: give the file of a host")
-    answer = _asked(config, request)
+    answer = asked(config, request)
     if answer is not None:
         return answer
     if not config.trust.path(config.folder).exists():
@@ -192,47 +278,6 @@ def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, An
         )
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
         return membership.answer(keyring, request)
-
-
-def _asked(config: _End, request: dict[str, Any]) -> dict[str, Any] | None:
-    """What the end with this configuration answers; None where it does not run."""
-    try:
-        return ask(config.socket, request)
-    except NobodyAnswers:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetKeys:
-    """The 16 bytes that name a fleet, and the public identity of its host as text."""
-
-    name: bytes
-    host: str
-
-
-def fleet_of(path: Path) -> FleetKeys:
-    """The fleet of the host or node with this configuration, whether it runs or not; TrustError."""
-    config = _read(path)
-    answer = _asked(config, {"command": "status"})
-    if answer is not None:
-        told = answer["trust"]
-        if told["mode"] == "insecure":
-            raise TrustError(f"{config.name} runs with --insecure: it knows no keys")
-        return FleetKeys(bytes.fromhex(told["fleet"]), told["host"])
-    keyring = Keyring(config.folder, config.trust)
-    keyring.open()
-    try:
-        return FleetKeys(keyring.roster.fleet, identity_text(keyring.roster.host))
-    finally:
-        keyring.close()
-
-
-def host_of(path: Path) -> tuple[Identity, FleetKeys]:
-    """The private identity of the host with this configuration, and its fleet; TrustError."""
-    config = _read(path)
-    if config.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a node: give the file of a host")
-    return read_identity_file(config.trust.path(config.folder)), fleet_of(path)
 
 
 def _own(keyring: Keyring) -> dict[str, Any]:
@@ -247,16 +292,16 @@ def _shown(public: PublicIdentity) -> dict[str, Any]:
     }
 
 
-def _text(argument: str) -> str:
-    """A public identity as it was typed, or from a file."""
-    if argument.startswith(PUBLIC_MARK):
+def _text(argument: str, mark: str = PUBLIC_MARK) -> str:
+    """A line as it was typed, or from a file."""
+    if argument.startswith(mark):
         return argument
     try:
         with Path(argument).open() as file:
             words = file.read(TEXT_FILE_MAX).split()
-        return next((word for word in words if word.startswith(PUBLIC_MARK)), "")
+        return next((word for word in words if word.startswith(mark)), "")
     except (OSError, UnicodeDecodeError) as error:
-        raise TrustError(f"{argument} is no identity, and no file with one: {error}") from error
+        raise TrustError(f"{argument} begins not with {mark}, and is no file: {error}") from error
 
 
 def _show_qr(text: str) -> None:

@@ -8,6 +8,7 @@ from ternmesh_cli import process
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `ternmesh gateway`."""
     process.add_arguments(parser)
+    process.add_insecure(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,5 +17,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = read_gateway_config(arguments.config)
     process.set_up_logging(config.log_level)
-    run_gateway(config, process.stop_on_signals())
+    run_gateway(config, process.stop_on_signals(), insecure=arguments.insecure)
     return 0

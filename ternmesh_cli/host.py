@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--new-run",
         action="store_true",
         help="give up what a run of another model or another [run] has learned, or one whose file "
-        "is damaged",
+        "is damaged; a run of the same model and [run] goes on",
     )
 
 

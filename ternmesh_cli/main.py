@@ -10,19 +10,21 @@ from typing import NamedTuple
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import ble, enrol, gateway, host, node, pipeline, radio, release, status
+from ternmesh_cli import ble, enrol, gateway, host, node, pipeline, radio, release, split, status
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.experiment import command as experiment
+from ternmesh_cli.said import HelpText, as_run, program
 from ternmesh_store.database import StoreError
-from transports.base import TransportError
+from transports.base import NameTaken, TransportError
 
-REFUSED, MISUSED, INTERRUPTED = 1, 2, 130
+REFUSED, MISUSED, NAME_TAKEN, INTERRUPTED = 1, 2, 3, 130
 EXIT_CODES = """\
 exit codes:
   0  done, or stopped by SIGINT or SIGTERM
   1  cannot start or go on, for want of data, disk or model; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
+  3  another process has this one's name on the broker, and was there before
   130  interrupted before it was done (demo, experiment, status)
 """
 
@@ -52,6 +54,7 @@ COMMANDS = (
     Command("pipeline", "train a model in stages far apart", pipeline.add_arguments, pipeline.run),
     Command("radio", "plan a radio channel", radio.add_arguments, radio.run),
     Command("release", "make and install releases of a model", release.add_arguments, release.run),
+    Command("split", "train a model cut between boards and host", split.add_arguments, split.run),
     Command("status", "ask a running host or node", status.add_arguments, status.run),
 )
 
@@ -64,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.run(options)
     except ConfigError as error:
         return _complain(error, MISUSED)
+    except NameTaken as error:
+        return _complain(error, NAME_TAKEN)
     except (TernmeshError, StoreError, TransportError) as error:
         return _complain(error, REFUSED)
     except BrokenPipeError:
@@ -77,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: object, code: int) -> int:
-    print(f"ternmesh: {sentence}", file=sys.stderr)
+    print(f"ternmesh: {as_run(str(sentence))}", file=sys.stderr)
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    text = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("ternmesh", formatter_class=text, epilog=EXIT_CODES)
+    text = HelpText
+    parser = argparse.ArgumentParser(program(), formatter_class=text, epilog=EXIT_CODES)
     parser.description = "Boards learn together over links that carry almost nothing."
     parser.add_argument("--version", action="version", version=f"ternmesh {__version__}")
     rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

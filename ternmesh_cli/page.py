@@ -21,12 +21,17 @@ td:first-child, th:first-child { text-align: left } svg { max-width: 100%; heigh
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito: safe for colour-blind eyes
 
 
-def page(title: str, parts: Sequence[str], style: str = "") -> str:
-    """The whole page; `parts` are HTML, and `style` is added to the usual one."""
+def page(title: str, parts: Sequence[str], style: str = "", refresh_s: int = 0) -> str:
+    """The whole page; `parts` are HTML, and `style` is added to the usual one.
+
+    Where `refresh_s` is not 0, a browser loads it again so often.
+    """
     body = "\n".join(parts)
+    refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width">{refresh}'
+        f"<title>{html.escape(title)}</title>"
         f"<style>{STYLE}{style}</style><body>{body}</body></html>\n"
     )
 

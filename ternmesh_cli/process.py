@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from ternmesh_cli.said import LogText
+
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LINE = "%(asctime)s %(message)s"
 
@@ -28,10 +30,8 @@ def add_insecure(parser: argparse.ArgumentParser) -> None:
 
 def set_up_logging(level: str) -> None:
     """One line an event on stderr: for people where that is a terminal, else for programs."""
-    if sys.stderr.isatty():
-        formatter = logging.Formatter(TERMINAL_LINE, "%H:%M:%S")
-    else:
-        formatter = logging.Formatter(LINE)
+    is_terminal = sys.stderr.isatty()
+    formatter = LogText(TERMINAL_LINE, "%H:%M:%S") if is_terminal else LogText(LINE)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler])

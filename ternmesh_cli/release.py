@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
-from ternmesh_cli import enrol
+from ternmesh.errors import TrustError
+from ternmesh_cli import key_ends
 from ternmesh_cli.arguments import number, real
 
 if TYPE_CHECKING:
@@ -62,9 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of one step on a board",
     )
     make.add_argument("--previous", type=Path, metavar="DIR", help="the release that it replaces")
-    sign = add("sign", "sign a release with the host's key", _sign)
+    sign = add("sign", "sign a release with the key of the host, or of another signer", _sign)
     sign.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
-    sign.add_argument("--config", type=Path, required=True, metavar="FILE", help="host.toml")
+    what = "host.toml; with --identity that of any end, whose [trust] names the signers"
+    sign.add_argument("--config", type=Path, required=True, metavar="FILE", help=what)
+    what = "a signer's private identity, in the place of the host's"
+    sign.add_argument("--identity", type=Path, metavar="FILE", help=what)
     check = add("check", "check a release and take its first steps here", _check)
     check.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
     check.add_argument("--memory-mib", type=number(16, 65_536), default=512)
@@ -95,16 +99,28 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _sign(arguments: argparse.Namespace) -> int:
     from edge.releases import MANIFEST, SIGNATURES, Releases, accept_unsigned
-    from ternmesh.trust.identity import parse_identity
-    from ternmesh.trust.release_signatures import sign_release
-    from ternmesh.trust.signing import Signers
+    from ternmesh.trust.release_signatures import sign_release, signatures_of
+    from ternmesh.trust.signers import own_quantum
+    from ternmesh_store.keyring import read_identity_file
 
-    own, fleet = enrol.host_of(arguments.config)
-    folder = arguments.release
+    if arguments.identity is None:
+        own, fleet = key_ends.host_of(arguments.config)
+        quantum = own_quantum(fleet.signers, own)
+    else:
+        own, fleet = read_identity_file(arguments.identity), key_ends.fleet_of(arguments.config)
+        quantum = None  # that is the host's
+    folder, signers = arguments.release, fleet.signers
     manifest = Releases(folder.parent, accept_unsigned).read(folder)
-    content, signers = (folder / MANIFEST).read_bytes(), Signers((parse_identity(fleet.host),))
-    (folder / SIGNATURES).write_bytes(sign_release(own, fleet.name, content, signers))
+    if own.public.verify not in [key.verify for key in signers.keys]:
+        raise TrustError(f"{own.public.name} is none of trust.signers in {arguments.config}")
+    content, path = (folder / MANIFEST).read_bytes(), folder / SIGNATURES
+    before = path.read_bytes() if path.exists() else b""
+    signed = sign_release(own, fleet.name, content, signers, before, quantum)
+    path.write_bytes(signed)
     print(f"{_named(manifest)} is signed by {own.public.name} {own.public.fingerprint.hex()}")
+    if len(signers.keys) > 1:
+        have = signatures_of(signers, fleet.name, content, signed)
+        print(f"{have} of {len(signers.keys)} signers have signed, and {signers.needed} are needed")
     return 0
 
 
@@ -137,12 +153,13 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edge.rollout import report
+    from edge.rollout import passed_over, report
 
     config, releases = _board(arguments.config)
     standing, installed = releases.standing(), releases.installed()
     if arguments.json:
-        print(json.dumps({**report(standing), "installed": installed}, indent=1))
+        told = {"installed": installed, "passed_over": passed_over(standing, installed)}
+        print(json.dumps({**report(standing), **told}, indent=1))
         return 0
     bad = dict(standing.bad)
     for version in sorted({0, *installed, *bad}):
@@ -153,6 +170,8 @@ def _list(arguments: argparse.Namespace) -> int:
             words.append("last good")
         if version > standing.floor:
             words.append("not tried yet")
+        if version in passed_over(standing, installed):
+            words.append("passed over: a newer one was taken")
         if version in bad:
             words.append(f"bad: {bad[version]}")
         print(f"{version:>4}  {', '.join(words)}".rstrip())
@@ -164,15 +183,14 @@ def _board(path: Path) -> "tuple[NodeConfig, Releases]":
     from edge.config import read_node_config
     from edge.release_trust import signed_by
     from edge.releases import Releases, accept_unsigned
-    from ternmesh.trust.identity import parse_identity
 
     config = read_node_config(path)
     if config.releases.dir is None:
         raise ConfigError(f"{path} has no releases.dir: this node takes no releases")
     verify: Verify = accept_unsigned
     if not config.releases.insecure:
-        fleet = enrol.fleet_of(path)
-        verify = signed_by(parse_identity(fleet.host), fleet.name)
+        fleet = key_ends.fleet_of(path)
+        verify = signed_by(fleet.signers, fleet.name)
     return config, Releases(Path(config.releases.dir), verify)
 
 

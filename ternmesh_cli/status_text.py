@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ternmesh_cli import split_text
 from transports.control_socket import ControlError
 
 ROUNDS_SHOWN = 5
@@ -19,7 +20,13 @@ ROUND_HEADS = ("reference", "seconds", "counted", "missing", "up", "down")
 
 def describe(answer: Answer) -> Iterator[str]:
     """The lines that `ternmesh status` prints."""
-    kinds = {"host": _host, "node": _node, "gateway": _gateway}
+    kinds = {
+        "host": _host,
+        "node": _node,
+        "gateway": _gateway,
+        "split host": _split_host,
+        "split board": _split_board,
+    }
     if answer.get("role") not in kinds:
         raise ControlError(
             "the process that answers is neither a host nor a node nor a gateway of this version"
@@ -75,6 +82,18 @@ def _node(answer: Answer) -> Iterator[str]:
         yield from _releases(releases)
 
 
+def _split_host(answer: Answer) -> Iterator[str]:
+    yield from split_text.host_lines(answer)
+    yield from _trust(answer.get("trust"))
+    yield from _links(answer["transport"])
+
+
+def _split_board(answer: Answer) -> Iterator[str]:
+    yield from split_text.board_lines(answer)
+    yield from _trust(answer.get("trust"))
+    yield from _links(answer["transport"])
+
+
 def _trust(trust: Answer | None) -> Iterator[str]:
     if trust is None:
         return
@@ -82,8 +101,10 @@ def _trust(trust: Answer | None) -> Iterator[str]:
         yield "INSECURE: without keys, everybody is believed"
     else:
         yield f"keys {trust['fingerprint'][:HASH_SHOWN]}, sealed and signed"
-        if trust["clones"]:
-            yield f"{trust['clones']} times a copied or set-back disk was heard: see SECURITY.md"
+        for peer, count in sorted(trust["clones"].items()):
+            copy = f"a copied or set-back disk of {peer}"
+            what = "a broadcast that a member has forged" if peer == "all" else copy
+            yield f"{count} times {what} was heard: see SECURITY.md"
 
 
 def _releases(releases: Answer) -> Iterator[str]:
@@ -111,6 +132,7 @@ def _metric(answer: Answer) -> str:
 
 def _gateway(answer: Answer) -> Iterator[str]:
     yield f"gateway for {', '.join(answer['network'])}"
+    yield from _trust(answer.get("trust"))
     yield from _links(answer["transport"])
     yield from (f"{board}: {_link(link)}" for board, link in answer["network"].items())
     lost = f", {answer['frames_refused']} too long" if answer["frames_refused"] else ""
@@ -134,6 +156,7 @@ def _links(transport: Answer) -> Iterator[str]:
     """A line for each bearer, and one for the link where it stands around several."""
     if "bearers" not in transport:
         yield _link(transport)
+        yield from _link_refusals(transport)
         return
     for name, bearer in transport["bearers"].items():
         frames = f"; {bearer['frames_sent']} frames sent"
@@ -141,6 +164,7 @@ def _links(transport: Answer) -> Iterator[str]:
             yield f"{name}: {line}{frames}"
     if "link" in transport:
         yield f"together: {_objects(transport['link'])}"
+        yield from _link_refusals(transport)
 
 
 def _link(transport: Answer) -> str:
@@ -161,6 +185,12 @@ def _radio(transport: Answer) -> str:
     trouble = "" if transport["connected"] else f": {transport['last_error']}"
     objects = f", {_objects(transport['link'])}" if "link" in transport else ""
     return f"{state} {modem}{trouble}; {transport['airtime_us'] / 1e6:.1f} s on the air{objects}"
+
+
+def _link_refusals(transport: Answer) -> Iterator[str]:
+    for peer, reasons in transport.get("link", {}).get("refused", {}).items():
+        shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        yield f"the link refused from or for {peer}: {shown}"
 
 
 def _objects(link: Answer) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -24,6 +25,7 @@ from ternmesh_cli.broker.texts import (
 from transports.credentials import Credentials, write_credentials
 
 AUTHORITY, AUTHORITY_KEY, CREDENTIALS = "authority.pem", "authority.key", "credentials"
+SUFFIX = ".credentials.toml"  # not host.toml, which is the host's configuration
 SECRET_BYTES = 24  # of a password
 PRIVATE, PUBLIC = 0o600, 0o644
 
@@ -106,6 +108,24 @@ def remove(folder: Path, account: Account) -> None:
         raise ConfigError(f"{folder} has no account {account.username}")
     write(folder / PASSWORDS, texts.without_line(_text(folder / PASSWORDS), account))
     write(folder / ACCESS, texts.without_block(_text(folder / ACCESS), account))
+    _take_back(folder, account)
+
+
+def _take_back(folder: Path, account: Account) -> None:
+    """Drop an account from the credentials file that has it, and the file with its last one."""
+    for path in sorted((folder / CREDENTIALS).glob("*.toml")):
+        try:
+            found = tomllib.loads(_text(path))
+            rows = {
+                role: Credentials(row["username"], row["password"]) for role, row in found.items()
+            }
+        except (ValueError, RecursionError, TypeError, KeyError) as error:
+            raise BrokerError(f"{path} is damaged ({error}): remove it by hand") from error
+        left = {role: own for role, own in rows.items() if own.username != account.username}
+        if not left:
+            path.unlink(missing_ok=True)
+        elif len(left) < len(rows):
+            write(path, write_credentials(left))
 
 
 def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) -> list[Path]:
@@ -117,8 +137,11 @@ def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) ->
         files[gateway] = {board: by_role[board] for board in boards}
     paths = []
     for name, rows in files.items():
-        paths.append(folder / CREDENTIALS / f"{name}.toml")
-        write(paths[-1], write_credentials(rows))
+        path = folder / CREDENTIALS / f"{name}{SUFFIX}"
+        if path.exists():  # of another fleet's end, or of a gateway's earlier boards
+            path = path.with_name(f"{secrets.token_hex(2)}.{path.name}")
+        write(path, write_credentials(rows))
+        paths.append(path)
     return paths
 
 

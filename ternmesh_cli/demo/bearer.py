@@ -91,7 +91,7 @@ def on_ble(ble: Ble, nodes: Sequence[str], url: str, fleet: str) -> Iterator[Lin
         bridges = dict(zip(nodes, ends[len(nodes) :], strict=True))
 
         def table(role: str) -> LinkTable:
-            return {"ble": boards[role]} if role in boards else {"url": url, "fleet": fleet}
+            return {"fleet": fleet, **({"ble": boards[role]} if role in boards else {"url": url})}
 
         yield Links(table, bridges)
 
@@ -103,7 +103,7 @@ def on_broker(url: str, fleet: str) -> Iterator[Links]:
 
 
 @contextmanager
-def on_radio(radios: Radios, nodes: Sequence[str]) -> Iterator[Links]:
+def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links]:
     """Everyone on a modem, while those are plugged in."""
     from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
@@ -125,6 +125,6 @@ def on_radio(radios: Radios, nodes: Sequence[str]) -> Iterator[Links]:
                 "speed": radios.speed,
             }
             service = COMPLETE if role == "host" else radios.service
-            return {"region": REGION, "service": service, "serial": serial}
+            return {"region": REGION, "fleet": fleet, "service": service, "serial": serial}
 
         yield Links(table)

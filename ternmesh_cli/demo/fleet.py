@@ -91,7 +91,7 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
 
 def _bearer(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[Links]:
     if settings.radios is not None:
-        return on_radio(settings.radios, BOARDS)
+        return on_radio(settings.radios, BOARDS, settings.name)
     broker = settings.broker or _own_broker(stack)
     if settings.ble is not None:
         return on_ble(settings.ble, BOARDS, broker, settings.name)

@@ -63,7 +63,7 @@ class Deployment:
 
     def credentials(self, role: str) -> Path:
         name = "shed" if role in ("bob", "cleo") else role
-        return self.folder / "credentials" / f"{name}.toml"
+        return self.folder / "credentials" / f"{name}.credentials.toml"
 
     def link(self, role: str, **changes: object) -> LinkConfig:
         fields = {

@@ -81,12 +81,12 @@ def test_a_password_stands_in_one_file_and_nowhere_else(tmp_path, capsys) -> Non
     told = json.loads(capsys.readouterr().out)
     assert [row["username"] for row in told["accounts"]] == ["attic~host", "attic~ada"]
     assert told["url"] == "mqtts://localhost:8883"
-    password = read_credentials(tmp_path / "credentials" / "ada.toml", "ada").password
+    password = read_credentials(tmp_path / "credentials" / "ada.credentials.toml", "ada").password
     assert password is not None
     assert len(password) == 32
     holders = [path for path in tmp_path.rglob("*") if path.is_file()]
     found = [path.name for path in holders if password.encode() in path.read_bytes()]
-    assert (found, password in json.dumps(told)) == (["ada.toml"], False)
+    assert (found, password in json.dumps(told)) == (["ada.credentials.toml"], False)
 
 
 def test_passwords_may_be_shown_once_instead(tmp_path, capsys) -> None:
@@ -99,12 +99,35 @@ def test_passwords_may_be_shown_once_instead(tmp_path, capsys) -> None:
 def test_a_gateway_gets_the_credentials_of_its_boards(tmp_path) -> None:
     assert broker(tmp_path, *BEGIN, "--gateway", "shed=bob,cleo") == 0
     assert {path.name for path in (tmp_path / "credentials").iterdir()} == {
-        "host.toml",
-        "ada.toml",
-        "shed.toml",
+        "host.credentials.toml",
+        "ada.credentials.toml",
+        "shed.credentials.toml",
     }
-    path = tmp_path / "credentials" / "shed.toml"
+    path = tmp_path / "credentials" / "shed.credentials.toml"
     assert read_credentials(path, "cleo").username == "attic~cleo"
+
+
+def test_a_board_that_is_removed_leaves_its_gateways_file(tmp_path) -> None:
+    assert broker(tmp_path, *BEGIN, "--gateway", "shed=bob,cleo") == 0
+    path = tmp_path / "credentials" / "shed.credentials.toml"
+    kept = read_credentials(path, "cleo")
+    assert broker(tmp_path, "remove", "--node", "bob") == 0
+    assert read_credentials(path, "cleo") == kept
+    with pytest.raises(ValueError, match="no table"):
+        read_credentials(path, "bob")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert broker(tmp_path, "remove", "--node", "cleo") == 0
+    assert not path.exists()
+
+
+def test_no_credentials_file_is_written_over(tmp_path) -> None:
+    assert broker(tmp_path, *BEGIN) == 0
+    folder = tmp_path / "credentials"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    barn = ["broker", "add", "--dir", str(tmp_path), "--fleet", "barn", "--node", "ada"]
+    assert main.main(barn) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list(folder.iterdir())) == 2 + len(before)
 
 
 def test_who_is_added_or_removed_leaves_the_others_as_they_were(tmp_path, capsys) -> None:
@@ -122,6 +145,7 @@ def test_who_is_added_or_removed_leaves_the_others_as_they_were(tmp_path, capsys
     assert broker(tmp_path, "remove", "--node", "bob") == 0
     assert [(tmp_path / name).read_text() for name in ("passwords", "access")] == before
     capsys.readouterr()
+    assert not (tmp_path / "credentials" / "bob.credentials.toml").exists()
     assert broker(tmp_path, "remove", "--node", "bob") == 2
     assert "has no account attic~bob" in capsys.readouterr().err
 
@@ -187,10 +211,10 @@ def test_a_folder_that_is_not_there_is_exit_code_1(tmp_path, capsys) -> None:
 def test_a_node_is_added_to_the_only_fleet_there_is(tmp_path: Path) -> None:
     start = ["broker", "config", "--dir", str(tmp_path), "--fleet", "attic", "--name", "b"]
     assert main.main([*start, "--node", "ada"]) == 0
-    host = (tmp_path / "credentials" / "host.toml").read_bytes()
+    host = (tmp_path / "credentials" / "host.credentials.toml").read_bytes()
     assert main.main(["broker", "add", "--dir", str(tmp_path), "--node", "bob"]) == 0
     assert "attic~bob" in (tmp_path / "passwords").read_text()
-    assert (tmp_path / "credentials" / "host.toml").read_bytes() == host
+    assert (tmp_path / "credentials" / "host.credentials.toml").read_bytes() == host
     barn = ["broker", "add", "--dir", str(tmp_path), "--fleet", "barn", "--node", "a"]
     assert main.main(barn) == 0
     assert main.main(["broker", "add", "--dir", str(tmp_path), "--node", "eve"]) == 2

@@ -97,3 +97,54 @@ def test_a_qr_code_can_be_shown(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "TM1:" in shown
     assert shown.count("\n") > 10
+
+
+GATEWAY = 'name = "shed"\nstate_dir = "shed"\n[radio]\n[network]\nfleet = "garden"\n'
+
+
+def test_gateway_and_boards_know_each_other_by_the_hosts_list(enrol, tmp_path):
+    (tmp_path / "shed.toml").write_text(GATEWAY)
+    host = enrol("identity", "host")
+    for name in ("ada", "bob", "shed"):
+        enrol("host", name, host["identity"])
+        listed = enrol("add", "host", enrol("identity", name)["identity"])
+    roles = {row["name"]: row["role"] for row in listed["members"]}
+    assert roles == {"ada": "node", "bob": "node", "shed": "gateway"}
+    file = str(tmp_path / "fleet.txt")
+    assert enrol("export", "host", file) == listed
+    for name in ("ada", "shed"):
+        assert enrol("import", name, file)["members"] == listed["members"]
+    enrol("revoke", "host", "bob")
+    enrol("export", "host", file)
+    shown = {row["name"]: row["revoked"] for row in enrol("import", "shed", file)["members"]}
+    assert shown == {"ada": False, "bob": True, "shed": False}
+
+
+def test_a_list_is_the_hosts_own(enrol, tmp_path):
+    (tmp_path / "shed.toml").write_text(GATEWAY)
+    (tmp_path / "bob.toml").write_text(HOST.replace('"host"', '"bob"'))
+    enrol("identity", "bob")
+    file = str(tmp_path / "fleet.txt")
+    enrol("export", "bob", file)
+    enrol("host", "shed", enrol("identity", "host")["identity"])
+    assert "not signed by this end's host" in enrol("import", "shed", file)[1]
+    assert enrol("import", "host", file)[0] == 2
+    assert "cannot read" in enrol("import", "shed", str(tmp_path / "nothing"))[1]
+    assert "cannot write" in enrol("export", "host", str(tmp_path / "none" / "x"))[1]
+    assert enrol("export", "shed", file)[0] == 2
+
+
+def test_a_host_with_new_keys_begins_a_new_fleet_as_security_says(enrol, tmp_path):
+    """The steps of SECURITY.md; boards keep their own keys."""
+    first = enrol("identity", "host")
+    enrol("host", "ada", first["identity"])
+    ada = enrol("identity", "ada")
+    enrol("add", "host", ada["identity"])
+    for name in ("identity", "trust.sqlite"):
+        (tmp_path / "host" / name).rename(tmp_path / name)
+    (tmp_path / "ada" / "trust.sqlite").unlink()
+    host = enrol("identity", "host")
+    assert host["fingerprint"] != first["fingerprint"]
+    assert enrol("host", "ada", host["identity"])["host"] == host["fingerprint"]
+    listed = enrol("add", "host", enrol("identity", "ada")["identity"])
+    assert [row["fingerprint"] for row in listed["members"]] == [ada["fingerprint"]]

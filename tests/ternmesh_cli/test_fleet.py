@@ -460,8 +460,39 @@ def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):
         thief.mkdir()
         config = thief / "config.toml"
         config.write_text(told.replace('name = "theo"', 'name = "thief"'))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("edge.joining.PATIENCE_S", 5.0)
-            assert main(["enrol", "join", "--config", str(config), code]) == 1
-        assert "does not answer" in capsys.readouterr().err
+        assert main(["enrol", "join", "--config", str(config), code]) == 1
+        assert "the host refuses (code)" in capsys.readouterr().err
         assert len(enrol("list", "--config", host)["members"]) == 4
+
+
+def test_a_board_changes_its_keys_in_the_middle_of_a_run(new_fleet, capsys):
+    with new_fleet() as fleet:
+        before = fleet.hold_open("nicolas")
+        theo = fleet.boards["theo"]
+        theo.kill9()  # with a packet that the host has under the old key
+        config = str(theo.folder / "config.toml")
+        old = fleet_keys(fleet)["theo"]
+        assert main(["enrol", "rotate", "--config", config, "--line", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == "theo"
+        assert (theo.folder / "identity.next").exists()
+        theo.start()  # it asks the host by itself
+        fleet.wait_for(theo, lambda status: status["joined"])
+        contexts = [
+            {n["name"]: n["context"] for n in s["nodes"]} for s in (before, fleet.host.status())
+        ]
+        assert contexts[0] == contexts[1]
+        assert fleet_keys(fleet)["theo"] == theo.status()["trust"]["fingerprint"] != old
+        fleet.boards["nicolas"].signal(signal.SIGCONT)
+        fleet.wait_for(fleet.host, lambda status: status["version"] > before["version"])
+        theo.kill9()
+        assert main(["enrol", "rotate", "--config", config, "--json"]) == 0  # over the link
+        again = json.loads(capsys.readouterr().out)["fingerprint"]
+        assert fleet_keys(fleet)["theo"] == again
+        theo.start()
+        fleet.finish(before["run"])
+
+
+def fleet_keys(fleet: Fleet) -> dict[str, str]:
+    """The members' fingerprints, as the running host has them."""
+    answer = ask(fleet.host.folder / "control.sock", {"enrol": "list"}, PATIENCE_S)
+    return {row["name"]: row["fingerprint"] for row in answer["members"]}

@@ -10,6 +10,7 @@ import pytest
 from ternmesh import __version__
 from ternmesh_cli import host, main, node
 from ternmesh_store.database import StoreError
+from transports.base import NameTaken
 from transports.control_socket import ControlServer
 
 HOST_CONFIG = """
@@ -204,3 +205,12 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+
+def test_a_name_that_another_process_has_is_3(capsys, config, monkeypatch):
+    def taken(*_arguments, **_options):
+        raise NameTaken("another process is ternmesh-attic-host on b: stop it")
+
+    monkeypatch.setattr("host.service.run_host", taken)
+    assert ternmesh("host", "--config", config) == 3
+    assert capsys.readouterr().err.startswith("ternmesh: another process is ternmesh-attic-host")

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from host.pipeline import launch
-from host.pipeline.config import PipelineConfig
+from host.pipeline.config import PipelineConfig, ReplicasConfig
 from host.pipeline.errors import PipelineError
+from models.transformer_shape import Shape
 from ternmesh_cli.main import MISUSED, REFUSED, main
+from ternmesh_cli.pipeline_report import ROWS_MAX, History, write_report
 
 REPORT = {
     "step": 10,
@@ -29,8 +31,11 @@ class FakeRanks:
     def __init__(self, config: PipelineConfig, path: Path) -> None:
         assert (config.stages, path.is_absolute()) == (2, True)
 
+        self._config = config
+
     def start(self) -> None:
         type(self).stopped = False
+        self._config.folder.mkdir(exist_ok=True)
 
     def reports(self, stop: object) -> Iterator[dict[str, object]]:
         yield REPORT
@@ -59,6 +64,9 @@ def test_reports_are_lines_for_people_or_programs(
     assert main(["pipeline", "train", "--config", str(config), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == REPORT
     assert FakeRanks.stopped
+    page = (config.parent / "state" / "report.html").read_text()
+    assert "Stopped. 1,234 tokens/s." in page  # at step 10 of 20
+    assert "stage 0 to 1" in page
 
 
 def test_a_refusal_is_one_sentence(
@@ -74,3 +82,37 @@ def test_a_wrong_setting_is_one_sentence(config: Path, capsys: pytest.CaptureFix
     config.write_text('state_dir = "state"\ndata = "text"\nstages = 99\n')
     assert main(["pipeline", "train", "--config", str(config)]) == MISUSED
     assert "stages is 99: it must be 2 to 64" in capsys.readouterr().err
+
+
+def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -> None:
+    history = History()
+    for step in (10, 20, 30):
+        history.add({**REPORT, "step": step})
+        history.add({"step": step, "validation_loss": 1.0})
+    history.add({**REPORT, "step": 20, "loss": 9.0})
+    assert [(row["step"], row["loss"]) for row in history.steps()] == [(10, 2.5), (20, 9.0)]
+    assert [row["step"] for row in history.validations()] == [10]
+    for step in range(21, 21 + 2 * ROWS_MAX):
+        history.add({**REPORT, "step": step})
+    assert len(history.rows) <= ROWS_MAX
+    assert history.rows[-1]["step"] == 20 + 2 * ROWS_MAX
+    path = tmp_path / "progress.jsonl"
+    path.write_text(json.dumps(REPORT) + "\n" + '{"step": 11, "lo')
+    again = History()
+    again.read(path)
+    assert again.rows == [REPORT]
+
+
+def test_a_report_reloads_while_the_training_runs() -> None:
+    replicas = ReplicasConfig(2, "packets", 50)
+    config = PipelineConfig("state", model=Shape(width=64), replicas=replicas)
+    history = History()
+    history.add({**REPORT, "replica_bytes_per_token": 3.5})
+    history.add({"step": 10, "validation_loss": 2.25})
+    page = write_report(config, history, "running")
+    assert 'http-equiv="refresh"' in page
+    assert "Running. 1.5 min left." in page
+    assert "loss 2.5000, on held-out text 2.2500" in page
+    assert "tells each other one 3.5 bytes a token (packets, every 50 steps)" in page
+    assert "6.45%" in page  # (17 + 16) / 512
+    assert 'http-equiv="refresh"' not in write_report(config, history, "finished")

@@ -74,7 +74,8 @@ def test_make_check_install_list(
         "   1  not tried yet",
     ]
     assert ternmesh("list", "--config", config, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["installed"] == [1]
+    told = json.loads(capsys.readouterr().out)
+    assert (told["installed"], told["passed_over"]) == ([1], [])
 
 
 def test_a_release_that_replaces_another_is_above_it(tmp_path: Path) -> None:
@@ -178,3 +179,38 @@ def test_a_board_takes_what_its_host_has_signed(
     (two / "signatures").write_bytes(signed)  # of another manifest
     assert ternmesh("install", two, "--config", config) == 1
     assert ternmesh("sign", two, "--config", config) == 2
+
+
+def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enrol_fleet("ternmesh", tmp_path / "host", {"ada": tmp_path / "state"})
+    host = tmp_path / "host.toml"
+    host.write_text('state_dir = "host"\nbundle = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n')
+    lines, signers = [], {}
+    for name in ("ann", "ben"):
+        end = tmp_path / f"{name}.toml"
+        end.write_text(f'name = "{name}"\nstate_dir = "{name}"\n')
+        assert main.main(["enrol", "identity", "--config", str(end), "--json"]) == 0
+        lines.append(json.loads(capsys.readouterr().out)["identity"])
+        signers[name] = tmp_path / name / "identity"
+    told = ["enrol", "identity", "--config", str(host), "--quantum", "--json"]
+    assert main.main(told) == 0
+    shown = json.loads(capsys.readouterr().out)
+    rule = {"signers": [shown["identity"], *lines], "threshold": 2, "quantum": shown["quantum"]}
+    table = "[trust]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in rule.items())
+    host.write_text(host.read_text() + table)
+    config.write_text(config.read_text().replace("insecure = true", "") + table)
+    release = make(tmp_path / "one", 1)
+    assert ternmesh("sign", release, "--config", config, "--identity", signers["ann"]) == 0
+    assert ternmesh("install", release, "--config", config) == 1
+    assert "not signed by 2 of the 3 signers" in capsys.readouterr().err
+    assert ternmesh("sign", release, "--config", config, "--identity", signers["ben"]) == 0
+    assert "2 of 3 signers have signed" in capsys.readouterr().out
+    assert ternmesh("install", release, "--config", config) == 1
+    assert "ML-DSA-44" in capsys.readouterr().err
+    assert ternmesh("sign", release, "--config", host) == 0
+    assert ternmesh("install", release, "--config", config) == 0
+    stranger = tmp_path / "state" / "identity"
+    assert ternmesh("sign", release, "--config", config, "--identity", stranger) == 1
+    assert "none of trust.signers" in capsys.readouterr().err

@@ -198,9 +198,27 @@ def test_a_gateway_tells_of_its_bundles(changes, line):
 
 def test_it_says_whether_there_are_keys():
     for answer in (HOST, NODE):
-        keys = {"mode": "keys", "fingerprint": "ab" * 16, "fleet": "cd" * 16, "clones": 0}
+        keys = {"mode": "keys", "fingerprint": "ab" * 16, "fleet": "cd" * 16, "clones": {}}
         assert "keys abababababab, sealed and signed" in list(describe({**answer, "trust": keys}))
-        lines = list(describe({**answer, "trust": {**keys, "clones": 2}}))
-        assert any(line.startswith("2 times a copied") for line in lines)
+        lines = list(describe({**answer, "trust": {**keys, "clones": {"ada": 2}}}))
+        assert any(line.startswith("2 times a copied or set-back disk of ada") for line in lines)
+        lines = list(describe({**answer, "trust": {**keys, "clones": {"all": 3}}}))
+        assert any(
+            line.startswith("3 times a broadcast that a member has forged") for line in lines
+        )
         lines = list(describe({**answer, "trust": {"mode": "insecure"}}))
         assert any(line.startswith("INSECURE") for line in lines)
+
+
+@pytest.mark.parametrize("answer", [HOST, NODE])
+def test_what_a_link_refuses_is_told_by_peer(answer):
+    link = {"objects_under_way": 1, "objects_lost": 0, "refused": {"ada": {"suite": 3, "seal": 1}}}
+    radio = {"dialect": "rnode", "port": "/dev/x", "connected": True, "airtime_us": 5, "link": link}
+    lines = list(describe({**answer, "transport": radio}))
+    assert "the link refused from or for ada: seal 1, suite 3" in lines
+    both = {"bearers": {"link": {**radio, "frames_sent": 1, "link": {}}}, "link": link}
+    radio.pop("link")
+    both["bearers"]["link"].pop("link")
+    assert "the link refused from or for ada: seal 1, suite 3" in list(
+        describe({**answer, "transport": both})
+    )

@@ -1,0 +1,453 @@
+"""Boards and a host train one small model together, in one process over a loopback bearer."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edge.config import DataConfig
+from edge.errors import DataError, ModelError
+from edge.sources import FolderData
+from edge.split_config import SplitBoardConfig, SplitTrainingConfig, read_split_board_config
+from edge.split_node import SplitNode, drawn, load_parts, with_labels
+from host.split import SplitService
+from host.split_config import read_split_host_config
+from host.split_stage import Stage
+from models.split import (
+    HOST,
+    Cut,
+    Receiver,
+    Sender,
+    load_middle,
+    make_boundary,
+    save_middle,
+)
+from models.split_export import export_cut
+from models.whole import train_whole
+from ternmesh.errors import TernmeshError
+from ternmesh.split.host import Settings
+from ternmesh.split.plan import SplitPlan
+from ternmesh_cli.main import MISUSED, main
+from ternmesh_cli.status_text import describe
+from ternmesh_store.split_store import SplitStore
+from transports.base import Transport
+from transports.faults import Faults
+from transports.faulty import FaultyTransport
+from transports.link_config import LinkConfig
+from transports.loopback import LoopbackHub
+
+LENGTH, INPUTS, WIDTH, LATENT, CLASSES, BATCH = 3, 4, 6, 2, 3, 4
+torch.set_num_threads(1)
+
+
+class Start(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(INPUTS, WIDTH)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.tanh(self.linear(features))
+
+
+class End(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x.mean(1))
+        return result
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, crossed: Tensor) -> Tensor:
+        result: Tensor = self.linear(torch.tanh(crossed))
+        return result
+
+
+def make_cut(*, labels_stay: bool) -> Cut:
+    torch.manual_seed(5)
+    up, down = (make_boundary("learned", WIDTH, LATENT, LENGTH) for _ in range(2))
+    first = Sender(Start(), up, LENGTH)
+    middle = Receiver(down, End(WIDTH if labels_stay else CLASSES), LENGTH)
+    adapter = train_whole(first, ("layers", "boundary"))
+    parts = ("tiny", (LENGTH, INPUTS), CLASSES, first, middle, adapter)
+    if not labels_stay:
+        return Cut(*parts)
+    head = Head()
+    return Cut(*parts, head, train_whole(head, ("linear",)))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The exported parts, by whether labels stay."""
+    stays, sent = (tmp_path_factory.mktemp(name) for name in ("stays", "sent"))
+    export_cut(make_cut(labels_stay=True), BATCH, stays)
+    shutil.copytree(stays / "first", sent / "first")  # it is the same
+    save_middle(make_cut(labels_stay=False).middle, sent / HOST)
+    return {True: stays, False: sent}
+
+
+LINK = {"broker": "b", "connected": True, "protocol": "5", "last_error": None, "dropped": 0}
+LINK |= {"queued": 0, "in_flight": 0, "reconnects": 0}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Training:
+    """Ends are made anew from their stores by `host` and `board`, as after a SIGKILL."""
+
+    def __init__(self, parts: Path, folder: Path, *, stay: bool = False, **plan: int) -> None:
+        self.parts, self.folder, self.stay = parts, folder, stay
+        down = WIDTH if stay else CLASSES
+        numbers = dict(zip(SplitPlan.__slots__, _NUMBERS, strict=True))
+        self.plan = SplitPlan(**{**numbers, "labels_stay": int(stay), "width_down": down, **plan})
+        self.hub, self.clock = LoopbackHub(), Clock()
+        self.boards: dict[str, SplitNode] = {}
+        self.stores: dict[str, SplitStore] = {}
+        self.service = self.host()
+
+    def host(self, checkpoint: int = 5, wait_s: float = 1.0) -> SplitService:
+        cut = make_cut(labels_stay=self.stay)
+        load_middle(cut.middle, self.parts / HOST)
+        stage, transport = Stage(cut.middle), self.hub.host()
+        model = load_parts(self.parts)[2]
+        self.service = SplitService(
+            self.plan,
+            Settings(),
+            model,
+            stage,
+            self._store("host"),
+            transport,
+            self.clock,
+            checkpoint=checkpoint,
+            wait_s=wait_s,
+        )
+        transport.open()
+        self.service.start()
+        return self.service
+
+    def board(
+        self, name: str, around: Callable[[Transport], Transport] = lambda transport: transport
+    ) -> SplitNode:
+        parts = load_parts(self.parts)
+        config = SplitBoardConfig(
+            name,
+            str(self.folder),
+            str(self.parts),
+            LinkConfig(),
+            DataConfig(path="clips"),
+            training=SplitTrainingConfig(checkpoint=5),
+        )
+        data = FolderData(with_labels(parts[0].bundle), samples(), 1.0)
+        transport = around(self.hub.node(name))
+        node = SplitNode(config, parts, data, data, self._store(name), transport, self.clock)
+        transport.open()
+        node.start()
+        self.boards[name] = node
+        return node
+
+    def _store(self, name: str) -> SplitStore:
+        if name in self.stores:
+            self.stores[name].close()  # what was not committed is lost
+        self.stores[name] = SplitStore(self.folder / f"{name}.sqlite")
+        self.stores[name].open()
+        return self.stores[name]
+
+    def turn(self) -> None:
+        moved = self.service.poll(0.0)
+        for board in self.boards.values():
+            moved |= board.turn(0.0)
+        self.clock.now += 0.0 if moved else 0.5
+
+    def until(self, condition: Callable[[], object]) -> None:
+        for _ in range(20_000):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError("it does not come to an end")
+
+    def finish(self) -> None:
+        self.until(lambda: all(board.is_done for board in self.boards.values()))
+
+
+_NUMBERS = (LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, 0, CLASSES, CLASSES, 512, 2000)
+
+
+def samples(count: int = 48) -> dict[str, np.ndarray]:
+    """Three classes that a linear model can tell apart."""
+    rng = np.random.default_rng(2)
+    labels = np.arange(count) % CLASSES
+    centres = rng.standard_normal((CLASSES, INPUTS)) * 2
+    features = centres[labels][:, None] + 0.5 * rng.standard_normal((count, LENGTH, INPUTS))
+    return {"features": features.astype(np.float32), "label": labels}
+
+
+@pytest.fixture
+def train(folders: dict[bool, Path], tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    made: list[Training] = []
+
+    def start(*, stay: bool = False, **plan: int) -> Training:
+        made.append(Training(folders[stay], tmp_path, stay=stay, **plan))
+        return made[-1]
+
+    yield start
+    for training in made:
+        for store in training.stores.values():
+            store.close()
+
+
+def test_in_float32_it_is_the_training_of_the_whole_model(
+    train: Callable[..., Training],
+) -> None:
+    training = train(bits_up=32, bits_gradient=32)
+    board = training.board("theo")
+    training.finish()
+    cut = make_cut(labels_stay=False)
+    load_middle(cut.middle, training.parts / HOST)
+    trained = [*cut.first.parameters(), *cut.middle.parameters()]
+    optimizer = torch.optim.Adam(trained)
+    data = samples()
+    for number in range(training.plan.micro_batches):
+        for group in optimizer.param_groups:
+            group["lr"] = training.plan.learning_rate(number)
+        chosen = drawn(0, "theo", number, BATCH, len(data["label"]))
+        logits = cut.middle(cut.first(torch.from_numpy(data["features"][chosen])))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(logits, torch.from_numpy(data["label"][chosen]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    wanted = cut.first_adapter.join(dict(cut.first.named_parameters()))
+    np.testing.assert_allclose(board.first.vector, wanted, atol=1e-4)
+    assert np.abs(wanted - cut.first_adapter.vector()).max() > 0.05
+    everything = torch.from_numpy(data["features"])
+    theirs = training.service._stage.predict(board.first.forward({"features": data["features"]}))
+    expected = cut.middle(cut.first(everything)).detach().numpy()
+    np.testing.assert_allclose(theirs, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_boards_learn_together_in_few_bits(train: Callable[..., Training], stay: bool) -> None:
+    training = train(stay=stay)
+    for name in ("theo", "nicolas"):
+        training.board(name)
+    training.finish()
+    for board in training.boards.values():
+        assert board.accuracy is not None
+        assert board.accuracy > 0.9
+        assert board.counts == {"learned": 40, "samples": 160}
+        assert board.status()["phase"] == "finished"
+    assert training.service.counts["learned"] == 80
+    about = {"fleet": "garden", "trust": None, "transport": LINK}
+    lines = "\n".join(describe({**training.service.status(), **about}))
+    assert f"finished: {training.service._stage.steps} steps" in lines
+    assert "theo: 40 of 40 micro-batches, 0 skipped, heard 0 s ago" in lines
+    status = training.boards["theo"].status()
+    lines = "\n".join(describe({**status, **about}))
+    assert "40 of 40 micro-batches, finished: 0 lost, 0 diverged" in lines
+    assert f"accuracy {status['accuracy']:.1%}" in lines
+
+
+def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:
+    """A step waits for all boards, but not for ever: one that hangs costs `wait_s` a step."""
+    training = train()
+    theo, nicolas = training.board("theo"), training.board("nicolas")
+    training.until(lambda: theo.board.joined and nicolas.board.joined)
+    ahead = theo.board.number - nicolas.board.number
+    while nicolas.counts["learned"] < 10:
+        training.turn()
+        assert abs(theo.board.number - nicolas.board.number) <= max(1, ahead)
+    del training.boards["nicolas"]
+    before, number = training.clock.now, theo.board.number
+    training.until(lambda: theo.board.number == number + 3)
+    assert 2.0 <= training.clock.now - before <= 4.0
+    training.boards["nicolas"] = nicolas
+    training.finish()
+    assert nicolas.counts["lost"] <= 1
+
+
+def test_lost_micro_batches_are_skipped_and_counted(train: Callable[..., Training]) -> None:
+    training = train()
+
+    def lossy(transport: Transport) -> Transport:
+        rng = np.random.default_rng(4)
+        return FaultyTransport(transport, Faults(drop=0.1), rng, training.clock)
+
+    board = training.board("theo", lossy)
+    training.finish()
+    lost, learned = board.counts["lost"], board.counts["learned"]
+    assert (lost + learned, lost > 0) == (40, True)
+    # What was lost on its way up the host has never seen; the rest was lost on its way down.
+    assert learned <= training.service.counts["learned"] < 40
+    assert board.accuracy is not None
+    assert board.accuracy > 0.8
+
+
+def test_a_host_that_is_killed_goes_on_from_its_checkpoint(train: Callable[..., Training]) -> None:
+    training = train()
+    board = training.board("theo")
+    training.until(lambda: training.service._stage.steps == 17)
+    run = training.service.host.run
+    service = training.host()
+    assert (service.host.run, service._stage.steps) == (run, 15)
+    assert service.host.boards[1].name == "theo"
+    training.finish()
+    assert board.counts["learned"] + board.counts["lost"] == 40
+    assert board.counts["learned"] >= 38
+    assert service._stage.steps == 40 - 17 + 15 - board.counts["lost"]
+    assert board.accuracy is not None
+    assert board.accuracy > 0.9
+
+
+def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
+    train: Callable[..., Training],
+) -> None:
+    training = train()
+    before = training.board("theo")
+    training.until(lambda: before.counts["learned"] == 10)
+    kept = before.first.vector
+    training.until(lambda: before.counts["learned"] == 13)
+    again = training.board("theo")
+    assert again.board.number == 10
+    np.testing.assert_array_equal(again.first.vector, kept)
+    training.finish()
+    assert again.counts["learned"] in (26, 27)  # the host had 13 or 14
+    assert training.service.host.boards[1].number == 40
+    assert again.accuracy is not None
+    assert again.accuracy > 0.9
+
+
+def test_a_host_of_another_run_makes_boards_begin_anew(train: Callable[..., Training]) -> None:
+    training = train()
+    board = training.board("theo")
+    initial = board.first.vector
+    training.until(lambda: board.counts["learned"] == 5)
+    (training.folder / "host.sqlite").rename(training.folder / "lost.sqlite")
+    training.host()
+    training.until(lambda: board.board.run == training.service.host.run)
+    np.testing.assert_array_equal(board.first.vector, initial)
+    training.finish()
+    assert training.service.host.boards[1].learned == 40
+
+
+def test_what_is_not_finite_is_skipped_and_counted(train: Callable[..., Training]) -> None:
+    training = train()
+    board = training.board("theo")
+    training.until(lambda: board.counts["learned"] == 3)
+    board.first.vector = board.first.vector * np.float32(np.nan)
+    training.finish()
+    assert board.counts["diverged"] == 37
+    assert board.status()["loss"] is None
+    assert board.accuracy is None
+    assert training.service.counts["diverged"] == 0
+
+
+def test_a_host_that_diverges_answers_nothing(train: Callable[..., Training]) -> None:
+    training = train()
+    board = training.board("theo")
+    training.until(lambda: board.counts["learned"] == 3)
+    with torch.no_grad():
+        training.service._stage._parameters[0].fill_(torch.nan)
+    training.until(lambda: board.counts["lost"] == 2)
+    assert training.service.counts["diverged"] == 2
+    assert board.counts["learned"] == 3
+
+
+def test_labels_that_the_model_has_not_are_refused(train: Callable[..., Training]) -> None:
+    training = train()
+    board = training.board("theo")
+    board.training = FolderData(
+        with_labels(board.first.bundle), {**samples(), "label": np.arange(48)}, 1.0
+    )
+    with pytest.raises(DataError, match="not 0 to 2"):
+        training.finish()
+
+
+def test_a_board_with_another_cut_is_told_so(train: Callable[..., Training]) -> None:
+    training = train(width=5)
+    training.board("theo")
+    with pytest.raises(ModelError, match="another cut"):
+        training.finish()
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    stage = Stage(make_cut(labels_stay=False).middle)
+    other = Stage(nn.Linear(2, 2))
+    for state in (other.state(), b"", b"something else"):
+        with pytest.raises(TernmeshError, match="begin anew"):
+            stage.restore(state)
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 13))
+def test_an_epoch_has_each_sample_once(number: int, batch: int, count: int) -> None:
+    dealt = np.concatenate([drawn(1, "theo", n, batch, count) for n in range(number + 1)])
+    whole = dealt[: len(dealt) // count * count].reshape(-1, count)
+    assert all(sorted(epoch) == list(range(count)) for epoch in whole.tolist())
+    assert set(dealt.tolist()) <= set(range(count))
+
+
+HOST_TOML = """
+state_dir = "host"
+bundle = "parts"
+[link]
+url = "mqtt://127.0.0.1:1"
+"""
+BOARD_TOML = """
+name = "theo"
+state_dir = "theo"
+bundle = "parts"
+[link]
+url = "mqtt://127.0.0.1:1"
+[data]
+path = "clips.npz"
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "text", "sentence"),
+    [
+        ("host", HOST_TOML + '[boundary]\nmethod = "subspace"', "must be one of none, learned"),
+        ("host", HOST_TOML + "[boundary]\nbits_up = 9", "boundary.bits_up must be one of"),
+        ("host", HOST_TOML, "write it with `ternmesh split export`"),
+        ("host", HOST_TOML + "[run]\nbatch = 1", "run.batch is 1"),
+        ("export", 'model = "models.split_keyword:nothing"' + HOST_TOML, "makes no parts"),
+        ("board", BOARD_TOML.replace('"theo"', '"host"', 1), "name: "),
+        ("board", BOARD_TOML.replace("path", "#"), "data.path is missing"),
+        ("board", BOARD_TOML.replace("127.0.0.1", "example.org"), "[trust] insecure = true"),
+    ],
+)
+def test_wrong_configurations(
+    end: str, text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    insecure = [] if end == "export" else ["--insecure"]
+    assert main(["split", end, "--config", str(config), *insecure]) == MISUSED
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["host.toml", "board.toml"])
+def test_the_examples_are_read(name: str) -> None:
+    path = Path(__file__).parents[2] / "examples" / "split" / name
+    if name == "host.toml":
+        assert read_split_host_config(path).run.min_boards == 3
+    else:
+        config = read_split_board_config(path)
+        assert config.data.path is not None
+        assert Path(config.data.path).exists()
