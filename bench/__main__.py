@@ -20,9 +20,16 @@ NAMES = (
     "serial",
     "mqtt",
     "seal",
+    "adversary",
+    "rollback",
+    "power_cut",
     "fuzz",
     "pipeline",
+    "split",
     "convergence",
+    "replicas",
+    "pipeline_kill",
+    "subspace",
 )
 
 
@@ -35,6 +42,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="readme: only compare")
     parser.add_argument("--minutes", type=float, default=10.0, help="fuzz: for each decoder")
     parser.add_argument("--only", nargs="*", default=(), metavar="TARGET", help="fuzz: of these")
+    parser.add_argument("--rtt-ms", type=float, help="pipeline: of the home link")
+    parser.add_argument("--loss", type=float, help="pipeline: share of packets that it loses")
     arguments = parser.parse_args()
     module = importlib.import_module(f"bench.{arguments.name}")
     if arguments.name == "readme":
@@ -44,6 +53,10 @@ def main() -> None:
             quick=arguments.quick, minutes=arguments.minutes, only=arguments.only
         )
         show(result, keep=arguments.keep)
+    elif arguments.name == "pipeline":
+        home = {"rtt_ms": arguments.rtt_ms, "loss": arguments.loss}
+        given = {name: value for name, value in home.items() if value is not None}
+        show(module.measure(quick=arguments.quick, **given), keep=arguments.keep)
     else:
         show(module.measure(quick=arguments.quick), keep=arguments.keep)
 

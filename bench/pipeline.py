@@ -21,7 +21,7 @@ from bench.data import text_folder
 from bench.parts import Parts, fingerprint
 from bench.pipeline_run import NAMESPACES, WRAPPER, Tables, as_row, run
 from bench.result import RESULTS, Figure, Result
-from bench.slow_links import why_not
+from bench.slow_links import Link, why_not
 from host.pipeline.config import PipelineConfig
 from host.pipeline.engine import next_token_loss
 from host.pipeline.train import own_stage
@@ -31,6 +31,7 @@ from models.transformer_shape import Shape
 
 SLOWDOWN = 16.4
 SWEEP_MBIT: tuple[float | None, ...] = (10.0, 50.0, 80.0, 200.0, None)
+HOME_MBIT, HOME_RTT_MS, HOME_LOSS = 80.0, 50.0, 0.001  # a link between two homes
 CODE = ("host.pipeline", "models.bottleneck", "models.stages", "models.transformer")
 WIDTH, WIDTH_QUICK = 512, 256
 RUNS, RUNS_QUICK = 3, 1
@@ -44,21 +45,28 @@ SHARE = {"none": 1, "subspace": 100, "resbm": 128}  # d/k
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def measure(*, quick: bool) -> Result:
-    """The link-bound rate, all arms at it, and the sweep; `quick` takes two stages and no sweep."""
+def measure(*, quick: bool, rtt_ms: float = HOME_RTT_MS, loss: float = HOME_LOSS) -> Result:
+    """The link-bound rate, all arms at it, and the sweep; `quick` takes two stages and no sweep.
+
+    The sweep ends with a link of 80 Mbit/s with `rtt_ms` and `loss`, where there are namespaces.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # links and ranks are taken down
     reason = why_not()
     links = NAMESPACES if reason is None else WRAPPER
     folder = Path(gettempdir()) if quick else RESULTS / "parts"
     runs = _Runs(folder, quick, links)
-    fast = runs.median("none", None)
+    fast = runs.median("none", Link())
     rate = _link_bound_rate(runs, fast)
-    rows = {arm: runs.rows(arm, rate) for arm in ARMS}
+    rows = {arm: runs.rows(arm, Link(rate)) for arm in ARMS}
+    home = Link(HOME_MBIT, rtt_ms, loss)
     if not quick:
-        rows |= {f"{arm}_unthrottled": runs.rows(arm, None) for arm in ARMS}
+        rows |= {f"{arm}_unthrottled": runs.rows(arm, Link()) for arm in ARMS}
+    if not quick and links == NAMESPACES:
+        rows |= {f"{arm}_home": runs.rows(arm, home) for arm in ARMS}
     sweep = {} if quick else _sweep(runs)
     notes = [
         f"links: {links}" + (f" ({reason})" if reason else ""),
+        f"home: {home} lost on each way, by a relay of packets in user space",
         f"{runs.tables('none')['']['stages']} stages of a small transformer, width {runs.width}, "
         "float32, one thread a rank, on two cores that other programs use as well",
         "latents in bfloat16 against activations in float32; d/k is 100 and 128",
@@ -101,21 +109,21 @@ class _Runs:
             "boundary": {"latent": latent, **ARMS[arm]},
         }
 
-    def rows(self, arm: str, mbit: float | None) -> list[dict[str, Any]]:
-        """All runs of an arm at a rate."""
+    def rows(self, arm: str, link: Link) -> list[dict[str, Any]]:
+        """All runs of an arm over such a link."""
         count = RUNS_QUICK if self.quick else RUNS
-        return [self._one(arm, mbit, number) for number in range(count)]
+        return [self._one(arm, link, number) for number in range(count)]
 
-    def median(self, arm: str, mbit: float | None) -> float:
-        """Tokens/s of an arm at a rate."""
-        return _median(self.rows(arm, mbit), "tokens_per_s")
+    def median(self, arm: str, link: Link) -> float:
+        """Tokens/s of an arm over such a link."""
+        return _median(self.rows(arm, link), "tokens_per_s")
 
-    def _one(self, arm: str, mbit: float | None, number: int) -> dict[str, Any]:
-        name = f"{arm}/{'free' if mbit is None else f'{mbit:.4g}'}/{number}"
+    def _one(self, arm: str, link: Link, number: int) -> dict[str, Any]:
+        name = f"{arm}/{link}/{number}"
         done = self._parts.all()
         if name not in done:
             began = time.monotonic()
-            self._parts.add(name, as_row(run(self.tables(arm), mbit, self._links)))
+            self._parts.add(name, as_row(run(self.tables(arm), link, self._links)))
             done = self._parts.all()
             rate = done[name]["tokens_per_s"]
             print(f"{name:28} {rate:8.1f} tokens/s, {time.monotonic() - began:.0f} s", flush=True)
@@ -131,13 +139,13 @@ def _link_bound_rate(runs: _Runs, fast: float) -> float:
     guess = round(wanted * runs.width * 4 * ways * 8e-6, 3)
     if runs.quick:
         return guess
-    return round(guess * wanted / runs.median("none", guess), 3)
+    return round(guess * wanted / runs.median("none", Link(guess)), 3)
 
 
 def _sweep(runs: _Runs) -> dict[str, dict[str, float]]:
     return {
         "unthrottled" if mbit is None else f"{mbit:g}": {
-            arm: runs.median(arm, mbit) for arm in ARMS
+            arm: runs.median(arm, Link(mbit)) for arm in ARMS
         }
         for mbit in SWEEP_MBIT
     }

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.slow_links import DEVICE, Namespaces
+from bench.slow_links import DEVICE, Link, Namespaces
 from host.pipeline.report import PROGRESS
 from ternmesh_cli.mosquitto import free_port
 from ternmesh_cli.toml import write_toml
@@ -26,7 +26,8 @@ class Run:
     """What was measured between a run's first report and its last one.
 
     `socket_bytes` are what all ranks sent for a token, headers and acknowledgements included (None
-    where only payloads could be counted); `payload_bytes` those of all payloads, both ways.
+    where only payloads could be counted); `payload_bytes` those of all payloads, both ways;
+    `replica_bytes` those that a replica tells each other one.
     """
 
     tokens_per_s: float
@@ -34,24 +35,33 @@ class Run:
     payload_bytes: float
     bubble: list[float]
     loss: float
+    validation_loss: float | None = None
+    replica_bytes: float = 0.0
 
 
-def run(tables: Tables, mbit: float | None, links: str) -> Run:
-    """Train as the tables of a configuration say, where each rank may send `mbit` Mbit/s."""
-    stages = int(str(tables[""]["stages"]))
+def run(tables: Tables, link: Link, links: str) -> Run:
+    """Train as the tables of a configuration say, with each rank behind such a link."""
+    ranks = ranks_of(tables)
     with tempfile.TemporaryDirectory() as folder:
         if links == NAMESPACES:
-            with Namespaces(stages, mbit) as hosts:
-                return _measure(tables, Path(folder), stages, hosts)
-        held = {**tables, "": {**tables[""], "link_mbit": mbit or 0.0}}
-        return _measure(held, Path(folder), stages, None)
+            with Namespaces(ranks, link) as hosts:
+                return _measure(tables, Path(folder), ranks, hosts)
+        assert not link.is_relayed, "delay and loss need namespaces"
+        held = {**tables, "": {**tables[""], "link_mbit": link.mbit or 0.0}}
+        return _measure(held, Path(folder), ranks, None)
 
 
-def _measure(tables: Tables, folder: Path, stages: int, hosts: Namespaces | None) -> Run:
+def ranks_of(tables: Tables) -> int:
+    """How many processes a configuration takes."""
+    replicas = tables.get("replicas", {}).get("count", 1)
+    return int(str(tables[""]["stages"])) * int(str(replicas))
+
+
+def _measure(tables: Tables, folder: Path, count: int, hosts: Namespaces | None) -> Run:
     path = folder / "run.toml"
     path.write_text(write_toml({**tables, "": {**tables[""], "state_dir": "state"}}))
     port = free_port()
-    ranks = [_start(path, rank, stages, port, hosts) for rank in range(stages)]
+    ranks = [_start(path, rank, count, port, hosts) for rank in range(count)]
     seen: list[tuple[dict[str, Any], int]] = []
     try:
         while any(rank.poll() is None for rank in ranks):
@@ -66,7 +76,7 @@ def _measure(tables: Tables, folder: Path, stages: int, hosts: Namespaces | None
         errors = [rank.communicate()[1] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"a rank ended badly:\n{errors[-1][-2000:]}")
-    return _summary(seen, tables, stages, hosts is not None)
+    return _summary(seen, tables, hosts is not None)
 
 
 def _look(path: Path, hosts: Namespaces | None, seen: list[tuple[dict[str, Any], int]]) -> None:
@@ -95,12 +105,13 @@ def _start(
     )
 
 
-def _summary(
-    seen: list[tuple[dict[str, Any], int]], tables: Tables, stages: int, counted: bool
-) -> Run:
+def _summary(seen: list[tuple[dict[str, Any], int]], tables: Tables, counted: bool) -> Run:
+    judged = [report["validation_loss"] for report, _ in seen if "validation_loss" in report]
+    seen = [(report, sent) for report, sent in seen if "loss" in report]
     (first, sent_first), (last, sent_last) = seen[0], seen[-1]
+    stages = _number(tables, "", "stages")
     step_tokens = _number(tables, "", "micro_batch") * _number(tables, "", "micro_batches")
-    step_tokens *= _number(tables, "model", "length")
+    step_tokens *= _number(tables, "model", "length") * ranks_of(tables) // stages
     steps = last["step"] - first["step"]
     # Each report's rate is over the steps since the one before.
     every = [report for report, _ in seen[1:]]
@@ -115,6 +126,8 @@ def _summary(
         payload_bytes=(size["forward"] + size["back"]) * (stages - 1),
         bubble=[sum(r["bubble"][s] for r in every) / len(every) for s in range(stages)],
         loss=last["loss"],
+        validation_loss=judged[-1] if judged else None,
+        replica_bytes=last.get("replica_bytes_per_token", 0.0),
     )
 
 

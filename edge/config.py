@@ -140,6 +140,7 @@ def check_config(config: NodeConfig) -> NodeConfig:
     except ValueError as error:
         raise ConfigError(f"name: {error}") from error
     check_link(config.link, config.name)
+    config.trust.check(has_radio=config.link.has_radio)
     bundle_folder(config)
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")

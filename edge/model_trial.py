@@ -74,7 +74,7 @@ def _read_answer(folder: Path, answer: bytes) -> float:
         if "error" in content:
             raise ModelError(str(content["error"]))
         return float(content["latency_s"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ModelError(f"{folder}: the process that tried the model said nothing") from error
 
 

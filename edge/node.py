@@ -23,6 +23,7 @@ from edge.zeroth_order import make_step
 from ternmesh.errors import CodecError
 from ternmesh.hypervector.scale import to_float
 from ternmesh.swarm.events import (
+    FIRST_CONTACT,
     Advanced,
     FellSilent,
     Joined,
@@ -324,6 +325,8 @@ def describe(event: NodeEvent, name: str) -> str | None:
             return f"silent in round {event.round + 1}: what was learned waits for a later packet"
         case PacketReceived():
             return f"the host has the packet of round {event.round + 1}"
+        case Refused() if event.reason == FIRST_CONTACT:
+            return None
         case Refused():
             who = f"refused from {event.peer}" if event.peer else "the host refused a frame"
             return f"{who}: {event.reason}"

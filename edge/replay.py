@@ -32,6 +32,7 @@ SCHEMA = Schema(
     ),
 )
 KEY_MAX = 128  # characters
+ID_MAX = 1 << 62
 _TENSORS = "tensors"
 
 Array = NDArray[Any]
@@ -76,16 +77,7 @@ class ReplayBuffer:
                 "than data.replay_bytes_max: raise that"
             )
         self._database.open()
-        tensors = json.dumps([asdict(spec) for spec in self._bundle.batch_inputs]).encode()
-        if self._database.get(_TENSORS) != tensors:
-            self._database.write("DELETE FROM sample")
-            self._database.put(_TENSORS, tensors)
-        rows = self._database.rows("SELECT id, targets IS NULL FROM sample ORDER BY id")
-        self._labelled = [row for row, is_waiting in rows if not is_waiting]
-        self._waiting = [row for row, is_waiting in rows if is_waiting]
-        self._id = rows[-1][0] if rows else 0
-        self._trim()  # The settings may have shrunk.
-        self._database.commit()
+        self._load()
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -160,6 +152,29 @@ class ReplayBuffer:
         self.counters.labels += 1
         return row
 
+    def _load(self) -> None:
+        tensors = json.dumps([asdict(spec) for spec in self._bundle.batch_inputs]).encode()
+        if self._database.get(_TENSORS) != tensors:
+            self._database.write("DELETE FROM sample")
+            self._database.put(_TENSORS, tensors)
+        self._drop_damaged()
+        rows = self._database.rows("SELECT id, targets IS NULL FROM sample ORDER BY id")
+        self._labelled = [row for row, is_waiting in rows if not is_waiting]
+        self._waiting = [row for row, is_waiting in rows if is_waiting]
+        self._id = rows[-1][0] if rows else 0
+        self._trim()  # The settings may have shrunk.
+        self._database.commit()
+
+    def _drop_damaged(self) -> None:
+        """Delete what no version of us has written: SQLite checks its pages, not their bits."""
+        self._database.write(
+            "DELETE FROM sample WHERE length(inputs) != ? OR length(targets) != ? "
+            "OR id NOT BETWEEN 1 AND ?",
+            _layout(self._inputs).itemsize,
+            _layout(self._targets).itemsize,
+            ID_MAX,
+        )
+
     def _trim(self) -> None:
         """Delete the oldest of what is too much."""
         self.counters.evicted += self._drop_oldest(self._labelled)
@@ -190,6 +205,10 @@ def _pack(key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) ->
 
 def _unpack(packed: Sequence[bytes], specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """The reverse of `_pack` for several samples: arrays with a batch axis."""
-    layout = np.dtype([(spec.name, spec.dtype, spec.shape[1:]) for spec in specs])
-    table = np.frombuffer(b"".join(packed), dtype=layout)
+    table = np.frombuffer(b"".join(packed), dtype=_layout(specs))
     return {spec.name: np.ascontiguousarray(table[spec.name]) for spec in specs}
+
+
+def _layout(specs: Sequence[TensorSpec]) -> np.dtype[Any]:
+    """How the arrays of one sample lie in their bytes."""
+    return np.dtype([(spec.name, spec.dtype, spec.shape[1:]) for spec in specs])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.node import Node
+from ternmesh.swarm.events import FIRST_CONTACT, refusals
 from ternmesh.wire.control import PHASES
 from transports.base import HOST
 from transports.driver import PeerTraffic
@@ -38,7 +39,8 @@ def status(node: Node) -> dict[str, Any]:
         "bytes_down": traffic.bytes_in,
         "traffic": {peer: asdict(moved) for peer, moved in node.driver.traffic.items()},
         "frames_unsent": node.driver.frames_unsent,
-        "refused": dict(member.refused),
+        "refused": refusals(member.refused),
+        "first_contacts": member.refused[FIRST_CONTACT],
         "diverged": node.diverged,
         "silent_rounds": node.silent_rounds,
         "history": [asdict(entry) for entry in node.history],

@@ -5,6 +5,7 @@ held-out samples. Whatever goes wrong leads back to the last good one, without a
 """
 
 import logging
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,16 +83,21 @@ def _judge(config: NodeConfig, loaded: LoadedBundle, manifest: Manifest) -> None
 def mean_loss(step: Step, loaded: LoadedBundle, data: Dataset, samples_max: int) -> float:
     """The mean loss of the bundle's first adapter on at most `samples_max` samples of `data`.
 
-    The last batch is filled up with the first samples: its size is fixed in the graph.
+    The last batch is filled up with the first samples: its size is fixed in the graph. ModelError
+    where a gradient is not finite: nobody could learn with that, however good the loss is.
     """
     chosen = spread(len(data), samples_max)
     batch = loaded.bundle.batch
     chosen = np.resize(chosen, -(-len(chosen) // batch) * batch)
-    losses = [
-        step.run(loaded.initial, data.batch(chosen[start : start + batch]))[0]
-        for start in range(0, len(chosen), batch)
-    ]
-    return float(np.mean(losses))
+    losses, is_finite = [], True
+    for start in range(0, len(chosen), batch):
+        loss, gradient = step.run(loaded.initial, data.batch(chosen[start : start + batch]))
+        losses.append(loss)
+        is_finite &= bool(np.isfinite(gradient).all())
+    mean = float(np.mean(losses))
+    if np.isfinite(mean) and not is_finite:
+        raise ModelError("its gradient on this board's held-out data is not finite")
+    return mean
 
 
 def report(standing: Standing) -> dict[str, Any]:
@@ -102,6 +108,12 @@ def report(standing: Standing) -> dict[str, Any]:
         "attempts": standing.attempts,
         "bad": [{"version": version, "reason": reason} for version, reason in standing.bad],
     }
+
+
+def passed_over(standing: Standing, installed: Collection[int]) -> list[int]:
+    """Versions on the disk that are neither in use nor bad nor to come: a newer one was taken."""
+    others = {standing.current, standing.last_good, *(version for version, _ in standing.bad)}
+    return [version for version in installed if version <= standing.floor and version not in others]
 
 
 def _named(version: int) -> str:

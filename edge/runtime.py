@@ -14,6 +14,7 @@ from typing import Any
 from edge.config import NodeConfig, bundle_folder, check_config, npz_settings
 from edge.errors import DataError
 from edge.feed import Feed
+from edge.joining import finish_rotation
 from edge.node import Node, NodeData
 from edge.release_trust import release_check
 from edge.releases import Releases
@@ -23,7 +24,7 @@ from edge.rollout import report, settle
 from edge.session import LoadedBundle, load_bundle
 from edge.sources import make_source, open_folder
 from ternmesh.bundle import Bundle
-from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring
+from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.radio_stores import RadioStores
 from transports.bearer import make_transport, pace_of
@@ -97,6 +98,9 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     )
     keyring.open()
     try:
+        keyring.check_fleet(config.link.fleet)
+        if isinstance(keyring, Keyring):
+            finish_rotation(config.link, config.name, Path(config.state_dir), keyring, stop)
         _run_releases(config, keyring, stop)
     finally:
         keyring.close()
@@ -122,11 +126,10 @@ def _serve(
 ) -> None:
     """Be a node with one bundle, until `stop` is set or a new release is installed."""
     bundle = loaded.bundle
-    transport, store, relay = (
-        make_transport(config.link, config.name, RadioStores(Path(config.state_dir))),
-        NodeStore(config.store_path),
-        Relay(),
-    )
+    stores = RadioStores(Path(config.state_dir))
+    keys = hop_keys(keyring, config.name, config.link.gateway)
+    transport = make_transport(config.link, config.name, stores, keys)
+    store, relay = NodeStore(config.store_path), Relay()
     store.open()
     try:
         state = store.load(bundle.model_hash(), bundle.dimension)

@@ -2,8 +2,11 @@
 
 import importlib
 import math
+import struct
 import sys
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,15 @@ from ternmesh.bundle import Bundle, TensorSpec
 
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays that are kept
+# What zipfile and numpy raise on files that nobody wrote, or that another program wrote.
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, LookupError, TypeError, SyntaxError, RuntimeError),
+    *(MemoryError, struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError),
+)
+_READ_HEAD = {  # of an array in an .npz, by the version of its format
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -176,7 +188,7 @@ def _read_npz(path: Path, bundle: Bundle, settings: NpzSettings) -> dict[str, Ar
     try:
         with np.load(path, allow_pickle=False) as archive:
             return _take(path, archive, bundle, settings)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz: {error}") from error
 
 
@@ -206,8 +218,20 @@ def _array(path: Path, archive: Any, name: str) -> Array:
     size = archive.zip.getinfo(f"{name}.npy").file_size
     if size > BYTES_MAX:
         raise DataError(f"{path}: {name} has {size} bytes, more than the {BYTES_MAX} allowed")
+    if (claimed := _claimed_bytes(archive, name)) > size:
+        raise DataError(f"{path}: {name} has {size} bytes, and its shape asks for {claimed}")
     array: Array = archive[name]
     return array
+
+
+def _claimed_bytes(archive: Any, name: str) -> int:
+    """What numpy would allocate before it reads; ValueError for an array in another format."""
+    with archive.zip.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _READ_HEAD:
+            raise ValueError(f"{name} is in the .npy format {version}, not in 1.0 or 2.0")
+        shape, _, dtype = _READ_HEAD[version](file)
+    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _looked_up(path: Path, archive: Any, name: str, wanted: object) -> object:

@@ -8,6 +8,7 @@ from ternmesh.plan import SNAPSHOT_HEAD_MAX
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.drift import Drift
 from ternmesh.swarm.events import (
+    FIRST_CONTACT,
     HostEvent,
     NodeJoined,
     PacketForgotten,
@@ -15,6 +16,7 @@ from ternmesh.swarm.events import (
     Refused,
     RoundExtended,
     RoundOpened,
+    refusals,
 )
 from ternmesh.swarm.open_round import BUNDLE
 from ternmesh.swarm.records import Node
@@ -51,6 +53,8 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
                 "state_dir restored from an old copy? Bring a newer one back, or begin a new run "
                 "in an empty state_dir"
             )
+        case Refused() if event.reason == FIRST_CONTACT:
+            return None
         case Refused():
             return f"refused from {event.peer}: {event.reason}"
         case _:
@@ -87,7 +91,8 @@ def status(
             }
             for node in coordinator.nodes.values()
         ],
-        "refused": dict(coordinator.refused),
+        "refused": refusals(coordinator.refused),
+        "first_contacts": coordinator.refused[FIRST_CONTACT],
         "history": [asdict(item) for item in history[-kept:]],
     }
 
@@ -102,7 +107,7 @@ def _node(node: Node, delivered: str, now: float) -> dict[str, Any]:
         "delivered": delivered,
         # In whose name the bundle came in which it was counted last; None: its own packet was.
         "bundle": None if node.bundle is None else node.bundle.context,
-        "refused": dict(node.refused),
+        "refused": refusals(node.refused),
     }
 
 

@@ -70,6 +70,7 @@ def export(
     name: str,
     version: int = 1,
     metric: str | None = None,
+    input_gradient: bool = False,
 ) -> Bundle:
     """Write the bundle of `module` to `folder` and return its description.
 
@@ -77,9 +78,10 @@ def export(
     size becomes the batch size of a training step. `loss(outputs, *targets)` returns a scalar, the
     mean over the batch. `metric` says how the first output is judged by the first target, one of
     ternmesh.bundle.METRICS: "accuracy" for logits [batch, classes] and whole numbers [batch], the
-    default where they look like that, else "mean_absolute_error". The module is exported in
-    evaluation mode: no dropout, no batch statistics. Raises ExportError when an operator cannot be
-    exported, when the metric does not fit, or when the graphs do not compute what torch does.
+    default where they look like that, else "mean_absolute_error". With `input_gradient`, that of
+    the inputs follows the adapter's in the train step. The module is exported in evaluation mode:
+    no dropout, no batch statistics. Raises ExportError when an operator cannot be exported, when
+    the metric does not fit, or when the graphs do not compute what torch does.
     """
     inputs, targets = example_batch
     _check_batch(inputs + targets)
@@ -94,7 +96,7 @@ def export(
         forward = _serialise(graph, FORWARD)
         _check_forward(forward, module, adapter, inputs)
     with _one_sentence(TRAIN_STEP):
-        step = _train_step(module, adapter, loss, len(inputs))
+        step = _train_step(module, adapter, loss, len(inputs), input_gradient)
         graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
@@ -170,20 +172,25 @@ def _replaced(shape: Sequence[int], axis: int, size: int) -> list[int]:
 
 
 def _train_step(
-    module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int
+    module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int, input_gradient: bool
 ) -> Callable[..., Tensors]:
     """The function (adapter vector, *batch) -> (loss, gradient) that becomes train_step.onnx."""
+    wanted = (0, 1) if input_gradient else (0,)
 
-    def batch_loss(parameters: dict[str, torch.Tensor], batch: Tensors) -> torch.Tensor:
-        outputs = torch.func.functional_call(module, parameters, batch[:inputs_count])
-        return loss(outputs, *batch[inputs_count:])
+    def batch_loss(
+        parameters: dict[str, torch.Tensor], inputs: Tensors, targets: Tensors
+    ) -> torch.Tensor:
+        return loss(torch.func.functional_call(module, parameters, inputs), *targets)
 
     def step(vector: torch.Tensor, *batch: torch.Tensor) -> Tensors:
         # The split stays outside what is differentiated: its gradient would pad every tensor to D.
         parameters = adapter.split(vector)
-        gradients, value = torch.func.grad_and_value(batch_loss)(parameters, batch)
-        gradient = torch.cat([gradients[name].reshape(-1) for name in adapter.names])
-        return value.reshape(()), gradient
+        inputs, targets = batch[:inputs_count], batch[inputs_count:]
+        take = torch.func.grad_and_value(batch_loss, argnums=wanted)
+        (gradients, *of_inputs), value = take(parameters, inputs, targets)
+        parts = [gradients[name] for name in adapter.names]
+        parts += [gradient for group in of_inputs for gradient in group]
+        return value.reshape(()), torch.cat([part.reshape(-1) for part in parts])
 
     return step
 
@@ -262,7 +269,7 @@ def _check_train_step(
     session = _session(graph)
     arguments = (_random_vector(adapter), *batch)
     expected = tuple(tensor.detach() for tensor in step(*arguments))
-    for name, gradient in adapter.split(expected[1]).items():
+    for name, gradient in adapter.split(expected[1][: adapter.dimension]).items():
         if not gradient.any():
             raise ExportError(
                 f"the loss does not depend on {name}: the module does not call that layer"

@@ -2,11 +2,22 @@
 
 from collections.abc import Mapping
 
-from bench.fuzz_targets import bearers, codes, machines, programs, stores, trust, wire
+from bench.fuzz_targets import (
+    bearers,
+    codes,
+    files,
+    gateways,
+    machines,
+    programs,
+    seals,
+    split,
+    stores,
+    trust,
+    wire,
+)
 from bench.fuzz_targets.target import Target
 
+_MODULES = (wire, codes, machines, bearers, programs, stores, trust, seals, gateways, files, split)
 TARGETS: Mapping[str, Target] = {
-    target.name: target
-    for module in (wire, codes, machines, bearers, programs, stores, trust)
-    for target in module.TARGETS
+    target.name: target for module in _MODULES for target in module.TARGETS
 }

@@ -28,6 +28,7 @@ from transports.serial_lora.settings import SerialLoraSettings
 _CHUNK = 7  # bytes; what a stream holds may not depend on how it is cut
 _MQTT = MqttSettings("mqtt://broker", "attic", "host")
 _STEPS_MAX = 64
+_LISTS_MAX = 2 << 20  # bytes: what a stream of 64 KiB held, twice
 
 
 class _Stream(Protocol):
@@ -241,11 +242,22 @@ def _check_request(data: bytes) -> None:
 
 TARGETS = (
     Target("batch", _check_batch, lambda: [batch.join([b"a", b"bcd" * 20])]),
-    Target("cobs", _check_cobs, lambda: [cobs.encode(b"\0a\0"), cobs.frame(b"a")], (ValueError,)),
-    Target("kiss", _check_kiss, lambda: [kiss.frame(0, b"\xc0\xdb")]),
+    Target(
+        "cobs",
+        _check_cobs,
+        lambda: [cobs.encode(b"\0a\0"), cobs.frame(b"a")],
+        (ValueError,),
+        memory_max=_LISTS_MAX,
+    ),
+    Target("kiss", _check_kiss, lambda: [kiss.frame(0, b"\xc0\xdb")], memory_max=_LISTS_MAX),
     Target("protobuf", _check_protobuf, lambda: [protobuf.bytes_field(2, b"ab") + b"\x0d1234"]),
-    Target("meshtastic_stream", _check_meshtastic_stream, _meshtastic_says),
-    Target("reyax_stream", _check_reyax_stream, lambda: [b"x+RCV=0,3,a,b,-9,-7\r\n+OK\r\n+ERR=1"]),
+    Target("meshtastic_stream", _check_meshtastic_stream, _meshtastic_says, memory_max=_LISTS_MAX),
+    Target(
+        "reyax_stream",
+        _check_reyax_stream,
+        lambda: [b"x+RCV=0,3,a,b,-9,-7\r\n+OK\r\n+ERR=1"],
+        memory_max=_LISTS_MAX,
+    ),
     Target("reyax", _conversation(lambda: Reyax(_settings("reyax"))), _reyax_says),
     Target(
         "meshtastic",
@@ -259,7 +271,7 @@ TARGETS = (
         _conversation(lambda: Ebyte(_settings("ebyte"))),
         lambda: [joined([b"\x01" + cobs.frame(b"payload"), b"\x14"])],
     ),
-    Target("radio_payload", _check_payload, _payloads),
+    Target("radio_payload", _check_payload, _payloads, memory_max=_LISTS_MAX),
     Target(
         "ble_value",
         _check_value,

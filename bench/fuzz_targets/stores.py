@@ -6,15 +6,25 @@ StoreError.
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.fuzz_targets import wire
-from bench.fuzz_targets.target import Target, number
+from bench.fuzz_targets import gateways, seals, wire
+from bench.fuzz_targets.target import Target, number, same
+from edge.replay import ReplayBuffer
+from edge.sources import Label, Sample
+from ternmesh.bundle import Bundle, TensorSpec
+from ternmesh.errors import TrustError
 from ternmesh.link.frames import Offer
+from ternmesh.link.ledger import ENTRIES_MAX, Moment
 from ternmesh.link.records import ObjectArrived, Queued, SymbolHeld
+from ternmesh.link.regions import REGIONS, SubBand
+from ternmesh.swarm.bundle_records import BundleMade, BundlerEvent, RunFollowed, VersionReached
+from ternmesh.swarm.bundler import Bundler
 from ternmesh.swarm.events import (
     Advanced,
     BodyAccepted,
@@ -26,11 +36,18 @@ from ternmesh.swarm.events import (
     ReferenceMade,
 )
 from ternmesh.swarm.packet import make_packet
+from ternmesh.trust.keyed import KeyedSealing
+from ternmesh.trust.roster import Roster
+from ternmesh.trust.session import GroupState, PeerState, Session
 from ternmesh.wire.reference import Counted
+from ternmesh_store import trust_store
+from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import Database, StoreError
+from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
+from ternmesh_store.split_store import Checkpoint, SplitStore
 
 _MEMORY = Path(":memory:")
 _RUN = b"runrunru"
@@ -135,6 +152,115 @@ def _check_link(data: bytes) -> None:
         store.close()
 
 
+def _check_gateway(data: bytes) -> None:
+    store = GatewayStore(_MEMORY)
+    store.open()
+    try:
+        store.load(wire.MODEL, wire.DIMENSION)
+        events: list[BundlerEvent] = [
+            RunFollowed(gateways.RUN, wire.PLAN),
+            VersionReached(0),
+            BundleMade(gateways.bundle()),
+        ]
+        for event in events:
+            store.record(event)
+        _damage(store._database, data)
+        state = store.load(wire.MODEL, wire.DIMENSION)
+    finally:
+        store.close()
+    if state.residual.size != wire.DIMENSION or not np.isfinite(state.residual).all():
+        raise AssertionError("a residual with which nobody can go on")
+    rng = np.random.default_rng(0)
+    gateways.run_on(Bundler(wire.MODEL, gateways.BOARDS, 1.0, state, rng), _next_round())
+
+
+@cache
+def _next_round() -> bytes:
+    """What a gateway hears when its bundle has been counted."""
+    return list(gateways.conversations())[1]
+
+
+def _check_trust(data: bytes) -> None:
+    store = trust_store.TrustStore(Path("unused"))
+    store._database = Database(_MEMORY, trust_store.SCHEMA)
+    store._database.open()
+    try:
+        own, known = seals.member(), seals.fleet()
+        store.keep_roster(replace(known, revoked=(bytes(16),), number=3))
+        session = Session(b"instance", 4)
+        peer = PeerState("host", known.host.fingerprint, b"line", bytes(8), 5, session)
+        group = GroupState(known.host.fingerprint, 2, bytes(range(16)), 4)
+        store.record(trust_store.END, (peer, group))
+        _damage(store._database, data)
+        roster, state = store.roster(), store.sealing(trust_store.END)
+    finally:
+        store.close()
+    if roster is not None:
+        same(Roster(roster.state).state, roster.state, "a roster")
+        sealing = KeyedSealing(own, roster, 1, b"another.", 0, state, hub="host")
+        sealing.due(1.0)
+        sealing.changes()
+
+
+def _band() -> SubBand:
+    return next(band for band in REGIONS["EU868"].sub_bands if band.budget_us is not None)
+
+
+def _check_airtime(data: bytes) -> None:
+    """Whatever the file says, no hour is given more than its budget."""
+    now, store, band = Moment("boot", 5000.0, 1e9), AirtimeStore(_MEMORY), _band()
+    store.open(now)
+    try:
+        for step in range(3):
+            store.reserve(band, replace(now, now_s=now.now_s + step), 100_000)
+        _damage(store._database, data)
+        store._ledgers.clear()
+        given = 0
+        while store.reserve(band, now, 4_000_000, 5.0):
+            given += 4_000_000
+            if given > (band.budget_us or 0):
+                raise AssertionError("more air than an hour has")
+        record = store.ledger(band, now).settle()
+    finally:
+        store.close()
+    same(len(record.entries) <= ENTRIES_MAX, True, "the length of a ledger")
+
+
+def _check_split(data: bytes) -> None:
+    store = SplitStore(_MEMORY)
+    store.open()
+    try:
+        store.reserve(64)
+        store.add_board(1, "ada")
+        store.save(Checkpoint(bytes(32), _RUN, {"ada": 3}, {"bottom": b"\0" * 8}))
+        _damage(store._database, data)
+        store.counter()
+        store.boards()
+        found = store.load(("bottom",))
+    finally:
+        store.close()
+    same(found is None or len(found.run) == len(_RUN), True, "a checkpoint")
+
+
+def _check_replay(data: bytes) -> None:
+    values = TensorSpec("x", "float32", (4, 3))
+    both = (values, TensorSpec("y", "int64", (4,)))
+    bundle = Bundle("tiny", 1, (values,), (), both, (), "accuracy", {})
+    buffer = ReplayBuffer(_MEMORY, bundle, 8, 1 << 16)
+    buffer.open()
+    try:
+        for key in "abc":
+            buffer.add([Sample(key, {"x": np.ones(3, np.float32)}), Label(key, {"y": np.array(1)})])
+        buffer.add([Sample("d", {"x": np.ones(3, np.float32)})])
+        _damage(buffer._database, data)
+        buffer._load()
+        found = buffer.batch(np.arange(len(buffer)))
+        buffer.add([Label("d", {"y": np.array(2)})])
+    finally:
+        buffer.close()
+    same(found["x"].shape[1:], (3,), "the shape of samples")
+
+
 def _seeds() -> Iterator[bytes]:
     for table in range(8):
         for column in range(8):
@@ -143,7 +269,7 @@ def _seeds() -> Iterator[bytes]:
 
 
 def _target(name: str, check: Callable[[bytes], object]) -> Target:
-    refusals: Sequence[type[Exception]] = (StoreError,)
+    refusals: Sequence[type[Exception]] = (StoreError, TrustError)
     return Target(name, check, _seeds, tuple(refusals), 256, _MEMORY_MAX)
 
 
@@ -151,4 +277,9 @@ TARGETS = (
     _target("node_store", _check_node),
     _target("host_store", _check_host),
     _target("link_store", _check_link),
+    _target("gateway_store", _check_gateway),
+    _target("trust_store", _check_trust),
+    _target("airtime_store", _check_airtime),
+    _target("replay_store", _check_replay),
+    _target("split_store", _check_split),
 )

@@ -15,15 +15,15 @@ def main(arguments: list[str]) -> int:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         config = read_pipeline_config(Path(arguments[0]))
-        agreement.check_world(config.stages, ranks)
+        agreement.check_world(config.stages, config.replicas.count, ranks)
+        from host.pipeline.rank import run_rank  # torch takes its time to load
+
+        run_rank(config, rank, ranks)
     except TernmeshError as error:
         agreement.end_with(str(error), rank)
         # torchrun ends the other ranks with the first one: they shall have said it, too.
         time.sleep(agreement.SEEN_S)
         return agreement.REFUSED
-    from host.pipeline.rank import run_rank  # torch takes its time to load
-
-    run_rank(config, rank, ranks)
     return 0
 
 

@@ -37,15 +37,17 @@ class Store(Protocol):
         """Whether all keys are set."""
 
 
-def gather(store: Store, topic: str, rank: int, ranks: int, value: Any) -> list[Any]:
-    """What each rank said on `topic`, in the order of ranks; PipelineError after 25 s."""
+def gather(
+    store: Store, topic: str, rank: int, ranks: int, value: Any, wait_s: float = AGREE_S
+) -> list[Any]:
+    """What each rank said on `topic`, in the order of ranks; PipelineError after `wait_s`."""
     store.set(f"{topic}/{rank}", json.dumps(value))
     keys = [f"{topic}/{each}" for each in range(ranks)]
-    deadline = time.monotonic() + AGREE_S
+    deadline = time.monotonic() + wait_s
     while not store.check(keys):
         if time.monotonic() > deadline:
             silent = [str(each) for each in range(ranks) if not store.check([keys[each]])]
-            raise PipelineError(f"rank {', '.join(silent)} did not answer within {AGREE_S:.0f} s")
+            raise PipelineError(f"rank {', '.join(silent)} did not answer within {wait_s:.0f} s")
         time.sleep(POLL_S)
     return [json.loads(store.get(key)) for key in keys]
 
@@ -62,12 +64,13 @@ def check_agreement(shared: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def check_world(stages: int, ranks: int) -> None:
-    """PipelineError where torchrun started another number of ranks than there are stages."""
-    if ranks != stages:
+def check_world(stages: int, replicas: int, ranks: int) -> None:
+    """PipelineError unless torchrun started one rank for each stage of each replica."""
+    if ranks != (wanted := stages * replicas):
+        each = f" in {replicas} replicas" if replicas > 1 else ""
         raise PipelineError(
-            f"{ranks} ranks were started for {stages} stages: start as many ranks as stages "
-            f"(torchrun --nproc-per-node {stages}), or change `stages`"
+            f"{ranks} ranks were started for {stages} stages{each}: start {wanted} "
+            f"(torchrun --nproc-per-node {wanted}), or change `stages`"
         )
 
 

@@ -14,18 +14,34 @@ from ternmesh.config import ConfigError, choices, limits
 from transports.config_file import read_config_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
-# What ranks may see differently: where things lie, and how long the run goes on.
-LOCAL = (
-    "state_dir",
-    "data",
+# What ranks may see differently: where things lie, and what they compute with.
+LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace", "link_mbit")
+# What may change when a run goes on from a checkpoint.
+PASSING = (
     "steps",
     "checkpoint_steps",
     "report_steps",
-    "device",
-    "model_folder",
-    "trace",
-    "link_mbit",
+    "validate_steps",
+    "timeout_s",
+    "restarts_max",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasConfig:
+    """Whole pipelines side by side, `count` of them, each on texts of its own.
+
+    With `method` packets or deltas, replicas of a stage exchange what they have learned every
+    `every_steps` steps: as ternary packets, of which `zeros` are zeros (where `up_bytes` is not 0,
+    it chooses: what a stage may send), or as float32. With gradients they average those in each
+    step, as all-reduce does. Above about 0.6 zeros, packets take seconds a million numbers to make.
+    """
+
+    count: int = field(default=1, metadata=limits(1, 1024))
+    method: str = field(default="packets", metadata=choices("packets", "deltas", "gradients"))
+    every_steps: int = field(default=50, metadata=limits(1, 100_000))
+    zeros: float = field(default=0.5, metadata=limits(0.0, 0.999))
+    up_bytes: int = field(default=0, metadata=limits(0, 1 << 30))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,7 @@ class PipelineConfig:
     model_folder: str = ""
     boundary: BottleneckConfig = field(default_factory=BottleneckConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
 
     @property
     def folder(self) -> Path:
@@ -70,18 +87,29 @@ class PipelineConfig:
         return Path(self.state_dir)
 
     @property
+    def ranks(self) -> int:
+        """Processes: one for each stage of each replica, replica by replica."""
+        return self.stages * self.replicas.count
+
+    @property
+    def rows(self) -> int:
+        """Sequences that a replica reads in a step."""
+        return self.micro_batch * self.micro_batches
+
+    @property
     def step_tokens(self) -> int:
-        """Tokens of one step."""
-        return self.micro_batch * self.micro_batches * self.model.length
+        """Tokens of one step, of all replicas."""
+        return self.rows * self.replicas.count * self.model.length
 
     def shared(self) -> dict[str, Any]:
-        """Settings by dotted name on which all ranks, and a checkpoint, must agree."""
+        """Settings by dotted name on which all ranks must agree."""
         return {name: value for name, value in _flat(asdict(self)) if name not in LOCAL}
 
     @property
     def digest(self) -> str:
-        """16 hex digits of `shared`."""
-        return hashlib.sha256(json.dumps(self.shared()).encode()).hexdigest()[:16]
+        """16 hex digits of what a run and its checkpoints must agree on."""
+        lasting = {key: value for key, value in self.shared().items() if key not in PASSING}
+        return hashlib.sha256(json.dumps(lasting).encode()).hexdigest()[:16]
 
 
 def read_pipeline_config(path: Path) -> PipelineConfig:

@@ -29,7 +29,7 @@ def command(config: PipelineConfig, path: Path) -> list[str]:
         "-m",
         "torch.distributed.run",
         "--standalone",
-        f"--nproc-per-node={config.stages}",
+        f"--nproc-per-node={config.ranks}",
         f"--max-restarts={config.restarts_max}",
         "-m",
         "host.pipeline",

@@ -6,27 +6,41 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
 from host.pipeline.config import PipelineConfig
+from host.pipeline.errors import PipelineError
+from host.pipeline.peers import Peers
 from host.pipeline.train import Place, Trainer
 from ternmesh.errors import TernmeshError
 
 
 def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
-    """Train as rank `rank`; where a rank refuses, every rank says why and the process ends."""
+    """Train as rank `rank`; where a rank refuses, every rank says why and the process ends.
+
+    PipelineError where the ranks do not even meet.
+    """
     torch.set_num_threads(config.threads)
     device = choose_device(config)
     # A rank that was started again must not read what its forerunners have said.
     prefix = f"ternmesh/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     wait = timedelta(seconds=agreement.AGREE_S)
-    base = next(iter(rendezvous("env://", timeout=wait)))[0]
+    try:
+        base = next(iter(rendezvous("env://", timeout=wait)))[0]
+    except dist.DistError as error:
+        raise PipelineError(
+            f"the {ranks} ranks did not meet within {agreement.AGREE_S:.0f} s: are all of them "
+            "started, and do they reach rank 0?"
+        ) from error
     store = PrefixStore(prefix, base)
     watch = agreement.Watch(PrefixStore(prefix, base.clone()), rank)
     watch.start()
     try:
-        train(config, Place(rank, store, device), ranks)
+        # Before links are made: whoever is missing or differs is named within 30 s.
+        settings = agreement.gather(store, "settings", rank, ranks, config.shared())
+        agreement.check_agreement(settings)
+        train(config, rank, store, device)
     except Exception as error:
         if (reason := refusal_in(error)) is not None:
             watch.stop()
@@ -38,18 +52,20 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
     watch.stop()
 
 
-def train(config: PipelineConfig, place: Place, ranks: int) -> None:
-    """Meet the other ranks and train."""
-    backend = "nccl" if place.device.type == "cuda" else "gloo"
-    limit = timedelta(seconds=config.timeout_s)
+def train(config: PipelineConfig, rank: int, store: Store, device: torch.device) -> None:
+    """Meet the other ranks and train. A replica is a world of its own, with links beside it."""
+    replica, stage = divmod(rank, config.stages)
     dist.init_process_group(
-        backend,
-        store=PrefixStore("group", place.store),
-        rank=place.rank,
-        world_size=ranks,
-        timeout=limit,
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore(f"replica/{replica}", store),
+        rank=stage,
+        world_size=config.stages,
+        timeout=timedelta(seconds=config.timeout_s),
     )
-    trainer = Trainer(config, place)
+    peers, count = None, config.replicas.count
+    if count > 1:
+        peers = Peers(PrefixStore(f"stage/{stage}", store), replica, count, config.timeout_s)
+    trainer = Trainer(config, Place(rank, stage, replica, store, device, peers))
     trainer.prepare()
     trainer.run()
     dist.barrier()

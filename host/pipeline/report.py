@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from host.pipeline.config import PipelineConfig
 
 PROGRESS = "progress.jsonl"
 
@@ -11,32 +12,45 @@ PROGRESS = "progress.jsonl"
 class Progress:
     """Writes progress.jsonl; `forward` and `back` are the bytes of a token at each boundary."""
 
-    def __init__(self, folder: Path, steps: int, step_tokens: int, forward: float, back: float):
-        self._path, self._steps, self._step_tokens = folder / PROGRESS, steps, step_tokens
-        self._bytes = {"forward": forward, "back": back}
+    def __init__(self, config: PipelineConfig, forward: float, back: float) -> None:
+        self._config, self._bytes = config, {"forward": forward, "back": back}
 
-    def step(self, step: int, loss: float, done: int, wall_s: float, idle: Sequence[float]) -> None:
-        """After `step` steps, the last `done` of which took `wall_s`; `idle` shares by stage."""
-        rate = done / wall_s
-        self._write(
-            {
-                "step": step,
-                "steps": self._steps,
-                "loss": loss,
-                "tokens_per_s": rate * self._step_tokens,
-                "boundary_bytes_per_token": self._bytes,
-                "bubble": [round(share, 4) for share in idle],
-                "left_s": (self._steps - step) / rate,
-            }
-        )
+    def step(
+        self,
+        step: int,
+        loss: float,
+        done: int,
+        wall_s: float,
+        idle: Sequence[float],
+        replica_bytes: float = 0.0,
+    ) -> None:
+        """After `step` steps, the last `done` of which took `wall_s`; `idle` shares by stage.
+
+        `replica_bytes` is what all stages of a replica tell each other replica in a step, on
+        average since the process began.
+        """
+        rate, config = done / wall_s, self._config
+        row: dict[str, Any] = {
+            "step": step,
+            "steps": config.steps,
+            "loss": loss,
+            "tokens_per_s": rate * config.step_tokens,
+            "boundary_bytes_per_token": self._bytes,
+            "bubble": [round(share, 4) for share in idle],
+            "left_s": (config.steps - step) / rate,
+        }
+        if config.replicas.count > 1:
+            tokens = config.step_tokens / config.replicas.count
+            row["replica_bytes_per_token"] = replica_bytes / tokens
+        self._write(row)
 
     def validation(self, step: int, loss: float) -> None:
         """The loss on texts that are not learned from."""
-        self._write({"step": step, "steps": self._steps, "validation_loss": loss})
+        self._write({"step": step, "steps": self._config.steps, "validation_loss": loss})
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
+        self._config.folder.mkdir(parents=True, exist_ok=True)
+        with (self._config.folder / PROGRESS).open("a") as file:
             file.write(json.dumps(row) + "\n")
 
 
@@ -46,9 +60,13 @@ def line(report: Mapping[str, Any]) -> str:
     if "validation_loss" in report:
         return f"{head}  validation loss {report['validation_loss']:.4f}"
     sizes, idle = report["boundary_bytes_per_token"], report["bubble"]
+    replicas = ""
+    if "replica_bytes_per_token" in report:
+        replicas = f"{report['replica_bytes_per_token']:.4g} to each other replica  "
     return (
         f"{head}  loss {report['loss']:.4f}  {report['tokens_per_s']:.0f} tokens/s  "
         f"{sizes['forward']:.4g} bytes/token forward, {sizes['back']:.4g} back, a boundary  "
+        f"{replicas}"
         f"idle {', '.join(f'{share:.0%}' for share in idle)}  "
         f"{report['left_s'] / 60:.1f} min left"
     )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from host.pipeline.agreement import check_agreement, gather
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig
 from host.pipeline.engine import Engine
+from host.pipeline.peers import Peers
+from host.pipeline.replicas import Replica
 from host.pipeline.report import Progress
 from host.pipeline.texts import read_texts, tokenizer
 from host.pipeline.trace import tracing
@@ -34,8 +37,11 @@ class Place:
     """Where a rank stands; the store is torchrun's, for words beside the payloads."""
 
     rank: int
+    stage: int
+    replica: int
     store: Store
     device: torch.device
+    peers: Peers | None = None
 
 
 class Meter:
@@ -61,28 +67,30 @@ class Trainer:
         self._config, self._place = config, place
         encode = tokenizer(Path(config.model_folder)) if config.model_folder else None
         self._texts = read_texts(Path(config.data), config.model.length, encode)
-        stage, self._frame = own_stage(config, place.rank)
+        stage, self._frame = own_stage(config, place.stage)
         self._stage = stage.to(place.device)
-        self._engine = Engine(self._stage, place.rank, config, place.device)
+        self._engine = Engine(self._stage, place.stage, config, place.device)
         self._optimizer = StageOptimizer(
             self._stage, self._frame, config.boundary, config.optimizer
         )
+        self._replica = None
+        if place.peers is not None:
+            self._replica = Replica(config, place.stage, self._stage, self._frame, place.peers)
         self._checkpoints = Checkpoints(config.folder / "checkpoints", place.rank, config.digest)
         self._step = 0
 
     def prepare(self) -> None:
         """Agree with the other ranks and go to their last common checkpoint; PipelineError."""
-        settings = {**self._config.shared(), "texts": self._texts.digest}
-        ranks = self._config.stages
-        check_agreement(gather(self._place.store, "settings", self._place.rank, ranks, settings))
-        steps = gather(
-            self._place.store, "steps", self._place.rank, ranks, self._checkpoints.steps()
-        )
-        self._step = common_step(steps)
+        place, config = self._place, self._config
+        own = {"texts": self._texts.digest, "steps": self._checkpoints.steps()}
+        # Reading texts may take one machine longer than another.
+        said = gather(place.store, "ready", place.rank, config.ranks, own, config.timeout_s)
+        check_agreement([{"texts": each["texts"]} for each in said])
+        self._step = common_step(each["steps"] for each in said)
         if self._step:
             self._load()
         elif self._frame is not None:
-            engine.from_first(self._frame.basis)  # libraries round QR differently
+            self._from_first(self._frame.basis)  # libraries round QR differently
 
     def run(self) -> None:
         """All steps that are left."""
@@ -91,8 +99,8 @@ class Trainer:
             self._run(trace_step)
 
     def _run(self, trace_step: Callable[[], None]) -> None:
-        config, meter = self._config, Meter(self._engine, self._step)
-        progress = self._progress()
+        config, peers = self._config, self._place.peers
+        began, meter, progress = self._step, Meter(self._engine, self._step), self._progress()
         while self._step < config.steps:
             loss = self._learn()
             self._step += 1
@@ -100,9 +108,11 @@ class Trainer:
             if self._is_time(config.report_steps):
                 done, wall_s, idle = meter.read(self._step)
                 shares = engine.gather_numbers(idle, config.stages, self._place.device)
+                sent = 0.0 if peers is None else peers.sent_bytes / (self._step - began)
+                said = engine.gather_numbers(sent, config.stages, self._place.device)
                 if progress is not None and loss is not None:
-                    progress.step(self._step, loss, done, wall_s, shares)
-            if self._is_time(config.validate_steps):
+                    progress.step(self._step, loss, done, wall_s, shares, sum(said))
+            if self._is_time(config.validate_steps) and self._place.replica == 0:
                 judged = self._judge()
                 if progress is not None:
                     progress.validation(self._step, judged)
@@ -115,14 +125,12 @@ class Trainer:
 
     def _progress(self) -> Progress | None:
         entry, config = self._stage.entry, self._config
-        if entry is None or not self._engine.is_last:
+        if entry is None or not self._engine.is_last or self._place.replica:
             return None
         empty = entry.empty(config.micro_batch, config.model.length, torch.device("cpu"))
         tokens = config.micro_batch * config.model.length
         back = empty.wire.numel() * empty.wire.element_size()
-        return Progress(
-            config.folder, config.steps, config.step_tokens, empty.size / tokens, back / tokens
-        )
+        return Progress(config, empty.size / tokens, back / tokens)
 
     def _learn(self) -> float | None:
         config, optimizer = self._config, self._optimizer
@@ -130,34 +138,52 @@ class Trainer:
         turns = optimizer.is_basis_step(self._step)
         if self._frame is not None:
             self._frame.collecting = turns
-        rows = config.micro_batch * config.micro_batches
-        batch = self._texts.batch(self._step, config.seed, rows, config.model.length)
-        loss = self._engine.learn(torch.from_numpy(batch))
+        every = config.rows * config.replicas.count
+        batch = self._texts.batch(self._step, config.seed, every, config.model.length)
+        first = self._place.replica * config.rows
+        loss = self._engine.learn(torch.from_numpy(batch[first : first + config.rows]))
+        if self._replica is not None:
+            self._replica.average_gradients()
         optimizer.step(self._step, config.steps)
         if turns:
             self._turn()
+        if self._replica is not None:
+            self._replica.after_step(self._step + 1, self._step + 1 == config.steps)
         return loss
 
     def _turn(self) -> None:
         """One Grassmann step: gradients are summed, and rank 0's new basis is everyone's."""
-        assert self._frame is not None
-        engine.sum_over_ranks(self._frame.gram)
+        frame, peers = self._frame, self._place.peers
+        assert frame is not None
+        engine.sum_over_ranks(frame.gram)
+        if peers is not None and self._place.stage == 0:
+            frame.gram.copy_(peers.mean(frame.gram))
         basis = self._optimizer.next_basis()
-        engine.from_first(basis)
+        self._from_first(basis)
+        if self._replica is not None:
+            self._replica.turn(basis)
         self._optimizer.turn(basis)
-        self._frame.basis.copy_(basis)
+        frame.basis.copy_(basis)
+
+    def _from_first(self, basis: Tensor) -> None:
+        """Replace a basis by that of rank 0, in all replicas."""
+        if self._place.peers is not None and self._place.stage == 0:
+            basis.copy_(self._place.peers.first(basis))
+        engine.from_first(basis)
 
     def _judge(self) -> float:
-        config = self._config
-        rows, losses = config.micro_batch * config.micro_batches, []
-        for part in range(VALIDATION_PARTS):
-            batch = self._texts.judged(part, rows, config.model.length)
-            losses.append(self._engine.judge(torch.from_numpy(batch)) or 0.0)
+        """The loss on held-out text, of what all replicas agree on."""
+        config, losses = self._config, []
+        with nullcontext() if self._replica is None else self._replica.agreed():
+            for part in range(VALIDATION_PARTS):
+                batch = self._texts.judged(part, config.rows, config.model.length)
+                losses.append(self._engine.judge(torch.from_numpy(batch)) or 0.0)
         return sum(losses) / len(losses)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         frame = [] if self._frame is None else [("basis", self._frame.basis)]
-        return [*self._stage.named_parameters(), *frame]
+        agreed = [] if self._replica is None else self._replica.tensors()
+        return [*self._stage.named_parameters(), *frame, *agreed]
 
     def _save(self) -> None:
         moments = [(OPTIMIZER + name, tensor) for name, tensor in self._optimizer.tensors()]

@@ -1,5 +1,7 @@
 """What the pipeline and convergence benchmarks rest on: budgets, gaps, links and their bytes."""
 
+import hashlib
+import random
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import torch
 from bench.convergence import _best, gaps
 from bench.convergence_arms import BATCH, METHODS, NONE, RATIOS, SHAPE, STAGES, TABLES, arms
 from bench.pipeline_run import _summary
-from bench.slow_links import DEVICE, Namespaces, why_not
+from bench.slow_links import DEVICE, Link, Namespaces, why_not
 from models.bottleneck.assemble import Layout, assemble
 from models.transformer import OUTPUTS, TOKENS, transformer
 from models.transformer_shape import Shape
@@ -66,11 +68,11 @@ def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
     }
     # 200 tokens in 2 s, then 200 in 1 s; the first report's start-up does not count.
     seen = [(report(2, 1.0), 1_000), (report(4, 100.0), 4_000), (report(6, 200.0), 9_000)]
-    made = _summary(seen, tables, 2, True)
+    made = _summary(seen, tables, True)
     assert made.tokens_per_s == pytest.approx(400 / 3)
     assert made.socket_bytes == pytest.approx(20.0)
     assert made.payload_bytes == 16.0
-    assert _summary(seen, tables, 2, False).socket_bytes is None
+    assert _summary(seen, tables, False).socket_bytes is None
 
 
 def test_namespaces_see_each_other_count_bytes_and_leave_nothing() -> None:
@@ -85,7 +87,7 @@ def test_namespaces_see_each_other_count_bytes_and_leave_nothing() -> None:
     )
     connect = "import socket; s = socket.create_connection(('10.99.0.1', 4040))"
     send = f"{connect}; s.sendall(bytes(50000))"
-    with Namespaces(2, 80.0) as hosts:
+    with Namespaces(2, Link(80.0)) as hosts:
         command = [*hosts.inside(0), sys.executable, "-c", listen]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
@@ -106,3 +108,32 @@ def test_namespaces_see_each_other_count_bytes_and_leave_nothing() -> None:
         name = hosts.inside(0)[-1]
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert name not in left.stdout
+
+
+def test_the_relay_delays_and_loses_and_what_arrives_is_whole() -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"no network namespaces here: {reason}")
+    listen = (
+        "import hashlib, socket; s = socket.create_server(('', 4040)); print('ready', flush=True)\n"
+        "c, _ = s.accept(); c.sendall(c.recv(1)); h = hashlib.sha256()\n"
+        "while data := c.recv(65536): h.update(data)\n"
+        "print(h.hexdigest())"
+    )
+    connect = (
+        "import random, socket, sys, time; data = random.Random(0).randbytes(400000)\n"
+        "s = socket.create_connection(('10.99.0.1', 4040)); began = time.monotonic()\n"
+        "s.sendall(b'?'); s.recv(1); print(time.monotonic() - began); s.sendall(data)"
+    )
+    with Namespaces(2, Link(None, rtt_ms=40.0, loss=0.03)) as hosts:
+        command = [*hosts.inside(0), sys.executable, "-c", listen]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            client = [*hosts.inside(1), sys.executable, "-c", connect]
+            made = subprocess.run(client, check=True, capture_output=True, text=True)
+            assert float(made.stdout) >= 0.04
+            whole = hashlib.sha256(random.Random(0).randbytes(400_000)).hexdigest()
+            assert server.stdout.read() == f"{whole}\n"
+    assert hosts.relayed["passed"] > 400_000 / 1500
+    assert hosts.relayed["lost"] > 0

@@ -1,6 +1,7 @@
 """A gateway between a radio, here a lossy hub with the link around it, and a network."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 from edge.gateway import Gateway, GatewayConfig, read_gateway_config, run_gateway
 from ternmesh.config import ConfigError
+from ternmesh.errors import TrustError
 from ternmesh.link.link import LinkSettings
 from ternmesh.wire.seal import BROADCAST, Header, seal
+from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status_text import describe
 from ternmesh_store.link_store import LinkStore
 from transports.base import ALL, HOST
@@ -122,6 +125,12 @@ url = "{url}"
 """
 
 
+INSECURE = """
+[trust]
+insecure = true
+"""
+
+
 def told(config: GatewayConfig) -> list[str]:
     try:
         return list(describe(ask(config.control_path, {"command": "status"})))
@@ -132,9 +141,10 @@ def told(config: GatewayConfig) -> list[str]:
 def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eventually) -> None:
     path = tmp_path / "gateway.toml"
     with EmulatedRadios([new_modem("rnode", 0)], speed=100.0) as air, EmbeddedBroker() as broker:
-        path.write_text(CONFIG.format(port=air.paths[0], url=broker.url))
+        path.write_text(CONFIG.format(port=air.paths[0], url=broker.url) + INSECURE)
         config, stop = read_gateway_config(path), threading.Event()
-        thread = threading.Thread(target=run_gateway, args=(config, stop))
+        options = {"insecure": True}
+        thread = threading.Thread(target=run_gateway, args=(config, stop), kwargs=options)
         thread.start()
         try:
             eventually(lambda: config.control_path.exists())
@@ -146,11 +156,48 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
 
             eventually(is_up)
             assert lines[0] == "gateway for ada, bo"
-            assert lines[1].startswith(f"connected to the rnode modem at {air.paths[0]}")
-            assert lines[2].startswith("ada: connected to")
+            assert lines[1].startswith("INSECURE")
+            assert lines[2].startswith(f"connected to the rnode modem at {air.paths[0]}")
+            assert lines[3].startswith("ada: connected to")
         finally:
             stop.set()
             thread.join()
+
+
+def config_of(tmp_path: Path) -> GatewayConfig:
+    path = tmp_path / "gateway.toml"
+    path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1"))
+    return read_gateway_config(path)
+
+
+def test_a_radio_needs_keys_or_saying_twice_that_it_has_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with pytest.raises(TrustError, match=r"no identity at .*state/identity"):
+        run_gateway(config, threading.Event())
+    with pytest.raises(ConfigError, match="insecure = true"):
+        run_gateway(config, threading.Event(), insecure=True)
+
+
+def test_a_gateway_has_an_identity_of_its_own_role_and_name(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    enrol_fleet("ternmesh", tmp_path / HOST, {"gateway": tmp_path / "state"})
+    with pytest.raises(TrustError, match="the identity of a node"):
+        run_gateway(config, threading.Event())
+    barn = replace(config, state_dir=str(tmp_path / "barn"))
+    enrol_fleet("ternmesh", tmp_path / HOST, {}, {"barn": tmp_path / "barn"})
+    with pytest.raises(TrustError, match="identity of barn, not gateway"):
+        run_gateway(barn, threading.Event())
+
+
+def test_boards_that_a_gateway_does_not_know_are_named(tmp_path: Path, caplog) -> None:
+    config = config_of(tmp_path)
+    nodes = {"ada": tmp_path / "ada"}
+    enrol_fleet("ternmesh", tmp_path / HOST, nodes, {"gateway": tmp_path / "state"})
+    stop = threading.Event()
+    stop.set()
+    run_gateway(config, stop)
+    [told] = [r.getMessage() for r in caplog.records if "enrol import" in r.getMessage()]
+    assert told.startswith("no keys of bo are known")
 
 
 def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
@@ -177,6 +224,8 @@ def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
         ("ada = 1", "ada = 0", "1 to 254"),
         ("[radio.serial]", "[radio.ble]", "link.ble.port is not a setting|has a table"),
         ("[network]", "[network]\nseveral = true", "needs one broker"),
+        ("state_dir", 'name = "host"\nstate_dir', "may not be called 'host'"),
+        ("[radio]", '[radio]\ngateway = "barn"', "link.gateway is for boards"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:

@@ -14,10 +14,10 @@ import pytest
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
 from edge.errors import ModelError
 from edge.releases import MANIFEST, Releases, accept_unsigned
-from edge.rollout import report, settle
+from edge.rollout import passed_over, report, settle
 from edge.session import LoadedBundle
 from ternmesh.bundle import FORWARD, TRAIN_STEP
-from ternmesh.rollout import ATTEMPTS_MAX
+from ternmesh.rollout import ATTEMPTS_MAX, Standing
 from transports.link_config import LinkConfig
 
 Release = Callable[..., Path]
@@ -189,6 +189,34 @@ def wide_step(folder: Path) -> bytes:
     return data
 
 
+def gradient_not_finite(folder: Path) -> bytes:
+    """The train step with a good loss, and a gradient that nobody could use."""
+    import onnx
+
+    step = onnx.load_from_string((folder / TRAIN_STEP).read_bytes())
+    step.graph.node[-1].output[0] = "plain"
+    step.graph.node.extend(
+        [
+            onnx.helper.make_node("Sub", ["plain", "plain"], ["zeros"]),
+            onnx.helper.make_node("Div", ["zeros", "zeros"], ["gradient"]),
+        ]
+    )
+    data: bytes = step.SerializeToString()
+    return data
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_release_with_a_good_loss_that_cannot_learn_is_refused(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedBundle
+) -> None:
+    releases.install(new_release(1, changes={TRAIN_STEP: gradient_not_finite(tiny.folder)}))
+    assert settle(board, releases).folder == tiny.folder
+    assert (
+        "its gradient on this board's held-out data is not finite"
+        in (releases.standing().bad[-1][1])
+    )
+
+
 @pytest.mark.usefixtures("fast")
 def test_a_release_that_does_not_fit_the_boards_data_is_refused(
     board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
@@ -268,3 +296,9 @@ def test_a_standing_is_json_for_other_programs(board: NodeConfig, releases: Rele
         "attempts": 0,
         "bad": [],
     }
+
+
+def test_versions_that_a_newer_one_has_passed_over_are_named() -> None:
+    standing = Standing(current=5, last_good=4, floor=5, bad=((2, "slow"),))
+    assert passed_over(standing, [1, 2, 3, 4, 5, 6]) == [1, 3]
+    assert passed_over(Standing(), [1]) == []

@@ -1,11 +1,21 @@
 """Ranks of a pipeline as forks of one process that has torch loaded, each with its own files."""
 
+import json
 import multiprocessing
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from host.pipeline.config import PipelineConfig
+from host.pipeline.engine import next_token_loss
+from host.pipeline.report import PROGRESS
+from host.pipeline.texts import read_texts
+from host.pipeline.train import VALIDATION_PARTS, own_stage
+from models.bottleneck.training import StageOptimizer
+from models.stages import run_stages
 from ternmesh_cli.toml import write_toml
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. "
@@ -20,6 +30,7 @@ def write_config(folder: Path, name: str = "run.toml", **changes: object) -> Pat
         "model": {"width": 16, "layers": 2, "heads": 2, "length": 12},
         "boundary": {"method": "subspace", "latent": LATENT, "basis_steps": 4, "form": "rows"},
         "optimizer": {"warmup_steps": 2, "learning_rate": 0.01},
+        "replicas": {"count": 1},
     }
     tables[""] |= {"micro_batches": 2, "checkpoint_steps": 2, "report_steps": 1}
     tables[""] |= {"validate_steps": STEPS, "device": "cpu"}
@@ -31,6 +42,53 @@ def write_config(folder: Path, name: str = "run.toml", **changes: object) -> Pat
     path = folder / name
     path.write_text(write_toml(tables))
     return path
+
+
+def in_one_process(config: PipelineConfig) -> tuple[list[list[float]], float]:
+    """The losses of all micro-batches by step and that of validation, without any rank."""
+    parts = [own_stage(config, rank) for rank in range(config.stages)]
+    stages = [stage for stage, _ in parts]
+    trainers = [StageOptimizer(s, f, config.boundary, config.optimizer) for s, f in parts]
+    texts, length = read_texts(Path(config.data), config.model.length), config.model.length
+    rows, losses = config.micro_batch * config.micro_batches, []
+    for step in range(config.steps):
+        batch = torch.from_numpy(texts.batch(step, config.seed, rows, length))
+        turns = trainers[0].is_basis_step(step)
+        for (_, frame), trainer in zip(parts, trainers, strict=True):
+            trainer.zero_grad()
+            if frame is not None:
+                frame.collecting = turns
+        part_losses = []
+        for part in batch.split(config.micro_batch):
+            loss = next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:])
+            loss.backward()
+            part_losses.append(float(loss.detach()))
+        losses.append(part_losses)
+        # As torch's schedules do: sums become means only after the last micro-batch.
+        for parameter in (p for stage in stages for p in stage.parameters() if p.grad is not None):
+            parameter.grad.div_(config.micro_batches)
+        for trainer in trainers:
+            trainer.step(step, config.steps)
+        if turns:
+            frames = [frame for _, frame in parts if frame is not None]
+            frames[0].gram.copy_(torch.stack([frame.gram for frame in frames]).sum(0))
+            basis = trainers[0].next_basis()
+            for frame, trainer in zip(frames, trainers, strict=True):
+                trainer.turn(basis)
+                frame.basis.copy_(basis)
+    judged = []
+    with torch.no_grad():
+        for number in range(VALIDATION_PARTS):
+            batch = torch.from_numpy(texts.judged(number, rows, length))
+            judged += [
+                float(next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:]))
+                for part in batch.split(config.micro_batch)
+            ]
+    return losses, sum(judged) / len(judged)
+
+
+def reports(config: PipelineConfig) -> list[dict[str, object]]:
+    return [json.loads(text) for text in (config.folder / PROGRESS).read_text().splitlines()]
 
 
 def run_ranks(configs: Sequence[Path], folder: Path, ranks: int | None = None) -> list[str]:

@@ -1,6 +1,5 @@
 """A pipeline of ranks computes what one process does, survives kill -9, refuses in one voice."""
 
-import json
 import os
 import signal
 import threading
@@ -11,68 +10,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipeline_ranks import STEPS, run_ranks, write_config
+from pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 from safetensors.torch import load_file, save_file
+from torch.distributed import HashStore
 
+from host.pipeline import agreement
+from host.pipeline.__main__ import main
 from host.pipeline.agreement import check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step
-from host.pipeline.config import PipelineConfig, read_pipeline_config
-from host.pipeline.engine import TimedStage, next_token_loss
+from host.pipeline.config import read_pipeline_config
+from host.pipeline.engine import TimedStage
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks
-from host.pipeline.report import PROGRESS, line
+from host.pipeline.report import line
 from host.pipeline.texts import read_texts, tokenizer
-from host.pipeline.train import VALIDATION_PARTS, own_stage
-from models.bottleneck.training import StageOptimizer
-from models.stages import run_stages
+from host.pipeline.train import own_stage
 from ternmesh.config import ConfigError
-
-
-def in_one_process(config: PipelineConfig) -> tuple[list[float], float]:
-    """The losses of all steps and that of validation, without any rank."""
-    parts = [own_stage(config, rank) for rank in range(config.stages)]
-    stages = [stage for stage, _ in parts]
-    trainers = [StageOptimizer(s, f, config.boundary, config.optimizer) for s, f in parts]
-    texts, length = read_texts(Path(config.data), config.model.length), config.model.length
-    rows, losses = config.micro_batch * config.micro_batches, []
-    for step in range(config.steps):
-        batch = torch.from_numpy(texts.batch(step, config.seed, rows, length))
-        turns = trainers[0].is_basis_step(step)
-        for (_, frame), trainer in zip(parts, trainers, strict=True):
-            trainer.zero_grad()
-            if frame is not None:
-                frame.collecting = turns
-        part_losses = []
-        for part in batch.split(config.micro_batch):
-            loss = next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:])
-            loss.backward()
-            part_losses.append(float(loss.detach()))
-        losses.append(sum(part_losses) / len(part_losses))
-        # As torch's schedules do: sums become means only after the last micro-batch.
-        for parameter in (p for stage in stages for p in stage.parameters() if p.grad is not None):
-            parameter.grad.div_(config.micro_batches)
-        for trainer in trainers:
-            trainer.step(step, config.steps)
-        if turns:
-            frames = [frame for _, frame in parts if frame is not None]
-            frames[0].gram.copy_(torch.stack([frame.gram for frame in frames]).sum(0))
-            basis = trainers[0].next_basis()
-            for frame, trainer in zip(frames, trainers, strict=True):
-                trainer.turn(basis)
-                frame.basis.copy_(basis)
-    judged = []
-    with torch.no_grad():
-        for number in range(VALIDATION_PARTS):
-            batch = torch.from_numpy(texts.judged(number, rows, length))
-            judged += [
-                float(next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:]))
-                for part in batch.split(config.micro_batch)
-            ]
-    return losses, sum(judged) / len(judged)
-
-
-def reports(config: PipelineConfig) -> list[dict[str, object]]:
-    return [json.loads(text) for text in (config.folder / PROGRESS).read_text().splitlines()]
 
 
 def sentences(log: str) -> list[str]:
@@ -101,7 +54,8 @@ def test_ranks_compute_what_one_process_computes(
     assert [log[-2:] for log in logs] == ["\n0"] * stages, logs
     losses, judged = in_one_process(config)
     found = reports(config)
-    assert [row["loss"] for row in found if "loss" in row] == pytest.approx(losses, abs=1e-4)
+    means = [sum(parts) / len(parts) for parts in losses]
+    assert [row["loss"] for row in found if "loss" in row] == pytest.approx(means, abs=1e-4)
     assert found[-1]["validation_loss"] == pytest.approx(judged, abs=1e-4)
     assert all(line(row) for row in found)
     traces = sorted(path.name for path in config.folder.glob("trace-*.json"))
@@ -137,7 +91,12 @@ def test_training_goes_on_after_kill_9(
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"boundary__latent": 5}, "boundary.latent"), ({"seed": 7}, "seed")]
+    ("change", "word"),
+    [
+        ({"boundary__latent": 5}, "boundary.latent"),
+        ({"seed": 7}, "seed"),
+        ({"replicas__every_steps": 7}, "replicas.every_steps"),
+    ],
 )
 def test_ranks_that_disagree_all_say_so(
     tmp_path: Path, change: dict[str, object], word: str
@@ -153,6 +112,26 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     for log in run_ranks([path] * 3, tmp_path):
         assert ["3 ranks were started for 2 stages" in text for text in sentences(log)] == [True]
         assert log.endswith("\n1")
+
+
+def test_ranks_that_are_missing_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PipelineError, match="rank 1, 2 did not answer within 0 s"):
+        agreement.gather(HashStore(), "settings", 0, 3, {}, wait_s=0.0)
+    monkeypatch.setattr(agreement, "AGREE_S", 1.0)
+    monkeypatch.setattr(agreement, "SEEN_S", 0.0)
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("0", "2", "127.0.0.1", "0"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert main([str(write_config(tmp_path))]) == agreement.REFUSED
+    said = sentences(capsys.readouterr().err)
+    assert ["the 2 ranks did not meet within 1 s" in text for text in said] == [True]
+
+
+def test_a_refusal_takes_no_longer_than_half_a_minute() -> None:
+    assert agreement.AGREE_S + agreement.SEEN_S <= 30.0
+    assert agreement.WATCH_S < agreement.SEEN_S  # all hear of it while the one that refuses waits
 
 
 def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path) -> None:
@@ -267,5 +246,8 @@ def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
 
 def test_what_is_local_does_not_part_ranks(tmp_path: Path) -> None:
     config = read_pipeline_config(write_config(tmp_path))
-    assert config.digest == replace(config, steps=STEPS + 1, device="cuda").digest
+    assert config.shared() == replace(config, device="cuda", threads=2).shared()
+    longer = replace(config, steps=STEPS + 1)
+    assert config.digest == longer.digest  # a run may go on
+    assert config.shared() != longer.shared()  # but all ranks must
     assert config.digest != replace(config, seed=1).digest

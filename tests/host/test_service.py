@@ -407,3 +407,25 @@ def test_a_node_that_falls_silent_is_missed_and_the_run_goes_on(bench, caplog):
     assert not bench.node("cleo")["active"]
     assert (bench.node("cleo")["rounds_counted"], bench.node("cleo")["rounds_missed"]) == (0, 3)
     assert "reference 1 of 3 counts ada, bob, without cleo" in caplog.text
+
+
+def test_a_new_run_of_the_same_plan_goes_on_and_says_so(tmp_path, caplog):
+    bench = Bench(tmp_path / "host.sqlite")
+    run = bench.service.coordinator.run
+    bench.boot(new_run=True)
+    assert bench.service.coordinator.run == run
+    assert "--new-run changes nothing" in caplog.text
+    assert "host.sqlite" in caplog.text
+
+
+def test_a_first_contact_is_no_refusal(tmp_path, caplog):
+    """A host of keys asks each board to show that it hears it: nobody need be told."""
+    caplog.set_level(logging.INFO)
+    bench = Bench(tmp_path / "host.sqlite")
+    bench.service.coordinator._refuse("ada", "sync", bench.now, aloud=False)
+    bench.service.coordinator._refuse("ada", "seal", bench.now, aloud=False)
+    bench.service.poll(0.0)
+    status = bench.service.status()
+    assert (status["refused"], status["first_contacts"]) == ({"seal": 1}, 1)
+    told = [line for line in caplog.messages if "refused" in line]
+    assert told == ["refused from ada: seal"]

@@ -1,24 +1,53 @@
 """Input from enemies: what it may cost, what it may say, and what of it ends in a log."""
 
+import io
+import json
 import logging
 import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ternmesh.errors import CodecError, WireError
+from edge.config import read_node_config
+from edge.errors import DataError, ModelError
+from edge.model_trial import _read_answer
+from edge.releases import STANDING, Releases, accept_unsigned
+from edge.sources import NpzSettings, open_folder
+from ternmesh import release
+from ternmesh.bundle import Bundle, TensorSpec, read_bundle
+from ternmesh.config import ConfigError
+from ternmesh.errors import BundleError, CodecError, TrustError, WireError
 from ternmesh.hypervector.scale import SCALE_MAX, decode_scale, encode_scale
 from ternmesh.plan import make_plan
 from ternmesh.swarm.intake import Intake
 from ternmesh.swarm.step import encode_update
-from ternmesh.wire import control, seal
+from ternmesh.trust import roster
+from ternmesh.trust.identity import (
+    ENTROPY_SIZE,
+    PRIVATE_MARK,
+    Identity,
+    Role,
+    _to_text,
+    make_identity,
+    private_text,
+    write_identity,
+)
+from ternmesh.trust.statement import statement
+from ternmesh.wire import contributions, control, manifest, reference, seal
+from ternmesh_cli.ends import read_end, socket_of
+from ternmesh_store.keyring import read_identity_file
 from transports.base import HOST
 from transports.control_socket import ControlServer
+from transports.credentials import parse_credentials
 from transports.mqtt import MqttTransport
 from transports.mqtt_settings import MqttSettings
 
 MEGABYTE = 1 << 20
 REFUSING_MAX = 80 << 10  # bytes: the library reads what is long in pieces of 64 KiB
+COPIES_MAX = 7  # of a head that is not too long: cut out, decoded and encoded again
 ROUND, WORD = b"\x07", b"\x65other"
 # What the library accepts of its own accord, and what it once fell over.
 CBOR = {
@@ -43,19 +72,195 @@ CBOR = {
     "a decimal fraction": b"\x83\x03\xc4\x82\x3a\x7f\xff\xff\xff\x01" + WORD,
     "a date": b"\x83\x03\xc0\x74" + b"2013-03-21T20:04:00Z" + WORD,
     "a string reference": b"\xd9\x01\x00\x83\x03\x07\xd8\x19\x00",
+    "arrays nine deep": b"\x81" * 9 + b"\x00",
+    "a tag that nobody has registered": b"\x83\x03\xda\xff\xff\xff\xf0\x07" + WORD,
+    "a tag that is its own key": b"\xd8\x1c\xa1\xd8\x1d\x00\x01",
+    "a shared reference to nothing": b"\x83\x03\xd8\x1d\x05" + WORD,
+    "a text of 128 KiB": b"\x83\x03\x07\x7a\x00\x02\x00\x00" + b"a" * (128 << 10),
+    "a letter across a chunk of 64 KiB": b"\x83\x03\x07\x7a\x00\x01\x00\x01"
+    + b"a" * 0xFFFF + "ä".encode(),
+    "a text that is none": b"\x83\x03\x07\x65\xff\xfe\xfd\xfc\xfb",
+    "NaN": b"\x83\x03\xf9\x7e\x00" + WORD,
+    "an infinity": b"\x83\x03\xfa\x7f\x80\x00\x00" + WORD,
+    "a simple value": b"\x83\x03\xf8\xff" + WORD,
+    "a break that ends nothing": b"\xff",
+    "nothing": b"",
+}  # fmt: skip
+
+
+def head_of(kind: int) -> Callable[[bytes], bytes]:
+    return lambda data: bytes((kind,)) + len(data).to_bytes(4, "little") + data
+
+
+def read_object(content: bytes) -> object:
+    return reference.read_object(content, 20)
+
+
+# Every reader of CBOR, and where in its message that stands.
+READERS: dict[str, tuple[Callable[[bytes], object], Callable[[bytes], bytes]]] = {
+    "a control message": (control.read_control, lambda data: bytes((control.KIND,)) + data),
+    "a release's manifest": (release.read_manifest, lambda data: data),
+    "a reference": (read_object, head_of(reference.REFERENCE)),
+    "a snapshot": (read_object, head_of(reference.SNAPSHOT)),
 }
 
 
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("data", CBOR.values(), ids=list(CBOR))
-def test_hostile_cbor_costs_nothing(data: bytes) -> None:
-    body = b"\x01" + data
-    for cut in (body, body[:1024]):  # as it is, and as long as a control message may be
+def test_hostile_cbor_costs_nothing(data: bytes, reader: str) -> None:
+    read, place = READERS[reader]
+    for cut in (data, data[:1023]):  # as it is, and as long as a control message may be
+        message = place(cut)
+        held = COPIES_MAX * len(cut) if len(cut) <= reference.HEAD_MAX else 0
         tracemalloc.start()
-        with pytest.raises(WireError):
-            control.read_control(cut)
+        with pytest.raises((WireError, BundleError)):
+            read(message)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert peak <= REFUSING_MAX
+        assert peak <= REFUSING_MAX + held
+
+
+DEEP = {
+    "JSON lists": b"[" * 60_000,
+    "JSON objects": b'{"a":' * 12_000,
+    "TOML lists": b"a = " + b"[" * 60_000,
+    "TOML tables": b"a = " + b"{b = " * 12_000,
+    "TOML keys": b"a." * 2000 + b"a = 1",
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=list(DEEP))
+def test_texts_that_nest_deep_are_refused(text: bytes, tmp_path: Path) -> None:
+    """Readers of JSON and TOML recurse: what they raise then is no ValueError."""
+    path = tmp_path / "deep"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError):
+        read_node_config(path)
+    with pytest.raises(ConfigError):
+        socket_of(path, read_end(path))
+    with pytest.raises(BundleError):
+        read_bundle(text)
+    with pytest.raises(ValueError, match="credentials_file"):
+        parse_credentials(text, "ada")
+    with pytest.raises(ModelError):
+        _read_answer(tmp_path, text)
+    (tmp_path / STANDING).write_bytes(text)
+    assert Releases(tmp_path, accept_unsigned).standing().current == 0
+    server = ControlServer(tmp_path / "unused", lambda request: {})
+    assert "error" in json.loads(server._respond(text))
+
+
+def someone(name: str, role: Role) -> Identity:
+    return make_identity(name, role, bytes(b + len(name) for b in range(ENTROPY_SIZE)))
+
+
+def test_nothing_signed_has_bytes_left_over() -> None:
+    """Of two forms of one thing, one could be signed and the other one believed."""
+    host, node = someone("base", Role.HOST), someone("ada", Role.NODE)
+    fleet = roster.found_fleet("attic", host.public).fleet
+    file = release.FileEntry(10, bytes(32))
+    made = release.Manifest("tiny", 3, bytes(32), (file,) * len(release.FILES), 5, 6)
+    counted = (reference.Counted(3, 0, b"abcd", b"\x01"),)
+    step = reference.Reference(1, bytes(16), bytes(8), False, 0, counted, (b"\x02" * 9,))
+    whole = reference.Snapshot(1, bytes(16), bytes(8), False, 0, counted, np.zeros(20, np.int32))
+    rows = [contributions.Contribution(bytes(4), 3)] * 2
+    read_from: list[tuple[Callable[[bytes], object], bytes]] = [
+        (release.read_manifest, release.write_manifest(made)),
+        (read_object, reference.write_reference(step)),
+        (read_object, reference.write_snapshot(whole)),
+        (
+            manifest.read_manifest,
+            manifest.write_manifest(manifest.Manifest(1, bytes(8), 1, bytes(4), 3)),
+        ),
+        (contributions.read_contributions, contributions.write_contributions(1, rows)),
+        (
+            lambda d: roster.read_revocations(signed(host, fleet, d), fleet, host.public),
+            roster.write_revocations(host, fleet, 2, [bytes(16)])[:-64],
+        ),
+        (roster.read_identity, write_identity(node.public)),
+    ]
+    for read, content in read_from:
+        read(content)
+        for more in (b"\0", b"\xff" * 9, content):
+            with pytest.raises((WireError, BundleError, TrustError)):
+                read(content + more)
+
+
+def signed(host: Identity, fleet: bytes, content: bytes) -> bytes:
+    return content + host.sign(statement("revocations", fleet, content))
+
+
+def test_a_spoilt_identity_file_is_a_sentence_that_does_not_quote_it(tmp_path: Path) -> None:
+    path = tmp_path / "identity"
+    own = private_text(someone("ada", Role.NODE)).encode()
+    constant = _to_text(PRIVATE_MARK, b"\x01\x00\x03ada" + bytes(ENTROPY_SIZE)).encode()
+    for content in (b"", b"\xff\xfe\0", own[:-1], own[:40] + b"A" + own[41:], own * 2, constant):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(TrustError) as caught:
+            read_identity_file(path)
+        assert own[20:60].decode() not in str(caught.value)
+
+
+def a_bundle() -> Bundle:
+    x = TensorSpec("x", "float32", (-1, 4))
+    return Bundle("tiny", 1, (x,), (x,), (TensorSpec("x", "float32", (8, 4)),), (), "accuracy", {})
+
+
+class Planted:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.path,)
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
+    harm = tmp_path / "harm"
+    np.savez(tmp_path / "a.npz", x=np.array([Planted(harm)] * 4, object))
+    with pytest.raises(DataError, match="pickle"):
+        open_folder(tmp_path / "a.npz", a_bundle(), NpzSettings({}, {}))
+    assert not harm.exists()
+
+
+def npz_of(path: Path, shape: tuple[int, ...], mebibytes: int) -> Path:
+    """An .npz whose array claims a shape and holds so many MiB of zeros."""
+    head = io.BytesIO()
+    said = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, said)
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w") as file,
+    ):
+        file.write(head.getvalue())
+        for _ in range(mebibytes):
+            file.write(bytes(MEGABYTE))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "mebibytes", "reason"),
+    [
+        (9 << 16, 9, "more than the"),  # 9 KiB of zip, and 9 MiB of zeros, where 8 are allowed
+        (1 << 40, 0, "asks for"),  # 128 bytes, and a head that claims 16 TiB
+        (1 << 16, 0, "asks for"),
+    ],
+)
+def test_an_npz_bomb_costs_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, mebibytes: int, reason: str
+) -> None:
+    monkeypatch.setattr("edge.sources.BYTES_MAX", 8 << 20)
+    path = npz_of(tmp_path / "a.npz", (rows, 4), mebibytes)
+    assert path.stat().st_size < MEGABYTE
+    open_folder(npz_of(tmp_path / "b.npz", (1 << 16, 4), 1), a_bundle(), NpzSettings({}, {}))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=reason):
+        open_folder(path, a_bundle(), NpzSettings({}, {}))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= MEGABYTE // 2
 
 
 def test_no_scale_is_nan_infinite_or_huge() -> None:

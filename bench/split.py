@@ -1,0 +1,168 @@
+"""Split training's claim: boards without torch and a host against one process with everything."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from bench.result import Figure, Result, mean_figure
+from bench.split_run import Arm, Outcome, export, run
+from edge.split_node import drawn
+from models.keyword import FRAMES, FRAMES_PER_TOKEN, add_keyword_lora
+from models.split_keyword import WIDTH
+from models.split_shipped import shipped_keyword
+from models.zoo import fsdd_path
+from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.split import bodies
+from ternmesh.split.plan import SplitPlan
+from ternmesh.wire.activation import GRADIENT_DOWN, LEARN, Activation
+from ternmesh.wire.seal import OVERHEAD
+from ternmesh_cli.demo.fleet import BOARDS
+
+MICRO_BATCHES, MICRO_BATCHES_QUICK = 160, 30
+SEEDS, SEEDS_QUICK = 3, 2
+BATCH, CLASSES = 16, 10
+LEARNING_RATE, DROP = 0.005, 0.8  # those of host.split_config, for the run in one piece
+FLOAT_BYTES = 2 * 4 * FRAMES // FRAMES_PER_TOKEN * WIDTH  # of a sample, up and down
+FRAME_MTU = 222  # bytes: LoRa's longest payload at SF7 in EU868
+WHOLE, SMALL = Arm("whole", "none", WIDTH, 32), Arm("small")
+LOSSY = Arm("lossy", drop=0.05, wait_s=0.5, answer_s=2.0)
+STAY = Arm("stay", labels="stay")
+KILLED = Arm("killed", wait_s=0.5, answer_s=2.0, is_killed=True)
+ARMS = (SMALL, LOSSY, STAY, KILLED, WHOLE)
+
+
+def measure(*, quick: bool) -> Result:
+    """All arms over seeds, one after the other."""
+    seeds = range(SEEDS_QUICK if quick else SEEDS)
+    micro_batches = MICRO_BATCHES_QUICK if quick else MICRO_BATCHES
+    unsplit = [train_unsplit(seed, micro_batches) for seed in seeds]
+    print(f"in one piece: {', '.join(f'{value:.1%}' for value in unsplit)}", flush=True)
+    outcomes: dict[str, list[Outcome]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for arm in (SMALL,) if quick else ARMS:
+            export(arm, Path(folder), micro_batches)
+            chosen = seeds[:1] if arm.is_killed else seeds
+            outcomes[arm.name] = [_run(arm, Path(folder), micro_batches, seed) for seed in chosen]
+    figures = _figures(unsplit, outcomes)
+    peers = {"float32_bytes_per_sample": float(FLOAT_BYTES)}
+    if WHOLE.name in outcomes:
+        sent = [outcome.bytes_up + outcome.bytes_down for outcome in outcomes[WHOLE.name]]
+        peers["float32_bytes_per_sample_sent"] = float(np.mean(sent))
+    details = {
+        "accuracy_unsplit": unsplit,
+        "accuracy": {name: [o.accuracy for o in found] for name, found in outcomes.items()},
+        "seconds": {name: [o.seconds for o in found] for name, found in outcomes.items()},
+        "board_rss_mib": [b["rss_mib"] for found in outcomes.values() for b in found[0].boards],
+    }
+    return Result("split", figures, peers, _notes(), details, quick=quick)
+
+
+def _run(arm: Arm, folder: Path, micro_batches: int, seed: int) -> Outcome:
+    outcome = run(arm, folder, micro_batches, seed)
+    print(
+        f"{arm.name}, seed {seed}: {outcome.accuracy:.1%}, {outcome.bytes_up:.1f} bytes up and "
+        f"{outcome.bytes_down:.1f} down a sample, {outcome.total('lost')} of "
+        f"{len(BOARDS) * micro_batches} micro-batches lost, {outcome.seconds:.0f} s",
+        flush=True,
+    )
+    return outcome
+
+
+def _figures(
+    unsplit: Sequence[float], outcomes: Mapping[str, Sequence[Outcome]]
+) -> dict[str, Figure]:
+    small = outcomes[SMALL.name]
+    sent = [outcome.bytes_up + outcome.bytes_down for outcome in small]
+    lost = [100 * (u - o.accuracy) for u, o in zip(unsplit, small, strict=True)]
+    figures = {
+        "points_lost": mean_figure(lost, "<=1"),
+        "activation_ratio": mean_figure([FLOAT_BYTES / value for value in sent], ">=16"),
+        "payload_bytes_per_sample": mean_figure(sent),
+        "payload_bytes_per_sample_up": mean_figure([o.bytes_up for o in small]),
+        "payload_bytes_per_sample_down": mean_figure([o.bytes_down for o in small]),
+        "airtime_s_per_sample": Figure(airtime_s(SMALL.bits, SMALL.latent)),
+        "airtime_s_per_sample_float32": Figure(airtime_s(WHOLE.bits, WHOLE.latent)),
+        "accuracy_unsplit": mean_figure(unsplit),
+        "accuracy_split": mean_figure([o.accuracy for o in small]),
+    }
+    for arm in (WHOLE, LOSSY, STAY):
+        if arm.name in outcomes:
+            values = [o.accuracy for o in outcomes[arm.name]]
+            figures[f"accuracy_{arm.name}"] = mean_figure(values)
+    if LOSSY.name in outcomes:
+        shares = [o.total("lost") / (o.total("samples") / BATCH) for o in outcomes[LOSSY.name]]
+        lost = [100 * (u - o.accuracy) for u, o in zip(unsplit, outcomes["lossy"], strict=True)]
+        figures["lossy_points_lost"] = mean_figure(lost)
+        figures["lossy_micro_batches_lost_share"] = mean_figure(shares)
+    if KILLED.name in outcomes:
+        [killed] = outcomes[KILLED.name]
+        figures["kills"] = Figure(killed.kills)
+        figures["killed_points_lost"] = Figure(100 * (unsplit[0] - killed.accuracy))
+        figures["killed_micro_batches_lost"] = Figure(killed.total("lost"))
+    return figures
+
+
+def airtime_s(bits: int, latent: int) -> float:
+    """Time on air of a training sample, both ways, at SF7, 125 kHz, 4/5: all frames of it."""
+    width = FRAMES // FRAMES_PER_TOKEN * latent
+    plan = SplitPlan(
+        width, bits, bits, BATCH, MICRO_BATCHES, 5000, 800, 0, CLASSES, CLASSES, FRAME_MTU, 1000
+    )
+    values = np.ones((BATCH, width), np.float32)
+    up = bodies.cut(Activation(LEARN, 0, values, bytes(BATCH)), bits, plan)
+    down = bodies.cut(Activation(GRADIENT_DOWN, 0, values), bits, plan)
+    return sum(airtime_us(LoraSetting(), len(b) + OVERHEAD) for b in (*up, *down)) / BATCH / 1e6
+
+
+def train_unsplit(seed: int, micro_batches: int) -> float:
+    """Accuracy of the whole model in one process: the same samples in each step, the same Adam."""
+    torch.set_num_threads(1)
+    model = shipped_keyword()
+    add_keyword_lora(model)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    clips = {board: _clips("train", board) for board in BOARDS}
+    for number in range(micro_batches):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * max(0.0, 1 - DROP * number / micro_batches)
+        optimizer.zero_grad()
+        for board, (features, labels) in clips.items():
+            chosen = torch.from_numpy(drawn(seed, board, number, BATCH, len(labels)))
+            loss = functional.cross_entropy(model(features[chosen]), labels[chosen])
+            (loss / len(BOARDS)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    right = []
+    with torch.no_grad():
+        for board in BOARDS:
+            features, labels = _clips("dev", board)
+            right.append((model(features).argmax(1) == labels).float())
+    return float(torch.cat(right).mean())
+
+
+def _clips(split: str, speaker: str) -> tuple[torch.Tensor, torch.Tensor]:
+    with np.load(fsdd_path(split), allow_pickle=False) as data:
+        mine = data["speaker_names"][data["speaker"]] == speaker
+        features = torch.from_numpy(data["x"][mine].astype(np.float32) / 255)
+        return features, torch.from_numpy(data["y"][mine].astype(np.int64))
+
+
+def _notes() -> tuple[str, ...]:
+    return (
+        "the shipped keyword model, cut after the first of its two layers; LoRA of rank 8 and the "
+        "boundary's basis are trained; three board processes in which importing torch fails, a "
+        "host with torch, a mosquitto with its defaults, keys and seals (suite 1) on",
+        f"{MICRO_BATCHES} micro-batches of {BATCH} clips a board; accuracy on the 150 dev clips "
+        "of the three unseen speakers, asked over the same link after training; one clip is 0.67 "
+        "points",
+        "unsplit: one process, one model for all boards, the same clips in each step, the same "
+        "Adam; a split board has a first layer of its own for its speaker, which the unsplit run "
+        "has not: 'whole' (split, float32) tells that apart from what compression does",
+        "activation_ratio: float32 activations and their gradients (2 x 25 x 112 x 4 bytes) over "
+        "whole MQTT payloads of both directions while training: heads, labels, seals, hellos",
+        "lossy: each frame is lost with 5 % each way; a micro-batch is one frame up and one down",
+        "killed: one seed; a board at a third and the host at two thirds of the way, by SIGKILL",
+        f"airtime is computed for frames of at most {FRAME_MTU} bytes, not sent",
+    )

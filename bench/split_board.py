@@ -1,0 +1,40 @@
+"""One board of `python -m bench split`: the shipped program, without torch, on a link with losses.
+
+python -m bench.split_board CONFIG DROP SEED
+"""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.modules["torch"] = None  # type: ignore[assignment]  # whoever asks for it gets an ImportError
+
+import numpy as np  # noqa: E402
+
+from edge.split import run_split_board  # noqa: E402
+from edge.split_config import read_split_board_config  # noqa: E402
+from ternmesh_cli.process import set_up_logging  # noqa: E402
+from transports.base import Transport  # noqa: E402
+from transports.faults import Faults  # noqa: E402
+from transports.faulty import FaultyTransport  # noqa: E402
+
+
+def main(config_path: str, drop: str, seed: str) -> None:
+    """Be the board until all is done; the last line says how it went."""
+    config = read_split_board_config(Path(config_path))
+    set_up_logging(config.log_level)
+    rng = np.random.default_rng((int(seed), *config.name.encode()))
+
+    def around(transport: Transport) -> Transport:
+        faults = Faults(drop=float(drop))
+        return FaultyTransport(transport, faults, rng, time.monotonic) if faults.drop else transport
+
+    status = run_split_board(config, threading.Event(), until_finished=True, around=around)
+    torch = sorted(name for name, found in sys.modules.items() if found and "torch" in name)
+    print(json.dumps({**status, "torch": torch}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,147 @@
+"""The host's part of a split model: forward, loss, backward, and its optimiser's steps."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from host.split_config import SplitHostConfig
+from models.split import HOST, Cut, Make, load_middle
+from ternmesh.config import ConfigError
+from ternmesh.errors import CodecError, TernmeshError
+
+Values = NDArray[np.float32]
+
+
+def make_cut(config: SplitHostConfig, *, is_new: bool) -> Cut:
+    """The parts that a configuration names; ConfigError where there are none."""
+    module_name, _, name = config.model.partition(":")
+    try:
+        make: Make = getattr(importlib.import_module(module_name), name)
+        return make(
+            config.boundary.method,
+            config.boundary.latent,
+            labels_stay=config.labels_stay,
+            is_new=is_new,
+        )
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model {config.model!r} makes no parts ({error}): write package.module:function"
+        ) from error
+
+
+def export(config: SplitHostConfig) -> None:
+    """Write what boards and host begin with to the folder that the configuration names."""
+    from models.split_export import export_cut  # the host itself needs no onnx
+
+    export_cut(make_cut(config, is_new=True), config.run.batch, Path(config.bundle))
+
+
+def load_stage(config: SplitHostConfig) -> "tuple[Stage, int]":
+    """The host's part with the weights of the export, and the number of classes; ExportError."""
+    torch.manual_seed(config.run.seed)
+    cut = make_cut(config, is_new=False)
+    load_middle(cut.middle, Path(config.bundle) / HOST)
+    return Stage(cut.middle), cut.classes
+
+
+class Stage:
+    """What is trained of the host's part: gradients are gathered until `step`."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        self._middle = middle.eval()
+        self._names = [n for n, p in middle.named_parameters() if p.requires_grad]
+        self._parameters = [p for p in middle.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.Adam(self._parameters)
+        self.gathered = 0  # micro-batches since the last step
+        self.steps = 0
+
+    @torch.no_grad()
+    def predict(self, values: Values) -> Values:
+        """Logits, or what the board's head takes, float32 [samples, numbers]."""
+        result: Values = self._middle(torch.from_numpy(values)).numpy()
+        return result
+
+    def learn(self, values: Values, labels: bytes) -> tuple[Values, float, int]:
+        """The gradient of `values`, the mean loss, and how many were right.
+
+        CodecError where a number is not finite; then nothing was gathered.
+        """
+        x = torch.from_numpy(values).requires_grad_()
+        target = torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
+        logits = self._middle(x)
+        loss = functional.cross_entropy(logits, target)
+        gradient = self._gather(loss, x)
+        return gradient, float(loss.detach()), int((logits.argmax(1) == target).sum())
+
+    def back(self, values: Values, gradient: Values) -> Values:
+        """The gradient of `values` for that of what was answered; the forward pass is repeated."""
+        x = torch.from_numpy(values).requires_grad_()
+        return self._gather((self._middle(x) * torch.from_numpy(gradient)).sum(), x)
+
+    def step(self, rate: float) -> None:
+        """Take one step along the mean of what was gathered."""
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.grad /= self.gathered
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.gathered = 0
+        self.steps += 1
+
+    def _gather(self, loss: Tensor, x: Tensor) -> Values:
+        of_x, *own = torch.autograd.grad(loss, [x, *self._parameters])
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in (of_x, *own)):
+            raise CodecError("a gradient is not finite: the training has diverged")
+        for parameter, gradient in zip(self._parameters, own, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        self.gathered += 1
+        found: Values = of_x.numpy()
+        return found
+
+    # Checkpoints
+
+    def state(self) -> bytes:
+        """What was learned, as safetensors; a step that is half gathered is left out."""
+        return save({name: tensor.contiguous() for name, tensor in self._tensors()})
+
+    def restore(self, state: bytes) -> None:
+        """Take what `state` gave; TernmeshError for another model's."""
+        try:
+            tensors = load(state)
+            for name, parameter in zip(self._names, self._parameters, strict=True):
+                with torch.no_grad():
+                    parameter.copy_(tensors[name])
+                moments = {
+                    key: tensors[f"{name}:{key}"].reshape(like.shape)
+                    for key, like in _moments(parameter).items()
+                    if f"{name}:{key}" in tensors
+                }
+                if moments:
+                    self._optimizer.state[parameter] = moments
+            self.steps = int(tensors["steps"])
+        except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
+            raise TernmeshError(
+                f"the checkpoint is not of this model ({error}): begin anew in another state_dir"
+            ) from error
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield "steps", torch.tensor(self.steps)
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            yield name, parameter.detach()
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                yield f"{name}:{key}", value
+
+
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    """What Adam keeps of a parameter, by the shapes."""
+    return {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}

@@ -1,0 +1,244 @@
+"""The host's side of a split training, sans-I/O: which board may say what, and when.
+
+The program around it computes; here is decided what is worth computing. Boards are taken in as
+they come; a run is open from `min_boards` on and finished when all of them are done or silent.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ternmesh.errors import WireError
+from ternmesh.split import bodies
+from ternmesh.split.events import Arrived, BoardJoined, HostEvent
+from ternmesh.split.plan import SplitPlan, to_numbers
+from ternmesh.swarm.events import REFUSED_SHOWN_MAX, Refused
+from ternmesh.swarm.outgoing import Outgoing
+from ternmesh.swarm.seldom import Seldom
+from ternmesh.trust.notary import OPEN, Trust
+from ternmesh.wire import activation, control, seal
+from ternmesh.wire.activation import Activation
+from ternmesh.wire.control import FINISHED, GATHERING, Hello, Refusal, Welcome
+from ternmesh.wire.control import OPEN as RUNNING
+from ternmesh.wire.manifest import MODEL_SIZE
+
+ANSWER_MIN_S = 1.0
+BOARDS_MAX = 1024
+EVENTS_MAX = 2 * BOARDS_MAX  # that nobody has taken yet
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is no board's business: how many it takes, at most, and when one counts as gone."""
+
+    min_boards: int = 1
+    boards_max: int = BOARDS_MAX
+    silence_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Board:
+    """What the host knows of one board; `number` is the next micro-batch that it takes.
+
+    `open` is the one that waits for a gradient from the board's head.
+    """
+
+    context: int
+    name: str
+    number: int
+    intake: bodies.Intake
+    heard_at: float | None = None
+    open: int | None = None
+    learned: int = 0
+    skipped: int = 0
+    is_done: bool = False
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class SplitHost:
+    """See the module. `counter` is the first seal counter that was never reserved."""
+
+    def __init__(
+        self,
+        plan: SplitPlan,
+        settings: Settings,
+        model_hash: bytes,
+        run: bytes,
+        boards: Sequence[tuple[int, str, int]] = (),
+        counter: int = 0,
+        trust: Trust = OPEN,
+    ) -> None:
+        self.plan, self.settings, self.run = plan, settings, run
+        self.boards = {c: Board(c, name, n, bodies.Intake(plan)) for c, name, n in boards}
+        self.refused: Counter[str] = Counter()
+        self._names = {board.name: board for board in self.boards.values()}
+        self._model = model_hash[:MODEL_SIZE]
+        self._sealing, self._notary = trust.sealing, trust.notary
+        self._sealing.bind(run)
+        self._outgoing = Outgoing(counter, trust.sealing)
+        self._events: deque[HostEvent] = deque()
+        self._refusals = Seldom(ANSWER_MIN_S)
+
+    def phase(self, now: float) -> int:
+        """Gathering, open or finished."""
+        boards = self.boards.values()
+        if len(boards) < self.settings.min_boards:
+            return GATHERING
+        is_over = all(b.is_done or self._is_gone(b, now) for b in boards)
+        return FINISHED if is_over and any(b.is_done for b in boards) else RUNNING
+
+    def waited_for(self, now: float) -> set[int]:
+        """The contexts of the boards that have more to send, and were heard lately."""
+        last = self.plan.micro_batches
+        return {
+            board.context
+            for board in self.boards.values()
+            if not self._is_gone(board, now) and (board.number < last or board.open is not None)
+        }
+
+    # The verbs
+
+    def start(self, now: float) -> None:
+        """Begin, or go on after a restart: known boards have their time to speak from now on."""
+        for board in self.boards.values():
+            board.heard_at = now
+        self._outgoing.ask(now)
+
+    def answer(self, context: int, item: Activation) -> None:
+        """Send a board its answer or gradient; CodecError for NaN, then nothing is sent."""
+        leg, plan = item.leg, self.plan
+        bits = plan.bits_gradient if leg == activation.GRADIENT_DOWN else plan.answer_bits
+        parts = bodies.cut(item, bits, plan)
+        board = self.boards[context]
+        self._outgoing.discard(context | seal.DOWN)  # it waits for nothing older any more
+        self._outgoing.push(board.name, context | seal.DOWN, parts)
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Take frames from a peer. What is wrong is counted by its reason and changes nothing."""
+        for frame in frames:
+            try:
+                header, body = self._sealing.open(peer, frame)
+            except WireError as error:
+                self._refuse(peer, error.reason, now, aloud=not self._sealing.asks)
+                continue
+            try:
+                self._receive(peer, header, body, now)
+            except WireError as error:
+                self._refuse(peer, error.reason, now)
+        self._outgoing.ask(now)
+
+    def next_timeout(self) -> float | None:
+        """Nothing is ever due: boards ask."""
+        return None
+
+    def handle_timeout(self, now: float) -> None:
+        """Let the seals say what they have to."""
+        self._outgoing.ask(now)
+
+    def next_event(self) -> HostEvent | None:
+        """The next thing to make durable or act on, until None."""
+        return self._outgoing.next_event(self._events)
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
+        """Sealed frames by peer; call it after the events are on disk."""
+        return self._outgoing.drain()
+
+    # Receiving
+
+    def _receive(self, peer: str, header: seal.Header, body: bytes, now: float) -> None:
+        if self._sealing.is_own(body):
+            return
+        if header.context == seal.ENROL:
+            self._receive_hello(peer, body, now)
+            return
+        board = self.boards.get(header.context)
+        if board is None:
+            raise WireError("unknown node", "a frame from a context that nobody was given")
+        if peer != board.name:
+            raise WireError("wrong peer", "a frame in another board's name")
+        item = board.intake.add(body)
+        board.heard_at = now
+        if item is not None:
+            if len(self._events) >= EVENTS_MAX:
+                raise WireError("full", "more activations at once than a host keeps")
+            self._check(board, item)
+            self._events.append(Arrived(board.context, item))
+
+    def _check(self, board: Board, item: Activation) -> None:
+        """WireError unless the item is what this board may send now; then it is noted."""
+        plan, stays = self.plan, bool(self.plan.labels_stay)
+        samples, width = item.values.shape
+        match item.leg:
+            case activation.LEARN:
+                _check_shape((samples, width) == (plan.batch, plan.width))
+                _check_shape(len(item.labels) == (0 if stays else plan.batch))
+                _check_shape(all(label < plan.classes for label in item.labels))
+                _check_time(board.number <= item.number < plan.micro_batches)
+                board.skipped += item.number - board.number
+                board.number, board.open = item.number + 1, item.number if stays else None
+            case activation.ASK:
+                _check_shape(samples <= plan.batch and width == plan.width)
+            case activation.GRADIENT_UP if stays:
+                _check_shape((samples, width) == (plan.batch, plan.width_down))
+                _check_time(item.number == board.open)
+                board.open = None
+            case _:
+                raise WireError("kind", "an activation of another leg than a board's")
+
+    def _receive_hello(self, peer: str, body: bytes, now: float) -> None:
+        hello = control.read_control(body)
+        if not isinstance(hello, Hello):
+            raise WireError("kind", f"a host takes no {type(hello).__name__} in context 0")
+        if hello.name != peer:
+            raise WireError("wrong peer", "a hello in another board's name")
+        if hello.model != self._model:
+            raise WireError("wrong model", "a board with another cut or another model")
+        if not self._notary.may_train(peer):
+            raise WireError("role", f"{peer} has no role that learns")
+        board = self._names.get(peer) or self._take_in(peer)
+        board.heard_at, board.open = now, None
+        if hello.run == self.run and hello.version >= self.plan.micro_batches:
+            board.is_done = True
+        welcome = Welcome(
+            instance=hello.instance,
+            context=board.context,
+            run=self.run,
+            version=board.number,
+            phase=self.phase(now),
+            deadline_ms=0,
+            plan=to_numbers(self.plan),
+        )
+        self._outgoing.push(peer, seal.ENROL, [control.write_control(welcome)])
+
+    def _take_in(self, name: str) -> Board:
+        if len(self.boards) >= min(self.settings.boards_max, BOARDS_MAX):
+            raise WireError("full", f"this host takes {self.settings.boards_max} boards")
+        context = max(self.boards, default=0) + 1
+        board = Board(context, name, 0, bodies.Intake(self.plan))
+        self.boards[context] = self._names[name] = board
+        self._events.append(BoardJoined(context, name))
+        return board
+
+    def _is_gone(self, board: Board, now: float) -> bool:
+        return board.heard_at is None or now >= board.heard_at + self.settings.silence_s
+
+    def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
+        self.refused[reason] += 1
+        board = self._names.get(peer)
+        if board is not None:
+            board.refused[reason] += 1
+        if len(self._events) < REFUSED_SHOWN_MAX:
+            self._events.append(Refused(peer, reason))
+        if aloud and self._refusals.may(peer, now):
+            body = control.write_control(Refusal(0, reason))
+            self._outgoing.push(peer, seal.ENROL, [body])
+
+
+def _check_shape(fits: bool) -> None:
+    if not fits:
+        raise WireError("shape", "an activation of another shape than the plan's")
+
+
+def _check_time(fits: bool) -> None:
+    if not fits:
+        raise WireError("stale", "a micro-batch that was here, was given up, or is none")

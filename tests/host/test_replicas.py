@@ -1,0 +1,187 @@
+"""Replicas of a pipeline: their packets lose nothing, and they end with one reference."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
+from safetensors.torch import load_file
+from torch import nn
+
+from host.pipeline.config import PipelineConfig, ReplicasConfig, read_pipeline_config
+from host.pipeline.errors import PipelineError
+from host.pipeline.packets import Packets
+from host.pipeline.replicas import REFERENCE, Replica
+from host.pipeline.report import line
+from host.pipeline.vector import StageVector
+from models.bottleneck.frame import Frame, make_basis, make_table, outside
+from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, confined, turn
+from ternmesh.errors import WireError
+from ternmesh.hypervector.scale import UNIT
+
+NUMBERS = 3000
+
+
+class LocalPeers:
+    """Replicas in threads of one process."""
+
+    def __init__(self, own: int, count: int, said: list[object], barrier: threading.Barrier):
+        self.own, self.count, self._said, self._barrier = own, count, said, barrier
+
+    def gather(self, message: bytes) -> list[object]:
+        self._said[self.own] = message
+        self._barrier.wait(60.0)
+        everyone = list(self._said)
+        self._barrier.wait(60.0)
+        return everyone
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.gather(tensor.clone())).mean(0)
+
+
+def pairs(method: str, count: int = 2) -> list[tuple[nn.Module, Replica]]:
+    """Replicas of a small layer, all alike."""
+    config = PipelineConfig("", replicas=ReplicasConfig(count, method, 1, 0.9))
+    said, barrier, made = [b""] * count, threading.Barrier(count), []
+    for own in range(count):
+        torch.manual_seed(0)
+        layer = nn.Linear(40, 50)
+        made.append((layer, Replica(config, 0, layer, None, LocalPeers(own, count, said, barrier))))
+    return made
+
+
+def at_once(actions: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=action) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("method", ["packets", "deltas"])
+def test_an_exchange_moves_learning_and_loses_none(method: str) -> None:
+    made = pairs(method)
+    start = StageVector(made[0][0], None).read()
+    for step in range(1, 4):
+        for number, (layer, _) in enumerate(made):
+            torch.manual_seed(10 * step + number)
+            with torch.no_grad():
+                layer.weight.add_(1e-3 * torch.randn_like(layer.weight))
+        before = torch.stack([StageVector(layer, None).read() for layer, _ in made]).mean(0)
+        at_once([lambda r=replica, s=step: r.after_step(s, False) for _, replica in made])
+        weights = [StageVector(layer, None).read() for layer, _ in made]
+        first, second = (dict(replica.tensors())[REFERENCE] for _, replica in made)
+        assert torch.equal(first, second)
+        assert torch.allclose(torch.stack(weights).mean(0), before, atol=1e-7)
+    moved = float((first - start).norm() / (before - start).norm())
+    if method == "deltas":
+        assert torch.allclose(first, weights[0], atol=1e-7)
+        assert moved == pytest.approx(1.0, abs=1e-3)
+    else:
+        assert 0.5 < moved < 1.0  # the rest is in the weights, for a later packet
+        assert not torch.equal(weights[0], weights[1])
+    with made[0][1].agreed():
+        assert torch.equal(StageVector(made[0][0], None).read(), first)
+    assert torch.equal(StageVector(made[0][0], None).read(), weights[0])
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    (layer, replica), _ = pairs("packets")
+    with torch.no_grad():
+        layer.weight[0, 0] = float("nan")
+    with pytest.raises(PipelineError, match="is not finite"):
+        replica.after_step(1, False)
+
+
+def test_packets_say_what_fits_and_only_to_their_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("host.pipeline.packets.PART_MAX", 1000)
+    vector = np.random.default_rng(0).standard_normal(NUMBERS).astype(np.float32)
+    packets = Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5), "a")
+    message = packets.write(vector, 7)
+    arrived = packets.read(message, 7) * UNIT
+    energy = np.square(vector).sum()
+    assert np.square(vector - arrived).sum() / energy < 0.25
+    small = Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5, up_bytes=600), "a")
+    assert 450 < len(small.write(vector, 7)) <= 600 < len(message)
+    with pytest.raises(PipelineError, match="up_bytes is 20: 6 bytes are too few for 1000"):
+        Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5, up_bytes=20), "a")
+    others = [
+        (packets, message, 8),
+        (Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5), "b"), message, 7),
+        (packets, message[:-1], 7),
+        (packets, message[:-1] + bytes([message[-1] ^ 1]), 7),
+        (packets, b"", 7),
+    ]
+    for reader, data, number in others:
+        with pytest.raises(WireError):
+            reader.read(data, number)
+
+
+@pytest.mark.parametrize("form", ["rows", "factors"])
+def test_a_vector_of_weights_in_a_subspace_holds_their_coordinates(form: str) -> None:
+    frame = Frame(make_basis(20, 3, 0), make_table(30, 20, 1.0, 0))
+    stage = nn.Sequential(
+        SubspaceTokens(nn.Embedding(30, 20), frame, form),
+        SubspaceLinear(nn.Linear(10, 20, bias=False), frame, form),
+        nn.Linear(20, 2),
+    )
+    vector = StageVector(stage, frame)
+    assert vector.dimension == 3 * 30 + 3 * 10 + 42
+    numbers = torch.randn(vector.dimension)
+    vector.write(numbers)
+    assert torch.allclose(vector.read(), numbers, atol=1e-5)
+    if form == "rows":
+        assert max(outside(w, frame.basis, axis) for w, axis, _ in confined(stage)) <= 1e-6
+    basis = make_basis(20, 3, 1)
+    turned = vector.turned(numbers, basis)
+    turn(stage, frame.basis, basis, {})
+    frame.basis.copy_(basis)
+    assert torch.allclose(vector.read(), turned, atol=1e-5)
+
+
+def test_replicas_with_gradients_are_one_pipeline_with_more_micro_batches(tmp_path: Path) -> None:
+    path = write_config(tmp_path, replicas__count=2, replicas__method="gradients")
+    logs = run_ranks([path] * 4, tmp_path)
+    assert [log[-2:] for log in logs] == ["\n0"] * 4, logs
+    config = read_pipeline_config(path)
+    losses, _ = in_one_process(replace(config, micro_batches=4, replicas=ReplicasConfig()))
+    own = [sum(parts[:2]) / 2 for parts in losses]  # of what the first replica reads
+    assert [row["loss"] for row in reports(config) if "loss" in row] == pytest.approx(own, abs=1e-4)
+
+
+def test_replicas_with_packets_agree_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    path = write_config(
+        tmp_path,
+        replicas__count=2,
+        replicas__every_steps=2,
+        replicas__zeros=0.5,
+        boundary__basis_steps=3,
+        checkpoint_steps=3,
+    )
+    config = read_pipeline_config(path)
+    logs = run_ranks([path] * 4, tmp_path)
+    assert [log[-2:] for log in logs] == ["\n0"] * 4, logs
+    folder = config.folder / "checkpoints"
+    ends = [load_file(folder / f"rank-{rank}-{STEPS}.safetensors") for rank in range(4)]
+    for stage in (0, 1):
+        assert torch.equal(ends[stage][REFERENCE], ends[2 + stage][REFERENCE])
+        assert torch.equal(ends[stage]["basis"], ends[2 + stage]["basis"])
+    name = next(name for name in ends[0] if name.endswith("attention_out.weight"))
+    assert not torch.equal(ends[0][name], ends[2][name])  # each keeps what it could not say
+    assert outside(ends[0][name], ends[0]["basis"], 0) <= 1e-6
+    told = reports(config)
+    assert "to each other replica" in line(told[1])
+    # A ternary packet of half zeros takes 1.5 bits a number, and its head.
+    size = 2 * told[1]["replica_bytes_per_token"] * config.rows * config.model.length
+    numbers = sum(end[REFERENCE].numel() for end in ends[:2])
+    assert numbers * 1.4 / 8 < size < numbers * 2.4 / 8 + 400
+    for rank in range(4):
+        (folder / f"rank-{rank}-{STEPS}.safetensors").unlink()
+    run_ranks([path] * 4, tmp_path)
+    again = [load_file(folder / f"rank-{rank}-{STEPS}.safetensors") for rank in range(4)]
+    for end, other in zip(ends, again, strict=True):
+        assert all(torch.equal(end[name], other[name]) for name in end)

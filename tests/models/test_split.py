@@ -1,0 +1,148 @@
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.nn import functional
+
+from models.bottleneck.learned import LearnedBasis
+from models.bottleneck.payload import Context
+from models.errors import ExportError
+from models.keyword import KeywordTransformer
+from models.split import HOST, Cut, fit, load_middle, make_boundary
+from models.split_export import export_cut, inner_product
+from models.split_keyword import cut_keyword, make
+from models.split_shipped import shipped_keyword
+from models.zoo import bundle_path
+from ternmesh.bundle import read_bundle
+
+BATCH, LATENT = 4, 3
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def features() -> torch.Tensor:
+    return torch.rand(BATCH, 50, 32, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def cut(features: torch.Tensor) -> Cut:
+    """The keyword model with labels that stay, small and random."""
+    torch.manual_seed(0)
+    model = KeywordTransformer().eval()
+    return cut_keyword(model, "learned", LATENT, labels_stay=True, heard=features)
+
+
+@pytest.fixture(scope="module")
+def folder(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("split")
+    export_cut(cut, BATCH, path)
+    return path
+
+
+def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    found: list[np.ndarray] = onnxruntime.InferenceSession(path, options).run(None, feed)
+    return found
+
+
+def near(actual: np.ndarray, expected: torch.Tensor, error: float = 1e-5) -> bool:
+    wanted = expected.detach().numpy()
+    return bool(np.linalg.norm(actual - wanted) <= error * np.linalg.norm(wanted))
+
+
+def drawn(size: int, seed: int = 1) -> np.ndarray:
+    return (0.05 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+
+
+def test_the_boards_graphs_compute_what_torch_does(
+    cut: Cut, folder: Path, features: torch.Tensor
+) -> None:
+    """Forward, and backward with everything computed again, at other numbers than the first."""
+    bundle = read_bundle((folder / "first" / "model.json").read_bytes())
+    vector = cut.first_adapter.vector() + drawn(bundle.dimension)
+    parameters = {
+        name: part.clone().requires_grad_()
+        for name, part in cut.first_adapter.split(torch.from_numpy(vector)).items()
+    }
+    crossed = torch.func.functional_call(cut.first, parameters, (features,))
+    back = torch.from_numpy(drawn(crossed.numel(), 2).reshape(crossed.shape))
+    gradients = torch.autograd.grad((crossed * back).sum(), list(parameters.values()))
+    feed = {"features": features.numpy()}
+    [output] = run(folder / "first" / "forward.onnx", {**feed, **bundle.split(vector)})
+    assert near(output, crossed)
+    names = [spec.name for spec in bundle.batch_inputs]
+    step = {"adapter": vector, names[0]: features.numpy(), names[1]: back.numpy()}
+    loss, gradient = run(folder / "first" / "train_step.onnx", step)
+    assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
+    assert float(loss) == pytest.approx(float(inner_product(crossed, back).detach()), rel=1e-4)
+
+
+def test_the_heads_graph_gives_the_gradient_of_what_it_takes(cut: Cut, folder: Path) -> None:
+    assert cut.head is not None
+    bundle = read_bundle((folder / "head" / "model.json").read_bytes())
+    down = torch.from_numpy(drawn(BATCH * LATENT, 4).reshape(BATCH, LATENT)).requires_grad_()
+    labels = torch.tensor([1, 0, 9, 3])
+    loss = functional.cross_entropy(cut.head(down), labels)
+    own = [dict(cut.head.named_parameters())[spec.name] for spec in bundle.adapter]
+    gradients = torch.autograd.grad(loss, [*own, down])
+    crossed, target = (spec.name for spec in bundle.batch_inputs)
+    vector = np.fromfile(folder / "head" / "adapter.f32", "<f4")
+    feed = {"adapter": vector, crossed: down.detach().numpy(), target: labels.numpy()}
+    value, gradient = run(folder / "head" / "train_step.onnx", feed)
+    assert gradient.size == bundle.dimension + BATCH * LATENT
+    assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
+    assert float(value) == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_both_parts_together_are_the_model(features: torch.Tensor) -> None:
+    """Where all numbers cross, and with labels that stay, nothing is lost by the cut."""
+    torch.manual_seed(1)
+    model = KeywordTransformer().eval()
+    expected = model(features)
+    for stay in (False, True):
+        torch.manual_seed(1)
+        cut = cut_keyword(KeywordTransformer().eval(), "none", 8, labels_stay=stay)
+        result = cut.middle(cut.first(features))
+        result = result if cut.head is None else cut.head(result)
+        assert near(result.detach().numpy(), expected, 1e-5)
+
+
+def test_a_learned_basis_begins_at_the_principal_components() -> None:
+    generator = torch.Generator().manual_seed(2)
+    spread = torch.randn(40, 5, 2, generator=generator) @ torch.randn(2, 12, generator=generator)
+    x = spread + torch.randn(5, 12, generator=generator)
+    boundary = make_boundary("learned", 12, 2, 5)
+    assert isinstance(boundary, LearnedBasis)
+    places = Context(1, 5, torch.arange(5))
+    before = (boundary.grow(boundary.shrink(x, places), places) - x).detach().norm()
+    fit(boundary, x)
+    after = (boundary.grow(boundary.shrink(x, places), places) - x).detach().norm()
+    assert float(before) > 0.1 * float(x.norm())
+    assert float(after) < 1e-5 * float(x.norm())
+
+
+def test_the_shipped_model_is_read_from_its_graph(features: torch.Tensor) -> None:
+    expected = run(bundle_path("keyword") / "forward.onnx", {"features": features.numpy()})[0]
+    assert near(expected, shipped_keyword()(features), 1e-4)
+
+
+def test_a_host_takes_only_its_own_parts_weights(folder: Path, cut: Cut, tmp_path: Path) -> None:
+    fresh = make("learned", LATENT, labels_stay=True, is_new=False)
+    load_middle(fresh.middle, folder / HOST)
+    wanted, found = cut.middle.state_dict(), fresh.middle.state_dict()
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    other = make("learned", LATENT + 1, labels_stay=True, is_new=False)
+    (tmp_path / "damaged").write_bytes(b"no tensors")
+    for path in (folder / HOST, tmp_path / "nothing", tmp_path / "damaged"):
+        with pytest.raises(ExportError, match="export it again"):
+            load_middle(other.middle, path)
+
+
+@pytest.mark.parametrize(("method", "latent"), [("topk", 3), ("learned", 0), ("learned", 113)])
+def test_boundaries_that_cannot_be(method: str, latent: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make_boundary(method, 112, latent, 25)
