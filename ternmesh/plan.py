@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import astuple, dataclass, fields
 
 from ternmesh.errors import WireError
-from ternmesh.hypervector.encoder import Slicing, choose_span
+from ternmesh.hypervector.encoder import SPAN_MAX, Slicing, choose_span
 from ternmesh.rate import down_rate, up_rate
 from ternmesh.wire import pieces, seal, share
 
@@ -160,8 +160,8 @@ def check_plan(plan: Plan) -> None:
         "frame_mtu": (FRAME_MTU_MIN, FRAME_MTU_MAX),
         "up_zeros_permille": (0, PERMILLE - 1),
         "down_zeros_permille": (0, PERMILLE - 1),
-        "up_span": (-(-plan.dimension // SLICES_MAX), plan.dimension),
-        "down_span": (-(-plan.dimension // SLICES_MAX), plan.dimension),
+        "up_span": (-(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)),
+        "down_span": (-(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)),
         "rounds": (1, 0xFFFFFFFF),
         "local_steps": (1, 100_000),
         "learning_rate_e6": (1, 10_000_000),

@@ -6,7 +6,7 @@ prefixes. What a node sends now and then (hello) and the host's receipts and ann
 
 from ternmesh.errors import WireError
 from ternmesh.hypervector.coding import bits_per_trit
-from ternmesh.hypervector.encoder import SPARE_BYTES
+from ternmesh.hypervector.encoder import SPAN_MAX, SPARE_BYTES
 from ternmesh.wire import manifest, pieces, seal, share
 
 PREFIX = 2  # length of a frame in a message
@@ -36,7 +36,7 @@ def _fit(
     dimension: int, bytes_max: int, left: int, share_room: int, per_share: int
 ) -> tuple[int, int]:
     """As few shares as possible, filled as far as `left` bytes allow."""
-    shares = max(1, -(-left // (share_room + per_share)))
+    shares = max(1, -(-left // (share_room + per_share)), -(-dimension // SPAN_MAX))
     room = min(share_room, left // shares - per_share)
     span = -(-dimension // shares)
     for zeros in range(ZEROS_MIN, ZEROS_MAX + 1):

@@ -20,7 +20,6 @@ from transports import batch
 Vector = NDArray[np.float32]
 Units = NDArray[np.int64]
 PART_MAX = 1 << 22  # numbers of a packet
-SPAN_MAX = 0xFFFF  # numbers of a share: it counts its nonzeros in two bytes
 
 
 class Packets:
@@ -72,7 +71,7 @@ def make_part_plan(dimension: int, config: ReplicasConfig, parts: int) -> Plan:
         )
     except WireError as error:
         raise PipelineError(f"replicas.up_bytes is {config.up_bytes}: {error}") from error
-    return replace(plan, up_span=min(plan.up_span, SPAN_MAX), scale_max=SCALE_MAX)
+    return replace(plan, scale_max=SCALE_MAX)
 
 
 def check_head(head: bytes, shares: Sequence[bytes], key: bytes, number: int, plan: Plan) -> None:

@@ -18,6 +18,7 @@ from ternmesh.hypervector.scale import SCALE_MAX, UNIT, decode_scale, encode_sca
 
 Vector = NDArray[np.float32]
 
+SPAN_MAX = 0xFFFF  # numbers of a slice: a share counts its nonzeros in two bytes
 SPARE_BYTES = 1  # coded slices of the same density differ by a few bits
 
 
@@ -67,7 +68,7 @@ class Hypervector:
 
 def choose_span(dimension: int, room: int, zeros: float) -> int:
     """The span for which coded slices fit in `room` bytes and fill as few frames as possible."""
-    per_slice = (room - SPARE_BYTES) * 8 / bits_per_trit(zeros)
+    per_slice = min((room - SPARE_BYTES) * 8 / bits_per_trit(zeros), SPAN_MAX)
     return math.ceil(dimension / math.ceil(dimension / per_slice))
 
 

@@ -126,9 +126,8 @@ def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> N
 
 def test_a_dimension_beyond_its_snapshot_is_refused() -> None:
     dimension = snapshot_max(184)
-    spans = {"up_span": dimension, "down_span": dimension}
+    spans = {"up_span": 0xFFFF, "down_span": 0xFFFF}
     check_plan(replace(PLAN, dimension=dimension, **spans))
-    spans = {"up_span": dimension + 1, "down_span": dimension + 1}
     with pytest.raises(WireError, match="frames of this size"):
         check_plan(replace(PLAN, dimension=dimension + 1, **spans))
 
@@ -149,3 +148,22 @@ def test_genesis_depends_on_model_run_and_every_number() -> None:
         numbers[index] = number + 1
         made.add(genesis(b"m" * 32, b"r" * 8, type(PLAN)(*numbers)))
     assert len(made) == 3 + len(to_numbers(PLAN))
+
+
+@pytest.mark.parametrize("aims", [{}, {"up_bytes": 6000, "down_bytes": 9000, "nodes": 3}])
+def test_no_slice_has_more_numbers_than_a_share_can_count(aims: dict[str, int]) -> None:
+    """In the codebook form no number is zero, and a share counts in two bytes."""
+    big = make_plan(
+        300_000,
+        rounds=1,
+        local_steps=1,
+        learning_rate=0.1,
+        frame_mtu=FRAME_MTU_MAX,
+        up_zeros=0.99,
+        down_zeros=0.99,
+        **aims,
+    )
+    check_plan(big)
+    assert max(big.up_span, big.down_span) <= 0xFFFF
+    with pytest.raises(WireError, match="up_span"):
+        check_plan(replace(big, up_span=0x10000))
