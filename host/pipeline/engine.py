@@ -1,4 +1,4 @@
-"""One rank's stage on torch's pipeline engine: the only module that knows torch's distributed API.
+"""One rank's stage on torch's pipeline engine.
 
 The engine moves tensors of fixed sizes. A stage compresses at its end and expands at the next one's
 beginning, so what the engine sends are payloads, and the gradients that come back are payloads too.
