@@ -66,13 +66,14 @@ def measure(*, quick: bool, rtt_ms: float = HOME_RTT_MS, loss: float = HOME_LOSS
     sweep = {} if quick else _sweep(runs)
     notes = [
         f"links: {links}" + (f" ({reason})" if reason else ""),
-        f"home: {home} lost on each way, by a relay of packets in user space",
         f"{runs.tables('none')['']['stages']} stages of a small transformer, width {runs.width}, "
         "float32, one thread a rank, on two cores that other programs use as well",
         "latents in bfloat16 against activations in float32; d/k is 100 and 128",
         "bytes on the socket are the interface's: with headers, acknowledgements and control",
         "the subspace stands still in these runs; turning it sends the basis and a Gram matrix",
     ]
+    if f"{next(iter(ARMS))}_home" in rows:
+        notes.append(f"home: {home} lost on each way, by a relay of packets in user space")
     peers = {f"tokens_per_s_{arm}": _median(row, "tokens_per_s") for arm, row in rows.items()}
     peers |= {f"payload_bytes_per_token_{arm}": rows[arm][0]["payload_bytes"] for arm in ARMS}
     peers |= {"link_mbit": rate}

@@ -193,13 +193,11 @@ def measure(*, quick: bool) -> Result:
     """The cuts as fleets are, with either guard alone, and with none."""
     cuts, begun = CUTS_QUICK if quick else CUTS, time.monotonic()
     arms = {
-        "both": cut(cuts),
-        "counters alone": cut(cuts, is_random=False),
-        "random bytes alone": cut(cuts, is_kept=False),
-        "neither": cut(CONTROL, is_kept=False, is_random=False),
+        "both": _told("both", cut(cuts)),
+        "counters alone": _told("counters alone", cut(cuts, is_random=False)),
+        "random bytes alone": _told("random bytes alone", cut(cuts, is_kept=False)),
+        "neither": _told("neither", cut(CONTROL, is_kept=False, is_random=False)),
     }
-    for name, count in arms.items():
-        print(f"{name}: {count.repeated} of {count.sealed} nonces repeated in {count.cuts} cuts")
     figures = {
         "cuts": Figure(arms["both"].cuts, None if quick else ">=10000"),
         "nonces_repeated": Figure(arms["both"].repeated, "<=0"),
@@ -220,6 +218,11 @@ def measure(*, quick: bool) -> Result:
     details = {name: {"version": count.version} for name, count in arms.items()}
     details["seconds"] = {"all": round(time.monotonic() - begun)}
     return Result("power_cut", figures, notes=notes, details=details, quick=quick)
+
+
+def _told(name: str, count: Count) -> Count:
+    print(f"{name}: {count.repeated} of {count.sealed} nonces repeated in {count.cuts} cuts")
+    return count
 
 
 def cut(cuts: int, *, is_kept: bool = True, is_random: bool = True) -> Count:

@@ -29,7 +29,7 @@ def draw_turns(path: Path, turns: Sequence[Mapping[str, Any]]) -> None:
         left.semilogy(
             range(1, 1 + len(row["spectrum"])), row["spectrum"], label=f"step {row['step']}"
         )
-    left.set(xlabel="eigenvalue of GᵀG", ylabel="share of the energy", ylim=(1e-8, 1))
+    left.set(xlabel="eigenvalue of GᵀG", ylabel="share of the energy", ylim=(1e-6, 1))
     steps = [row["step"] for row in turns]
     for key, label in (
         ("captured", "of the gradients' energy in S, before a turn"),

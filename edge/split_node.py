@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import DataError, ModelError
+from edge.errors import DataError
 from edge.report import rss_mib
 from edge.session import load_bundle
 from edge.sources import FolderData, input_specs
@@ -77,6 +77,13 @@ def drawn(seed: int, name: str, number: int, batch: int, samples: int) -> NDArra
     return np.array([orders[place // samples][place % samples] for place in places.tolist()])
 
 
+def _largest_label(data: FolderData, config: SplitBoardConfig) -> int:
+    labels = data.batch(np.arange(len(data)))[LABEL]
+    if labels.min() < 0:
+        raise DataError(f"{config.data.path}: a label is {labels.min()}: they count from 0")
+    return int(labels.max())
+
+
 class SplitNode:
     """One board: `start`, then `turn` until `is_done`. The store is open.
 
@@ -97,6 +104,7 @@ class SplitNode:
         self.config, self.training, self.held_out = config, training, held_out
         self.first, self.head, self._model = parts
         self._store, self._clock = store, clock
+        self._label_max = _largest_label(training, config)
         self._keyring = keyring or NoKeyring()
         kept, counter = self._restore(), store.counter()
         self.board = SplitBoard(
@@ -109,6 +117,7 @@ class SplitNode:
             number=0 if kept is None else kept.numbers[config.name],
             counter=counter,
             trust=self._keyring.trust(config.name, self._model, counter),
+            fits=self._fits,
         )
         self.driver: Driver[BoardEvent] = Driver(self.board, transport, clock)
         self.counts: Counter[str] = Counter()  # learned, lost, diverged, samples
@@ -176,19 +185,15 @@ class SplitNode:
                     self._drop("lost")
                 self._under_way = None
 
+    def _fits(self, plan: SplitPlan) -> bool:
+        mine = (self.first.width, self.first.bundle.batch, self.head is not None)
+        return mine == (plan.width, plan.batch, bool(plan.labels_stay)) and (
+            self._label_max < plan.classes
+        )
+
     def _welcomed(self, event: Welcomed) -> None:
-        plan = event.plan
-        if (plan.width, plan.batch) != (self.first.width, self.first.bundle.batch):
-            raise ModelError("the host's plan is for another cut of the model: export both anew")
-        if bool(plan.labels_stay) != (self.head is not None):
-            raise ModelError("host and board disagree about where labels stay: export both anew")
-        labels = self.training.batch(np.arange(len(self.training)))[LABEL]
-        if not 0 <= labels.min() <= labels.max() < plan.classes:
-            raise DataError(
-                f"the labels in {self.config.data.path} are not 0 to {plan.classes - 1}"
-            )
         if event.run != self._run:
-            _log.info("run %s: %d micro-batches", event.run.hex(), plan.micro_batches)
+            _log.info("run %s: %d micro-batches", event.run.hex(), event.plan.micro_batches)
             for part in self._parts().values():
                 part.reset()
             self._run, self._under_way = event.run, None

@@ -5,7 +5,7 @@ is skipped, never repeated, so nothing is kept for its sake.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,7 +32,8 @@ NO_REFERENCE = bytes(16)
 class SplitBoard:
     """One board. `instance` is 8 random bytes of this process; `rng` only jitters timers.
 
-    `number` is the next micro-batch, `counter` the first seal counter that was never reserved.
+    `number` is the next micro-batch, `counter` the first seal counter that was never reserved;
+    `fits` says whether a plan is for the board's part and data.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class SplitBoard:
         number: int = 0,
         counter: int = 0,
         trust: Trust = OPEN,
+        fits: Callable[[SplitPlan], bool] = lambda plan: True,  # noqa: ARG005
     ) -> None:
         self.name, self.samples, self.run, self.number = name, samples, run, number
         self.plan: SplitPlan | None = None
         self.joined, self.phase = False, control.GATHERING
         self.refused: Counter[str] = Counter()
         self._model, self._instance, self._context = model_hash[:MODEL_SIZE], instance, 0
-        self._sealing = trust.sealing
+        self._fits, self._sealing = fits, trust.sealing
         self._sealing.bind(run)
         self._outgoing = Outgoing(counter, trust.sealing)
         self._events: deque[BoardEvent] = deque()
@@ -147,6 +149,8 @@ class SplitBoard:
 
     def _welcome(self, message: Welcome, now: float) -> None:
         plan = from_numbers(message.plan)
+        if not self._fits(plan):
+            raise WireError("plan", "the host's plan is for another cut, or for other labels")
         if message.run != self.run:
             if self._greeting.at is None:
                 return  # nobody has asked: a run that is given up

@@ -67,7 +67,7 @@ class BundleIntake(Intake):
         return True
 
     def _check_contributors(self, item: Manifest) -> None:
-        if item.contributors[0] != self.lead or len(item.contributors) < 2:
+        if len(item.contributors) < 2 or item.contributors[0] != self.lead:
             raise WireError("manifest", "a bundle comes in the name of the first of two or more")
         if not all(context in self.nodes for context in item.contributors):
             raise WireError("unknown node", "a bundle names a context that nobody was given")

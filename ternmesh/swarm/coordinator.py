@@ -340,7 +340,7 @@ class Coordinator:
             Reference(
                 version=version,
                 parent=self.reference,
-                model=self._model,
+                model=self._model if self._notary.names_model else b"",
                 finished=self.phase == FINISHED,
                 deadline_ms=self._round_ms,
                 counted=(*counted, *dict.fromkeys(count.bundles.values())),

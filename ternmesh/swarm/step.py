@@ -24,6 +24,7 @@ from ternmesh.hypervector.scale import SCALE_MAX, UNIT, to_vector
 from ternmesh.plan import PERMILLE, Plan
 from ternmesh.wire import manifest
 from ternmesh.wire.reference import (
+    NO_MODEL,
     Certificate,
     Reference,
     Snapshot,
@@ -75,7 +76,8 @@ def read_step(
     content, certificate = split_certificate(data)
     check(content, certificate)
     step = read_object(content, dimension)
-    if step.model != model_hash[: manifest.MODEL_SIZE]:
+    is_named = isinstance(step, Snapshot) or step.model != NO_MODEL
+    if is_named and step.model != model_hash[: manifest.MODEL_SIZE]:
         raise WireError("wrong model", "a reference for another model")
     return step, reference_hash(content)
 

@@ -40,7 +40,12 @@ NO_RUN = bytes(8)  # in the place of what is signed for all: an announce names i
 
 
 class Notary(Protocol):
-    """Signs for this end and checks what others have signed; refusals are WireError "signature"."""
+    """Signs for this end and checks what others have signed; refusals are WireError "signature".
+
+    `names_model`: whether a reference must name its model, as no certificate stands for that.
+    """
+
+    names_model: bool
 
     def sign_packet(self, run: bytes, number: int, item: Manifest, packet: bytes) -> Manifest:
         """A node's manifest with its signature; `packet` is the packet's whole hash."""
@@ -76,6 +81,8 @@ class Notary(Protocol):
 
 class OpenNotary:
     """Signs nothing and believes everything: for suite 0."""
+
+    names_model = True
 
     def sign_packet(
         self,
@@ -127,6 +134,8 @@ class KeyedNotary:
 
     Without `signers` it takes the host's alone, also after the host has rotated its keys.
     """
+
+    names_model = False
 
     def __init__(
         self,

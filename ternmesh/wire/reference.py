@@ -19,6 +19,7 @@ from ternmesh.wire.manifest import UNSIGNED
 
 REFERENCE, SNAPSHOT = 1, 2
 HASH_SIZE = 16
+NO_MODEL = b""  # where certificate and parent stand for it
 HEAD_MAX = 1 << 20
 SIGNERS_MAX = 16
 COUNTED_MAX = 4096
@@ -147,7 +148,7 @@ def _rows(counted: tuple[Counted, ...]) -> list[list[object]]:
 def _read_head(data: bytes) -> _Head:
     match read_cbor(data):
         case (int(version), bytes(parent), bytes(model), 0 | 1 as finished, int(deadline), rows):
-            sizes_fit = len(parent) == HASH_SIZE and len(model) == 8
+            sizes_fit = len(parent) == HASH_SIZE and len(model) in (len(NO_MODEL), 8)
             if sizes_fit and type(rows) is tuple and len(rows) <= COUNTED_MAX:
                 counted = tuple(map(_read_counted, rows))
                 return version, parent, model, bool(finished), deadline, counted

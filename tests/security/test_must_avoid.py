@@ -30,6 +30,25 @@ _LINK = "ternmesh/link/test_link.py"
 _ONNX = "edge/test_onnx_check.py"
 _BROKER = "ternmesh_cli/test_broker_access.py"
 _CORPUS = "test_fuzz_corpus.py"
+# What the library was found to accept, and what it or another reader once fell over.
+CBOR_CASES = (
+    *("a regular expression", "a MIME message", "a cycle of shared references"),
+    *("a bignum of a megabyte", "trailing junk", "an integer longer than needed"),
+    *("21 megabytes of nesting", "21 megabytes of nested maps", "an array of 2**64 - 1"),
+    *("bytes of 2**63", "text of 2**32", "a map of 2**40", "read of minus one"),
+    *("a set that hashes to one place", "a tag in a tag", "a tag that is its own key"),
+    *("a shared reference to nothing", "a string reference", "a text of 128 KiB"),
+    *("a letter across a chunk of 64 KiB", "an indefinite array", "duplicate keys"),
+)
+ONNX_CASES = (
+    *("external data above the folder", "external data by an absolute path"),
+    *("external data through a symlink", "external data in the current directory"),
+    *("external data beside the file", "external data without a location"),
+    *("an initializer that is too short", "an initializer of enormous axes"),
+    *("MatMulNBits of another domain", "Attention of another domain"),
+    *("functions 3,000 deep", "a ConstantOfShape bomb", "an Expand bomb", "a Pad bomb"),
+    *("a loop", "an If 20 deep", "fields 10,000 deep", "two graphs", "half a file"),
+)
 # By number and words of the list: the tests, as file::function, or file::TABLE[case].
 MUST_AVOID = {
     "1 pickle, joblib, persist-queue, torch.load, .pt2": (f"{_HERE}::test_nothing_is_unpickled",),
@@ -41,6 +60,7 @@ MUST_AVOID = {
     "2 allocation by a claimed length": (
         "security/test_peak_memory.py::test_refusing_takes_no_more_than_twice_what_is_declared",
         "ternmesh/wire/test_memory.py::test_the_peak_while_refusing_is_bounded",
+        f"{_ONNX}::test_the_peak_while_refusing_is_bounded",
         f"{_TRUST}::test_must_avoid_02_no_memory_by_a_claimed_length",
         f"{_CORPUS}::test_no_input_takes_more_memory_than_is_declared",
     ),
@@ -69,6 +89,7 @@ MUST_AVOID = {
         f"{_ONNX}::HOSTILE[fields 10,000 deep]",
         f"{_HOSTILE}::test_texts_that_nest_deep_are_refused",
     ),
+    "3 hostile CBOR of the research": tuple(f"{_HOSTILE}::CBOR[{case}]" for case in CBOR_CASES),
     "3 indefinite lengths": (f"{_HOSTILE}::CBOR[an indefinite array]",),
     "3 tags": (
         f"{_HOSTILE}::CBOR[a regular expression]",
@@ -98,6 +119,7 @@ MUST_AVOID = {
         f"{_ONNX}::HOSTILE[external data in the current directory]",
         f"{_ONNX}::HOSTILE[an external location in 64 bits]",
     ),
+    "5 hostile ONNX of the research": tuple(f"{_ONNX}::HOSTILE[{case}]" for case in ONNX_CASES),
     "5 custom operators and domains": (
         f"{_ONNX}::HOSTILE[a custom operator]",
         f"{_ONNX}::HOSTILE[MatMulNBits of another domain]",

@@ -20,7 +20,7 @@ from ternmesh.wire import control
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "30"))
 GROUPS = 5
-MUTANT_SEEDS = 100
+MUTANT_SEEDS = 300
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -136,7 +136,7 @@ MUTANTS: tuple[tuple[Mutant, int], ...] = (
     (answers_for_shares_that_are_not_on_disk, 24),
     (keeps_no_bundles_on_the_hosts_disk, 0),
     (sends_a_bundle_that_it_may_forget, 33),
-    (snapshot_without_the_bundle, 57),
+    (snapshot_without_the_bundle, 205),
 )
 
 

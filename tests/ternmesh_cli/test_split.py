@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.config import DataConfig
-from edge.errors import DataError, ModelError
+from edge.errors import DataError
 from edge.sources import FolderData
 from edge.split_config import SplitBoardConfig, SplitTrainingConfig, read_split_board_config
 from edge.split_node import SplitNode, drawn, load_parts, with_labels
@@ -144,7 +144,10 @@ class Training:
         return self.service
 
     def board(
-        self, name: str, around: Callable[[Transport], Transport] = lambda transport: transport
+        self,
+        name: str,
+        around: Callable[[Transport], Transport] = lambda transport: transport,
+        clips: dict[str, np.ndarray] | None = None,
     ) -> SplitNode:
         parts = load_parts(self.parts)
         config = SplitBoardConfig(
@@ -155,7 +158,7 @@ class Training:
             DataConfig(path="clips"),
             training=SplitTrainingConfig(checkpoint=5),
         )
-        data = FolderData(with_labels(parts[0].bundle), samples(), 1.0)
+        data = FolderData(with_labels(parts[0].bundle), clips or samples(), 1.0)
         transport = around(self.hub.node(name))
         node = SplitNode(config, parts, data, data, self._store(name), transport, self.clock)
         transport.open()
@@ -369,21 +372,23 @@ def test_a_host_that_diverges_answers_nothing(train: Callable[..., Training]) ->
     assert board.counts["learned"] == 3
 
 
-def test_labels_that_the_model_has_not_are_refused(train: Callable[..., Training]) -> None:
-    training = train()
+@pytest.mark.parametrize("plan", [{"width": 5}, {"batch": 5}, {"classes": 2}])
+def test_a_plan_that_does_not_fit_is_refused(
+    train: Callable[..., Training], plan: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model's name is the same, so the host may be somebody else: nobody's program ends."""
+    training = train(**plan)
     board = training.board("theo")
-    board.training = FolderData(
-        with_labels(board.first.bundle), {**samples(), "label": np.arange(48)}, 1.0
-    )
-    with pytest.raises(DataError, match="not 0 to 2"):
-        training.finish()
+    training.until(lambda: board.board.refused["plan"] == 2)
+    assert not board.board.joined
+    assert caplog.text.count("refused from host: plan") == 1
 
 
-def test_a_board_with_another_cut_is_told_so(train: Callable[..., Training]) -> None:
-    training = train(width=5)
-    training.board("theo")
-    with pytest.raises(ModelError, match="another cut"):
-        training.finish()
+def test_labels_count_from_zero(train: Callable[..., Training]) -> None:
+    training = train()
+    clips = {**samples(), "label": samples()["label"] - 1}
+    with pytest.raises(DataError, match="they count from 0"):
+        training.board("theo", clips=clips)
 
 
 def test_a_checkpoint_of_another_model_is_refused() -> None:

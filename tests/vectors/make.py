@@ -294,6 +294,7 @@ def objects() -> Entries:
         "reference": reference.write_reference(step),
         "snapshot": reference.write_snapshot(whole),
         "snapshot of nothing": reference.write_snapshot(last),
+        "reference under keys": reference.write_reference(replace(step, model=b"")),
     }
     return {
         name: {

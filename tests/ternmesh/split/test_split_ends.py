@@ -116,6 +116,62 @@ def test_nothing_piles_up_while_the_bearer_is_down() -> None:
     assert max(sizes) <= 4  # the pieces of one micro-batch, and a hello
 
 
+def test_a_host_does_not_pile_up_answers_either() -> None:
+    wire = make_wire("a")
+    for number in range(5):
+        wire.host.answer(1, gradient(number))
+    assert len(wire.host._outgoing._queue) == 1
+
+
+def welcome(**changes: object) -> bytes:
+    fields = {
+        "instance": b"a       ",
+        "context": 1,
+        "run": RUN,
+        "version": 0,
+        "phase": RUNNING,
+        "deadline_ms": 0,
+        "plan": to_numbers(PLAN),
+    }
+    body = control.write_control(control.Welcome(**{**fields, **changes}))  # type: ignore[arg-type]
+    return seal.seal(seal.Header(seal.ENROL, 0), body)
+
+
+def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
+    board = SplitBoard("a", MODEL, 10, b"a       ", np.random.default_rng(1))
+    board.start(0.0)
+    board.receive_frames(HOST, [welcome(instance=b"somebody")], 0.0)
+    assert not board.joined
+    board.receive_frames(HOST, [welcome(version=2)], 0.0)
+    assert (board.joined, board.number, board.run) == (True, 2, RUN)
+    board.receive_frames(HOST, [welcome(run=b"another!")], 0.0)
+    assert (board.number, board.run) == (2, RUN)
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (6, 3)])
+def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    wire.host.answer(1, Activation(GRADIENT_DOWN, 0, values(*shape)))
+    wire.settle()
+    assert board.refused == {"shape": 1}
+    assert wire.of("a", Answered) == []
+
+
+def test_a_run_ends_without_a_board_that_is_gone() -> None:
+    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    wire.pass_time(299.0)
+    wire.boards["a"].number = PLAN.micro_batches
+    wire.boards["a"].finish(wire.now)
+    wire.settle()
+    assert wire.host.phase(wire.now) == RUNNING
+    assert wire.host.waited_for(wire.now) == {1, 2}
+    assert wire.host.phase(wire.now + 2.0) == FINISHED
+    assert wire.host.waited_for(wire.now + 2.0) == {1}
+
+
 def test_a_host_keeps_so_many_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ternmesh.split.host.EVENTS_MAX", 2)
     wire = make_wire("a")

@@ -9,7 +9,7 @@ import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.plan import to_numbers
-from ternmesh.swarm import member, records
+from ternmesh.swarm import member, records, step
 from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.events import BodyAccepted, ReferenceMade, TrustChanged
 from ternmesh.swarm.member import HOST
@@ -472,3 +472,25 @@ def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
     new.nodes["yan"].submit(1, new.delta(9), new.now)
     new.exchange()
     assert host.version == 2
+
+
+def test_under_keys_a_reference_does_not_name_its_model(bench: Any) -> None:
+    """The certificate stands for it, and the chain does: 8 bytes less for each node and round."""
+    work(bench)
+    content, row = reference.split_certificate(bench.last(HOST, ReferenceMade).content)
+    made = reference.read_object(content, bench.plan.dimension)
+    assert made.model == b""
+    named = reference.write_reference(replace(made, model=bytes(range(8))))
+    assert len(named) == len(content) + 8
+    notary = bench.nodes["theo"]._notary
+    notary.check_certificate(bench.host.run, content, row)
+    notary._model_hash = bytes(32)
+    with pytest.raises(WireError, match="signature"):
+        notary.check_certificate(bench.host.run, content, row)
+
+
+def test_a_snapshot_names_its_model(bench: Any) -> None:
+    whole = reference.Snapshot(1, bytes(16), b"", False, 0, (), bench.host.fixed)
+    data = reference.certify(reference.write_snapshot(whole))
+    with pytest.raises(WireError, match="another model"):
+        step.read_step(data, bench.plan.dimension, bytes(range(32)), lambda *_: None)

@@ -106,6 +106,7 @@ def body(change: dict[int, int], bits: int = 4) -> bytes:
         (body({10: 0x00, 11: 0x00}), "payload"),  # none, and steps
         (body({10: 0x7F, 11: 0x7F}), "payload"),  # steps of it overflow
         (body({15: 0xF0 | 15}), "payload"),  # padding, and a step of 8
+        (body({15: 0x10 | 14}), "payload"),  # padding alone
         (body({14: 0x77, 15: 0x07}), "payload"),  # a scale, and no step
         (body({10: 0, 11: 0, 12: 0xC0, 13: 0x7F}, WHOLE), "payload"),  # a number that is NaN
     ],
