@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError, WireError
 
-KIND = 0x0F
+KIND = 0x11
 LEARN, ASK, ANSWER, GRADIENT_UP, GRADIENT_DOWN = range(5)
 BITS = (2, 3, 4, 5, 6, 7, 8, 32)
 WHOLE = 32  # bits of a number that is sent as float32

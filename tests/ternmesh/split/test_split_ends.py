@@ -261,7 +261,7 @@ def spoilt() -> bytes:
         (written(gradient(0)), "kind"),
         (written(Activation(GRADIENT_UP, 0, values(3))), "kind"),
         (b"\x01", "kind"),
-        (b"\x0f", "length"),
+        (b"\x11", "length"),
         (pieces.cut(bytes(5000), 512)[0], "piece"),
     ],
 )
@@ -361,7 +361,7 @@ def test_nobody_answers_aloud_more_than_once_a_second() -> None:
     wire = make_wire("a")
     wire.frames.clear()
     for _ in range(50):
-        send(wire, b"\x0f")
+        send(wire, b"\x11")
     assert wire.host.refused == {"length": 50}
     assert sum(sender == HOST for sender, _, _ in wire.frames) == 1
 
