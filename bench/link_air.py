@@ -6,9 +6,11 @@ Time is that of LoRa frames on the air. What is not modelled: collisions, turnar
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 import numpy as np
 
+from bench.keys import hop_seals
 from ternmesh.errors import WireError
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.link.code import Layout
@@ -19,6 +21,7 @@ from ternmesh.link.records import Delivered, GaveUp, LinkState, ObjectArrived
 FRAME_BYTES = 255
 SETTING = LoraSetting(7, 125)
 SENDER = "host"
+MEET_S = 100.0  # ends that know each other have said so long before
 TIME_MAX_S = 30 * 86_400.0
 Loss = Callable[[str, str], bool]  # whether what a sender says is lost on its way to a receiver
 
@@ -100,8 +103,13 @@ def transfer(
     loss: Loss,
     rng: np.random.Generator,
     coder: Coder | None = None,
+    *,
+    keyed: int | None = None,
 ) -> Outcome:
-    """One object from `SENDER` to `receivers` (several: as a broadcast)."""
+    """One object from `SENDER` to `receivers` (several: as a broadcast).
+
+    `keyed`: every frame under keys made from this seed, of ends that have met before.
+    """
     settings = LinkSettings(
         mtu=FRAME_BYTES,
         idle_s=2.0,
@@ -109,16 +117,36 @@ def transfer(
         give_up_s=TIME_MAX_S,
         incoming_bytes_max=1 << 24,
     )
-    ends = {name: Link(settings, LinkState(), rng, coder) for name in (SENDER, *receivers)}
+    names = (SENDER, *receivers)
+    seals = hop_seals(receivers, keyed) if keyed is not None else lambda _name: None
+    ends = {n: Link(settings, LinkState(), rng, coder, seals(n)) for n in names}
     for end in ends.values():
         end.start(0.0)
+    began = 0.0 if keyed is None else _meet(ends)
     peer = receivers[0] if len(receivers) == 1 else "all"
     ends[SENDER].send(peer, payload, receivers=receivers)
-    return _run(ends, receivers, loss)
+    return _run(ends, receivers, loss, began)
 
 
-def _run(ends: Mapping[str, Link], receivers: Sequence[str], loss: Loss) -> Outcome:
-    outcome, now = Outcome(), 0.0
+def _meet(ends: Mapping[str, Link]) -> float:
+    """Let all ends greet each other on a quiet channel; when that is over."""
+    now = 0.0
+    while now < MEET_S:
+        for name, end in ends.items():
+            _take_events(name, end, Outcome())
+            for peer, frame in end.frames_to_send(now, 1):
+                ends[peer].receive_frame(name, frame, now)
+        if not any(end.has_frames for end in ends.values()):
+            now = min(
+                (t for e in ends.values() if (t := e.next_timeout()) is not None), default=inf
+            )
+            for end in ends.values():
+                end.handle_timeout(now)
+    return MEET_S
+
+
+def _run(ends: Mapping[str, Link], receivers: Sequence[str], loss: Loss, began: float) -> Outcome:
+    outcome, now = Outcome(), began
     for _ in count():
         for name, end in ends.items():
             _take_events(name, end, outcome)
@@ -140,7 +168,7 @@ def _run(ends: Mapping[str, Link], receivers: Sequence[str], loss: Loss) -> Outc
             for listener in receivers if peer == "all" else (peer,):
                 if not loss(name, listener):
                     ends[listener].receive_frame(name, frame, now)
-    outcome.seconds = now
+    outcome.seconds = now - began
     return outcome
 
 
