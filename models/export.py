@@ -175,7 +175,6 @@ def _train_step(
     module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int, input_gradient: bool
 ) -> Callable[..., Tensors]:
     """The function (adapter vector, *batch) -> (loss, gradient) that becomes train_step.onnx."""
-    wanted = (0, 1) if input_gradient else (0,)
 
     def batch_loss(
         parameters: dict[str, torch.Tensor], inputs: Tensors, targets: Tensors
@@ -186,10 +185,13 @@ def _train_step(
         # The split stays outside what is differentiated: its gradient would pad every tensor to D.
         parameters = adapter.split(vector)
         inputs, targets = batch[:inputs_count], batch[inputs_count:]
-        take = torch.func.grad_and_value(batch_loss, argnums=wanted)
-        (gradients, *of_inputs), value = take(parameters, inputs, targets)
-        parts = [gradients[name] for name in adapter.names]
-        parts += [gradient for group in of_inputs for gradient in group]
+        of_inputs: Tensors = ()
+        if input_gradient:
+            take = torch.func.grad_and_value(batch_loss, argnums=(0, 1))
+            (gradients, of_inputs), value = take(parameters, inputs, targets)
+        else:
+            gradients, value = torch.func.grad_and_value(batch_loss)(parameters, inputs, targets)
+        parts = [*(gradients[name] for name in adapter.names), *of_inputs]
         return value.reshape(()), torch.cat([part.reshape(-1) for part in parts])
 
     return step
