@@ -110,7 +110,20 @@ def airtime_s(bits: int, latent: int) -> float:
     """Time on air of a training sample, both ways, at SF7, 125 kHz, 4/5: all frames of it."""
     width = FRAMES // FRAMES_PER_TOKEN * latent
     plan = SplitPlan(
-        width, bits, bits, BATCH, MICRO_BATCHES, 5000, 800, 0, CLASSES, CLASSES, FRAME_MTU, 1000
+        width=width,
+        bits_up=bits,
+        bits_gradient=bits,
+        batch=BATCH,
+        micro_batches=MICRO_BATCHES,
+        learning_rate_e6=5000,
+        learning_rate_drop_permille=800,
+        labels_stay=0,
+        classes=CLASSES,
+        width_down=CLASSES,
+        frame_mtu=FRAME_MTU,
+        answer_ms=1000,
+        value_max=1000,
+        clip_norm_e6=1_000_000,
     )
     values = np.ones((BATCH, width), np.float32)
     up = bodies.cut(Activation(LEARN, 0, values, bytes(BATCH)), bits, plan)

@@ -237,17 +237,17 @@ class SplitNode:
             self._judge(item, under_way)
             return
         inputs, labels = self._batch(self.training, under_way.indexes)
-        rate = self._plan.learning_rate(item.number)
+        rate, most = self._plan.learning_rate(item.number), self._plan.clip_norm
         if item.leg == activation.ANSWER:
             assert self.head is not None
             crossed, target = (spec.name for spec in self.head.bundle.batch_inputs)
-            loss, back = self.head.learn({crossed: item.values, target: labels}, rate)
+            loss, back = self.head.learn({crossed: item.values, target: labels}, rate, most)
             self.losses = [*self.losses[1 - LOSSES :], loss]
             up = Activation(activation.GRADIENT_UP, item.number, back.reshape(item.values.shape))
             self._offer(up, activation.GRADIENT_DOWN)
             return
         target = self.first.bundle.batch_inputs[-1].name
-        self.first.learn({**inputs, target: item.values}, rate)
+        self.first.learn({**inputs, target: item.values}, rate, most)
         self.counts["learned"] += 1
         self._finish_one(item.number)
 

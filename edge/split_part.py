@@ -4,6 +4,7 @@ It is an ordinary bundle: forward.onnx takes the adapter's tensors as inputs, tr
 computes the forward pass again on its way to the gradient (`models.split` makes them).
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,7 +17,6 @@ from ternmesh_store.arrays import read_floats, write_floats
 
 Vector = NDArray[np.float32]
 _NAMES = ("vector", "mean", "square")
-_SETTINGS = adam.AdamSettings()
 
 
 class Part:
@@ -45,18 +45,21 @@ class Part:
         result: Vector = outputs[self.bundle.outputs[0].name]
         return result
 
-    def learn(self, batch: Arrays, learning_rate: float) -> tuple[float, Vector]:
+    def learn(self, batch: Arrays, learning_rate: float, clip_norm: float) -> tuple[float, Vector]:
         """One step on a batch: the loss before it, and the gradient of the inputs if it has one.
 
-        CodecError where the gradient is not finite; then nothing was learned.
+        What is learned from is made no longer than `clip_norm`. CodecError where loss or gradient
+        is not finite; then nothing was learned.
         """
         loss, gradient = self._step.run(self.vector, batch)
-        if not np.isfinite(gradient).all():
-            raise CodecError("a gradient is not finite: the training has diverged")
+        if not (math.isfinite(loss) and np.isfinite(gradient).all()):
+            raise CodecError("a loss or gradient is not finite: the training has diverged")
         own, of_inputs = np.split(gradient, [self.bundle.dimension])
-        change, self._moments = adam.update(
-            self._moments, own, self.vector, learning_rate, _SETTINGS
-        )
+        settings = adam.AdamSettings(clip_norm=clip_norm)
+        with np.errstate(over="ignore"):  # what is too long for its own norm counts as nothing
+            change, self._moments = adam.update(
+                self._moments, own, self.vector, learning_rate, settings
+            )
         self.vector = self.vector + change
         return loss, of_inputs
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from host import membership
+from host.desk import Desk
 from host.split_config import SplitHostConfig, plan_of, read_parts, settings_of
 from ternmesh.errors import CodecError
 from ternmesh.split.events import Arrived, BoardJoined, HostEvent
@@ -84,7 +85,10 @@ class SplitService:
         boards = [(c, name, kept.numbers.get(name, 0)) for c, name in store.boards()]
         trust = self._keyring.trust(HOST, model, counter)
         self.host = SplitHost(plan, settings, model, kept.run, boards, counter, trust)
-        self.driver: Driver[HostEvent] = Driver(self.host, transport, clock)
+        self.desk: Desk[HostEvent] | None = None
+        if isinstance(self._keyring, Keyring):
+            self.desk = Desk(self.host, self._keyring)
+        self.driver: Driver[HostEvent] = Driver(self.desk or self.host, transport, clock)
         self.counts: Counter[str] = Counter()  # micro-batches learned, answered, diverged
         self._waiting: dict[int, Values] = {}  # by context: what a head's gradient is for
         self._held: dict[int, Activation] = {}  # by context: gradients that wait for the step
@@ -111,6 +115,12 @@ class SplitService:
         """Whether the run is over and no board has anything more to ask."""
         now = self._clock()
         return self.host.phase(now) == control.FINISHED and now >= self._heard_at + LINGER_S
+
+    def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request about the fleet's members."""
+        if request[membership.ASK] == "code" and self.desk is not None:
+            return membership.code(self.desk, request, self._clock())
+        return membership.answer(self._keyring, request)
 
     def save(self) -> None:
         """Put what was learned on disk."""
@@ -149,6 +159,8 @@ class SplitService:
                 case activation.GRADIENT_UP:
                     self._back(context, item)
         except CodecError as error:
+            if item.leg != activation.ASK:
+                self.host.give_up(context)
             self._diverged(item, error)
 
     def _answer(self, context: int, item: Activation) -> None:
@@ -291,7 +303,7 @@ def run_split_host(
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if membership.ASK in request:
-                return membership.answer(keyring, request)
+                return service.enrol(request)
             about = {"fleet": config.link.fleet, "trust": keyring.status()}
             return {**service.status(), **about, "transport": transport.status()}
 

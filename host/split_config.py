@@ -42,8 +42,10 @@ class SplitRunConfig:
     Each board sends `micro_batches` of `batch` samples. The host takes a step, and answers, when it
     has one of every board that is not done, or `wait_s` after the first: so nobody gets ahead of
     the others. The rate falls as that of a fleet's run. A board waits `answer_s` for each answer,
-    and counts as gone after `silence_s`. Where `labels` stay on the board, so does the head. Every
-    `checkpoint` steps what was learned goes to disk.
+    and counts as gone when none of its micro-batches was taken for `silence_s`. Where `labels` stay
+    on the board, so does the head. Every `checkpoint` steps what was learned goes to disk. Numbers
+    larger than `value_max` are refused, and a micro-batch's gradient is made no longer than
+    `clip_norm`, at both ends.
     """
 
     micro_batches: int = field(default=160, metadata=limits(1, 2**32 - 2))
@@ -56,6 +58,8 @@ class SplitRunConfig:
     silence_s: float = field(default=300.0, metadata=limits(1.0, 2_592_000.0))
     wait_s: float = field(default=2.0, metadata=limits(0.0, 86_400.0))
     answer_s: float = field(default=10.0, metadata=limits(0.001, 86_400.0))
+    value_max: int = field(default=1000, metadata=limits(1, 1_000_000))
+    clip_norm: float = field(default=1.0, metadata=limits(1e-6, 1000.0))
     frame_mtu: int = field(default=FRAME_MAX, metadata=limits(FRAME_MTU_MIN, FRAME_MAX))
     checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
@@ -137,6 +141,8 @@ def plan_of(config: SplitHostConfig, parts: Mapping[str, Bundle], classes: int) 
             width_down=down,
             frame_mtu=run.frame_mtu,
             answer_ms=round(1000 * run.answer_s),
+            value_max=run.value_max,
+            clip_norm_e6=round(1e6 * run.clip_norm),
         )
     except WireError as error:
         raise ConfigError(f"[run] and [boundary] make no plan: {error}") from error

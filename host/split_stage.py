@@ -1,6 +1,7 @@
 """The host's part of a split model: forward, loss, backward, and its optimiser's steps."""
 
 import importlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,13 +50,17 @@ def load_stage(config: SplitHostConfig) -> "tuple[Stage, int]":
     torch.manual_seed(config.run.seed)
     cut = make_cut(config, is_new=False)
     load_middle(cut.middle, Path(config.bundle) / HOST)
-    return Stage(cut.middle), cut.classes
+    return Stage(cut.middle, config.run.clip_norm), cut.classes
 
 
 class Stage:
-    """What is trained of the host's part: gradients are gathered until `step`."""
+    """What is trained of the host's part: gradients are gathered until `step`.
 
-    def __init__(self, middle: nn.Module) -> None:
+    No micro-batch's counts as longer than `clip_norm`: its square stays for long in Adam's moments.
+    """
+
+    def __init__(self, middle: nn.Module, clip_norm: float) -> None:
+        self._clip_norm = clip_norm
         self._middle = middle.eval()
         self._names = [n for n, p in middle.named_parameters() if p.requires_grad]
         self._parameters = [p for p in middle.parameters() if p.requires_grad]
@@ -100,10 +105,13 @@ class Stage:
 
     def _gather(self, loss: Tensor, x: Tensor) -> Values:
         of_x, *own = torch.autograd.grad(loss, [x, *self._parameters])
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in (of_x, *own)):
-            raise CodecError("a gradient is not finite: the training has diverged")
+        if not all(bool(torch.isfinite(found).all()) for found in (loss, of_x, *own)):
+            raise CodecError("a loss or gradient is not finite: the training has diverged")
+        norm = math.hypot(*(float(gradient.double().norm()) for gradient in own))
+        share = min(1.0, self._clip_norm / norm) if norm else 1.0
         for parameter, gradient in zip(self._parameters, own, strict=True):
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            part = gradient * share
+            parameter.grad = part if parameter.grad is None else parameter.grad + part
         self.gathered += 1
         found: Values = of_x.numpy()
         return found
@@ -118,6 +126,8 @@ class Stage:
         """Take what `state` gave; TernmeshError for another model's."""
         try:
             tensors = load(state)
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+                raise ValueError("a number is not finite")
             for name, parameter in zip(self._names, self._parameters, strict=True):
                 with torch.no_grad():
                     parameter.copy_(tensors[name])
@@ -131,7 +141,7 @@ class Stage:
             self.steps = int(tensors["steps"])
         except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
             raise TernmeshError(
-                f"the checkpoint is not of this model ({error}): begin anew in another state_dir"
+                f"the checkpoint does not fit this model ({error}): begin anew in another state_dir"
             ) from error
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -13,7 +13,7 @@ from ternmesh.wire import activation, control, pieces, seal
 from ternmesh.wire.activation import Activation, read_activation, write_activation
 
 _RUN = b"runrunru"
-_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 1, 3, 3, 64, 1000)
+_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 1, 3, 3, 64, 1000, 1000, 1_000_000)
 _BITS_AT = 6
 STEPS_MAX = 64
 

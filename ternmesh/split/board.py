@@ -4,6 +4,7 @@ The shape is that of `ternmesh.swarm.member`. One micro-batch is under way at a 
 is skipped, never repeated, so nothing is kept for its sake.
 """
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
@@ -172,6 +173,7 @@ class SplitBoard:
     def _begin_run(self, run: bytes) -> None:
         self._outgoing.discard(self._context)  # what waits is of the run before
         self._sealing.bind(run)
+        self._instance = hashlib.sha256(self._instance + run).digest()[:8]  # no old welcome has it
         self.run, self.number, self.plan = run, 0, None
         self._wanted = self._give_up_at = None
 

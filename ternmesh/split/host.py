@@ -40,7 +40,8 @@ class Settings:
 class Board:
     """What the host knows of one board; `number` is the next micro-batch that it takes.
 
-    `open` is the one that waits for a gradient from the board's head.
+    `open` is the one that waits for a gradient from the board's head, `held` the one that the host
+    has yet to answer with a gradient. `moved_at` is when the last one was taken, or the board.
     """
 
     context: int
@@ -48,7 +49,9 @@ class Board:
     number: int
     intake: bodies.Intake
     heard_at: float | None = None
+    moved_at: float | None = None
     open: int | None = None
+    held: int | None = None
     learned: int = 0
     skipped: int = 0
     is_done: bool = False
@@ -88,12 +91,13 @@ class SplitHost:
         return FINISHED if is_over and any(b.is_done for b in boards) else RUNNING
 
     def waited_for(self, now: float) -> set[int]:
-        """The contexts of the boards that have more to send, and were heard lately."""
+        """The contexts of the boards that have more to send, and are neither done nor silent."""
         last = self.plan.micro_batches
         return {
             board.context
             for board in self.boards.values()
-            if not self._is_gone(board, now) and (board.number < last or board.open is not None)
+            if not (board.is_done or self._is_gone(board, now))
+            and (board.number < last or board.open is not None)
         }
 
     # The verbs
@@ -101,17 +105,23 @@ class SplitHost:
     def start(self, now: float) -> None:
         """Begin, or go on after a restart: known boards have their time to speak from now on."""
         for board in self.boards.values():
-            board.heard_at = now
+            board.heard_at = board.moved_at = now
         self._outgoing.ask(now)
 
     def answer(self, context: int, item: Activation) -> None:
         """Send a board its answer or gradient; CodecError for NaN, then nothing is sent."""
         leg, plan = item.leg, self.plan
+        if leg == activation.GRADIENT_DOWN:
+            self.give_up(context)
         bits = plan.bits_gradient if leg == activation.GRADIENT_DOWN else plan.answer_bits
         parts = bodies.cut(item, bits, plan)
         board = self.boards[context]
         self._outgoing.discard(context | seal.DOWN)  # it waits for nothing older any more
         self._outgoing.push(board.name, context | seal.DOWN, parts)
+
+    def give_up(self, context: int) -> None:
+        """No gradient comes of what the board has sent: it may send the next."""
+        self.boards[context].held = None
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Take frames from a peer. What is wrong is counted by its reason and changes nothing."""
@@ -161,10 +171,10 @@ class SplitHost:
         if item is not None:
             if len(self._events) >= EVENTS_MAX:
                 raise WireError("full", "more activations at once than a host keeps")
-            self._check(board, item)
+            self._check(board, item, now)
             self._events.append(Arrived(board.context, item))
 
-    def _check(self, board: Board, item: Activation) -> None:
+    def _check(self, board: Board, item: Activation, now: float) -> None:
         """WireError unless the item is what this board may send now; then it is noted."""
         plan, stays = self.plan, bool(self.plan.labels_stay)
         samples, width = item.values.shape
@@ -173,15 +183,17 @@ class SplitHost:
                 _check_shape((samples, width) == (plan.batch, plan.width))
                 _check_shape(len(item.labels) == (0 if stays else plan.batch))
                 _check_shape(all(label < plan.classes for label in item.labels))
+                _check_time(board.held is None)  # or it would outweigh the others in a step
                 _check_time(board.number <= item.number < plan.micro_batches)
                 board.skipped += item.number - board.number
-                board.number, board.open = item.number + 1, item.number if stays else None
+                board.number, board.moved_at = item.number + 1, now
+                board.open, board.held = (item.number, None) if stays else (None, item.number)
             case activation.ASK:
                 _check_shape(samples <= plan.batch and width == plan.width)
             case activation.GRADIENT_UP if stays:
                 _check_shape((samples, width) == (plan.batch, plan.width_down))
                 _check_time(item.number == board.open)
-                board.open = None
+                board.open, board.held, board.moved_at = None, item.number, now
             case _:
                 raise WireError("kind", "an activation of another leg than a board's")
 
@@ -195,7 +207,7 @@ class SplitHost:
             raise WireError("wrong model", "a board with another cut or another model")
         if not self._notary.may_train(peer):
             raise WireError("role", f"{peer} has no role that learns")
-        board = self._names.get(peer) or self._take_in(peer)
+        board = self._names.get(peer) or self._take_in(peer, now)
         board.heard_at, board.open = now, None
         if hello.run == self.run and hello.version >= self.plan.micro_batches:
             board.is_done = True
@@ -210,17 +222,23 @@ class SplitHost:
         )
         self._outgoing.push(peer, seal.ENROL, [control.write_control(welcome)])
 
-    def _take_in(self, name: str) -> Board:
+    def _take_in(self, name: str, now: float) -> Board:
         if len(self.boards) >= min(self.settings.boards_max, BOARDS_MAX):
             raise WireError("full", f"this host takes {self.settings.boards_max} boards")
         context = max(self.boards, default=0) + 1
         board = Board(context, name, 0, bodies.Intake(self.plan))
         self.boards[context] = self._names[name] = board
+        if len(self.boards) <= self.settings.min_boards:
+            for known in self.boards.values():
+                known.moved_at = now  # nobody could send before the run was open
+        else:
+            board.moved_at = now
         self._events.append(BoardJoined(context, name))
         return board
 
     def _is_gone(self, board: Board, now: float) -> bool:
-        return board.heard_at is None or now >= board.heard_at + self.settings.silence_s
+        """By its micro-batches: any other word costs a board nothing, and would hold a run up."""
+        return board.moved_at is None or now >= board.moved_at + self.settings.silence_s
 
     def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
         self.refused[reason] += 1

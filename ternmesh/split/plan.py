@@ -23,6 +23,8 @@ _LIMITS = {
     "classes": (1, 256),
     "frame_mtu": (FRAME_MTU_MIN, FRAME_MAX),
     "answer_ms": (1, 86_400_000),
+    "value_max": (1, 1_000_000),
+    "clip_norm_e6": (1, 1_000_000_000),
 }
 
 
@@ -32,7 +34,9 @@ class SplitPlan:
 
     `width_down` is what an answer has of a sample: logits, or, where `labels_stay` on the board,
     what its head takes. Their bits are `bits_up`; gradients have `bits_gradient`, both ways. Each
-    board sends `micro_batches` of `batch` samples and waits `answer_ms` for each answer.
+    board sends `micro_batches` of `batch` samples and waits `answer_ms` for each answer. No number
+    that crosses is larger than `value_max`, and no micro-batch's gradient of a part's parameters
+    counts as longer than `clip_norm_e6` millionths: so nobody can spoil the other end's Adam.
     """
 
     width: int
@@ -47,6 +51,8 @@ class SplitPlan:
     width_down: int
     frame_mtu: int
     answer_ms: int
+    value_max: int
+    clip_norm_e6: int
 
     def __post_init__(self) -> None:
         for name, (low, high) in _LIMITS.items():
@@ -66,6 +72,11 @@ class SplitPlan:
         widest, most = max(self.width, self.width_down), max(self.bits_up, self.bits_gradient)
         longest = body_size(self.batch, widest, most, self.batch)
         return max(longest, body_size(self.batch, self.width_down, self.answer_bits))
+
+    @property
+    def clip_norm(self) -> float:
+        """The longest that a micro-batch's gradient counts."""
+        return self.clip_norm_e6 / 1e6
 
     def learning_rate(self, number: int) -> float:
         """The rate of micro-batch `number`: a straight fall, as that of the swarm's rounds."""

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from edge.config import DataConfig
 from edge.errors import DataError
+from edge.joining import rotate
 from edge.sources import FolderData
 from edge.split_config import SplitBoardConfig, SplitTrainingConfig, read_split_board_config
 from edge.split_node import SplitNode, drawn, load_parts, with_labels
@@ -34,10 +36,14 @@ from models.whole import train_whole
 from ternmesh.errors import TernmeshError
 from ternmesh.split.host import Settings
 from ternmesh.split.plan import SplitPlan
+from ternmesh.wire import activation
+from ternmesh.wire.activation import Activation
+from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import MISUSED, main
 from ternmesh_cli.status_text import describe
+from ternmesh_store.keyring import Keyring, TrustConfig
 from ternmesh_store.split_store import SplitStore
-from transports.base import Transport
+from transports.base import Arrival, Transport
 from transports.faults import Faults
 from transports.faulty import FaultyTransport
 from transports.link_config import LinkConfig
@@ -126,7 +132,7 @@ class Training:
     def host(self, checkpoint: int = 5, wait_s: float = 1.0) -> SplitService:
         cut = make_cut(labels_stay=self.stay)
         load_middle(cut.middle, self.parts / HOST)
-        stage, transport = Stage(cut.middle), self.hub.host()
+        stage, transport = Stage(cut.middle, self.plan.clip_norm), self.hub.host()
         model = load_parts(self.parts)[2]
         self.service = SplitService(
             self.plan,
@@ -191,6 +197,7 @@ class Training:
 
 
 _NUMBERS = (LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, 0, CLASSES, CLASSES, 512, 2000)
+_NUMBERS += (1000, 100_000_000)
 
 
 def samples(count: int = 48) -> dict[str, np.ndarray]:
@@ -391,9 +398,158 @@ def test_labels_count_from_zero(train: Callable[..., Training]) -> None:
         training.board("theo", clips=clips)
 
 
+def tiny_stage(clip_norm: float = 1.0) -> tuple[Stage, np.ndarray, bytes]:
+    """A stage with activations and labels that it learns from."""
+    torch.manual_seed(0)
+    stage = Stage(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES)), clip_norm)
+    return (
+        stage,
+        np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32),
+        bytes([0, 1, 2, 0]),
+    )
+
+
+def steps_of(stage: Stage, values: np.ndarray, labels: bytes, steps: int) -> float:
+    loss = 0.0
+    for _ in range(steps):
+        _, loss, _ = stage.learn(values, labels)
+        stage.step(0.01)
+    return loss
+
+
+@pytest.mark.parametrize("magnitude", [1e15, 1e25, 1e30])
+def test_no_micro_batch_spoils_the_hosts_adam(magnitude: float) -> None:
+    stage, values, labels = tiny_stage()
+    steps_of(stage, values, labels, 3)
+    steps_of(stage, values * np.float32(magnitude), labels, 1)
+    for parameter in stage._parameters:
+        moments = stage._optimizer.state[parameter]
+        assert float(moments["exp_avg_sq"].sum()) <= 0.001 * 4  # of four steps, none above 1
+    assert steps_of(stage, values, labels, 200) < 0.2
+    stage.restore(stage.state())
+
+
+def test_only_what_is_too_long_is_clipped() -> None:
+    grown = {}
+    for clip_norm in (1000.0, 0.001):
+        stage, values, labels = tiny_stage(clip_norm)
+        stage.learn(values, labels)
+        stage.learn(values, labels)
+        gradients = [p.grad for p in stage._parameters if p.grad is not None]
+        grown[clip_norm] = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    assert float(grown[0.001].norm()) == pytest.approx(0.002)
+    whole = grown[1000.0]
+    np.testing.assert_allclose(grown[0.001], 0.002 * whole / whole.norm(), rtol=1e-4, atol=1e-9)
+
+
+def test_what_is_not_finite_is_restored_from_no_checkpoint() -> None:
+    stage, values, labels = tiny_stage()
+    steps_of(stage, values, labels, 1)
+    stage._optimizer.state[stage._parameters[0]]["exp_avg_sq"].fill_(torch.inf)
+    with pytest.raises(TernmeshError, match="begin anew"):
+        tiny_stage()[0].restore(stage.state())
+
+
+@pytest.mark.parametrize("magnitude", [1e15, 1e25])
+def test_no_gradient_spoils_the_boards_adam(folders: dict[bool, Path], magnitude: float) -> None:
+    first = load_parts(folders[True])[0]
+    target = first.bundle.batch_inputs[-1]
+    inputs = {"features": samples()["features"][:BATCH]}
+    back = np.full(target.shape, magnitude, np.float32)
+    first.learn({**inputs, target.name: back}, 0.01, 1.0)
+    assert float(first._moments.square.sum()) <= 0.0011
+
+
+def test_a_host_goes_on_after_what_gives_no_gradient(train: Callable[..., Training]) -> None:
+    """The board may send its next; a question whose answer fails lets nobody send two at once."""
+    training = train()
+    board = training.board("theo")
+    training.until(lambda: board.counts["learned"] == 3)
+    middle = training.service._stage._parameters[0]
+    kept = middle.detach().clone()
+    with torch.no_grad():
+        middle.fill_(torch.nan)
+    training.until(lambda: board.counts["lost"] == 1)
+    with torch.no_grad():
+        middle.copy_(kept)
+    training.until(lambda: board.counts["learned"] == 4)
+    host = training.service.host
+    host.boards[1].held = 5
+    with torch.no_grad():
+        middle.fill_(torch.nan)
+    question = np.zeros((BATCH, LENGTH * LATENT), np.float32)
+    training.service._compute(1, Activation(activation.ASK, 90, question))
+    assert host.boards[1].held == 5
+
+
+def test_rotation_and_codes_end_at_a_split_host(
+    folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol_fleet("garden", tmp_path / "host", {"theo": tmp_path / "theo"})
+    rings = {name: Keyring(tmp_path / name, TrustConfig()) for name in ("host", "theo")}
+    hub, store = LoopbackHub(), SplitStore(tmp_path / "split.sqlite")
+    numbers = dict(zip(SplitPlan.__slots__, _NUMBERS, strict=True))
+    with ExitStack() as stack:
+        for opened in (*rings.values(), store):
+            opened.open()
+            stack.callback(opened.close)
+        model, transport, clock = load_parts(folders[True])[2], hub.host(), Clock()
+        stage = Stage(make_cut(labels_stay=False).middle, 1.0)
+        plan, ring = SplitPlan(**numbers), rings["host"]
+        service = SplitService(
+            plan, Settings(), model, stage, store, transport, clock, keyring=ring
+        )
+        transport.open()
+        service.start()
+        assert service.enrol({"enrol": "list"})["members"][0]["name"] == "theo"
+        assert service.enrol({"enrol": "code", "role": "node", "minutes": 1.0})["code"]
+
+        class Served:
+            """A board's transport, with the host in the same thread."""
+
+            def __init__(self) -> None:
+                self._board = hub.node("theo")
+                self.open, self.close, self.send = (
+                    self._board.open,
+                    self._board.close,
+                    self._board.send,
+                )
+
+            def receive(self, _timeout_s: float) -> Arrival | None:
+                service.poll(0.0)
+                return self._board.receive(0.0)
+
+        monkeypatch.setattr("edge.joining.make_transport", lambda *_: Served())
+        board = rings["theo"]
+        rotation = board.begin_rotation()
+        assert rotate(LinkConfig(fleet="garden"), "theo", tmp_path, board)
+        assert board.rotation is None
+        assert rotation is not None
+        assert ring.roster.find("theo") == board.own.public
+
+
+@pytest.mark.parametrize("action", [["join", "AAAA"], ["rotate"]])
+def test_enrol_reads_a_split_boards_file(
+    action: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol_fleet("garden", tmp_path / "host", {"theo": tmp_path / "theo"})
+    config, asked = tmp_path / "board.toml", []
+    config.write_text(BOARD_TOML + "[training]\ncheckpoint = 5\n")
+    monkeypatch.setattr("ternmesh.trust.enrolment.read_code", lambda _: None)
+
+    def ask(link: LinkConfig, name: str, *_: object) -> None:
+        asked.append((link.url, name))
+        raise TernmeshError("nobody is there")
+
+    monkeypatch.setattr("edge.joining.join", ask)
+    monkeypatch.setattr("edge.joining.rotate", ask)
+    main(["enrol", action[0], "--config", str(config), *action[1:]])
+    assert asked == [("mqtt://127.0.0.1:1", "theo")]
+
+
 def test_a_checkpoint_of_another_model_is_refused() -> None:
-    stage = Stage(make_cut(labels_stay=False).middle)
-    other = Stage(nn.Linear(2, 2))
+    stage = Stage(make_cut(labels_stay=False).middle, 1.0)
+    other = Stage(nn.Linear(2, 2), 1.0)
     for state in (other.state(), b"", b"something else"):
         with pytest.raises(TernmeshError, match="begin anew"):
             stage.restore(state)
