@@ -35,6 +35,8 @@ _REFUSALS = {
     "enrolment": "its log says why; a name that is enrolled keeps its key until that is rotated or "
     "revoked",
     "revoked": "the host has revoked this board's key: move its identity away for a new one",
+    "early": "this board's keys were changed within the last hour: ask again then",
+    "full": "this board has changed its keys as often as it may: enrol it under another name",
     "unknown key": "the host does not know this board's key: enrol it first",
 }
 T = TypeVar("T")

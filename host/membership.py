@@ -39,7 +39,7 @@ def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str
     return members(keyring)
 
 
-def code(desk: Desk, request: Mapping[str, Any], now: float) -> dict[str, Any]:
+def code(desk: Desk[Any], request: Mapping[str, Any], now: float) -> dict[str, Any]:
     """The answer to `{"enrol": "code", "role": ..., "minutes": ...}`."""
     try:
         role, minutes = Role[str(request.get("role", "")).upper()], float(request["minutes"])

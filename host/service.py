@@ -62,7 +62,7 @@ class HostService:
         self.coordinator = Coordinator(
             stored.plan, settings, model_hash, stored.run, stored.state, trust
         )
-        self.desk: Desk | None = None
+        self.desk: Desk[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
             self.desk = Desk(self.coordinator, self._keyring)
         endpoint = self.desk or self.coordinator

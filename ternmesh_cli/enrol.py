@@ -24,7 +24,7 @@ from ternmesh.trust.neighbours import TEXT_MAX as FLEET_MAX
 from ternmesh.trust.roster import found_fleet
 from ternmesh.trust.signers import quantum_key
 from ternmesh_cli.arguments import real
-from ternmesh_cli.key_ends import End, asked, host_of, read
+from ternmesh_cli.key_ends import End, asked, host_of, link_of, read
 from ternmesh_cli.keys import keyring_at
 from ternmesh_store.keyring import Keyring, read_identity_file
 from transports.control_socket import ask
@@ -196,14 +196,13 @@ def _code(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _join(arguments: argparse.Namespace) -> dict[str, Any]:
-    from edge.config import read_node_config
     from edge.joining import join
     from ternmesh.trust.enrolment import read_code
 
     config, code = read(arguments.config), read_code(arguments.code)
-    node = read_node_config(arguments.config)
+    link = link_of(arguments.config, config)
     with keyring_at(config.folder, config.name, config.role, config.trust) as keyring:
-        keyring.adopt(join(node.link, config.name, config.folder, keyring.own.public, code))
+        keyring.adopt(join(link, config.name, config.folder, keyring.own.public, code))
         return {**_own(keyring), "host": keyring.roster.host.fingerprint.hex()}
 
 
@@ -240,10 +239,9 @@ def _finish_rotation(config: End, keyring: Keyring) -> dict[str, Any]:
 
 def _open_link(path: Path, config: End) -> LinkConfig:
     """The link of a node over which it may ask the host; TrustError where that goes elsewhere."""
-    from edge.config import read_node_config
     from edge.joining import may_ask
 
-    link = read_node_config(path).link if config.role is Role.NODE else None
+    link = link_of(path, config) if config.role is Role.NODE else None
     if link is None or not may_ask(link):
         raise TrustError(
             "over radios and gateways, which know the old keys, the line must be carried: "

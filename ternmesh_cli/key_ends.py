@@ -12,6 +12,8 @@ from ternmesh.trust.signers import choose_signers
 from ternmesh.trust.signing import Signers
 from ternmesh_cli.ends import read_end, socket_of
 from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
+from transports.base import check_node
+from transports.bearer import check_link
 from transports.control_socket import NobodyAnswers, ask
 from transports.link_config import LinkConfig
 
@@ -51,6 +53,21 @@ def read(path: Path) -> End:
         folder=path.resolve().parent / content["state_dir"],
         trust=read_table(TrustConfig, trust, "trust"),
     )
+
+
+def link_of(path: Path, config: End) -> LinkConfig:
+    """The link of a node, or of a board of a split training; ConfigError.
+
+    The rest of their files, which differ, is not looked at.
+    """
+    table = read_end(path).get("link", {})
+    try:
+        check_node(config.name)
+        link = read_table(LinkConfig, table, "link").anchored(path.resolve().parent)
+        check_link(link, config.name)
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return link
 
 
 def asked(config: End, request: dict[str, Any]) -> dict[str, Any] | None:

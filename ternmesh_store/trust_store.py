@@ -28,11 +28,12 @@ TRUST = "trust.sqlite"
 END, HOP = "end", "hop"  # layers
 SCHEMA = Schema(
     application=0x544D5452,  # "TMTR"
-    version=2,
+    version=3,
     statements=(
         "CREATE TABLE fleet (fleet BLOB NOT NULL, host BLOB NOT NULL, number INTEGER NOT NULL)",
         "CREATE TABLE member (name TEXT PRIMARY KEY, identity BLOB NOT NULL)",
         "CREATE TABLE revoked (fingerprint BLOB PRIMARY KEY)",
+        "CREATE TABLE rotated (name TEXT NOT NULL, fingerprint BLOB PRIMARY KEY)",
         "CREATE TABLE peer (layer TEXT NOT NULL, name TEXT NOT NULL, state BLOB NOT NULL, "
         "PRIMARY KEY (layer, name))",
         "CREATE TABLE broadcast (layer TEXT PRIMARY KEY, state BLOB NOT NULL)",
@@ -76,25 +77,28 @@ class TrustStore:
         [(fleet, host, number)] = found
         members = self._database.rows("SELECT identity FROM member ORDER BY name")
         revoked = self._database.rows("SELECT fingerprint FROM revoked ORDER BY fingerprint")
+        rotated = self._database.rows("SELECT name, fingerprint FROM rotated ORDER BY 1, 2")
         state = RosterState(
             fleet,
             read_identity(host),
             tuple(read_identity(identity) for (identity,) in members),
             tuple(fingerprint for (fingerprint,) in revoked),
             number,
+            tuple(rotated),
         )
         return Roster(state)
 
     def keep_roster(self, state: RosterState) -> None:
         """Write a roster in the place of the last one."""
         database = self._database
-        for table in ("fleet", "member", "revoked"):
+        for table in ("fleet", "member", "revoked", "rotated"):
             database.write(f"DELETE FROM {table}")
         host = write_identity(state.host)
         database.write("INSERT INTO fleet VALUES (?, ?, ?)", state.fleet, host, state.number)
         rows = [(member.name, write_identity(member)) for member in state.members]
         database.write_many("INSERT INTO member VALUES (?, ?)", rows)
         database.write_many("INSERT INTO revoked VALUES (?)", [(key,) for key in state.revoked])
+        database.write_many("INSERT INTO rotated VALUES (?, ?)", state.rotated)
 
     def sealing(self, layer: str) -> SealingState:
         """Where the seals of a layer stood at the last commit."""

@@ -42,7 +42,6 @@ from ternmesh.trust.notary import Trust
 from ternmesh.wire import control, manifest, seal
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt, Refusal
 from ternmesh.wire.reference import (
-    COUNTED_MAX,
     Reference,
     Snapshot,
     certify,
@@ -55,7 +54,6 @@ from ternmesh.wire.reference import (
 ALL = "all"
 CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
 ANSWER_MIN_S = 1.0  # at most one refusal a peer in this time
-NODES_BUNDLED_MAX = COUNTED_MAX * 2 // 3  # a bundle of two has a third row of its own
 
 
 class Coordinator:
@@ -100,6 +98,9 @@ class Coordinator:
     def start(self, now: float) -> None:
         """Begin, or go on after a restart: the open round gets a fresh deadline."""
         self._outgoing.ask(now)  # with a key for those who are to read the announce
+        for node in self.nodes.values():
+            if not self._notary.may_train(node.name):
+                self._forget(node.context)  # it was revoked while the host was down
         if self.phase == OPEN:
             self._open_round(now)
         self._announce(now)
@@ -129,11 +130,11 @@ class Coordinator:
 
     def handle_timeout(self, now: float) -> None:
         """Close or extend the round at its deadline; announce where the run stands."""
+        self._outgoing.ask(now)
         if self.phase == OPEN and now >= self.deadline:
             self._deadline_passed(now)
         if now >= self._announce_at:
             self._announce(now)
-        self._outgoing.ask(now)
 
     def next_event(self) -> HostEvent | None:
         """The next thing to make durable or show, until None."""
@@ -221,9 +222,8 @@ class Coordinator:
     def _register(self, hello: Hello) -> Node:
         node = self._names.get(hello.name)
         if node is None:
-            most = NODES_BUNDLED_MAX if self.settings.bundles else COUNTED_MAX
-            if len(self.nodes) >= min(self.settings.nodes_max, most):
-                raise WireError("full", f"this host takes {self.settings.nodes_max} nodes")
+            if len(self.nodes) >= self.settings.places:
+                raise WireError("full", f"this host takes {self.settings.places} nodes")
             context = max(self.nodes, default=0) + 1
             node = Node(context, hello.name, 0)
             self.nodes[context] = self._names[hello.name] = node
@@ -247,9 +247,8 @@ class Coordinator:
     def _catch_up(self, node: Node, hello: Hello, now: float) -> None:
         version = hello.version if hello.run == self.run else 0
         known = hello.reference if hello.run == self.run else self._chain.hash_of(0)
-        if version == self.version and known == self.reference:
-            return
-        if not self._catch_ups.may(node.name, now):
+        is_up_to_date = version == self.version and known == self.reference
+        if is_up_to_date or not self._catch_ups.may(node.name, now):
             return
         for content in self._missing(node, version, known):
             objects = self._notary.travelling(self.run, content)
@@ -295,6 +294,7 @@ class Coordinator:
         node = self._names.get(name)
         if node is not None:
             self._forget(node.context)
+            self._outgoing.ask(now)  # for the rest a new broadcast key, before what is under it
             self._advance(now)
 
     def _deadline_passed(self, now: float) -> None:

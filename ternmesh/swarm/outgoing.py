@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from ternmesh.errors import WireError
-from ternmesh.swarm.events import CountersReserved, TrustChanged
+from ternmesh.swarm.events import CountersReserved, Refused, TrustChanged
 from ternmesh.trust.sealing import OpenSealing, Sealing
 from ternmesh.wire import pieces
 
@@ -63,11 +63,12 @@ class Outgoing:
         """The next of `events`, then what must be on disk before `drain`, until None.
 
         Windows that moved are kept only with what came of a frame: nobody repeats with gain what
-        has changed nothing, and announces must not wear a card.
+        has changed nothing, and neither announces nor frames that are refused must wear a card.
         """
         if events:
-            self._has_acted = True
-            return events.popleft()
+            event = events.popleft()
+            self._has_acted |= not isinstance(event, Refused)
+            return event
         changes = self._sealing.changes() if self._has_acted or self._queue else ()
         self._has_acted = False
         if changes:

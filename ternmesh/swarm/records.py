@@ -8,10 +8,11 @@ import numpy as np
 from ternmesh.hypervector import feedback
 from ternmesh.plan import Plan
 from ternmesh.swarm.events import Fixed, Pending, Vector
-from ternmesh.wire.reference import Counted
+from ternmesh.wire.reference import COUNTED_MAX, Counted
 
 NO_RUN = bytes(8)
 NO_REFERENCE = bytes(16)
+NODES_BUNDLED_MAX = COUNTED_MAX * 2 // 3  # a bundle of two has a third row of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Settings:
     nodes_max: int = 1024
     chain_max: int = 256
     bundles: bool = False
+
+    @property
+    def places(self) -> int:
+        """How many nodes the host takes: those of a reference must fit it."""
+        return min(self.nodes_max, NODES_BUNDLED_MAX if self.bundles else COUNTED_MAX)
 
 
 @dataclass(frozen=True, slots=True)

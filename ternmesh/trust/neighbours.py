@@ -6,6 +6,7 @@ it; a list that is old does no harm, since nobody comes back who was revoked.
 
 import base64
 import struct
+from dataclasses import replace
 from typing import Protocol
 
 from ternmesh.errors import TrustError, WireError
@@ -18,11 +19,11 @@ from ternmesh.trust.identity import (
     write_identity,
 )
 from ternmesh.trust.primitives import SIGNATURE_SIZE, verify
-from ternmesh.trust.roster import HOST, MEMBERS_MAX, REVOKED_MAX, Roster, RosterState
+from ternmesh.trust.roster import HOST, MEMBERS_MAX, OVER_MAX, Roster, RosterState
 from ternmesh.trust.statement import statement
 
 MARK = "TM1-FLEET:"
-TEXT_MAX = 1 << 20
+TEXT_MAX = 1 << 21
 _COUNT = struct.Struct("<H")
 
 
@@ -60,8 +61,8 @@ class Behind:
 
 
 def write_fleet(host: Identity, state: RosterState) -> str:
-    """The host's list of its members and of who was revoked, as one line."""
-    gone = set(state.revoked)
+    """The host's list of its members and of the keys that are over, as one line."""
+    gone = {*state.revoked, *(fingerprint for _, fingerprint in state.rotated)}
     members = [write_identity(m) for m in state.members if m.fingerprint not in gone]
     content = _COUNT.pack(len(members)) + b"".join(bytes((len(m),)) + m for m in sorted(members))
     content += _COUNT.pack(len(gone)) + b"".join(sorted(gone))
@@ -88,10 +89,11 @@ def read_fleet(text: str, roster: Roster) -> RosterState:
     except (WireError, struct.error, IndexError) as error:
         raise TrustError("this list of a fleet was not signed by this end's host") from error
     state = roster.state
-    every = tuple(sorted({*state.revoked, *revoked}))
-    found = Roster(RosterState(state.fleet, state.host, state.members, every, state.number))
+    own = {fingerprint for _, fingerprint in state.rotated}
+    gone = {*state.revoked, *revoked, *own}
+    found = Roster(replace(state, revoked=tuple(sorted(gone - own))))
     for member in members:
-        if member.fingerprint not in every:
+        if member.fingerprint not in gone:
             found.enrol(member)
     return found.state
 
@@ -103,7 +105,7 @@ def _read(content: bytes) -> tuple[list[PublicIdentity], list[bytes]]:
         end = at + 1 + content[at]
         members.append(read_identity(content[at + 1 : end]))
         at = end
-    count = _count(content, at, 2 * REVOKED_MAX)
+    count = _count(content, at, OVER_MAX)
     at += _COUNT.size
     if len(content) != at + count * FINGERPRINT_SIZE:
         raise IndexError

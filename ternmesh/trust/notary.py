@@ -130,10 +130,7 @@ class OpenNotary:
 
 
 class KeyedNotary:
-    """Signs with `own` keys; whose signature counts, say `roster` and `signers`.
-
-    Without `signers` it takes the host's alone, also after the host has rotated its keys.
-    """
+    """Signs with `own` keys; whose signature counts, say `roster` and `signers`."""
 
     names_model = False
 
@@ -143,14 +140,14 @@ class KeyedNotary:
         roster: Roster,
         model_hash: bytes,
         sealing: KeyedSealing,
-        signers: Signers | None = None,
-        cosigners: Sequence[Identity] = (),
+        signers: Signers,
+        cosigners: Sequence[Identity],
     ) -> None:
         self._own, self._roster, self._sealing = own, roster, sealing
-        self._model_hash, self._given = model_hash, signers
+        self._model_hash, self._signers = model_hash, signers
         self._rows: tuple[tuple[int, Identity], ...] = ()
         self._quantum: QuantumKey | None = None
-        if signers is not None and own.public.role is Role.HOST:
+        if own.public.role is Role.HOST:
             self._rows = held(signers, (own, *cosigners))
             self._quantum = own_quantum(signers, own)
 
@@ -167,8 +164,7 @@ class KeyedNotary:
     def certify(self, run: bytes, content: bytes) -> Certificate:
         """See `Notary`."""
         place = self._place(run)
-        rows = self._rows or ((0, self._own),)
-        return tuple(sign_content(identity, index, place, content) for index, identity in rows)
+        return tuple(sign_content(one, index, place, content) for index, one in self._rows)
 
     def travelling(self, run: bytes, data: bytes) -> list[bytes]:
         """See `Notary`."""
@@ -217,10 +213,6 @@ class KeyedNotary:
         except WireError:
             return False
 
-    @property
-    def _signers(self) -> Signers:
-        return self._given or Signers((self._roster.host,))
-
     def _place(self, run: bytes) -> Place:
         return Place(self._roster.fleet, run, self._model_hash)
 
@@ -254,4 +246,5 @@ def make_trust(
     """
     hub = None if own.public.role is Role.HOST else HOST
     sealing = KeyedSealing(own, roster, SUITE_END, instance, counter, state, hub=hub)
+    signers = signers or Signers((roster.host,))
     return Trust(sealing, KeyedNotary(own, roster, model_hash, sealing, signers, cosigners))

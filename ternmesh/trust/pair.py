@@ -113,9 +113,10 @@ class Pair:
 
     def begin(self, epoch: int) -> None:
         """Begin another session of this process; the peer must be told."""
+        epoch = min(epoch, EPOCH_MAX)
         if epoch <= self.epoch:
             return
-        self._out.session = Session(self._instance, min(epoch, EPOCH_MAX))
+        self._out.session = Session(self._instance, epoch)
         self._out.ciphers.clear()
         self.changed = True
         self.tell()
@@ -228,6 +229,7 @@ class Pair:
             # then counts itself, or a frame of a short life that was long under way.
             is_copy = session.epoch == known.session.epoch
             self._floor = min(known.session.epoch + 1, EPOCH_MAX)
+            self._retired.append(session)  # once: a recording must not do it again and again
             self.clones += is_copy
             self._ask_for_echo(claims, instance)
             reason = "clone" if is_copy else "replay"

@@ -138,6 +138,11 @@ def verify_quantum(public: bytes, signature: bytes, message: bytes) -> None:
         raise _bad_signature() from error
 
 
+def need_quantum() -> None:
+    """TrustError where this `cryptography`, or what is under it, has no ML-DSA-44."""
+    QuantumKey(bytes(SEED_SIZE))
+
+
 def _need_mldsa() -> None:
     if not _HAS_MLDSA:
         raise _no_mldsa()

@@ -25,18 +25,24 @@ from ternmesh.trust.statement import statement
 HOST, ALL = "host", "all"
 MEMBERS_MAX = 4096
 REVOKED_MAX = 4096
+ROTATED_MAX = 12  # by one name, in all: none is ever forgotten, as a gateway may still know it
+OVER_MAX = REVOKED_MAX + MEMBERS_MAX * ROTATED_MAX  # keys that are over; they fit a u16
 _LIST = struct.Struct("<IH")
 
 
 @dataclass(frozen=True, slots=True)
 class RosterState:
-    """What must survive: `revoked` are fingerprints, `number` that of the list they came in."""
+    """What must survive: `revoked` are fingerprints, `number` that of the list they came in.
+
+    `rotated` are the fingerprints that members have left behind, each behind the name of its owner.
+    """
 
     fleet: bytes
     host: PublicIdentity
     members: tuple[PublicIdentity, ...] = ()
     revoked: tuple[bytes, ...] = ()
     number: int = 0
+    rotated: tuple[tuple[str, bytes], ...] = ()
 
 
 def found_fleet(name: str, host: PublicIdentity) -> RosterState:
@@ -55,13 +61,15 @@ class Roster:
         self._host = state.host
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
+        self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
 
     @property
     def state(self) -> RosterState:
         """What must survive; the lists are sorted."""
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
-        return RosterState(self.fleet, self._host, members, revoked, self.number)
+        rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
+        return RosterState(self.fleet, self._host, members, revoked, self.number, rotated)
 
     @property
     def host(self) -> PublicIdentity:
@@ -81,8 +89,10 @@ class Roster:
         """Take a member in; False where it is in already. TrustError, never another key."""
         if public.name in (HOST, ALL) or public.role is Role.HOST:
             raise TrustError("the names host and all, and the role of the host, are taken")
-        if public.fingerprint in self._revoked:
-            raise TrustError(f"the key of {public.name} was revoked: make it a new identity")
+        if self._is_over(public.fingerprint):
+            raise TrustError(
+                f"the key of {public.name} was revoked or rotated: make it a new identity"
+            )
         known = self._members.get(public.name)
         if known == public:
             return False
@@ -100,21 +110,20 @@ class Roster:
         return True
 
     def rotate(self, data: bytes) -> PublicIdentity:
-        """Take a rotation (`write_rotation`), and the new identity's name it; WireError."""
+        """Take a member's rotation (`write_rotation`); its new identity. WireError."""
         old, new = read_rotation(data, self.fleet, self._owner_of(data))
-        if new.fingerprint in self._revoked:
+        if self._is_over(new.fingerprint):
             raise WireError("revoked", f"{new.name} cannot go back to a key that is over")
         others = [self._host, *self._members.values()]
         others.remove(old)
         if any(new.verify == o.verify or new.exchange == o.exchange for o in others):
             raise WireError("enrolment", f"the new key of {new.name} is somebody else's")
-        if len(self._revoked) >= REVOKED_MAX:
-            raise WireError("full", "too many keys were revoked or rotated in this fleet")
-        self._revoked.add(old.fingerprint)
-        if old == self._host:
-            self._host = new
-        else:
-            self._members[new.name] = new
+        if list(self._rotated.values()).count(new.name) >= ROTATED_MAX:
+            raise WireError(
+                "full", f"{new.name} has changed its keys {ROTATED_MAX} times: give it a new name"
+            )
+        self._rotated[old.fingerprint] = new.name
+        self._members[new.name] = new
         return new
 
     def rotated(self, data: bytes) -> PublicIdentity | None:
@@ -123,8 +132,9 @@ class Roster:
             new = read_identity(data[FINGERPRINT_SIZE : -2 * SIGNATURE_SIZE])
         except TrustError:
             return None
-        known = self._host if new.role is Role.HOST else self._members.get(new.name)
-        return new if known == new and data[:FINGERPRINT_SIZE] in self._revoked else None
+        is_in_force = self._members.get(new.name) == new
+        is_of_it = self._rotated.get(data[:FINGERPRINT_SIZE]) == new.name
+        return new if is_in_force and is_of_it else None
 
     def revoke(self, data: bytes) -> bool:
         """Take the host's list (`write_revocations`); False for one that is known. WireError."""
@@ -133,14 +143,17 @@ class Roster:
             raise WireError("replay", "a list of revocations older than the one in force")
         if number == self.number:
             return False
-        if len(self._revoked | revoked) > 2 * REVOKED_MAX:
-            raise WireError("full", "too many keys were revoked or rotated in this fleet")
+        if len(self._revoked | revoked) > OVER_MAX:
+            raise WireError("full", "too many keys were revoked in this fleet")
         self._revoked |= revoked  # nobody comes back
         self.number = number
         return True
 
+    def _is_over(self, fingerprint: bytes) -> bool:
+        return fingerprint in self._revoked or fingerprint in self._rotated
+
     def _owner_of(self, data: bytes) -> PublicIdentity:
-        for member in (self._host, *self._members.values()):
+        for member in self._members.values():
             if member.fingerprint == data[:FINGERPRINT_SIZE]:
                 if member.fingerprint in self._revoked:
                     raise WireError("revoked", f"a revoked key of {member.name} cannot be rotated")
@@ -180,10 +193,14 @@ def read_rotation(
 def write_revocations(
     host: Identity, fleet: bytes, number: int, fingerprints: Iterable[bytes]
 ) -> bytes:
-    """The host's list; `number` rises with every list."""
+    """The host's list; `number` rises with every list. TrustError for one that is too long."""
     rows = sorted(set(fingerprints))
-    if len(rows) > REVOKED_MAX or any(len(row) != FINGERPRINT_SIZE for row in rows):
-        raise ValueError(f"a list has at most {REVOKED_MAX} fingerprints of {FINGERPRINT_SIZE}")
+    if any(len(row) != FINGERPRINT_SIZE for row in rows):
+        raise ValueError(f"a fingerprint has {FINGERPRINT_SIZE} bytes")
+    if len(rows) > REVOKED_MAX:
+        raise TrustError(
+            f"a fleet can revoke at most {REVOKED_MAX} keys: begin a new one (SECURITY.md says how)"
+        )
     content = _LIST.pack(number, len(rows)) + b"".join(rows)
     return content + host.sign(statement("revocations", fleet, content))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ternmesh.errors import TrustError
 from ternmesh.trust.identity import Identity, PublicIdentity, parse_identity, parse_quantum
-from ternmesh.trust.primitives import SEED_SIZE, QuantumKey, hkdf
+from ternmesh.trust.primitives import SEED_SIZE, QuantumKey, hkdf, need_quantum
 from ternmesh.trust.signing import Signers
 
 QUANTUM_SIZE = 2438  # bytes of an object with an ML-DSA-44 signature
@@ -19,10 +19,13 @@ def choose_signers(
 ) -> Signers:
     """The identities of `lines`, or the host's where there are none; TrustError.
 
-    With `quantum`, the line of an ML-DSA-44 key, the host signs with that as well.
+    With `quantum`, the line of an ML-DSA-44 key, the host signs with that as well; an end that
+    could not check such a signature is told here, at its start.
     """
     found = [parse_identity(line) for line in lines] or [host]
     key = parse_quantum(quantum) if quantum else b""
+    if key:
+        need_quantum()
     try:
         return Signers(tuple(sorted(found, key=lambda one: one.verify)), needed, key)
     except ValueError as error:

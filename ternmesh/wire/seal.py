@@ -1,7 +1,7 @@
 """The seal around every frame: 6 bytes of header, the body, 8 bytes of tag. SPEC.md section 3.
 
 Suite 0 ("open") fills the tag with a truncated SHA-256: it finds damage and authenticates nobody.
-The suites that do are filled in by the trust work; the bytes they need are here from version 1.
+Suites 1 and 2 do, in the same bytes: `ternmesh.trust.keyed`.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ COUNTER_BITS = 24
 class Header:
     """What a frame says of itself before its body: version, suite, key phase, context, counter.
 
-    `context` names fleet, sender, receiver and epoch in two bytes; `counter` is the low 24 bits of
-    the sender's 64-bit frame counter.
+    `context` says between whom the frame travels; fleet and sender are in the key (SPEC.md section
+    9.2). `key_phase` is the low bit of the epoch; `counter` the low 24 bits of the sender's 64.
     """
 
     context: int

@@ -6,16 +6,19 @@ import os
 import threading
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge import joining
 from host import membership
-from host.desk import Desk
+from host.desk import ROTATED_MIN_S, Desk
 from ternmesh.errors import TrustError, WireError
+from ternmesh.trust import rotation
 from ternmesh.trust.identity import Role
-from ternmesh.trust.roster import HOST
+from ternmesh.trust.roster import HOST, REVOKED_MAX, ROTATED_MAX, Roster
+from ternmesh.wire import control, seal
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_store import keyring as keyring_module
@@ -127,8 +130,9 @@ def test_a_board_changes_its_keys_and_the_old_ones_are_over(fleet, monkeypatch):
     assert fleet.key_at_host() == new
     assert not (fleet.folder / "ada" / "identity.next").exists()
     with fleet.open("host") as host:
-        assert old.fingerprint in host.roster.state.revoked
-        with pytest.raises(TrustError, match="revoked"):
+        assert host.roster.state.rotated == (("ada", old.fingerprint),), "also on disk"
+        assert host.roster.state.revoked == ()
+        with pytest.raises(TrustError, match="rotated"):
             host.roster.enrol(old)
     over_link(monkeypatch, fleet, rotate)
     assert fleet.key_at_host() == fleet.key_on_disk() not in (old, new)
@@ -223,9 +227,6 @@ def test_a_refused_code_is_told_at_once(fleet, monkeypatch):
 
 
 def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):
-    from ternmesh.trust import rotation
-    from ternmesh.wire import seal
-
     with fleet.open("host") as host, fleet.open("ada") as ada:
         behind = NoCoordinator()
         desk = Desk(behind, host)
@@ -237,6 +238,57 @@ def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):
         assert behind.heard == [other, frame[:-1], b"", b"\xff" * 30] * 3
         with pytest.raises(WireError):
             seal.open_seal(frame[:-1])
+
+
+def ask(desk, frame, now):
+    """The body that the desk answers with."""
+    desk.receive_frames("ada", [frame], now)
+    [(_, [answer])] = desk.frames_to_send(now)
+    return seal.open_seal(answer)[1]
+
+
+def test_a_member_changes_its_keys_once_an_hour(fleet):
+    with fleet.open("host") as host, fleet.open("ada") as ada:
+        desk, now = Desk(NoCoordinator(), host), 0.0
+        requests = []
+        for _ in range(2):
+            body = rotation.write_request(ada.begin_rotation())
+            requests.append(seal.seal(seal.Header(0, 0), body))
+            ada.finish_rotation()
+        forged = requests[0][:-9] + bytes((requests[0][-9] ^ 1,))
+        forged = seal.seal(seal.Header(0, 0), forged[6:])
+        first, second = requests
+        assert ask(desk, forged, now)[0] == control.KIND, "it does not begin the hour"
+        taken = ask(desk, first, now + 1)
+        assert taken[0] == rotation.ANSWER
+        assert ask(desk, first, now + 5) == taken, "it is answered again"
+        refusal = control.read_control(ask(desk, second, now + ROTATED_MIN_S))
+        assert refusal.reason == "early"
+        assert ask(desk, second, now + 1 + ROTATED_MIN_S)[0] == rotation.ANSWER
+        assert host.roster.find("ada") == ada.own.public
+
+
+def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
+    with fleet.open("host") as host, fleet.open("ada") as ada:
+        desk, now = Desk(NoCoordinator(), host), 0.0
+        answers = []
+        for _ in range(ROTATED_MAX + 1):
+            now += ROTATED_MIN_S
+            body = rotation.write_request(ada.begin_rotation())
+            answers.append(ask(desk, seal.seal(seal.Header(0, 0), body), now))
+            ada.finish_rotation()
+        assert [answer[0] for answer in answers[:-1]] == [rotation.ANSWER] * ROTATED_MAX
+        assert control.read_control(answers[-1]).reason == "full"
+        [member] = membership.answer(host, {"enrol": "revoke", "name": "ada"})["members"]
+        assert member["revoked"]
+
+
+def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):
+    with fleet.open("host") as host:
+        rows = tuple(number.to_bytes(16, "big") for number in range(REVOKED_MAX))
+        host._roster = Roster(replace(host.roster.state, revoked=rows))
+        answer = membership.answer(host, {"enrol": "revoke", "name": "ada"})
+        assert "begin a new one" in answer["error"]
 
 
 @pytest.fixture

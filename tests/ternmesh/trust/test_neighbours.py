@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from ternmesh.errors import TrustError, WireError
 from ternmesh.trust.identity import Identity, Role, make_identity
 from ternmesh.trust.neighbours import MARK, Behind, read_fleet, write_fleet
-from ternmesh.trust.roster import Roster, found_fleet, write_revocations, write_rotation
+from ternmesh.trust.roster import (
+    ROTATED_MAX,
+    Roster,
+    found_fleet,
+    write_revocations,
+    write_rotation,
+)
 
 
 def someone(name: str, role: Role = Role.NODE, key: int = 0) -> Identity:
@@ -64,6 +70,22 @@ def test_a_known_key_is_replaced_only_when_the_host_says_that_it_is_over() -> No
     host.rotate(write_rotation(ADA, new, host.fleet))
     learned = Roster(read_fleet(write_fleet(HOST, host.state), other))
     assert learned.find("ada") == new.public
+
+
+def test_a_list_names_every_key_that_a_member_has_left_behind() -> None:
+    """Else a gateway that heard of none of them in between would go on with a revoked board."""
+    host, other = rosters()
+    other, key = Roster(read_fleet(write_fleet(HOST, host.state), other)), ADA
+    for number in range(1, ROTATED_MAX + 1):
+        new = someone("ada", key=number)
+        host.rotate(write_rotation(key, new, host.fleet))
+        key = new
+    host.revoke(write_revocations(HOST, host.fleet, 1, [key.public.fingerprint]))
+    text = write_fleet(HOST, host.state)
+    learned = Roster(read_fleet(text, other))
+    with pytest.raises(WireError, match="revoked"):
+        learned.find("ada")
+    assert read_fleet(text, host) == host.state, "to the host its own list is no news"
 
 
 def test_nobody_elses_list_is_taken() -> None:

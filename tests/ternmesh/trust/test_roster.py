@@ -7,7 +7,9 @@ from ternmesh.errors import TrustError, WireError
 from ternmesh.trust.identity import Identity, Role, make_identity
 from ternmesh.trust.roster import (
     MEMBERS_MAX,
+    OVER_MAX,
     REVOKED_MAX,
+    ROTATED_MAX,
     Roster,
     RosterState,
     found_fleet,
@@ -103,12 +105,50 @@ def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:
     assert reason(back, fleet) == "revoked"
 
 
-def test_the_host_rotates_too_and_signs_on_with_its_new_key() -> None:
+def test_the_hosts_own_keys_cannot_be_rotated() -> None:
     fleet, new = roster(THEO), make_identity("greenhouse", Role.HOST, entropy("new host"))
-    assert fleet.rotate(write_rotation(HOST, new, fleet.fleet)) == new.public
-    old = write_revocations(HOST, fleet.fleet, 1, [THEO.public.fingerprint])
-    assert reason(old, fleet, rotation=False) == "signature"
-    assert fleet.revoke(write_revocations(new, fleet.fleet, 1, [THEO.public.fingerprint]))
+    rotation = write_rotation(HOST, new, fleet.fleet)
+    assert reason(rotation, fleet) == "unknown key"
+    assert fleet.rotated(rotation) is None
+    assert fleet.host == HOST.public
+
+
+def rotate_often(fleet: Roster, name: str) -> list[Identity]:
+    """As often as a name may; its keys, the present one last."""
+    keys = [someone(name)]
+    for number in range(ROTATED_MAX):
+        keys.append(make_identity(name, Role.NODE, entropy(name, number)))
+        fleet.rotate(write_rotation(keys[-2], keys[-1], fleet.fleet))
+    return keys
+
+
+def test_who_rotates_for_ever_takes_nobodys_place() -> None:
+    fleet = roster(THEO, someone("mallory"))
+    keys = rotate_often(fleet, "mallory")
+    more = make_identity("mallory", Role.NODE, entropy("one more"))
+    assert reason(write_rotation(keys[-1], more, fleet.fleet), fleet) == "full"
+    assert not fleet.state.revoked
+    assert fleet.rotate(write_rotation(THEO, NEXT, fleet.fleet)) == NEXT.public
+    everyone = [number.to_bytes(16, "big") for number in range(REVOKED_MAX - 1)]
+    everyone.append(keys[-1].public.fingerprint)
+    assert fleet.revoke(write_revocations(HOST, fleet.fleet, 1, everyone))
+    with pytest.raises(WireError, match="revoked"):
+        fleet.find("mallory")
+    assert OVER_MAX < 1 << 16
+
+
+def test_none_of_the_keys_that_were_rotated_comes_back() -> None:
+    fleet = roster(someone("mallory"))
+    *old, present = rotate_often(fleet, "mallory")
+    again = Roster(fleet.state)
+    assert again.state == fleet.state
+    for key in old:
+        assert reason(write_rotation(present, key, fleet.fleet), again) == "revoked"
+        assert reason(write_rotation(key, present, fleet.fleet), again) == "unknown key"
+    again.revoke(write_revocations(HOST, fleet.fleet, 1, [present.public.fingerprint]))
+    for key in old:
+        with pytest.raises(TrustError, match="rotated"):
+            again.enrol(key.public)
 
 
 def test_a_rotation_changes_neither_name_nor_role_nor_takes_anothers_key() -> None:
@@ -161,10 +201,10 @@ def test_a_list_of_another_signer_or_fleet_is_refused() -> None:
         write_revocations(HOST, bytes(16), 1, []),
     ):
         assert reason(data, fleet, rotation=False) == "signature"
-    with pytest.raises(ValueError, match="at most"):
+    with pytest.raises(ValueError, match="16 bytes"):
         write_revocations(HOST, fleet.fleet, 1, [bytes(15)])
     rows = [number.to_bytes(16, "big") for number in range(REVOKED_MAX + 1)]
-    with pytest.raises(ValueError, match="at most"):
+    with pytest.raises(TrustError, match="at most"):
         write_revocations(HOST, fleet.fleet, 1, rows)
 
 

@@ -4,6 +4,7 @@ import pytest
 from trust_ends import someone
 
 from ternmesh.errors import TrustError, WireError
+from ternmesh.trust import primitives
 from ternmesh.trust.identity import Role, identity_text, parse_quantum, quantum_text
 from ternmesh.trust.release_signatures import sign_release, signatures_of, verify_release
 from ternmesh.trust.signers import choose_signers, held, own_quantum, quantum_key
@@ -24,6 +25,16 @@ def test_rules_that_nobody_could_meet_are_refused() -> None:
             choose_signers(HOST.public, lines, needed)
     with pytest.raises(TrustError, match="TM1:"):
         choose_signers(HOST.public, ["ann"], 1)
+
+
+def test_who_cannot_check_such_a_signature_is_told_at_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = quantum_text(quantum_key(HOST).public)
+    monkeypatch.setattr(primitives, "_HAS_MLDSA", False)
+    with pytest.raises(TrustError, match="install version 48"):
+        choose_signers(HOST.public, LINES, 2, line)
+    choose_signers(HOST.public, LINES, 2)
 
 
 def test_as_many_sign_as_it_takes() -> None:

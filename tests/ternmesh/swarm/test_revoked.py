@@ -1,0 +1,114 @@
+"""Who is revoked does not count, whenever it was; and what is forged wears no disk."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.swarm.coordinator import Coordinator
+from ternmesh.swarm.events import (
+    BodyAccepted,
+    PacketForgotten,
+    ReferenceMade,
+    Refused,
+    TrustChanged,
+)
+from ternmesh.swarm.member import HOST
+from ternmesh.swarm.records import CoordinatorState, NodeRecord
+from ternmesh.trust.keys import nonce
+from ternmesh.trust.roster import write_revocations
+
+NAMES = ("theo", "yan", "mallory")
+
+
+@pytest.fixture
+def bench(new_bench: Any) -> Any:
+    """An open round of three nodes; nothing falls due by itself."""
+    made = new_bench(min_peers=1, deadline_s=3000, keys=NAMES, plan={"announce_s": 600})
+    for name in NAMES:
+        made.add(name)
+    for _ in range(3):
+        made.exchange()
+        made.wait(2.0)
+    made.exchange()
+    return made
+
+
+def revoke(bench: Any, roster: Any) -> None:
+    fingerprint = bench.keys.members["mallory"].public.fingerprint
+    roster.revoke(write_revocations(bench.keys.host, roster.fleet, 1, [fingerprint]))
+
+
+def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revoked(
+    bench: Any,
+) -> None:
+    theo, mallory = bench.nodes["theo"], bench.nodes["mallory"]
+    for node in (theo, mallory):
+        node.submit(0, bench.delta(node.context), bench.now)
+    bench.exchange()
+    assert bench.host.delivered(mallory.context) == "whole"
+    said = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
+    dimension = bench.plan.dimension
+    state = CoordinatorState(
+        fixed=np.zeros(dimension, np.int32),
+        residual=np.zeros(dimension, np.float32),
+        started=True,
+        nodes=tuple(NodeRecord(n.context, n.name, n.samples) for n in bench.host.nodes.values()),
+        bodies=tuple((event.context, event.body) for event in said),
+        counter=1 << 16,
+    )
+    trust = bench.keys.trust(HOST, 1 << 16)
+    revoke(bench, trust.notary._roster)
+    again = Coordinator(
+        bench.plan, bench.host.settings, bytes(range(32)), bench.host.run, state, trust
+    )
+    again.start(bench.now)
+    again.handle_timeout(bench.now + 3001)
+    events = []
+    while (event := again.next_event()) is not None:
+        events.append(event)
+    assert PacketForgotten(mallory.context, 0) in events
+    assert PacketForgotten(theo.context, 0) not in events
+    [made] = [event for event in events if isinstance(event, ReferenceMade)]
+    assert [row.context for row in made.counted] == [theo.context]
+
+
+@pytest.mark.parametrize("way", ["exclude", "timeout"])
+def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, way: str) -> None:
+    for name in ("theo", "yan"):
+        bench.nodes[name].submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    assert bench.host.version == 0
+    for node in bench.nodes.values():
+        node.refused.clear()
+    revoke(bench, bench.host._notary._roster)
+    bench.host._sealing.rekey()
+    if way == "exclude":
+        bench.host.exclude("mallory", bench.now)
+    else:
+        bench.host.deadline = bench.now
+        bench.host.handle_timeout(bench.now)
+    bench.exchange()
+    assert bench.host.version == 1
+    for name in ("theo", "yan"):
+        assert bench.nodes[name].version == 1
+        assert not bench.nodes[name].refused
+
+
+def test_forged_broadcasts_write_nothing(bench: Any) -> None:
+    """A member can seal one, and not sign it: each is refused, and none may cost an fsync."""
+    theo, listener = bench.nodes["theo"], bench.nodes["mallory"]._sealing._listener
+    keys, found = listener._keys, []
+    for number in range(20):
+        counter = listener._near + 1000 + number
+        head = bytes((1 << 5 | 1 << 2 | (keys.state.epoch & 1) << 1, 255, 255))
+        head += (counter & 0xFFFFFF).to_bytes(3, "little")
+        frame = head + keys.cipher(counter).seal(nonce(0xFFFF, counter), head, b"\x0e" + bytes(70))
+        theo.receive_frames(HOST, [frame], bench.now)
+        while (event := theo.next_event()) is not None:
+            found.append(type(event))
+    assert theo.refused["signature"] == 20
+    assert found == [Refused] * 20
+    theo.submit(0, bench.delta(0), bench.now)
+    bench.take("theo")
+    assert isinstance(bench.last("theo", TrustChanged), TrustChanged), "with what is sent next"
