@@ -17,6 +17,7 @@ import numpy as np
 from ternmesh.errors import WireError
 from ternmesh.link.link import Link, LinkFull, LinkSettings
 from ternmesh.link.records import (
+    SUPERSEDED,
     Delivered,
     FrameArrived,
     GaveUp,
@@ -31,7 +32,7 @@ from ternmesh.swarm.pace import Pace
 from ternmesh.trust.sealing import Change, OpenSealing, Sealing
 from ternmesh.wire import seal
 from transports import batch
-from transports.base import ALL, Arrival, Busy, FrameTooLarge, NotConnected, Transport
+from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NotConnected, Transport
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
 ROOM = 1  # frames that are taken from the link at once: what it says may be out of date soon
@@ -40,6 +41,7 @@ PASSED_MAX = 4096
 REFUSED_PEERS_MAX, REASONS_MAX = 256, 32  # that are counted by name
 OTHER = "other"
 ORDINARY = ("seal", "sync", "replay")  # of radios, and of ends that meet
+UNSENT_MAX = 8  # objects for one node that wait: what it asks for again is newer
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
 
 Name = tuple[str, bytes]  # a peer, and what an object for it says
@@ -160,7 +162,11 @@ class LinkedTransport:
         self._log.close()
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
-        """Queue frames; returns their bytes, not those that they will have cost on the air."""
+        """Queue frames; returns their bytes, not those that they will have cost on the air.
+
+        An object for the host waits with the caller where there is no room (Busy). One for a node
+        or for all is lost then: a node that takes nothing must not hold up the others.
+        """
         fits = max(map(len, frames)) <= self._inner.mtu
         if fits and (len(frames) == 1 or self._as_is):
             self._send_as_is(peer, frames)
@@ -222,10 +228,15 @@ class LinkedTransport:
         if self._is_known(name):
             return
         receivers = self._receivers if peer == ALL else (peer,)
+        keep = None if peer == HOST else UNSENT_MAX
         try:
-            number = self._link.send(peer, batch.join(frames), receivers=receivers)
+            number = self._link.send(peer, batch.join(frames), receivers=receivers, keep=keep)
         except LinkFull as error:
-            raise Busy(str(error)) from error
+            if peer == HOST:
+                raise Busy(str(error)) from error
+            self.objects_lost += 1  # who lacks it asks again
+            _logger.warning("an object for %s is lost: %s", peer, error)
+            return
         self._under_way[name] = number
 
     def _is_known(self, name: Name) -> bool:
@@ -284,7 +295,8 @@ class LinkedTransport:
                     del self._delivered[next(iter(self._delivered))]
             case GaveUp():
                 self.objects_lost += 1
-                _logger.warning("object %d is given up: %s", event.number, event.reason)
+                level = logging.INFO if event.reason == SUPERSEDED else logging.WARNING
+                _logger.log(level, "object %d is given up: %s", event.number, event.reason)
                 self._end(event.number)
             case _:
                 pass  # The store's business alone.

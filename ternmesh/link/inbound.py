@@ -1,6 +1,6 @@
 """The receiving half of a link: objects on their way in, and what to say about them."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -213,7 +213,7 @@ class Inbound:
     # Begin and end
 
     def _open(self, peer: str, offer: Offer, now: float) -> Receiving:
-        """Make room, and begin; WireError where an object is too large."""
+        """Make room, and begin; WireError where an object is too large, or has no room now."""
         layout = Layout(offer.size, offer.symbol_bytes)
         # Behind each symbol stand its coefficients.
         memory_bytes = layout.count * (layout.symbol_bytes + GENERATION_MAX)
@@ -222,14 +222,38 @@ class Inbound:
             raise WireError("link", f"an object of {offer.size} bytes is too large here")
         slot = (peer, offer.slot)
         self._drop(slot)
+        while self._is_full(memory_bytes):
+            self._drop(self._who_makes_way(peer, memory_bytes, now))
         incoming = self._incoming
-        while len(incoming) >= PEERS_MAX or sum(r.memory_bytes for r in incoming.values()) > room:
-            self._drop(min(incoming, key=lambda slot: incoming[slot].moved_at))
         decoder = self._coder.decoder(layout, offer.name)
         at = now + self._settings.idle_s
         self._finished.pop(slot, None)
         incoming[slot] = Receiving(offer, decoder, memory_bytes, at, moved_at=now)
         return incoming[slot]
+
+    def _is_full(self, memory_bytes: int) -> bool:
+        held = sum(receiving.memory_bytes for receiving in self._incoming.values())
+        limit = self._settings.incoming_bytes_max
+        return len(self._incoming) >= PEERS_MAX or held + memory_bytes > limit
+
+    def _who_makes_way(self, peer: str, memory_bytes: int, now: float) -> Slot:
+        """Of the peer that claims most, what moved longest ago: an offer is cheap, symbols not.
+
+        Who would claim most and has nothing takes the place of what moves no longer, or none.
+        """
+        is_many = len(self._incoming) >= PEERS_MAX
+        claims: Counter[str] = Counter({peer: 1 if is_many else memory_bytes})
+        for (sender, _), receiving in self._incoming.items():
+            claims[sender] += 1 if is_many else receiving.memory_bytes
+        moved = {slot: receiving.moved_at for slot, receiving in self._incoming.items()}
+        most = max(claims[sender] for sender, _ in moved)
+        found = [slot for slot in moved if claims[slot[0]] == most >= claims[peer]]
+        if not found:
+            end = now - self._settings.make_way_s
+            found = [slot for slot, at in moved.items() if at <= end]
+        if not found:
+            raise WireError("link", "others are sending what fills the memory: offer it later")
+        return min(found, key=lambda slot: moved[slot])
 
     def _drop(self, slot: Slot) -> None:
         receiving = self._incoming.pop(slot, None)

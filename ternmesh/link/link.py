@@ -57,9 +57,9 @@ class LinkSettings:
 
     `idle_s` is a silence after which a burst is taken to be over: some frames long, and longer
     than a turnaround. Questions are repeated ever more seldom, at most every `longest_s`; after
-    `give_up_s` without a word from anybody who lacks it an object is given up; a broadcast after
-    `make_way_s` already, where it keeps others from beginning. Answers to a broadcast are spread
-    over `spread_s`.
+    `give_up_s` in which nobody who lacks it comes on an object is given up; a broadcast after
+    `make_way_s` already, where it keeps others from beginning, and one on its way in, where others
+    need its room. Answers to a broadcast are spread over `spread_s`.
     """
 
     mtu: int
@@ -130,17 +130,20 @@ class Link:
         receivers: Sequence[str] = (),
         priority: int = 1,
         key: str | None = None,
+        keep: int | None = None,
     ) -> int:
         """Queue an object that must arrive whole; returns its number.
 
         A smaller `priority` goes first. An object of the same peer and `key` of which nothing was
-        sent yet is superseded. `receivers` are those of a broadcast. LinkFull; ValueError for an
-        object that is empty or too large.
+        sent yet is superseded, and so are the oldest such ones of the same peer beyond `keep`.
+        `receivers` are those of a broadcast. Where there is no room, such an object of the peer
+        that claims most makes way, if this one claims less or `keep` is given. LinkFull; ValueError
+        for an object that is empty or too large.
         """
         most = self._settings.size_max
         if not 0 < len(payload) <= most:
             raise ValueError(f"an object is of 1 to {most} bytes here, not {len(payload)}")
-        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, key)
+        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, key, keep)
         if number is None:
             raise LinkFull("too many objects wait for delivery: offer this one later")
         return number
@@ -161,9 +164,12 @@ class Link:
         self._out.cancel(number)
 
     def receive_frame(self, peer: str, frame: bytes, now: float) -> None:
-        """Take a frame. What is wrong becomes a `LinkRefused` event and changes nothing."""
+        """Take a frame. What is wrong becomes a `LinkRefused` event and changes nothing.
+
+        What is sealed end to end is for whoever is above the link, and its seal not ours to open.
+        """
         try:
-            if _passes(frame):
+            if seal.suite_of(frame) == SUITE_END:
                 self._events.append(FrameArrived(peer, frame))
             else:
                 self._open(peer, frame, now)
@@ -277,18 +283,6 @@ class Link:
             return []
         self._counter += 1
         return [(peer, frame)]
-
-
-def _passes(frame: bytes) -> bool:
-    """Whether a frame is for whoever is above the link: sealed for them, or of who has no keys yet.
-
-    Its seal is not this link's to open. WireError for what is no frame.
-    """
-    suite = seal.suite_of(frame)
-    if suite != seal.SUITE_OPEN:
-        return suite == SUITE_END
-    header, body = seal.open_seal(frame)
-    return header.context == seal.ENROL and not is_link(body)
 
 
 def _may_be_for_all(message: Offer | Symbol | Status | Question) -> bool:

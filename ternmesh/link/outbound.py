@@ -1,7 +1,7 @@
 """The sending half of a link: objects that wait, those under way, and their receivers' words."""
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from ternmesh.link.frames import NAME_SIZE, SLOTS, Offer, Question, Status, writ
 from ternmesh.link.frames import Symbol as SymbolBody
 from ternmesh.link.records import (
     ARRIVED_MAX,
+    SUPERSEDED,
     Delivered,
     GaveUp,
     LinkEvent,
@@ -32,6 +33,9 @@ LEAD_MAX = ARRIVED_MAX // 4  # two lanes and a restart then keep to what receive
 PATIENCE = 3.0  # times `idle_s`: the receiver, who knows more, asks first
 DOUBLINGS_MAX = 16
 POLLS_MIN = 3  # questions that must have left: a sender may itself be kept silent, by the law say
+# Answers to words that show no progress: after some of them the time counts, after many nothing.
+ANSWERS_MIN, ANSWERS_MAX = 8, 64
+SHARE = 4  # one receiver has at most this part of the room under way: what has not begun can go
 
 
 def object_name(number: int, payload: bytes) -> bytes:
@@ -78,15 +82,13 @@ class Outbound:
         self._number = state.number
         self._waiting: list[Queued] = []
         self._lanes: dict[str | None, Lane] = {}
-        self._bytes = 0
 
     def start(self, now: float) -> None:
         """What was under way asks first, in its old slot, what its receivers hold."""
         for record in self._resumed:
-            self._bytes += len(record.queued.payload)
             if len(record.queued.payload) > self._settings.size_max:  # its settings were others
                 gave_up = GaveUp(record.queued.number, record.queued.receivers, "too large")
-                self._forget(record.queued, gave_up)
+                self._events.append(gave_up)
                 continue
             if record.slot is None:
                 self._waiting.append(record.queued)
@@ -105,30 +107,58 @@ class Outbound:
         receivers: tuple[str, ...],
         priority: int,
         key: str | None,
+        keep: int | None = None,
     ) -> int | None:
-        """Queue an object; its number, or None where there is no room."""
-        old = []
-        if key is not None:
-            unsent = [s.queued for s in self._active if not s.begun]
-            old = [q for q in [*self._waiting, *unsent] if (q.peer, q.key) == (peer, key)]
-        others = len(self._waiting) + len(self._active) - len(old)
-        size = self._bytes - sum(len(q.payload) for q in old) + len(payload)
-        if others >= self._settings.outgoing_max or size > self._settings.outgoing_bytes_max:
+        """Queue an object; its number, or None where there is no room: see `Link.send`."""
+        mine = sorted((q for q in self._unsent if q.peer == peer), key=lambda q: q.number)
+        old = [q for q in mine if key is not None and q.key == key]
+        if keep is not None:
+            rest = [q for q in mine if q not in old]
+            old += rest[: max(0, len(rest) + 1 - keep)]
+        if not self._make_room(peer, len(payload), old, spares_own=keep is None):
             return None
         for queued in old:
-            self.cancel(queued.number, "superseded")
+            reason = SUPERSEDED if queued.peer == peer else "others needed the room"
+            self.cancel(queued.number, reason)
         queued = Queued(self._number, peer, receivers, payload, priority, key)
         self._number += 1
-        self._bytes += len(payload)
         self._waiting.append(queued)
         self._events.append(queued)
         return queued.number
+
+    def _make_room(self, peer: str, size: int, old: list[Queued], *, spares_own: bool) -> bool:
+        """Add to what goes until `size` bytes more have room; False if they cannot have it.
+
+        The oldest object of which nothing was sent, of the peer that claims most, makes way for one
+        that claims less. A broadcast is a claim of all its receivers.
+        """
+        unsent = [q for q in self._unsent if q not in old]
+        held = [q for q in (*self._waiting, *(s.queued for s in self._active)) if q not in old]
+        while True:
+            is_many = len(held) >= self._settings.outgoing_max
+            total = sum(len(q.payload) for q in held) + size
+            if not is_many and total <= self._settings.outgoing_bytes_max:
+                return True
+            claims: Counter[str] = Counter()
+            for q in held:
+                claims[q.peer] += -(-(1 << 20 if is_many else len(q.payload)) // len(q.receivers))
+            found = [
+                q
+                for q in unsent
+                if (not spares_own if q.peer == peer else claims[q.peer] > claims[peer])
+            ]
+            if not found:
+                return False
+            first = max(found, key=lambda q: (claims[q.peer], -q.number))
+            unsent.remove(first)
+            held.remove(first)
+            old.append(first)
 
     def cancel(self, number: int, reason: str = "cancelled") -> None:
         """Forget an object."""
         for queued in [q for q in self._waiting if q.number == number]:
             self._waiting.remove(queued)
-            self._forget(queued, GaveUp(number, queued.receivers, reason))
+            self._events.append(GaveUp(number, queued.receivers, reason))
         for sending in [s for s in self._active if s.queued.number == number]:
             self._close(sending, GaveUp(number, tuple(sending.waiting), reason))
 
@@ -139,7 +169,9 @@ class Outbound:
         found = [s for s in self._active if s.offer.name == status.name]
         for sending in [s for s in found if peer in s.waiting]:
             sending.check(status.needs)
-            sending.heard_at, sending.attempts = now, 0
+            sending.attempts = 0
+            if sending.has_progress(peer, status.needs):
+                sending.heard_at, sending.answers = now, 0
             if not status.needs:
                 sending.done.add(peer)
                 sending.needs.pop(peer, None)
@@ -149,7 +181,7 @@ class Outbound:
                 self._close(sending, Delivered(sending.queued.number, sending.queued.receivers))
             elif all(name in sending.needs for name in sending.waiting):
                 sending.offer_to.clear()  # all of them know what they answer
-                self._answer(sending)
+                self._answer(sending, now)
 
     def asked(self, peer: str, question: Question) -> None:
         """A receiver has symbols and not their offer."""
@@ -158,8 +190,14 @@ class Outbound:
             if is_it and not {peer, sending.queued.peer} & set(sending.offer_to):
                 sending.offer_to.append(peer)
 
-    def _answer(self, sending: Sending) -> None:
-        """Send what the neediest of those who have spoken needs."""
+    def _answer(self, sending: Sending, now: float) -> None:
+        """Send what the neediest of those who have spoken needs, while it leads to anything."""
+        is_late = now - sending.heard_at >= self._patience_max_s(sending)
+        if sending.answers >= (ANSWERS_MIN if is_late else ANSWERS_MAX):
+            gave_up = GaveUp(sending.queued.number, tuple(sending.waiting), "no progress")
+            self._close(sending, gave_up)
+            return
+        sending.answers += 1
         sending.ask_for(most_needed([sending.needs[name] for name in sending.needs]))
         sending.needs.clear()
         sending.at = None
@@ -179,7 +217,7 @@ class Outbound:
         due = [s for s in self._active if s.at is not None and now >= s.at]
         for sending in due:
             if sending.needs:
-                self._answer(sending)
+                self._answer(sending, now)
             elif sending.attempts >= POLLS_MIN and now - sending.heard_at >= self._patience_max_s(
                 sending
             ):
@@ -213,12 +251,18 @@ class Outbound:
     def begin(self) -> None:
         """Take the most urgent objects that wait under way, as far as there is room."""
         for queued in sorted(self._waiting, key=lambda q: (q.priority, q.number)):
-            lane = self._lane(queued)
-            if not lane.is_full:
+            if self._may_begin(queued):
                 self._waiting.remove(queued)
-                slot = lane.free.popleft()
+                slot = self._lane(queued).free.popleft()
                 self._open(queued, slot).send_source()
                 self._events.append(TransferBegun(queued.number, slot))
+
+    def _may_begin(self, queued: Queued) -> bool:
+        lane = self._lane(queued)
+        if lane.is_full or lane is self._lanes.get(None) or not lane.active:
+            return not lane.is_full
+        size = sum(len(s.queued.payload) for s in lane.active.values()) + len(queued.payload)
+        return SHARE * size <= self._settings.outgoing_bytes_max
 
     def bodies(self, now: float, room: int) -> list[tuple[str, bytes]]:
         """At most `room` bodies, those of the most urgent objects first."""
@@ -259,6 +303,10 @@ class Outbound:
     # Begin and end
 
     @property
+    def _unsent(self) -> list[Queued]:
+        return [*self._waiting, *(s.queued for s in self._active if not s.begun)]
+
+    @property
     def _active(self) -> list[Sending]:
         return [sending for lane in self._lanes.values() for sending in lane.active.values()]
 
@@ -283,8 +331,4 @@ class Outbound:
         lane, slot = self._lane(sending.queued), sending.offer.slot
         del lane.active[slot]
         lane.free.append(slot)
-        self._forget(sending.queued, event)
-
-    def _forget(self, queued: Queued, event: LinkEvent) -> None:
-        self._bytes -= len(queued.payload)
         self._events.append(event)

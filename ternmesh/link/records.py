@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ternmesh.link.frames import Offer
 from ternmesh.trust.sealing import Change
 
+SUPERSEDED = "superseded"  # why an object was given up: a newer one takes its place
 ARRIVED_MAX = 64  # names of the objects that came last, remembered of each peer
 
 

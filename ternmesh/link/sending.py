@@ -35,7 +35,9 @@ class Sending:
     begun: bool = False  # whether something may have been sent
     at: float | None = None  # when to act if not all have spoken
     attempts: int = 0
-    heard_at: float = inf  # or when the first frame left
+    heard_at: float = inf  # when a receiver had come on; or when the first frame left
+    answers: int = 0  # since then
+    least: dict[str, tuple[int, int]] = field(default_factory=dict)  # of the needs of each receiver
 
     @property
     def waiting(self) -> list[str]:
@@ -59,6 +61,19 @@ class Sending:
         sizes = [len(self.layout.source(g)) for g in range(self.layout.generations)]
         if len(needs) > len(sizes) or any(map(operator.gt, needs, sizes)):
             raise WireError("link", "a status asks for more than the object has")
+
+    def has_progress(self, peer: str, needs: tuple[int, ...]) -> bool:
+        """Whether a receiver has come on: its needs are half of what they were, or none.
+
+        Also if another generation is the first that lacks anything: of those behind it a status may
+        be silent. Who always lacks something cannot say so often.
+        """
+        first = next((g for g, need in enumerate(needs) if need), self.layout.generations)
+        before, least = self.least.get(peer, (0, self.layout.count))
+        has_progress = first > before or 2 * sum(needs) <= least
+        if has_progress:
+            self.least[peer] = max(first, before), min(sum(needs), least)
+        return has_progress
 
     def send_source(self) -> None:
         """Queue the object itself, for receivers that know nothing of it."""

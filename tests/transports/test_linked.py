@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.link.link import LinkSettings
+from ternmesh.link.link import Link, LinkFull, LinkSettings
 from ternmesh.wire.seal import Header, seal
 from ternmesh_store.link_store import LinkStore
 from transports import linked
@@ -163,6 +163,39 @@ def test_a_full_link_is_busy(tmp_path: Path) -> None:
     with pytest.raises(Busy):  # noqa: PT012
         for counter in range(300):
             bench.ends["theo"].send("host", frames(2, size=100 + counter))
+
+
+def test_a_node_that_takes_nothing_is_busy_for_nobody(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(), ("theo", "mallory"))
+    host = bench.ends["host"]
+    bench.ends.pop("mallory").close()
+    for counter in range(300):  # each sealed anew, so that none is known
+        host.send("mallory", frames(2, size=100 + counter))
+    assert len(host._under_way) <= linked.UNSENT_MAX + 4
+    assert host.objects_lost >= 280
+    host.send("theo", frames(3))
+    host.send("all", frames(4))
+    found = bench.run(60.0)["theo"]
+    assert {a.frames for a in found} == {tuple(frames(3)), tuple(frames(4))}
+
+
+def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_held_up(
+    tmp_path: Path, monkeypatch
+) -> None:
+    bench = Bench(tmp_path, Faults())
+
+    def refuse(*_: object, **__: object) -> int:
+        raise LinkFull("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "send", refuse)
+        bench.ends["host"].send("theo", frames(3))
+        bench.ends["host"].send("all", frames(3))
+        with pytest.raises(Busy, match="full"):
+            bench.ends["theo"].send("host", frames(3))
+    assert bench.ends["host"].status()["link"]["objects_lost"] == 2
+    bench.ends["host"].send("theo", frames(3))
+    assert len(bench.run(10.0)["theo"]) == 1
 
 
 def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:

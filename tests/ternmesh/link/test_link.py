@@ -24,7 +24,7 @@ from ternmesh.link.frames import (
 )
 from ternmesh.link.inbound import PEERS_MAX, SILENCES_MAX
 from ternmesh.link.link import AS_IS_MAX, FRAMES_MAX, MTU_MIN, Link, LinkFull, LinkSettings
-from ternmesh.link.outbound import ACTIVE_MAX, LEAD_MAX, object_name
+from ternmesh.link.outbound import ACTIVE_MAX, ANSWERS_MAX, LEAD_MAX, object_name
 from ternmesh.link.records import (
     ARRIVED_MAX,
     Delivered,
@@ -499,6 +499,56 @@ def test_a_broadcast_to_one_who_is_away_makes_way_for_others() -> None:
     assert {event.number for event in air.of(HOST, GaveUp)} == given_up
 
 
+def says(air: Air, name: str, needs: tuple[int, ...]) -> None:
+    """Whatever it holds: this of all that is under way."""
+    for sending in list(air.host._out._active):
+        frame = sealed(Status(sending.offer.name, needs))
+        air.host.receive_frame(name, frame, air.now)
+
+
+def test_who_always_lacks_something_keeps_broadcasts_from_nobody_for_ever() -> None:
+    air = Air((HOST, *NODES), deaf={"n3"})
+    payloads = [content(3 * ROOM, seed) for seed in range(ACTIVE_MAX + 3)]
+    for payload in payloads:
+        air.host.send(ALL, payload, receivers=NODES)
+    while not air.of(HOST, GaveUp):
+        air.run(until=air.now + 300.0)
+        says(air, "n3", (1,))
+        assert air.now < 20 * SETTINGS.make_way_s
+    air.run(until=air.now + 100.0)
+    assert air.got("n0") == payloads
+    assert {event.receivers for event in air.of(HOST, GaveUp)} == {("n3",)}
+
+
+@pytest.mark.parametrize("needs", [(1,), (3,)])
+def test_words_without_progress_get_a_bounded_number_of_symbols(needs: tuple[int, ...]) -> None:
+    air = Air(deaf={NODE})
+    air.host.send(NODE, content(3 * ROOM))
+    for _ in range(500):
+        air.run(until=air.now + 1.0)
+        says(air, NODE, needs)
+    assert air.of(HOST, GaveUp) == [GaveUp(0, (NODE,), "no progress")]
+    assert len(air.sent) <= 3 + needs[0] * (ANSWERS_MAX + 1) + 10
+    assert not air.host.has_frames
+
+
+def test_who_comes_on_is_answered_as_often_as_it_takes() -> None:
+    air = Air(deaf={NODE})
+    size = GENERATION_MAX * ROOM
+    air.host.send(NODE, content(size))
+    air.run(until=100.0)
+    needs = GENERATION_MAX
+    while needs > 1:  # two in three get lost
+        for _ in range(ANSWERS_MAX - 1):
+            air.run(until=air.now + 20.0)
+            says(air, NODE, (needs,))
+        needs //= 2
+    air.deaf.clear()
+    air.run()
+    assert air.got(NODE) == [content(size)]
+    assert air.of(HOST, GaveUp) == []
+
+
 def test_who_is_done_does_not_keep_a_sender_from_giving_up() -> None:
     air = broadcast(content(4 * ROOM), (), replace(SETTINGS, give_up_s=1000.0))
     air.deaf.add("n3")
@@ -629,6 +679,65 @@ def test_what_makes_room_counts_and_a_refused_object_supersedes_nothing() -> Non
     air.host.send(NODE, content(50), key="a")
     air.run()
     assert air.got(NODE) == [content(40), content(50)]
+
+
+def test_who_takes_nothing_leaves_room_for_others() -> None:
+    settings = replace(SETTINGS, outgoing_max=20, outgoing_bytes_max=4000)
+    for size, room in ((20, 20), (800, 5)):
+        air = Air((HOST, NODE, "n2", "n3"), settings=settings, deaf={"n2"})
+        lost = [air.host.send("n2", content(size, seed)) for seed in range(room)]
+        air.run(until=10.0)
+        for seed in range(2):
+            air.host.send(NODE, content(size, seed))
+        air.host.send(ALL, content(size, 9), receivers=(NODE, "n3"))
+        air.run(until=200.0)
+        assert air.got(NODE) == [content(size, seed) for seed in (0, 1, 9)]
+        gave_up = air.of(HOST, GaveUp)
+        assert {event.reason for event in gave_up} == {"others needed the room"}
+        begun = {event.number for event in air.of(HOST, TransferBegun)}
+        assert {event.number for event in gave_up} <= set(lost) - begun
+        # The oldest of those that wait go first, and it is full for nobody else.
+        assert [event.number for event in gave_up] == sorted(event.number for event in gave_up)
+
+
+def test_who_claims_most_displaces_nobody() -> None:
+    air = Air((HOST, NODE, "n2"), settings=replace(SETTINGS, outgoing_max=12))
+    kept = [air.host.send("n2", content(20, seed)) for seed in range(6)]
+    for seed in range(6):
+        air.host.send(NODE, content(20, seed))
+    with pytest.raises(LinkFull):
+        air.host.send(NODE, content(20, 6))
+    air.host.send(NODE, content(20, 7), keep=8)
+    air.run()
+    assert content(20) not in air.got(NODE)
+    assert set(kept) < {event.number for event in air.of(HOST, Delivered)}
+
+
+def test_of_what_waits_for_a_peer_the_newest_are_kept() -> None:
+    air = Air((HOST, NODE, "n2"), deaf={NODE})
+    other = air.host.send("n2", content(20, 99))
+    for seed in range(20):
+        air.host.send(NODE, content(20, seed), keep=3)
+        air.run(until=air.now + 1.0)
+    assert [event.number for event in air.of(HOST, Delivered)] == [other]
+    air.deaf.clear()
+    air.run()
+    newest = [content(20, seed) for seed in (17, 18, 19)]
+    assert set(newest) < set(air.got(NODE))
+    assert len(air.got(NODE)) == ACTIVE_MAX + 3
+    assert {event.reason for event in air.of(HOST, GaveUp)} == {"superseded"}
+
+
+def test_one_receiver_has_a_part_of_the_room_under_way_and_the_rest_can_go() -> None:
+    air = Air((HOST, NODE, "n2"), settings=replace(SETTINGS, outgoing_bytes_max=4000))
+    for seed in range(4):
+        air.host.send(NODE, content(900, seed))
+    air.send(HOST)
+    assert len(air.of(HOST, TransferBegun)) == 1
+    air.host.send("n2", content(3000))
+    air.run()
+    assert air.got("n2") == [content(3000)]
+    assert air.got(NODE) == [content(900)]
 
 
 def test_objects_have_a_size() -> None:
@@ -1093,6 +1202,25 @@ def test_what_waited_longest_makes_room() -> None:
     air.take()
     assert air.events[NODE][-1] == LinkRefused("d", "link")
     assert len(air.of(NODE, IncomingDropped)) == 1
+
+
+def test_offers_do_not_take_the_room_of_what_another_has_sent() -> None:
+    object_bytes = 20 * (10 + GENERATION_MAX)
+    air = Air(settings=replace(SETTINGS, incoming_bytes_max=3 * object_bytes))
+    mine = Offer(0, 0, b"mine", 200, 10)
+    air.node.receive_frame("a", sealed(mine), 0.0)
+    air.node.receive_frame("a", sealed(Symbol(0, 3, bytes(10), False)), 0.0)
+    for slot in range(SLOTS):  # one after the other, and one that would be larger than all
+        offer = Offer(slot, slot, bytes((slot, 0, 0, 0)), 200, 10)
+        air.node.receive_frame("b", sealed(offer), 1.0 + slot)
+    air.node.receive_frame("c", sealed(Offer(0, 0, b"huge", 600, 10)), 30.0)
+    air.take()
+    assert {event.peer for event in air.of(NODE, IncomingDropped)} == {"b"}
+    assert air.events[NODE][-1] == LinkRefused("c", "link")
+    assert ("a", 0) in air.node._in._incoming
+    late = SETTINGS.make_way_s + 30.0  # nothing has moved: then the room is theirs
+    air.node.receive_frame("c", sealed(Offer(0, 0, b"huge", 600, 10)), late)
+    assert list(air.node._in._incoming) == [("c", 0)]
 
 
 def test_early_symbols_are_bounded() -> None:
