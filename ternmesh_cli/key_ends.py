@@ -12,8 +12,6 @@ from ternmesh.trust.signers import choose_signers
 from ternmesh.trust.signing import Signers
 from ternmesh_cli.ends import read_end, socket_of
 from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
-from transports.base import check_node
-from transports.bearer import check_link
 from transports.control_socket import NobodyAnswers, ask
 from transports.link_config import LinkConfig
 
@@ -60,6 +58,9 @@ def link_of(path: Path, config: End) -> LinkConfig:
 
     The rest of their files, which differ, is not looked at.
     """
+    from transports.base import check_node
+    from transports.bearer import check_link
+
     table = read_end(path).get("link", {})
     try:
         check_node(config.name)
