@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import convergence_worker  # its code is that of the parts
 from bench.convergence_arms import (
     BATCH,
     NONE,
@@ -56,7 +57,7 @@ def measure(*, quick: bool) -> Result:
         Job(
             _part(arm, seed),
             f"{name:22} seed {seed}",
-            ("bench.convergence_worker", name, str(seed), extent),
+            (convergence_worker.__name__, name, str(seed), extent),
         )
         for seed in seeds
         for name, arm in grid.items()
