@@ -8,17 +8,11 @@ from edge.sources import NpzSettings
 from models.zoo import bundle_path
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
 from ternmesh_store.keyring import TrustConfig
-from transports.base import check_node
 from transports.bearer import check_link
-from transports.config_file import read_config_file
+from transports.config_file import anchored, check_name, control_path, read_config_file
 from transports.link_config import LinkConfig
 
-STORE, REPLAY, ADAPTER, CONTROL = (
-    "node.sqlite",
-    "replay.sqlite",
-    "current.onnx_adapter",
-    "control.sock",
-)
+STORE, REPLAY, ADAPTER = "node.sqlite", "replay.sqlite", "current.onnx_adapter"
 GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
 
 
@@ -125,7 +119,7 @@ class NodeConfig:
     @property
     def control_path(self) -> Path:
         """The socket that `ternmesh status` asks."""
-        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+        return control_path(self.state_dir, self.control_socket)
 
 
 def read_node_config(path: Path) -> NodeConfig:
@@ -135,10 +129,7 @@ def read_node_config(path: Path) -> NodeConfig:
 
 def check_config(config: NodeConfig) -> NodeConfig:
     """`config` if it agrees with itself; ConfigError with a sentence otherwise."""
-    try:
-        check_node(config.name)
-    except ValueError as error:
-        raise ConfigError(f"name: {error}") from error
+    check_name(config.name)
     check_link(config.link, config.name)
     config.trust.check(has_radio=config.link.has_radio)
     bundle_folder(config)
@@ -180,22 +171,18 @@ def adam_settings(config: TrainingConfig) -> AdamSettings:
 
 def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
     """`config` with its relative paths made absolute from `folder`."""
-
-    def anchored(path: str | None) -> str | None:
-        return None if path is None else str(folder / path)
-
     is_folder = (folder / config.bundle).is_dir()
     return replace(
         config,
         state_dir=str(folder / config.state_dir),
         bundle=str(folder / config.bundle) if is_folder else config.bundle,
-        control_socket=anchored(config.control_socket),
+        control_socket=anchored(config.control_socket, folder),
         link=config.link.anchored(folder),
         data=replace(
             config.data,
-            path=anchored(config.data.path),
-            source_path=anchored(config.data.source_path),
+            path=anchored(config.data.path, folder),
+            source_path=anchored(config.data.source_path, folder),
         ),
-        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path)),
-        releases=replace(config.releases, dir=anchored(config.releases.dir)),
+        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path, folder)),
+        releases=replace(config.releases, dir=anchored(config.releases.dir, folder)),
     )

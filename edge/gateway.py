@@ -26,15 +26,14 @@ from ternmesh.wire import seal
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.keyring import Keyring, NoKeyring, TrustConfig, choose_keyring, hop_keys
 from ternmesh_store.radio_stores import RadioStores
-from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport, check_node
+from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
 from transports.bearer import boards_of, check_link, is_linked, make_transport
-from transports.config_file import read_config_file
+from transports.config_file import check_name, control_path, read_config_file
 from transports.control_socket import ControlServer, Relay
 from transports.link_config import LinkConfig
 from transports.linked import StatusTransport
 
 POLL_S = 0.05  # a broker is looked at so often
-CONTROL = "control.sock"
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class GatewayConfig:
     @property
     def control_path(self) -> Path:
         """The socket that `ternmesh status` asks."""
-        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+        return control_path(self.state_dir, self.control_socket)
 
 
 def read_gateway_config(path: Path) -> GatewayConfig:
@@ -85,10 +84,7 @@ def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:
 
 
 def _check(config: GatewayConfig) -> GatewayConfig:
-    try:
-        check_node(config.name)
-    except ValueError as error:
-        raise ConfigError(f"name: {error}") from error
+    check_name(config.name)
     if not config.radio.serial and not config.radio.ble:
         raise ConfigError(
             "[radio] is empty: name the modem in [radio.serial], or a bridge for each board, as "

@@ -6,12 +6,11 @@ from pathlib import Path
 from edge.config import DataConfig, EvaluateConfig
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
 from ternmesh_store.keyring import TrustConfig
-from transports.base import check_node
 from transports.bearer import check_link
-from transports.config_file import read_config_file
+from transports.config_file import anchored, check_name, control_path, read_config_file
 from transports.link_config import LinkConfig
 
-STORE, CONTROL = "split.sqlite", "control.sock"
+STORE = "split.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class SplitBoardConfig:
     @property
     def control_path(self) -> Path:
         """The socket that `ternmesh status` asks."""
-        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+        return control_path(self.state_dir, self.control_socket)
 
 
 def read_split_board_config(path: Path) -> SplitBoardConfig:
@@ -61,10 +60,7 @@ def read_split_board_config(path: Path) -> SplitBoardConfig:
 
 
 def _check(config: SplitBoardConfig) -> SplitBoardConfig:
-    try:
-        check_node(config.name)
-    except ValueError as error:
-        raise ConfigError(f"name: {error}") from error
+    check_name(config.name)
     check_link(config.link, config.name)
     config.trust.check(has_radio=config.link.has_radio)
     if config.data.path is None or config.data.source is not None:
@@ -74,16 +70,12 @@ def _check(config: SplitBoardConfig) -> SplitBoardConfig:
 
 def _anchor(config: SplitBoardConfig, folder: Path) -> SplitBoardConfig:
     """`config` with its relative paths made absolute from `folder`."""
-
-    def anchored(path: str | None) -> str | None:
-        return None if path is None else str(folder / path)
-
     return replace(
         config,
         state_dir=str(folder / config.state_dir),
         bundle=str(folder / config.bundle),
-        control_socket=anchored(config.control_socket),
+        control_socket=anchored(config.control_socket, folder),
         link=config.link.anchored(folder),
-        data=replace(config.data, path=anchored(config.data.path)),
-        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path)),
+        data=replace(config.data, path=anchored(config.data.path, folder)),
+        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path, folder)),
     )

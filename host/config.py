@@ -18,10 +18,10 @@ from ternmesh.swarm.records import Settings
 from ternmesh_store.keyring import TrustConfig
 from transports.base import HOST
 from transports.bearer import check_link
-from transports.config_file import read_config_file
+from transports.config_file import control_path, read_config_file
 from transports.link_config import LinkConfig
 
-STORE, CONTROL = "host.sqlite", "control.sock"
+STORE = "host.sqlite"
 DESCRIPTION = "model.json"
 ZEROS_MAX, BYTES_MAX = 0.999, 1 << 22
 
@@ -82,7 +82,7 @@ class HostConfig:
     @property
     def control_path(self) -> Path:
         """The socket that `ternmesh status` asks."""
-        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+        return control_path(self.state_dir, self.control_socket)
 
 
 def read_host_config(path: Path) -> HostConfig:

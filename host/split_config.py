@@ -14,10 +14,10 @@ from ternmesh.wire.seal import FRAME_MAX
 from ternmesh_store.keyring import TrustConfig
 from transports.base import HOST
 from transports.bearer import check_link
-from transports.config_file import read_config_file
+from transports.config_file import control_path, read_config_file
 from transports.link_config import LinkConfig
 
-STORE, CONTROL = "split.sqlite", "control.sock"
+STORE = "split.sqlite"
 FIRST, HEAD, DESCRIPTION = "first", "head", "model.json"
 METHODS = ("none", "learned")  # those of models.split
 
@@ -90,7 +90,7 @@ class SplitHostConfig:
     @property
     def control_path(self) -> Path:
         """The socket that `ternmesh status` asks."""
-        return Path(self.control_socket or Path(self.state_dir) / CONTROL)
+        return control_path(self.state_dir, self.control_socket)
 
     @property
     def labels_stay(self) -> bool:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh.config import ConfigError
-
-SOCKET = "control.sock"  # in the state_dir of a host or node
+from transports.config_file import control_path
 
 
 def read_end(path: Path) -> dict[str, Any]:
@@ -23,4 +22,4 @@ def socket_of(path: Path, content: Mapping[str, Any]) -> Path:
     state_dir, chosen = content.get("state_dir"), content.get("control_socket")
     if not isinstance(state_dir, str) or not isinstance(chosen, str | None):
         raise ConfigError(f"{path}: state_dir or control_socket is missing or no text")
-    return path.resolve().parent / (chosen or Path(state_dir) / SOCKET)
+    return path.resolve().parent / control_path(state_dir, chosen)
