@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from bench.fuzz_targets import wire
-from bench.fuzz_targets.target import Target, joined, number, parts, same
+from bench.fuzz_targets.target import Target, joined, number, parts, same, settle
 from ternmesh.errors import WireError
 from ternmesh.swarm import bundle_records, bundling
 from ternmesh.swarm.bundle_intake import BundleIntake
@@ -78,10 +78,7 @@ def run_on(gateway: Bundler, data: bytes) -> None:
             context = (seal.ENROL, seal.DOWN | 3, seal.BROADCAST, seal.DOWN | 4)[choice >> 1 & 3]
             frame = body if choice & 8 else seal.seal(seal.Header(context, step), body)
             gateway.receive_down("all" if choice & 4 else BOARDS[choice >> 4 & 1], [frame], now)
-        if (due := gateway.next_timeout()) is not None and due <= now:
-            gateway.handle_timeout(now)
-        while gateway.next_event() is not None:
-            pass
+        settle(gateway, now)
         gateway.frames_up()
         gateway.frames_down()
 
@@ -132,10 +129,7 @@ def _check_host(data: bytes) -> None:
         context = (seal.ENROL, 1, 2, 900)[choice & 3]
         frame = body if choice & 4 else seal.seal(seal.Header(context, step), body)
         host.receive_frames(BOARDS[choice >> 3 & 1], [frame], now)
-        if (due := host.next_timeout()) is not None and due <= now:
-            host.handle_timeout(now)
-        while host.next_event() is not None:
-            pass
+        settle(host, now)
         host.frames_to_send(now)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.fuzz_targets import wire
-from bench.fuzz_targets.target import Target, joined, number, parts, same
+from bench.fuzz_targets.target import Target, joined, number, parts, same, settle
 from ternmesh.errors import WireError
 from ternmesh.link import frames
 from ternmesh.link.link import Link, LinkSettings
@@ -51,10 +51,7 @@ def _check_link(data: bytes) -> None:
         context = seal.BROADCAST if choice & 4 else step % 3
         frame = body if choice & 8 else seal.seal(seal.Header(context, step), body)
         link.receive_frame(_PEERS[choice & 1], frame, now)
-        if (due := link.next_timeout()) is not None and due <= now:
-            link.handle_timeout(now)
-        while link.next_event() is not None:
-            pass
+        settle(link, now)
         link.frames_to_send(now, 8)
 
 
@@ -86,10 +83,7 @@ def _check_host(data: bytes) -> None:
         context = (seal.ENROL, 1, 2, 900)[choice & 3]
         frame = body if choice & 8 else seal.seal(seal.Header(context, step), body)
         host.receive_frames(_PEERS[choice >> 2 & 1], [frame], now)
-        if (due := host.next_timeout()) is not None and due <= now:
-            host.handle_timeout(now)
-        while host.next_event() is not None:
-            pass
+        settle(host, now)
         host.frames_to_send(now)
 
 
@@ -106,10 +100,7 @@ def _check_node(data: bytes) -> None:
         context = (seal.ENROL, seal.DOWN | 1, seal.BROADCAST, 1)[choice & 3]
         frame = body if choice & 8 else seal.seal(seal.Header(context, step), body)
         node.receive_frames("host", [frame], now)
-        if (due := node.next_timeout()) is not None and due <= now:
-            node.handle_timeout(now)
-        while node.next_event() is not None:
-            pass
+        settle(node, now)
         node.frames_to_send(now)
 
 

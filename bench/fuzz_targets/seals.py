@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from bench.fuzz_targets import wire
-from bench.fuzz_targets.target import Target, joined, number, parts, same
+from bench.fuzz_targets.target import Target, joined, number, parts, same, settle
 from bench.fuzz_targets.trust import _someone as someone
 from ternmesh.errors import TrustError, WireError
 from ternmesh.plan import to_numbers
@@ -209,10 +209,7 @@ def _run_keyed(data: bytes, *, host_lies: bool) -> None:
         with suppress(WireError):
             said = _signed_by(liar, body) if choice & 4 else body
             end.receive_frames(names[0], [liar.say(names[1], context, said)], now)
-        if (due := end.next_timeout()) is not None and due <= now:
-            end.handle_timeout(now)
-        while end.next_event() is not None:
-            pass
+        settle(end, now)
         for _, frames in end.frames_to_send(now):
             for frame in frames:
                 liar.hear(names[1], frame)

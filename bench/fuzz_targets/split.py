@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.fuzz_targets import wire
-from bench.fuzz_targets.target import Target, joined, number, parts, same
+from bench.fuzz_targets.target import Target, joined, number, parts, same, settle
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import Settings, SplitHost
 from ternmesh.split.plan import SplitPlan, to_numbers
@@ -67,10 +67,7 @@ def _check_board(data: bytes) -> None:
         if board.ready and board.plan is not None and board.number < board.plan.micro_batches:
             values = np.ones((1, 1), np.float32)
             board.send(Activation(activation.LEARN, board.number, values), 2 + choice % 3, now)
-        if (due := board.next_timeout()) is not None and due <= now:
-            board.handle_timeout(now)
-        while board.next_event() is not None:
-            pass
+        settle(board, now)
         board.frames_to_send(now)
 
 

@@ -3,8 +3,22 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ternmesh.errors import WireError
+
+
+class Machine(Protocol):
+    """A state machine of the core, as far as all of them are alike."""
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` is due, if ever."""
+
+    def handle_timeout(self, now: float) -> None:
+        """Do what is due."""
+
+    def next_event(self) -> object | None:
+        """The next event, until None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +65,11 @@ def joined(items: Iterable[bytes]) -> bytes:
 def number(data: bytes, at: int, size: int) -> int:
     """A little-endian number; what the input lacks is zero."""
     return int.from_bytes(data[at : at + size], "little")
+
+
+def settle(machine: Machine, now: float) -> None:
+    """Let a machine do what is due, and take its events: then its frames may leave."""
+    if (due := machine.next_timeout()) is not None and due <= now:
+        machine.handle_timeout(now)
+    while machine.next_event() is not None:
+        pass
