@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from models.bottleneck.codes import TRITS
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig
 from models.transformer_shape import Shape
 
@@ -19,7 +20,7 @@ NONE = "none"
 # is the stricter thing to compare with, since such tables help a small model by themselves.
 TABLES = "tables"
 SLOWER = "slower"  # uncompressed at half the rate, which suits it better
-# Name: method, bits of a number, form, and the ratios at which it runs.
+# Name: method, bits of a number, form, and the ratios at which it runs. "fed" is with feedback.
 METHODS = {
     "subspace": ("subspace", 32, "rows", RATIOS),
     "subspace_factors": ("subspace", 32, "factors", RATIOS),
@@ -29,7 +30,10 @@ METHODS = {
     "learned": ("learned", 32, "factors", (32,)),
     "learned_8bit": ("learned", 8, "factors", RATIOS),
     "learned_4bit": ("learned", 4, "factors", RATIOS),
+    "learned_4bit_fed": ("learned", 4, "factors", (32,)),
+    "learned_ternary": ("learned", 2, "factors", (32, 100)),
     "topk": ("topk", 32, "factors", (8,)),
+    "topk_fed": ("topk", 32, "factors", (8,)),
 }
 PUBLISHED = ("subspace", "subspace_deployed", "resbm")
 
@@ -42,6 +46,7 @@ class Arm:
     boundary: BottleneckConfig
     ratio: int = 1
     rate_share: float = 1.0
+    feedback: bool = False
 
 
 def arms(width: int) -> dict[str, Arm]:
@@ -59,7 +64,8 @@ def arms(width: int) -> dict[str, Arm]:
                 boundary = BottleneckConfig(
                     method, latent, bits, form, basis_steps=500, table_std=TABLE_STD
                 )
-                made[f"{name}_{ratio}x"] = Arm(f"{name}_{ratio}x", boundary, ratio)
+                arm = Arm(f"{name}_{ratio}x", boundary, ratio, feedback=name.endswith("_fed"))
+                made[arm.name] = arm
     return made
 
 
@@ -71,7 +77,8 @@ def latent_of(name: str, ratio: int, width: int) -> int:
     if method == "topk":
         return one_way // 3  # a byte for the place and two for the number
     scale = SCALE_BYTES if bits <= 8 else 0
-    return min(width, (one_way - scale) * 8 // bits)
+    per_byte = TRITS if bits == 2 else 8 / bits
+    return min(width, int((one_way - scale) * per_byte))
 
 
 def optimizer(steps: int, rate_share: float = 1.0) -> OptimizerConfig:

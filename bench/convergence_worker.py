@@ -23,6 +23,7 @@ from bench.convergence_arms import (
     arms,
     optimizer,
 )
+from bench.convergence_feedback import feed_back
 from bench.data import text_folder
 from host.pipeline.engine import next_token_loss
 from host.pipeline.texts import Texts, read_texts
@@ -44,6 +45,9 @@ def run(arm: Arm, seed: int, shape: Shape, steps: int) -> dict[str, Any]:
     positions = layers[0].get_buffer("positions")
     layout = Layout(shape.width, shape.vocabulary, OUTPUTS, TOKENS, positions)
     stages, frame = assemble(layers, layout, arm.boundary, STAGES, BATCH, shape.length)
+    for stage in stages:
+        if arm.feedback and stage.exit is not None:
+            feed_back(stage.exit)
     settings = optimizer(steps, arm.rate_share)
     trainers = [StageOptimizer(s, frame, arm.boundary, settings) for s in stages]
     texts = read_texts(text_folder(), shape.length)

@@ -1,5 +1,6 @@
 """What tests of several rooms share: a real broker that can be killed, and patience."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +10,14 @@ import pytest
 
 from bench.mosquitto import Mosquitto
 from ternmesh_cli.mosquitto import find_mosquitto
+from ternmesh_cli.said import PROGRAM
 
 # A shell starts what runs behind it with SIGINT ignored, and programs hand that down: those that
 # tests start and interrupt would not hear it. A handler is not handed down.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ.pop(PROGRAM, None)  # `./run test` sets it, and what we say would name the script
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def check(config: PipelineConfig) -> PipelineConfig:
     if config.schedule == "1f1b" and config.micro_batches < config.stages:
         raise ConfigError(f"micro_batches is {config.micro_batches}: 1f1b needs one for each stage")
     if boundary.bits not in BITS:
-        raise ConfigError(f"boundary.bits is {boundary.bits}: it must be 4, 8, 16 or 32")
+        raise ConfigError(f"boundary.bits is {boundary.bits}: it must be 2, 4, 8, 16 or 32")
     if boundary.method not in ("none", "int8") and boundary.latent > model.width:
         raise ConfigError(f"boundary.latent is {boundary.latent}: model.width is {model.width}")
     if model.vocabulary < 256 and not config.model_folder:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.bottleneck.codes import Code, Float, Integer, TopK
+from models.bottleneck.codes import Code, Float, Integer, Ternary, TopK
 from models.bottleneck.config import BITS, BottleneckConfig
 from models.bottleneck.frame import Frame, make_basis, make_table
 from models.bottleneck.learned import LearnedBasis
@@ -38,6 +38,8 @@ def code_of(config: BottleneckConfig) -> Code:
     bits = {"none": 32, "int8": 8}.get(config.method, config.bits)
     if bits not in BITS:
         raise ValueError(f"bits is {bits}: it must be one of {', '.join(map(str, BITS))}")
+    if bits == 2:
+        return Ternary()
     return Integer(bits) if bits <= 8 else Float(bits)
 
 

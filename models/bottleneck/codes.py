@@ -1,4 +1,4 @@
-"""How the numbers of a payload become bytes: float32, bfloat16, 8 or 4 bits, or the largest few.
+"""How the numbers of a payload become bytes: floats, 8 or 4 bits, ternary, or the largest few.
 
 A code treats every token's vector alone, so that no token's bytes depend on a later token. The
 bytes travel as the bits of a float32 tensor: autograd hands such a tensor's gradient back in the
@@ -18,6 +18,7 @@ from models.errors import BottleneckError
 
 WORD = 4  # bytes of a float32
 TINY = 1e-30
+TRITS, THRESHOLD = 5, 0.7  # ternary digits of a byte; the share of the mean size that is zero
 
 
 class Code(Protocol):
@@ -86,6 +87,42 @@ class Integer:
         if self.bits == 4:
             whole = torch.stack((whole & 15, whole >> 4), dim=2).flatten(1)[:, :width]
         return (whole.float() - self._most) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary:
+    """Signs of what is large in a row, five to a byte, behind one size for all as bfloat16.
+
+    The threshold and the size are those of ternary weight networks (arXiv 1605.04711), near to the
+    best for numbers with a bell curve: those of a learned basis are mixtures of many channels.
+    """
+
+    def size(self, width: int) -> int:
+        """Bytes of a row."""
+        return 2 + -(-width // TRITS)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The bytes of x."""
+        large = x.abs() >= THRESHOLD * x.abs().mean(1, keepdim=True)
+        count = large.sum(1, keepdim=True).clamp_min(1)
+        size = ((x.abs() * large).sum(1, keepdim=True) / count).bfloat16()
+        trits = (torch.sign(x).nan_to_num() * large + 1).long()
+        trits = torch.nn.functional.pad(trits, (0, -x.shape[1] % TRITS))
+        digits = trits.view(len(x), -1, TRITS)
+        packed = (digits * _powers(x.device)).sum(2).to(torch.uint8)
+        return torch.cat((size.view(torch.uint8), packed), dim=1)
+
+    def decode(self, data: Tensor, width: int) -> Tensor:
+        """Each number as 0 or the row's size with its sign; BottleneckError for a byte over 242."""
+        size, packed = _bfloat16(data[:, :2]), data[:, 2:].long()
+        if packed.numel() and int(packed.max()) >= 3**TRITS:
+            raise BottleneckError("a payload holds a byte that is not five ternary digits")
+        trits = packed.unsqueeze(2) // _powers(data.device) % 3 - 1
+        return trits.flatten(1)[:, :width].float() * size
+
+
+def _powers(device: torch.device) -> Tensor:
+    return 3 ** torch.arange(TRITS, device=device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from ternmesh.config import choices, limits
 
 METHODS = ("none", "int8", "topk", "resbm", "subspace", "learned")
 FORMS = ("rows", "factors", "deployed")
-BITS = (4, 8, 16, 32)
+BITS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +14,13 @@ class BottleneckConfig:
     """How stages make small what they send; all ranks must agree on it.
 
     `latent` is k or b, the numbers sent of a token (top-k: how many of them), in `bits` each: 32,
-    16, 8 or 4. `form` is how subspace networks keep to their subspace, whose basis takes a step of
-    `basis_rate` every `basis_steps` steps (0: never).
+    16, 8, 4, or 2 for ternary numbers, five to a byte. `form` is how subspace networks keep to
+    their subspace, whose basis takes a step of `basis_rate` every `basis_steps` steps (0: never).
     """
 
     method: str = field(default="none", metadata=choices(*METHODS))
     latent: int = field(default=16, metadata=limits(1, 65_536))
-    bits: int = field(default=32, metadata=limits(4, 32))
+    bits: int = field(default=32, metadata=limits(2, 32))
     form: str = field(default="factors", metadata=choices(*FORMS))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
     basis_steps: int = field(default=500, metadata=limits(0, 1_000_000))
