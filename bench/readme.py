@@ -1,4 +1,7 @@
-"""The README's figures, generated from the newest kept results: `python -m bench readme`."""
+"""Tables of figures from the newest kept results: `python -m bench readme`.
+
+The README has those that had an aim, docs/results/README.md all of them.
+"""
 
 import json
 import sys
@@ -7,30 +10,33 @@ from typing import Any
 
 from bench.result import RESULTS
 
-README = RESULTS.parents[1] / "README.md"
+README, ALL = RESULTS.parents[1] / "README.md", RESULTS / "README.md"
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
 
 
 def main(*, check: bool) -> None:
-    """Rewrite the README's block of figures, or with `check` exit 1 if it is not up to date."""
-    text = README.read_text()
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    wanted = f"{head}{BEGIN}\n{figures()}{END}{tail}"
-    if not check:
-        README.write_text(wanted)
-    elif wanted != text:
-        sys.exit("README.md's figures are not those of docs/results: run `python -m bench readme`")
-    else:
-        print("README.md's figures match docs/results")
+    """Rewrite the block of figures in both files, or with `check` exit 1 if one is not up to date."""
+    for path in (README, ALL):
+        text = path.read_text()
+        head, rest = text.split(BEGIN)
+        _, tail = rest.split(END)
+        wanted = f"{head}{BEGIN}\n{figures(with_aim=path == README)}{END}{tail}"
+        if not check:
+            path.write_text(wanted)
+        elif wanted != text:
+            sys.exit(f"{path} has other figures than the results: run `python -m bench readme`")
+    if check:
+        print("the READMEs' figures match docs/results")
 
 
-def figures() -> str:
-    """One table over the newest result of each benchmark."""
+def figures(*, with_aim: bool) -> str:
+    """One table over the newest result of each benchmark; `with_aim`, of what had an aim."""
     lines = ["| benchmark | figure | measured | 95 % interval | aim | date, commit |"]
     lines.append("|---|---|---|---|---|---|")
     for result in newest():
         for name, figure in result["figures"].items():
+            if with_aim and not figure["limit"]:
+                continue
             low, high = figure["ci95"] or (None, None)
             interval = "" if low is None else f"{low:.4g} to {high:.4g}"
             aim = figure["limit"] or ""
