@@ -15,7 +15,7 @@ BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures --
 
 
 def main(*, check: bool) -> None:
-    """Rewrite the block of figures in both files, or with `check` exit 1 if one is not up to date."""
+    """Rewrite the figures in both files, or with `check` exit 1 if one is not up to date."""
     for path in (README, ALL):
         text = path.read_text()
         head, rest = text.split(BEGIN)
