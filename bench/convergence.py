@@ -15,6 +15,7 @@ from bench import convergence_worker  # its code is that of the parts
 from bench.convergence_arms import (
     BATCH,
     NONE,
+    ONE_LAYER,
     PUBLISHED,
     RATIOS,
     SHAPE,
@@ -33,7 +34,7 @@ from bench.result import RESULTS, Figure, Result, mean_figure
 
 SEEDS = 3
 LIMITS = {8: "<=1", 32: "<=3"}
-QUICK_ARMS = (NONE, TABLES, "subspace_8x", "resbm_8x", "learned_8bit_8x", "topk_fed_8x")
+QUICK_ARMS = (NONE, TABLES, ONE_LAYER, "subspace_8x", "resbm_8x", "learned_8bit_8x", "topk_fed_8x")
 CODE = (
     "host.pipeline.texts",
     "host.pipeline.engine",
@@ -71,6 +72,8 @@ def measure(*, quick: bool) -> Result:
         f"bytes of four books, {steps} steps of {BATCH * shape.length} tokens, AdamW",
         "gap: per cent of validation loss above the uncompressed run's, paired by seed",
         "strict gap: above the uncompressed run that has the learned method's token tables as well",
+        "one_layer: the first layer alone, uncompressed: what a boundary that lets nothing through "
+        "would leave at the least",
         "fed: with error feedback across micro-batches, in both directions",
         "ratios count payload bytes both ways, token ids included, against float32 activations",
     )

@@ -20,6 +20,9 @@ NONE = "none"
 # is the stricter thing to compare with, since such tables help a small model by themselves.
 TABLES = "tables"
 SLOWER = "slower"  # uncompressed at half the rate, which suits it better
+# The first layer alone, in one stage. Where it does as well as all, a boundary that lets nothing
+# through costs nothing either, and gaps tell of optimisation rather than of what is lost.
+ONE_LAYER = "one_layer"
 # Name: method, bits of a number, form, and the ratios at which it runs. "fed" is with feedback.
 METHODS = {
     "subspace": ("subspace", 32, "rows", RATIOS),
@@ -47,15 +50,17 @@ class Arm:
     ratio: int = 1
     rate_share: float = 1.0
     feedback: bool = False
+    layers: int | None = None
 
 
 def arms(width: int) -> dict[str, Arm]:
-    """All arms for a model's width, the three uncompressed ones first."""
+    """All arms for a model's width, the uncompressed ones first."""
     tables = BottleneckConfig("learned", latent=width, table_std=TABLE_STD)
     made = {
         NONE: Arm(NONE, BottleneckConfig()),
         SLOWER: Arm(SLOWER, BottleneckConfig(), rate_share=0.5),
         TABLES: Arm(TABLES, tables),
+        ONE_LAYER: Arm(ONE_LAYER, BottleneckConfig(), layers=1),
     }
     for ratio in RATIOS:
         for name, (method, bits, form, ratios) in METHODS.items():

@@ -11,6 +11,7 @@ from torch.nn import functional
 from bench.result import Figure, Result, mean_figure
 from bench.split_run import Arm, Outcome, export, run
 from edge.split_node import drawn
+from host.split_config import SplitRunConfig
 from models.keyword import FRAMES, FRAMES_PER_TOKEN, add_keyword_lora
 from models.split_keyword import WIDTH
 from models.split_shipped import shipped_keyword
@@ -25,9 +26,10 @@ from ternmesh_cli.demo.fleet import BOARDS
 MICRO_BATCHES, MICRO_BATCHES_QUICK = 160, 30
 SEEDS, SEEDS_QUICK = 3, 2
 BATCH, CLASSES = 16, 10
-LEARNING_RATE, DROP = 0.005, 0.8  # those of host.split_config, for the run in one piece
+RUN = SplitRunConfig()  # its rate, its fall and its limit serve the run in one piece as well
 FLOAT_BYTES = 2 * 4 * FRAMES // FRAMES_PER_TOKEN * WIDTH  # of a sample, up and down
 FRAME_MTU = 222  # bytes: LoRa's longest payload at SF7 in EU868
+RADIO_HEAD = 2  # addresses on a serial radio, SPEC 7.3
 WHOLE, SMALL = Arm("whole", "none", WIDTH, 32), Arm("small")
 LOSSY = Arm("lossy", drop=0.05, wait_s=0.5, answer_s=2.0)
 STAY = Arm("stay", labels="stay")
@@ -91,8 +93,10 @@ def _figures(
     }
     for arm in (WHOLE, LOSSY, STAY):
         if arm.name in outcomes:
-            values = [o.accuracy for o in outcomes[arm.name]]
-            figures[f"accuracy_{arm.name}"] = mean_figure(values)
+            found = outcomes[arm.name]
+            sent = [o.bytes_up + o.bytes_down for o in found]
+            figures[f"accuracy_{arm.name}"] = mean_figure([o.accuracy for o in found])
+            figures[f"payload_bytes_per_sample_{arm.name}"] = mean_figure(sent)
     if LOSSY.name in outcomes:
         shares = [o.total("lost") / (o.total("samples") / BATCH) for o in outcomes[LOSSY.name]]
         lost = [100 * (u - o.accuracy) for u, o in zip(unsplit, outcomes["lossy"], strict=True)]
@@ -120,7 +124,7 @@ def airtime_s(bits: int, latent: int) -> float:
         labels_stay=0,
         classes=CLASSES,
         width_down=CLASSES,
-        frame_mtu=FRAME_MTU,
+        frame_mtu=FRAME_MTU - RADIO_HEAD,
         answer_ms=1000,
         value_max=1000,
         clip_norm_e6=1_000_000,
@@ -128,7 +132,8 @@ def airtime_s(bits: int, latent: int) -> float:
     values = np.ones((BATCH, width), np.float32)
     up = bodies.cut(Activation(LEARN, 0, values, bytes(BATCH)), bits, plan)
     down = bodies.cut(Activation(GRADIENT_DOWN, 0, values), bits, plan)
-    return sum(airtime_us(LoraSetting(), len(b) + OVERHEAD) for b in (*up, *down)) / BATCH / 1e6
+    sizes = [RADIO_HEAD + OVERHEAD + len(body) for body in (*up, *down)]
+    return sum(airtime_us(LoraSetting(), size) for size in sizes) / BATCH / 1e6
 
 
 def train_unsplit(seed: int, micro_batches: int) -> float:
@@ -136,16 +141,25 @@ def train_unsplit(seed: int, micro_batches: int) -> float:
     torch.set_num_threads(1)
     model = shipped_keyword()
     add_keyword_lora(model)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained)
     clips = {board: _clips("train", board) for board in BOARDS}
     for number in range(micro_batches):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * max(0.0, 1 - DROP * number / micro_batches)
-        optimizer.zero_grad()
+            fall = 1 - RUN.learning_rate_drop * number / micro_batches
+            group["lr"] = RUN.learning_rate * max(0.0, fall)
+        gathered = [torch.zeros_like(parameter) for parameter in trained]
         for board, (features, labels) in clips.items():
             chosen = torch.from_numpy(drawn(seed, board, number, BATCH, len(labels)))
+            optimizer.zero_grad()
             loss = functional.cross_entropy(model(features[chosen]), labels[chosen])
-            (loss / len(BOARDS)).backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(trained, RUN.clip_norm)
+            for total, parameter in zip(gathered, trained, strict=True):
+                assert parameter.grad is not None
+                total += parameter.grad / len(BOARDS)
+        for total, parameter in zip(gathered, trained, strict=True):
+            parameter.grad = total
         optimizer.step()
     right = []
     with torch.no_grad():
@@ -171,8 +185,9 @@ def _notes() -> tuple[str, ...]:
         "of the three unseen speakers, asked over the same link after training; one clip is 0.67 "
         "points",
         "unsplit: one process, one model for all boards, the same clips in each step, the same "
-        "Adam; a split board has a first layer of its own for its speaker, which the unsplit run "
-        "has not: 'whole' (split, float32) tells that apart from what compression does",
+        "Adam and limit on a micro-batch's gradient; a split board has a first layer of its own "
+        "for its speaker, which the unsplit run has not: 'whole' (split, float32) tells that apart "
+        "from what compression does",
         "activation_ratio: float32 activations and their gradients (2 x 25 x 112 x 4 bytes) over "
         "whole MQTT payloads of both directions while training: heads, labels, seals, hellos",
         "lossy: each frame is lost with 5 % each way; a micro-batch is one frame up and one down",

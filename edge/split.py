@@ -65,6 +65,7 @@ def run_split_board(
             while not stop.is_set() and not (until_finished and node.is_done):
                 node.turn()
                 relay.serve(answer)
+            node.save()
         return node.status()
     finally:
         transport.close()

@@ -3,6 +3,7 @@
 Like a node it lives in one thread. It holds one micro-batch at a time; what is lost is skipped.
 """
 
+import json
 import logging
 import os
 import time
@@ -36,7 +37,9 @@ from ternmesh_store.split_store import Checkpoint, SplitStore
 from transports.base import HOST, Transport
 from transports.driver import Driver, PeerTraffic
 
-FIRST, HEAD, LABEL = "first", "head", "label"
+FIRST, HEAD, LABEL, COUNTS = "first", "head", "label", "counts"
+KEPT = ("learned", "lost", "diverged")  # counts that outlive the process
+ADVICE = {"wrong model": ": copy the bundle anew that the host's `ternmesh split export` wrote"}
 POLL_S = 0.25
 LOSSES = 20  # micro-batches over which the mean loss is told
 
@@ -106,6 +109,7 @@ class SplitNode:
         self._store, self._clock = store, clock
         self._label_max = _largest_label(training, config)
         self._keyring = keyring or NoKeyring()
+        self.counts: Counter[str] = Counter()  # learned, lost, diverged, samples
         kept, counter = self._restore(), store.counter()
         self.board = SplitBoard(
             config.name,
@@ -120,11 +124,10 @@ class SplitNode:
             fits=self._fits,
         )
         self.driver: Driver[BoardEvent] = Driver(self.board, transport, clock)
-        self.counts: Counter[str] = Counter()  # learned, lost, diverged, samples
         self.learning_traffic: PeerTraffic | None = None  # when the last micro-batch was done
         self.right: tuple[int, int] | None = None  # of the samples set aside, when all is done
         self.losses: list[float] = []
-        self._run = self.board.run
+        self._run, self._number = self.board.run, self.board.number
         self._under_way: _UnderWay | None = None
         self._events: list[BoardEvent] = []
         self._asked = self._hits = 0
@@ -152,6 +155,7 @@ class SplitNode:
             self._react(event)
         if self._under_way is None and self.board.ready and self.driver.transport.connected:
             self._send_next()
+        self._number = self.board.number
         return moved
 
     # What happened
@@ -164,7 +168,7 @@ class SplitNode:
         if isinstance(event, Refused) and event.reason not in {*self._told, FIRST_CONTACT}:
             self._told.add(event.reason)  # as many as there are reasons
             who = f"from {event.peer}" if event.peer else "by the host"
-            _log.warning("refused %s: %s", who, event.reason)
+            _log.warning("refused %s: %s%s", who, event.reason, ADVICE.get(event.reason, ""))
 
     def _commit(self) -> None:
         self._keyring.commit()
@@ -186,10 +190,10 @@ class SplitNode:
                 self._under_way = None
 
     def _fits(self, plan: SplitPlan) -> bool:
-        mine = (self.first.width, self.first.bundle.batch, self.head is not None)
-        return mine == (plan.width, plan.batch, bool(plan.labels_stay)) and (
-            self._label_max < plan.classes
-        )
+        down = plan.classes if self.head is None else self.head.bundle.inputs[0].shape[-1]
+        mine = (self.first.width, self.first.bundle.batch, self.head is not None, down)
+        theirs = (plan.width, plan.batch, bool(plan.labels_stay), plan.width_down)
+        return mine == theirs and self._label_max < plan.classes
 
     def _welcomed(self, event: Welcomed) -> None:
         if event.run != self._run:
@@ -197,7 +201,11 @@ class SplitNode:
             for part in self._parts().values():
                 part.reset()
             self._run, self._under_way = event.run, None
-            self._save()
+            self.counts = Counter(samples=self.counts["samples"])
+            self.save()
+        elif event.number > self._number:
+            self.counts["lost"] += event.number - self._number  # a kill undid what it had learned
+        self._number = max(self._number, event.number)
 
     # Learning
 
@@ -216,7 +224,7 @@ class SplitNode:
         elif self.board.phase != control.FINISHED:
             if self.learning_traffic is None:
                 self.learning_traffic = replace(self._traffic)
-                self._save()
+                self.save()
             self.board.finish(self._clock())
         elif self._asked < self._questions:
             self._ask()
@@ -259,7 +267,7 @@ class SplitNode:
         self._under_way = None
         self.counts["samples"] += self._plan.batch
         if (number + 1) % self.config.training.checkpoint == 0:
-            self._save()
+            self.save()
 
     # Judging
 
@@ -313,8 +321,10 @@ class SplitNode:
         labels = arrays.pop(LABEL)
         return arrays, labels
 
-    def _save(self) -> None:
-        learned = {
+    def save(self) -> None:
+        """Put what was learned on disk."""
+        counts = {name: self.counts[name] for name in KEPT}
+        learned = {COUNTS: json.dumps(counts).encode()} | {
             f"{name}.{key}": content
             for name, part in self._parts().items()
             for key, content in part.state().items()
@@ -325,13 +335,15 @@ class SplitNode:
 
     def _restore(self) -> Checkpoint | None:
         names = [f"{part}.{k}" for part, p in self._parts().items() for k in p.state()]
-        kept = self._store.load(tuple(names))
+        kept = self._store.load((COUNTS, *names))
         if kept is None or kept.model != self._model or self.config.name not in kept.numbers:
             return None
         try:
             for name, part in self._parts().items():
                 own = {k: kept.learned[f"{name}.{k}"] for k in part.state()}
                 part.restore(own)
+            counts = json.loads(kept.learned.get(COUNTS, b"{}"))
+            self.counts.update({name: int(counts[name]) for name in counts.keys() & {*KEPT}})
         except (KeyError, ValueError) as error:
             raise StoreError(
                 f"{self.config.store_path} holds something that was never written ({error}): move "

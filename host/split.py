@@ -1,5 +1,6 @@
 """The host's program in a split training: later stages of the model for any number of boards."""
 
+import json
 import logging
 import os
 import threading
@@ -29,8 +30,7 @@ from transports.control_socket import ControlServer, Relay
 from transports.driver import Driver
 
 POLL_S = 0.1
-LINGER_S = 10.0  # after the last frame of a finished run: boards still ask
-WEIGHTS = "weights"
+WEIGHTS, COUNTS = "weights", "counts"
 REFUSALS_TOLD_MAX = 1024  # pairs of peer and reason that get a line in the log
 RECENT = 50  # micro-batches over which loss and accuracy are told
 
@@ -90,11 +90,12 @@ class SplitService:
             self.desk = Desk(self.host, self._keyring)
         self.driver: Driver[HostEvent] = Driver(self.desk or self.host, transport, clock)
         self.counts: Counter[str] = Counter()  # micro-batches learned, answered, diverged
+        self._restore_counts(kept)
         self._waiting: dict[int, Values] = {}  # by context: what a head's gradient is for
         self._held: dict[int, Activation] = {}  # by context: gradients that wait for the step
         self._step_at = 0.0
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # loss, share right
-        self._saved, self._heard_at = stage.steps, clock()
+        self._saved = stage.steps
         self._told: set[tuple[str, str]] = set()
 
     def start(self) -> None:
@@ -114,7 +115,8 @@ class SplitService:
     def may_leave(self) -> bool:
         """Whether the run is over and no board has anything more to ask."""
         now = self._clock()
-        return self.host.phase(now) == control.FINISHED and now >= self._heard_at + LINGER_S
+        leave_at = self.host.leave_at(now)
+        return leave_at is not None and now >= leave_at
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members."""
@@ -125,7 +127,7 @@ class SplitService:
     def save(self) -> None:
         """Put what was learned on disk."""
         numbers = {board.name: board.number for board in self.host.boards.values()}
-        learned = {WEIGHTS: self._stage.state()}
+        learned = {WEIGHTS: self._stage.state(), COUNTS: self._written_counts()}
         self._store.save(Checkpoint(self._model, self.host.run, numbers, learned))
         self._store.commit()
         self._saved = self._stage.steps
@@ -141,7 +143,6 @@ class SplitService:
                 self._store.add_board(event.context, event.name)
                 _log.info("%s takes part", event.name)
             case Arrived():
-                self._heard_at = self._clock()
                 self._compute(event.context, event.item)
             case Refused():
                 self._refused(event)
@@ -215,7 +216,7 @@ class SplitService:
         self._store.commit()
 
     def _continue_or_begin(self) -> Checkpoint:
-        kept = self._store.load((WEIGHTS,))
+        kept = self._store.load((WEIGHTS, COUNTS))
         if kept is not None and kept.model == self._model:
             if WEIGHTS in kept.learned:
                 self._stage.restore(kept.learned[WEIGHTS])
@@ -229,6 +230,18 @@ class SplitService:
         self._store.commit()
         _log.info("run %s begins", begun.run.hex())
         return begun
+
+    def _written_counts(self) -> bytes:
+        boards = {b.name: (b.learned, b.skipped) for b in self.host.boards.values()}
+        return json.dumps({"all": self.counts, "boards": boards}).encode()
+
+    def _restore_counts(self, kept: Checkpoint) -> None:
+        if COUNTS not in kept.learned:
+            return
+        found = json.loads(kept.learned[COUNTS])
+        self.counts.update(found["all"])
+        for board in self.host.boards.values():
+            board.learned, board.skipped = found["boards"].get(board.name, (0, 0))
 
     def status(self) -> dict[str, Any]:
         """Where the training stands, ready for JSON."""

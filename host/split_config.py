@@ -19,7 +19,7 @@ from transports.link_config import LinkConfig
 
 STORE = "split.sqlite"
 FIRST, HEAD, DESCRIPTION = "first", "head", "model.json"
-METHODS = ("none", "learned")  # those of models.split
+METHODS = ("none", "resbm", "learned")  # those of models.split
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class SplitRunConfig:
     wait_s: float = field(default=2.0, metadata=limits(0.0, 86_400.0))
     answer_s: float = field(default=10.0, metadata=limits(0.001, 86_400.0))
     value_max: int = field(default=1000, metadata=limits(1, 1_000_000))
-    clip_norm: float = field(default=1.0, metadata=limits(1e-6, 1000.0))
+    clip_norm: float = field(default=10.0, metadata=limits(1e-6, 1000.0))
     frame_mtu: int = field(default=FRAME_MAX, metadata=limits(FRAME_MTU_MIN, FRAME_MAX))
     checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
@@ -158,6 +158,8 @@ def _check(config: SplitHostConfig) -> SplitHostConfig:
     config.trust.check(has_radio=config.link.has_radio)
     if config.run.wait_s >= config.run.answer_s:
         raise ConfigError("run.wait_s must be shorter than run.answer_s, or boards give up before")
+    if config.run.min_boards > config.run.boards_max:
+        raise ConfigError("run.min_boards is above run.boards_max: the run could never begin")
     for name in ("bits_up", "bits_gradient"):
         if getattr(config.boundary, name) not in BITS:
             raise ConfigError(f"boundary.{name} must be one of {', '.join(map(str, BITS))}")

@@ -16,9 +16,10 @@ from models.adapter import Adapter
 from models.bottleneck.codes import Float
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import Bottleneck, Context, Direct
+from models.bottleneck.resbm import ResidualBottleneck
 from models.errors import ExportError
 
-METHODS = ("none", "learned")  # torch traces the gradient of resbm's SiLU in place: no operator
+METHODS = ("none", "resbm", "learned")  # top-k and subspace: see docs/DESIGN.md
 FIRST, HEAD, HOST = "first", "head", "host.safetensors"
 BOUNDARY = "boundary"  # the name of a boundary in the module that it belongs to
 FLOATS = Float(32)  # how numbers become bits is the wire's: ternmesh.wire.activation
@@ -87,7 +88,23 @@ def make_boundary(method: str, width: int, latent: int, length: int, seed: int =
         raise ValueError(f"latent is {latent}: it must be 1 to the width {width}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if method == "resbm":
+            return _exportable(ResidualBottleneck(width, latent, FLOATS, length))
         return LearnedBasis(width, latent, FLOATS, length, seed)
+
+
+class _SiLU(nn.Module):
+    """x sigmoid(x) in two operators: torch traces the gradient of its own in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+def _exportable(boundary: ResidualBottleneck) -> ResidualBottleneck:
+    for network in (boundary.encoder, boundary.decoder):
+        assert isinstance(network, nn.Sequential)
+        network[1] = _SiLU()
+    return boundary
 
 
 @torch.no_grad()
@@ -127,8 +144,9 @@ def load_middle(middle: nn.Module, path: Path) -> None:
     try:
         middle.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        why = str(error).strip().splitlines()[-1].strip()  # torch tells of each tensor
         raise ExportError(
-            f"{path} does not hold the host's part of this model ({error}): export it again with "
+            f"{path} does not hold the host's part of this model ({why}): export it again with "
             "the [boundary] of this configuration"
         ) from error
 

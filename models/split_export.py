@@ -5,6 +5,7 @@ is the inner product of what the part gives with the gradient that came back, so
 of that loss is the part's own, and everything in between is computed again.
 """
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -35,7 +36,9 @@ def export_cut(cut: Cut, batch: int, folder: Path, version: int = 1) -> None:
         version=version,
         metric="mean_absolute_error",
     )
-    if cut.head is not None:
+    if cut.head is None:
+        shutil.rmtree(folder / HEAD, ignore_errors=True)  # a board takes what it finds
+    else:
         assert cut.head_adapter is not None
         labels = torch.arange(batch) % cut.classes
         export(

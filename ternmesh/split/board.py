@@ -30,6 +30,11 @@ REASONS_MAX = 64
 NO_REFERENCE = bytes(16)
 
 
+def renewed(instance: bytes, run: bytes) -> bytes:
+    """The instance of a board that has begun a run."""
+    return hashlib.sha256(instance + run).digest()[:8]
+
+
 class SplitBoard:
     """One board. `instance` is 8 random bytes of this process; `rng` only jitters timers.
 
@@ -62,7 +67,7 @@ class SplitBoard:
         self._events: deque[BoardEvent] = deque()
         self._intake: bodies.Intake | None = None
         self._greeting = Backoff(HELLO_S, HELLO_LONGEST_S, rng)
-        self._wanted: tuple[int, int] | None = None  # number and leg of the answer
+        self._wanted: tuple[int, int, int] | None = None  # number, leg and samples of the answer
         self._give_up_at: float | None = None
         self._lost = 0
 
@@ -93,7 +98,7 @@ class SplitBoard:
         self._outgoing.push(HOST, self._context, parts)
         if item.leg == activation.LEARN:
             self.number = item.number + 1
-        self._wanted = item.number, wanted
+        self._wanted = item.number, wanted, len(item.values)
         self._give_up_at = now + plan.answer_ms / 1000
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
@@ -159,6 +164,7 @@ class SplitBoard:
         if plan != self.plan:
             self.plan, self._intake = plan, bodies.Intake(plan)
         self.number = max(self.number, message.version)
+        is_news = message.phase == control.FINISHED and self.phase != control.FINISHED
         self._context, self.joined, self.phase = message.context, True, message.phase
         self._lost = 0
         is_waiting = self.phase == control.GATHERING or (
@@ -168,12 +174,14 @@ class SplitBoard:
             self._greeting.stop()
         elif self._greeting.at is None:
             self._greeting.again(now)
+        if is_news:
+            self._say_hello()  # the host may leave once all know
         self._events.append(Welcomed(self.run, self.number, self.phase, plan))
 
     def _begin_run(self, run: bytes) -> None:
         self._outgoing.discard(self._context)  # what waits is of the run before
         self._sealing.bind(run)
-        self._instance = hashlib.sha256(self._instance + run).digest()[:8]  # no old welcome has it
+        self._instance = renewed(self._instance, run)  # no old welcome has it
         self.run, self.number, self.plan = run, 0, None
         self._wanted = self._give_up_at = None
 
@@ -187,10 +195,10 @@ class SplitBoard:
     def _receive_answer(self, item: Activation) -> None:
         plan = self.plan
         assert plan is not None
-        if (item.number, item.leg) != self._wanted:
+        if self._wanted is None or (item.number, item.leg) != self._wanted[:2]:
             raise WireError("stale", "an answer that nobody waits for any more")
         width = plan.width if item.leg == activation.GRADIENT_DOWN else plan.width_down
-        if item.values.shape[1] != width or len(item.values) > plan.batch:
+        if item.values.shape != (self._wanted[2], width):
             raise WireError("shape", "an answer of another shape than the plan's")
         self._wanted = self._give_up_at = None
         self._lost = 0
@@ -208,6 +216,10 @@ class SplitBoard:
     # Sending
 
     def _hello(self, now: float) -> None:
+        self._say_hello()
+        self._greeting.again(now)
+
+    def _say_hello(self) -> None:
         hello = Hello(
             name=self.name,
             instance=self._instance,
@@ -219,7 +231,6 @@ class SplitBoard:
         )
         self._outgoing.discard(seal.ENROL, control.KIND)
         self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
-        self._greeting.again(now)
 
     def _refuse(self, peer: str, reason: str) -> None:
         self.refused[reason] += 1

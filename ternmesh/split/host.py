@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from ternmesh.errors import WireError
 from ternmesh.split import bodies
+from ternmesh.split.board import HELLO_LONGEST_S, renewed
 from ternmesh.split.events import Arrived, BoardJoined, HostEvent
 from ternmesh.split.plan import SplitPlan, to_numbers
+from ternmesh.swarm.backoff import earliest
 from ternmesh.swarm.events import REFUSED_SHOWN_MAX, Refused
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.seldom import Seldom
@@ -23,6 +25,7 @@ from ternmesh.wire.control import OPEN as RUNNING
 from ternmesh.wire.manifest import MODEL_SIZE
 
 ANSWER_MIN_S = 1.0
+LEAVE_S = 5.0  # beyond the time in which a board would have asked again
 BOARDS_MAX = 1024
 EVENTS_MAX = 2 * BOARDS_MAX  # that nobody has taken yet
 
@@ -42,6 +45,8 @@ class Board:
 
     `open` is the one that waits for a gradient from the board's head, `held` the one that the host
     has yet to answer with a gradient. `moved_at` is when the last one was taken, or the board.
+    `instance` is what it expects in a welcome that it has not asked for. `knows_end`: it has spoken
+    since it was told that the run is finished.
     """
 
     context: int
@@ -55,6 +60,8 @@ class Board:
     learned: int = 0
     skipped: int = 0
     is_done: bool = False
+    knows_end: bool = False
+    instance: bytes | None = None
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -72,7 +79,11 @@ class SplitHost:
         trust: Trust = OPEN,
     ) -> None:
         self.plan, self.settings, self.run = plan, settings, run
-        self.boards = {c: Board(c, name, n, bodies.Intake(plan)) for c, name, n in boards}
+        last = plan.micro_batches
+        self.boards = {
+            context: Board(context, name, number, bodies.Intake(plan), is_done=number >= last)
+            for context, name, number in boards
+        }
         self.refused: Counter[str] = Counter()
         self._names = {board.name: board for board in self.boards.values()}
         self._model = model_hash[:MODEL_SIZE]
@@ -81,6 +92,10 @@ class SplitHost:
         self._outgoing = Outgoing(counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
         self._refusals = Seldom(ANSWER_MIN_S)
+        self._told, self._looked_at = (
+            GATHERING,
+            0.0,
+        )  # the phase that all boards were told, and when
 
     def phase(self, now: float) -> int:
         """Gathering, open or finished."""
@@ -100,12 +115,26 @@ class SplitHost:
             and (board.number < last or board.open is not None)
         }
 
+    def leave_at(self, now: float) -> float | None:
+        """When nobody will have anything more to ask, if nothing comes; None while the run is on.
+
+        A board that knows of the end asks within `answer_ms`, any other one when it says hello.
+        """
+        if self.phase(now) != FINISHED:
+            return None
+        boards = self.boards.values()
+        last = max(board.heard_at or 0.0 for board in boards)
+        is_known = all(board.knows_end for board in boards if board.is_done)
+        wait_s = LEAVE_S + self.plan.answer_ms / 1000
+        return last + wait_s + (0.0 if is_known else 1.5 * HELLO_LONGEST_S)
+
     # The verbs
 
     def start(self, now: float) -> None:
         """Begin, or go on after a restart: known boards have their time to speak from now on."""
         for board in self.boards.values():
             board.heard_at = board.moved_at = now
+        self._told, self._looked_at = self.phase(now), now
         self._outgoing.ask(now)
 
     def answer(self, context: int, item: Activation) -> None:
@@ -135,14 +164,21 @@ class SplitHost:
                 self._receive(peer, header, body, now)
             except WireError as error:
                 self._refuse(peer, error.reason, now)
+        self._tell_phase(now)
         self._outgoing.ask(now)
 
     def next_timeout(self) -> float | None:
-        """Nothing is ever due: boards ask."""
-        return None
+        """When a board will count as gone, which may end the run."""
+        ends = [
+            board.moved_at + self.settings.silence_s
+            for board in self.boards.values()
+            if not board.is_done and board.moved_at is not None
+        ]
+        return earliest(*(end for end in ends if end > self._looked_at))
 
     def handle_timeout(self, now: float) -> None:
-        """Let the seals say what they have to."""
+        """Tell boards when the run is over."""
+        self._tell_phase(now)
         self._outgoing.ask(now)
 
     def next_event(self) -> HostEvent | None:
@@ -167,7 +203,7 @@ class SplitHost:
         if peer != board.name:
             raise WireError("wrong peer", "a frame in another board's name")
         item = board.intake.add(body)
-        board.heard_at = now
+        board.heard_at, board.knows_end = now, self._told == FINISHED
         if item is not None:
             if len(self._events) >= EVENTS_MAX:
                 raise WireError("full", "more activations at once than a host keeps")
@@ -208,11 +244,30 @@ class SplitHost:
         if not self._notary.may_train(peer):
             raise WireError("role", f"{peer} has no role that learns")
         board = self._names.get(peer) or self._take_in(peer, now)
-        board.heard_at, board.open = now, None
+        is_new = hello.run != self.run
+        instance = renewed(hello.instance, self.run) if is_new else hello.instance
+        if instance != board.instance:
+            board.open = None  # it begins anew; one that was refused a frame goes on
+        board.heard_at, board.instance = now, instance
+        board.knows_end = self._told == FINISHED
         if hello.run == self.run and hello.version >= self.plan.micro_batches:
-            board.is_done = True
+            board.skipped += self.plan.micro_batches - board.number
+            board.number, board.is_done = self.plan.micro_batches, True
+        self._welcome(board, hello.instance, now)
+
+    def _tell_phase(self, now: float) -> None:
+        """Boards that wait ask ever more seldom: what they wait for is told at once."""
+        self._looked_at = now
+        if self.phase(now) == self._told:
+            return
+        self._told = self.phase(now)
+        for board in self.boards.values():
+            if board.instance is not None:  # else it has not been here since a restart
+                self._welcome(board, board.instance, now)
+
+    def _welcome(self, board: Board, instance: bytes, now: float) -> None:
         welcome = Welcome(
-            instance=hello.instance,
+            instance=instance,
             context=board.context,
             run=self.run,
             version=board.number,
@@ -220,7 +275,7 @@ class SplitHost:
             deadline_ms=0,
             plan=to_numbers(self.plan),
         )
-        self._outgoing.push(peer, seal.ENROL, [control.write_control(welcome)])
+        self._outgoing.push(board.name, seal.ENROL, [control.write_control(welcome)])
 
     def _take_in(self, name: str, now: float) -> Board:
         if len(self.boards) >= min(self.settings.boards_max, BOARDS_MAX):

@@ -10,10 +10,11 @@ from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import Context
 from models.errors import ExportError
 from models.keyword import KeywordTransformer
-from models.split import HOST, Cut, fit, load_middle, make_boundary
+from models.split import HOST, Cut, Receiver, Sender, fit, load_middle, make_boundary
 from models.split_export import export_cut, inner_product
 from models.split_keyword import cut_keyword, make
 from models.split_shipped import shipped_keyword
+from models.whole import train_whole
 from models.zoo import bundle_path
 from ternmesh.bundle import read_bundle
 
@@ -140,6 +141,31 @@ def test_a_host_takes_only_its_own_parts_weights(folder: Path, cut: Cut, tmp_pat
     for path in (folder / HOST, tmp_path / "nothing", tmp_path / "damaged"):
         with pytest.raises(ExportError, match="export it again"):
             load_middle(other.middle, path)
+
+
+def test_a_residual_bottleneck_can_be_exported(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    sides = [make_boundary("resbm", 6, 2, 3) for _ in range(2)]
+    first = Sender(torch.nn.Linear(4, 6), sides[0], 3)
+    middle = Receiver(sides[1], torch.nn.Flatten(), 3)
+    cut = Cut("tiny", (3, 4), 18, first, middle, train_whole(first, ("layers", "boundary")))
+    export_cut(cut, BATCH, tmp_path)  # and its graphs were compared with torch's
+    x = torch.rand(5, 3, 4)
+    [crossed] = run(tmp_path / "first" / "forward.onnx", {"features": x.numpy()})
+    assert near(crossed, first(x))
+    assert first(x).shape == (5, 6)
+
+
+def test_a_head_that_is_no_longer_wanted_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "model.json").write_text("{}")
+    torch.manual_seed(4)
+    sides = [make_boundary("none", 4, 4, 3) for _ in range(2)]
+    first = Sender(torch.nn.Linear(4, 4), sides[0], 3)
+    middle = Receiver(sides[1], torch.nn.Flatten(), 3)
+    cut = Cut("tiny", (3, 4), 12, first, middle, train_whole(first, ("layers",)))
+    export_cut(cut, BATCH, tmp_path)
+    assert not (tmp_path / "head").exists()
 
 
 @pytest.mark.parametrize(("method", "latent"), [("topk", 3), ("learned", 0), ("learned", 113)])

@@ -337,10 +337,32 @@ def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
     assert again.board.number == 10
     np.testing.assert_array_equal(again.first.vector, kept)
     training.finish()
-    assert again.counts["learned"] in (26, 27)  # the host had 13 or 14
+    assert again.counts["lost"] in (3, 4)  # the host had 13 or 14
+    assert again.counts["learned"] + again.counts["lost"] == 40
     assert training.service.host.boards[1].number == 40
     assert again.accuracy is not None
     assert again.accuracy > 0.9
+
+
+def test_a_host_that_begins_after_the_end_ends_too(train: Callable[..., Training]) -> None:
+    training = train()
+    training.board("theo")
+    training.finish()
+    training.service.save()
+    del training.boards["theo"]
+    service = training.host()
+    assert service.counts["learned"] == service.host.boards[1].learned == 40
+    training.until(service.may_leave)
+
+
+def test_a_board_that_is_stopped_keeps_all_that_it_learned(train: Callable[..., Training]) -> None:
+    training = train()
+    before = training.board("theo")
+    training.until(lambda: before.counts["learned"] == 13)
+    before.save()
+    again = training.board("theo")
+    assert again.counts["learned"] == 13
+    np.testing.assert_array_equal(again.first.vector, before.first.vector)
 
 
 def test_a_host_of_another_run_makes_boards_begin_anew(train: Callable[..., Training]) -> None:
@@ -583,10 +605,15 @@ path = "clips.npz"
 @pytest.mark.parametrize(
     ("end", "text", "sentence"),
     [
-        ("host", HOST_TOML + '[boundary]\nmethod = "subspace"', "must be one of none, learned"),
+        (
+            "host",
+            HOST_TOML + '[boundary]\nmethod = "subspace"',
+            "must be one of none, resbm, learned",
+        ),
         ("host", HOST_TOML + "[boundary]\nbits_up = 9", "boundary.bits_up must be one of"),
         ("host", HOST_TOML, "write it with `ternmesh split export`"),
         ("host", HOST_TOML + "[run]\nbatch = 1", "run.batch is 1"),
+        ("host", HOST_TOML + "[run]\nmin_boards = 3\nboards_max = 2", "could never begin"),
         ("export", 'model = "models.split_keyword:nothing"' + HOST_TOML, "makes no parts"),
         ("board", BOARD_TOML.replace('"theo"', '"host"', 1), "name: "),
         ("board", BOARD_TOML.replace("path", "#"), "data.path is missing"),

@@ -152,7 +152,7 @@ def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
     assert (board.number, board.run) == (2, RUN)
 
 
-@pytest.mark.parametrize("shape", [(5, 2), (6, 3)])
+@pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])
 def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
     wire = make_wire("a")
     board = wire.boards["a"]
@@ -313,12 +313,81 @@ def test_a_host_keeps_so_many_activations(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_boards_wait_until_enough_of_them_are_there() -> None:
+    """And begin together: those who wait ask ever more seldom, and are told."""
     wire = make_wire("a", settings=Settings(min_boards=2))
     board = wire.boards["a"]
     assert (board.joined, board.ready, board.phase) == (True, False, GATHERING)
     add_board(wire, "b")
-    wire.pass_time(10.0)
     assert (board.ready, board.phase) == (True, RUNNING)
+
+
+def test_a_board_that_waits_for_a_dead_one_is_told_of_the_end() -> None:
+    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    board, host = wire.boards["a"], wire.host
+    board.number = PLAN.micro_batches
+    board.finish(wire.now)
+    wire.settle()
+    assert (board.phase, host.leave_at(wire.now)) == (RUNNING, None)
+    del wire.boards["b"]
+    due = host.next_timeout()
+    assert due is not None
+    wire.now = due
+    host.handle_timeout(wire.now)
+    wire.settle()
+    assert (board.phase, host.next_timeout()) == (FINISHED, None)
+    assert host.leave_at(wire.now) == wire.now + 6.0  # a question again, and some more
+
+
+def test_a_host_stays_until_all_know_of_the_end() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    board.number = PLAN.micro_batches
+    wire.deaf.add("a")
+    board.finish(wire.now)
+    wire.settle()
+    assert (board.phase, host.phase(wire.now)) == (RUNNING, FINISHED)
+    leave_at = host.leave_at(wire.now)
+    assert leave_at is not None
+    asks_at = board.next_timeout()
+    assert asks_at is not None
+    assert leave_at > asks_at + 60.0
+    wire.deaf.clear()
+    wire.pass_time(asks_at - wire.now)
+    assert board.phase == FINISHED
+    assert host.leave_at(wire.now) == wire.now + 6.0
+
+
+def test_a_host_that_begins_after_the_end_knows_that_it_is_over() -> None:
+    wire = make_wire(boards=((1, "a", PLAN.micro_batches),))
+    assert wire.host.phase(wire.now) == FINISHED
+
+
+def test_what_was_lost_last_is_counted() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    host.answer(1, gradient(0))
+    wire.settle()
+    board.number = PLAN.micro_batches
+    board.finish(wire.now)
+    wire.settle()
+    assert (host.boards[1].number, host.boards[1].skipped) == (5, 4)
+
+
+def test_a_refused_frame_costs_one_micro_batch_where_labels_stay() -> None:
+    wire = make_wire("a", labels_stay=1)
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0, b""), ANSWER, wire.now)
+    wire.settle()
+    board._hello(wire.now)  # as after a refusal
+    wire.settle()
+    host.answer(1, Activation(ANSWER, 0, values(3)))
+    wire.settle()
+    board.send(Activation(GRADIENT_UP, 0, values(3)), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert host.refused == {}
+    assert [event.item.leg for event in wire.of(HOST, Arrived)] == [LEARN, GRADIENT_UP]
 
 
 def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:
