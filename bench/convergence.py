@@ -1,7 +1,8 @@
 """What compressed boundaries cost in validation loss: same tokens, same optimiser, three seeds.
 
 Each arm and seed is a process of its own on one thread, and its result is kept when it ends: a
-benchmark that was interrupted goes on.
+benchmark that was interrupted goes on. So short a training hardly needs its depth: some arms are
+trained four times as long, until a model of one layer falls behind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,18 @@ import numpy as np
 from bench import convergence_worker  # its code is that of the parts
 from bench.convergence_arms import (
     BATCH,
+    EXTENTS,
+    FULL,
+    LONG,
     NONE,
     ONE_LAYER,
     PUBLISHED,
+    QUICK,
     RATIOS,
     SHAPE,
-    SHAPE_QUICK,
     STAGES,
     STEPS,
-    STEPS_QUICK,
+    STEPS_LONG,
     TABLES,
     Arm,
     arms,
@@ -32,9 +36,22 @@ from bench.jobs import Job, finish
 from bench.parts import Parts, fingerprint
 from bench.result import RESULTS, Figure, Result, mean_figure
 
-SEEDS = 3
+SEEDS = {QUICK: 1, FULL: 3, LONG: 1}
 LIMITS = {8: "<=1", 32: "<=3"}
 QUICK_ARMS = (NONE, TABLES, ONE_LAYER, "subspace_8x", "resbm_8x", "learned_8bit_8x", "topk_fed_8x")
+LONG_ARMS = (
+    NONE,
+    ONE_LAYER,
+    TABLES,
+    "learned_8bit_8x",
+    "learned_8bit_32x",
+    "subspace_factors_8x",
+    "subspace_factors_32x",
+    "subspace_factors_100x",
+    "resbm_8bit_8x",
+    "resbm_8bit_32x",
+    "learned_8bit_100x",
+)
 CODE = (
     "host.pipeline.texts",
     "host.pipeline.engine",
@@ -42,18 +59,37 @@ CODE = (
     "models.stages",
     "models.transformer",
 )
+NOTES = (
+    f"a small transformer: width {SHAPE.width}, {SHAPE.layers} layers in {STAGES} stages, bytes of "
+    f"four books, {STEPS} steps of {BATCH * SHAPE.length} tokens, AdamW",
+    "gap: per cent of validation loss above the uncompressed run's, paired by seed",
+    "strict gap: above the uncompressed run that has the learned method's token tables as well",
+    "one_layer: the first layer alone, uncompressed: what a boundary that lets nothing through "
+    "would leave at the least",
+    f"long: {STEPS_LONG} steps and one seed",
+    "fed: with error feedback across micro-batches, in both directions",
+    "ratios count payload bytes both ways, token ids included, against float32 activations",
+)
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def measure(*, quick: bool) -> Result:
     """All arms over all seeds; `quick` takes one seed, few arms and 20 steps: it tells nothing."""
-    shape, steps = (SHAPE_QUICK, STEPS_QUICK) if quick else (SHAPE, STEPS)
-    grid = {name: arm for name, arm in arms(shape.width).items() if not quick or name in QUICK_ARMS}
-    folder = Path(gettempdir()) if quick else RESULTS / "parts"
-    settings = shape, steps, optimizer(steps)
-    parts = Parts("convergence", fingerprint(settings, CODE), folder)
-    seeds = range(1 if quick else SEEDS)
-    extent = "quick" if quick else "full"
+    grid = arms(EXTENTS[QUICK if quick else FULL][0].width)
+    if quick:
+        chosen = {name: grid[name] for name in QUICK_ARMS}
+        return _result(chosen, _train(QUICK, chosen), {}, quick=True)
+    rows = _train(FULL, grid)
+    return _result(grid, rows, _train(LONG, {name: grid[name] for name in LONG_ARMS}), quick=False)
+
+
+def _train(extent: str, grid: Mapping[str, Arm]) -> Rows:
+    """The finished parts of some arms, and those that were missing."""
+    shape, steps = EXTENTS[extent]
+    folder = Path(gettempdir()) if extent == QUICK else RESULTS / "parts"
+    name = "convergence_long" if extent == LONG else "convergence"
+    parts = Parts(name, fingerprint((shape, steps, optimizer(steps)), CODE), folder)
+    seeds = range(SEEDS[extent])
     jobs = [
         Job(
             _part(arm, seed),
@@ -65,23 +101,21 @@ def measure(*, quick: bool) -> Result:
     ]
     finish(parts, jobs, _told)
     done = parts.all()
-    rows = {name: [done[_part(arm, seed)] for seed in seeds] for name, arm in grid.items()}
-    figures = {f"gap_{name}": _figure(gaps(rows, name)) for name in grid if name != NONE}
-    notes = (
-        f"a small transformer: width {shape.width}, {shape.layers} layers in {STAGES} stages, "
-        f"bytes of four books, {steps} steps of {BATCH * shape.length} tokens, AdamW",
-        "gap: per cent of validation loss above the uncompressed run's, paired by seed",
-        "strict gap: above the uncompressed run that has the learned method's token tables as well",
-        "one_layer: the first layer alone, uncompressed: what a boundary that lets nothing through "
-        "would leave at the least",
-        "fed: with error feedback across micro-batches, in both directions",
-        "ratios count payload bytes both ways, token ids included, against float32 activations",
-    )
-    peers = {f"bytes_per_token_{name}": row[0]["bytes_per_token"] for name, row in rows.items()}
-    peers |= {
-        f"loss_{name}": float(np.mean([r["loss"] for r in row])) for name, row in rows.items()
+    return {name: [done[_part(arm, seed)] for seed in seeds] for name, arm in grid.items()}
+
+
+def _result(grid: Mapping[str, Arm], rows: Rows, long: Rows, *, quick: bool) -> Result:
+    figures = _best(rows, grid) | {
+        f"gap_{name}": _figure(gaps(rows, name)) for name in grid if name != NONE
     }
-    return Result("convergence", _best(rows, grid) | figures, peers, notes, {"runs": rows}, quick)
+    figures |= {f"long_{name}": figure for name, figure in _best(long, grid).items()}
+    figures |= {f"long_gap_{name}": _figure(gaps(long, name)) for name in long if name != NONE}
+    peers = {f"bytes_per_token_{name}": row[0]["bytes_per_token"] for name, row in rows.items()}
+    for word, some in (("loss", rows), ("long_loss", long)):
+        peers |= {
+            f"{word}_{n}": float(np.mean([r["loss"] for r in row])) for n, row in some.items()
+        }
+    return Result("convergence", figures, peers, NOTES, {"runs": rows, "long": long}, quick)
 
 
 def gaps(rows: Rows, name: str, base: str = NONE) -> list[float]:
@@ -94,7 +128,7 @@ def _best(rows: Rows, grid: Mapping[str, Arm]) -> dict[str, Figure]:
     """At each ratio the method with the smallest mean gap, and the best published one."""
     figures = {}
     for ratio in RATIOS:
-        names = [name for name, arm in grid.items() if arm.ratio == ratio]
+        names = [name for name in rows if grid[name].ratio == ratio]
         published = [name for name in names if name.rpartition("_")[0] in PUBLISHED]
         for word, some in (("best", names), ("published", published)):
             if some:

@@ -1,4 +1,4 @@
-"""One arm of the convergence benchmark: `python -m bench.convergence_worker ARM SEED quick|full`.
+"""One arm of the convergence benchmark: `python -m bench.convergence_worker ARM SEED EXTENT`.
 
 All stages in one process: the same payloads as between ranks, without the links. It prints one JSON
 line.
@@ -15,11 +15,8 @@ from torch import Tensor
 
 from bench.convergence_arms import (
     BATCH,
-    SHAPE,
-    SHAPE_QUICK,
+    EXTENTS,
     STAGES,
-    STEPS,
-    STEPS_QUICK,
     Arm,
     arms,
     optimizer,
@@ -115,8 +112,7 @@ def main() -> None:
     """The command in the module's docstring."""
     name, seed, extent = sys.argv[1:4]
     torch.set_num_threads(1)
-    quick = extent == "quick"
-    shape, steps = (SHAPE_QUICK, STEPS_QUICK) if quick else (SHAPE, STEPS)
+    shape, steps = EXTENTS[extent]
     print(json.dumps(run(arms(shape.width)[name], int(seed), shape, steps)))
 
 
