@@ -17,7 +17,7 @@ from ternmesh_cli.mosquitto import free_port
 from ternmesh_cli.toml import write_toml
 
 POLL_S = 0.02
-NAMESPACES, WRAPPER = "namespaces with tc tbf", "a token bucket around sends"
+NAMESPACES, WRAPPER = "namespaces with tc tbf", "pauses before sends, without a queue"
 Tables = Mapping[str, Mapping[str, object]]
 
 

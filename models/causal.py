@@ -1,8 +1,10 @@
 """A Hugging Face causal model from a folder, as a plain sequence that can be cut anywhere.
 
-Of the Llama family: models with `embed_tokens`, `layers`, `norm` and `rotary_emb`. Nothing is
-fetched from anywhere, and no code of the folder is run. Tied tables are untied: the first and the
-last stage, which are on two machines, train their own.
+Of Llama's form: `embed_tokens`, `layers`, `norm` and `rotary_emb`, and nothing between them. Many
+families have these names and do more (scaled embeddings, windows of attention), so each model's
+sequence is tried against the model itself. Nothing is fetched from anywhere, and no code of the
+folder is run. Tied tables are untied: the first and the last stage, which are on two machines,
+train their own.
 """
 
 from pathlib import Path
@@ -15,6 +17,7 @@ from ternmesh.errors import TernmeshError
 
 OUTPUTS = ("o_proj", "down_proj")  # the layers that write into the residual stream
 TOKENS = "tokens"
+DIFFERENCE_MAX = 1e-3  # of the largest logit; float32 rounds to 1e-6
 
 
 class CausalError(TernmeshError):
@@ -68,8 +71,11 @@ class Head(nn.Module):
         return y
 
 
-def read_causal(folder: Path) -> list[nn.Module]:
-    """Embedding, layers and head of the model in a folder; CausalError."""
+def read_causal(folder: Path, length: int) -> list[nn.Module]:
+    """Embedding, layers and head of the model in a folder, in float32; CausalError.
+
+    For sequences of `length` tokens: on one, they compute what the model itself does.
+    """
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
@@ -78,11 +84,36 @@ def read_causal(folder: Path) -> list[nn.Module]:
         ) from error
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
+            folder,
+            dtype="float32",  # boundaries give float32, checkpoints are often of bfloat16
+            local_files_only=True,
+            trust_remote_code=False,
+            attn_implementation="sdpa",
         )
     except (OSError, ValueError) as error:
         raise CausalError(f"{folder} is no causal model that can be read: {error}") from error
-    return cut_open(model, folder)
+    layers = cut_open(model, folder)
+    reason = _difference(layers, model, length)
+    if reason:
+        raise CausalError(
+            f"{folder} holds a {type(model).__name__}, which does more than its layers in a row at "
+            f"{length} tokens ({reason}): take one of Llama's form (Llama, Qwen2, Qwen3, Phi3, "
+            "Olmo2, StableLm)"
+        )
+    return layers
+
+
+def _difference(layers: list[nn.Module], model: Any, length: int) -> str:
+    """How a sequence's logits of one row of tokens differ from the model's own, or nothing."""
+    tokens = torch.arange(length).unsqueeze(0) % model.config.vocab_size
+    with torch.no_grad():
+        whole: Tensor = model(tokens, use_cache=False).logits
+        try:
+            x: Tensor = nn.Sequential(*layers)(tokens)
+        except Exception as error:  # noqa: BLE001  (layers of other families want other arguments)
+            return f"{type(error).__name__}: {error}"
+    apart = float((x - whole).abs().max() / whole.abs().max())
+    return "" if apart <= DIFFERENCE_MAX else f"its logits differ by {apart:.2g} of the largest"
 
 
 def cut_open(model: Any, folder: Path) -> list[nn.Module]:

@@ -35,15 +35,17 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_pipeline_config(arguments.config)
     ranks = Ranks(config, arguments.config.resolve())
     stop = process.stop_on_signals()
-    page = Page(config)
     ranks.start()
     try:
-        for report in ranks.reports(stop):
-            print(json.dumps(report) if arguments.json else line(report), flush=True)
-            page.add(report, time.monotonic())
+        page = Page(config)
+        try:
+            for report in ranks.reports(stop):
+                print(json.dumps(report) if arguments.json else line(report), flush=True)
+                page.add(report, time.monotonic())
+        finally:
+            page.end()
     finally:
         ranks.stop()
-        page.end()
     return 0
 
 

@@ -1,11 +1,11 @@
 """The report of a pipeline's training: one HTML file that grows while the training goes on."""
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from host.pipeline.report import parse
 from ternmesh_cli.page import COLOURS, page, svg, table
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class History:
     def read(self, path: Path) -> None:
         """Take all whole reports of a file, if it is there."""
         if path.exists():
-            with path.open() as file:
+            with path.open("rb") as file:
                 for line in file:
-                    if line.endswith("\n"):
-                        self.add(json.loads(line))
+                    if (row := parse(line)) is not None:
+                        self.add(row)
 
     def steps(self) -> list[Row]:
         """Reports of steps, without those of validation."""

@@ -38,13 +38,17 @@ def set_up_logging(level: str) -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """Set by the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """Set by the first SIGINT, SIGTERM or, unless nohup has it ignored, SIGHUP.
+
+    A second one ends the process at once.
+    """
     stop = threading.Event()
 
     def ask_to_stop(number: int, _frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask_to_stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, ask_to_stop)
     return stop

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from host.pipeline.errors import PipelineError
@@ -37,10 +37,42 @@ class Store(Protocol):
         """Whether all keys are set."""
 
 
+def join(store: Store, rank: int, own: str, wait_s: float = AGREE_S) -> str:
+    """The name of the meeting, which rank 0 tells all who are there; PipelineError after `wait_s`.
+
+    The store may outlive ranks that are started again, with the words of their forerunners in it,
+    and torchruns of several machines count restarts apart. So each rank asks under a fresh `own`
+    that nobody has answered before.
+    """
+    store.set(f"hello/{rank}", own)
+    deadline = time.monotonic() + wait_s
+    while not store.check([f"welcome/{own}"]):
+        if time.monotonic() > deadline:
+            raise PipelineError(f"rank 0 did not answer within {wait_s:.0f} s")
+        time.sleep(POLL_S)
+    return store.get(f"welcome/{own}").decode()
+
+
+def welcome(store: Store, ranks: int, meeting: str) -> None:
+    """As rank 0, tell all who have asked by now, whether they live or not."""
+    for rank in range(1, ranks):
+        if store.check([f"hello/{rank}"]):
+            store.set(f"welcome/{store.get(f'hello/{rank}').decode()}", meeting)
+
+
 def gather(
-    store: Store, topic: str, rank: int, ranks: int, value: Any, wait_s: float = AGREE_S
+    store: Store,
+    topic: str,
+    rank: int,
+    ranks: int,
+    value: Any,
+    wait_s: float = AGREE_S,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """What each rank said on `topic`, in the order of ranks; PipelineError after `wait_s`."""
+    """What each rank said on `topic`, in the order of ranks; PipelineError after `wait_s`.
+
+    `meanwhile` is called again and again until all have.
+    """
     store.set(f"{topic}/{rank}", json.dumps(value))
     keys = [f"{topic}/{each}" for each in range(ranks)]
     deadline = time.monotonic() + wait_s
@@ -48,8 +80,21 @@ def gather(
         if time.monotonic() > deadline:
             silent = [str(each) for each in range(ranks) if not store.check([keys[each]])]
             raise PipelineError(f"rank {', '.join(silent)} did not answer within {wait_s:.0f} s")
+        meanwhile()
         time.sleep(POLL_S)
     return [json.loads(store.get(key)) for key in keys]
+
+
+def agree(
+    store: Store,
+    topic: str,
+    rank: int,
+    ranks: int,
+    own: Mapping[str, Any],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """PipelineError unless all ranks say what this one says on `topic`, within 25 s."""
+    check_agreement(gather(store, topic, rank, ranks, own, AGREE_S, meanwhile))
 
 
 def check_agreement(shared: Sequence[Mapping[str, Any]]) -> None:
@@ -75,7 +120,10 @@ def check_world(stages: int, replicas: int, ranks: int) -> None:
 
 
 class Watch:
-    """Listens on its own connection for another rank's refusal, and ends this process with it."""
+    """Listens on its own connection for another rank's refusal, and ends this process with it.
+
+    It ends it too where the store is gone, and with it torchrun: nobody would end it otherwise.
+    """
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store, self._rank = store, rank
@@ -96,8 +144,10 @@ class Watch:
             try:
                 refused = self._store.check([REFUSAL])
             except Exception as error:  # noqa: BLE001  (torch's own kinds differ by version)
-                print(f"the store is gone: {error}", file=sys.stderr)  # noqa: T201
-                return
+                try:
+                    end_with(f"torchrun, or the machine of rank 0, is gone: {error}", self._rank)
+                finally:  # the terminal may be gone with it
+                    os._exit(REFUSED)
             if refused:
                 end_with(self._store.get(REFUSAL).decode(), self._rank)
                 self._store.add(SEEN, 1)

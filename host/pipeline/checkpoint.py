@@ -1,7 +1,7 @@
 """Checkpoints of one rank: safetensors files that are whole or absent, and the last two of them."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +37,15 @@ class Checkpoints:
         for old in self.steps()[:-KEPT]:
             self._path(old).unlink()
 
+    def forget_after(self, step: int) -> None:
+        """Delete what ranks have saved after the step from which all go on.
+
+        It is not a part of this run any more, and would be kept in place of what is saved next.
+        """
+        for later in self.steps():
+            if later > step:
+                self._path(later).unlink()
+
     def load(self, step: int) -> dict[str, Tensor]:
         """The state after `step` steps; PipelineError where it is another run's or broken."""
         path = self._path(step)
@@ -59,10 +68,23 @@ class Checkpoints:
         return self._folder / f"rank-{self._rank}-{step}.safetensors"
 
 
-def common_step(steps: Iterable[Iterable[int]]) -> int:
-    """The last step after which every rank has a checkpoint, or 0."""
+def common_step(steps: Sequence[Sequence[int]]) -> int:
+    """The last step after which every rank has a checkpoint, or 0 where none has got that far.
+
+    PipelineError where ranks have checkpoints and none in common: progress would be lost without a
+    word. Only the first one may be missing on some: they died before they had saved it.
+    """
     sets = [set(each) for each in steps]
-    return max(set.intersection(*sets), default=0)
+    common, found = set.intersection(*sets), set.union(*sets)
+    if not common and len(found) > 1:
+        step = max(found)
+        lacking = [str(rank) for rank, own in enumerate(sets) if step not in own]
+        raise PipelineError(
+            f"ranks have no checkpoint of a step in common: that of step {step} is missing on "
+            f"rank {', '.join(lacking)}; bring it back into state_dir/checkpoints, or remove "
+            "that folder on all machines to begin anew"
+        )
+    return max(common, default=0)
 
 
 def copy_into(parameters: Iterable[tuple[str, Tensor]], tensors: Mapping[str, Tensor]) -> None:

@@ -126,6 +126,12 @@ def check(config: PipelineConfig) -> PipelineConfig:
         raise ConfigError(f"model.width is {model.width}: it must be a multiple of 2 model.heads")
     if config.schedule == "1f1b" and config.micro_batches < config.stages:
         raise ConfigError(f"micro_batches is {config.micro_batches}: 1f1b needs one for each stage")
+    replicas, saved = config.replicas, config.checkpoint_steps
+    if replicas.count > 1 and replicas.method != "gradients" and 0 < saved < replicas.every_steps:
+        raise ConfigError(
+            f"checkpoint_steps is {saved}: it must be at least replicas.every_steps (or 0), so "
+            "that replicas have checkpoints in common"
+        )
     if boundary.bits not in BITS:
         raise ConfigError(f"boundary.bits is {boundary.bits}: it must be 2, 4, 8, 16 or 32")
     if boundary.method not in ("none", "int8") and boundary.latent > model.width:
@@ -138,7 +144,7 @@ def check(config: PipelineConfig) -> PipelineConfig:
 def _anchor(config: PipelineConfig, folder: Path) -> PipelineConfig:
     data = config.data
     if not data and (around := os.environ.get(DATA_VARIABLE)):
-        data = str(Path(around) / "text")
+        data = str(Path(around).absolute() / "text")
     if not data:
         raise ConfigError(f"data is missing: name a folder of texts, or set {DATA_VARIABLE}")
     anchored = replace(config, state_dir=str(folder / config.state_dir), data=str(folder / data))

@@ -4,8 +4,8 @@ torchrun starts all ranks again when one dies; they go on from their last common
 """
 
 import importlib.util
-import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,21 +15,27 @@ from typing import Any
 
 from host.pipeline.config import PipelineConfig
 from host.pipeline.errors import PipelineError
-from host.pipeline.report import PROGRESS
+from host.pipeline.lock import hold
+from host.pipeline.report import PROGRESS, parse
 
 POLL_S = 0.5
 STOP_S = 15.0
 SAID = "ternmesh: "  # how the sentences of ranks begin
+RAISED = re.compile(r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w+Error: \S.*)")
 
 
-def command(config: PipelineConfig, path: Path) -> list[str]:
-    """What starts the ranks of the configuration at `path`."""
+def command(config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = "") -> list[str]:
+    """What starts the ranks of the configuration at `path`, or an even part of them.
+
+    Each of several machines starts its part; they meet at `endpoint`, HOST:PORT of one of them.
+    """
+    meeting = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={config.ranks}",
+        *(["--standalone"] if machines == 1 else meeting),
+        f"--nproc-per-node={config.ranks // machines}",
         f"--max-restarts={config.restarts_max}",
         "-m",
         "host.pipeline",
@@ -40,8 +46,11 @@ def command(config: PipelineConfig, path: Path) -> list[str]:
 class Ranks:
     """The ranks of one run, while they run."""
 
-    def __init__(self, config: PipelineConfig, path: Path) -> None:
-        self._config, self._command = config, command(config, path)
+    def __init__(
+        self, config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = ""
+    ) -> None:
+        self._config = config
+        self._command = command(config, path, machines, endpoint)
         self._process: subprocess.Popen[bytes] | None = None
         self._read = 0
 
@@ -57,10 +66,11 @@ class Ranks:
         return self._process.pid
 
     def start(self) -> None:
-        """Start them; PipelineError where torch is missing."""
+        """Start them; PipelineError where torch is missing or others train in the folder."""
         if importlib.util.find_spec("torch") is None:
             raise PipelineError("torch is not installed: pip install 'ternmesh[pipeline]'")
-        self._config.folder.mkdir(parents=True, exist_ok=True)
+        for rank in range(self._config.ranks):
+            hold(self._config.folder, rank).close()  # the ranks will
         progress = self._config.folder / PROGRESS
         self._read = progress.stat().st_size if progress.exists() else 0
         # Ranks share this machine's cores; torchrun would say so at length.
@@ -100,9 +110,13 @@ class Ranks:
             for line in file:
                 if line.endswith(b"\n"):
                     self._read += len(line)
-                    yield json.loads(line)
+                    if (report := parse(line)) is not None:
+                        yield report
 
     def _reason(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        said = [line for line in lines if line.startswith(SAID)]
-        return said[-1].removeprefix(SAID) if said else f"the ranks ended badly: see {self.log}"
+        if said := [line for line in lines if line.startswith(SAID)]:
+            return said[-1].removeprefix(SAID)
+        raised = [found[1] for line in lines if (found := RAISED.match(line))]
+        reason = f" ({raised[-1]})" if raised else ""
+        return f"the ranks ended badly{reason}: see {self.log}"

@@ -2,6 +2,7 @@
 
 import os
 import time
+import uuid
 from datetime import timedelta
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from host.pipeline import agreement
 from host.pipeline.config import PipelineConfig
 from host.pipeline.errors import PipelineError
+from host.pipeline.lock import hold
 from host.pipeline.peers import Peers
 from host.pipeline.train import Place, Trainer
 from ternmesh.errors import TernmeshError
@@ -22,9 +24,6 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
     PipelineError where the ranks do not even meet.
     """
     torch.set_num_threads(config.threads)
-    device = choose_device(config)
-    # A rank that was started again must not read what its forerunners have said.
-    prefix = f"ternmesh/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     wait = timedelta(seconds=agreement.AGREE_S)
     try:
         base = next(iter(rendezvous("env://", timeout=wait)))[0]
@@ -33,14 +32,23 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
             f"the {ranks} ranks did not meet within {agreement.AGREE_S:.0f} s: are all of them "
             "started, and do they reach rank 0?"
         ) from error
-    store = PrefixStore(prefix, base)
-    watch = agreement.Watch(PrefixStore(prefix, base.clone()), rank)
+    own = uuid.uuid4().hex
+    meeting = agreement.join(base, rank, own) if rank else own
+    store = PrefixStore(meeting, base)
+    watch = agreement.Watch(PrefixStore(meeting, base.clone()), rank)
     watch.start()
+
+    def answer() -> None:
+        if rank == 0:
+            agreement.welcome(base, ranks, meeting)
+
     try:
         # Before links are made: whoever is missing or differs is named within 30 s.
-        settings = agreement.gather(store, "settings", rank, ranks, config.shared())
-        agreement.check_agreement(settings)
-        train(config, rank, store, device)
+        agreement.agree(store, "settings", rank, ranks, config.shared(), answer)
+        with hold(config.folder, rank):
+            device = choose_device(config, ranks)
+            agreement.agree(store, "devices", rank, ranks, {"device": device.type})
+            train(config, rank, store, device, watch)
     except Exception as error:
         if (reason := refusal_in(error)) is not None:
             watch.stop()
@@ -49,10 +57,15 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
         # ends this process with it.
         time.sleep(2 * agreement.WATCH_S)
         raise
-    watch.stop()
 
 
-def train(config: PipelineConfig, rank: int, store: Store, device: torch.device) -> None:
+def train(
+    config: PipelineConfig,
+    rank: int,
+    store: Store,
+    device: torch.device,
+    watch: agreement.Watch,
+) -> None:
     """Meet the other ranks and train. A replica is a world of its own, with links beside it."""
     replica, stage = divmod(rank, config.stages)
     dist.init_process_group(
@@ -65,17 +78,42 @@ def train(config: PipelineConfig, rank: int, store: Store, device: torch.device)
     peers, count = None, config.replicas.count
     if count > 1:
         peers = Peers(PrefixStore(f"stage/{stage}", store), replica, count, config.timeout_s)
-    trainer = Trainer(config, Place(rank, stage, replica, store, device, peers))
+    trainer = build(config, Place(rank, stage, replica, store, device, peers))
     trainer.prepare()
     trainer.run()
+    watch.stop()  # ranks end from here on, and the store with them
+    if peers is not None:
+        peers.mean(torch.zeros(1))  # all replicas are here
     dist.barrier()
     dist.destroy_process_group()
 
 
-def choose_device(config: PipelineConfig) -> torch.device:
-    """The GPU of this process where there is one and it is wanted, or the CPU."""
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+def build(config: PipelineConfig, place: Place) -> Trainer:
+    """The trainer; PipelineError for whatever fails, because it would again after a restart."""
+    try:
+        return Trainer(config, place)
+    except TernmeshError:
+        raise
+    except Exception as error:  # texts, tokenizers and models fail in many ways
+        raise PipelineError(
+            f"texts and model cannot be used: {type(error).__name__}: {error}"
+        ) from error
+
+
+def choose_device(config: PipelineConfig, ranks: int) -> torch.device:
+    """A GPU of this process's own where that is wanted, or the CPU.
+
+    PipelineError where GPUs are asked for by name and are fewer than this machine's ranks.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    found = torch.cuda.device_count()
+    if config.device == "cpu" or (config.device == "auto" and found < here):
         return torch.device("cpu")
+    if found < here:
+        raise PipelineError(
+            f"device is cuda, and this machine has {found} GPUs for {here} ranks: start fewer "
+            'here, or write device = "cpu"'
+        )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

@@ -1,8 +1,9 @@
 """What a pipeline says of its progress: lines of JSON in its folder, and a line for people."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from host.pipeline.config import PipelineConfig
 
@@ -50,8 +51,26 @@ class Progress:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         self._config.folder.mkdir(parents=True, exist_ok=True)
-        with (self._config.folder / PROGRESS).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with (self._config.folder / PROGRESS).open("a+b") as file:
+            start = "\n" if _is_torn(file) else ""
+            file.write(f"{start}{json.dumps(row)}\n".encode())
+
+
+def _is_torn(file: IO[bytes]) -> bool:
+    """Whether a rank that died has left half a line at the end."""
+    if not file.tell():
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The report in a line of progress.jsonl, or None where a rank died while it wrote it."""
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) else None
 
 
 def line(report: Mapping[str, Any]) -> str:

@@ -86,11 +86,12 @@ class Trainer:
         # Reading texts may take one machine longer than another.
         said = gather(place.store, "ready", place.rank, config.ranks, own, config.timeout_s)
         check_agreement([{"texts": each["texts"]} for each in said])
-        self._step = common_step(each["steps"] for each in said)
+        self._step = common_step([each["steps"] for each in said])
         if self._step:
             self._load()
         elif self._frame is not None:
             self._from_first(self._frame.basis)  # libraries round QR differently
+        self._checkpoints.forget_after(self._step)
 
     def run(self) -> None:
         """All steps that are left."""
@@ -117,7 +118,7 @@ class Trainer:
                 if progress is not None:
                     progress.validation(self._step, judged)
                 meter = Meter(self._engine, self._step)
-            if config.checkpoint_steps and self._step % config.checkpoint_steps == 0:
+            if self._is_time(config.checkpoint_steps):
                 self._save()
 
     def _is_time(self, every: int) -> bool:
@@ -205,7 +206,7 @@ def model_of(config: PipelineConfig) -> tuple[list[nn.Module], Layout]:
     """The whole model as a sequence of layers, and how boundaries see it."""
     model = config.model
     if config.model_folder:
-        layers = read_causal(Path(config.model_folder))
+        layers = read_causal(Path(config.model_folder), model.length)
         return layers, Layout(model.width, model.vocabulary, causal.OUTPUTS, causal.TOKENS)
     layers = transformer(model, config.seed)
     positions = layers[0].get_buffer("positions")

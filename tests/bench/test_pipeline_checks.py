@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.pipeline_kill import KILLS
 from bench.pipeline_kill import _figures as kill_figures
 from bench.pipeline_kill import tables_of as kill_tables
 from bench.pipeline_run import ranks_of
@@ -64,14 +65,16 @@ def test_kills_count_as_resumed_over_all_arms() -> None:
         "replicas/calm": calm,
         "replicas/killed": {
             "end": {"loss": 2.0, "validation_loss": 2.75},
-            "resumed": 9,
-            "killed": 10,
+            "resumed": 4,
+            "killed": 5,
         },
+        "machines/calm": calm,
+        "machines/killed": {**calm, "resumed": 5, "killed": 5},
     }
-    figures = kill_figures(done, 10)
+    figures = kill_figures(done, KILLS)
     assert figures["resumed"].value == pytest.approx(0.95)
     assert figures["loss_difference"].value == 0.25
-    assert figures["kills"].value == 20
+    assert figures["kills"].value == 20 == sum(KILLS.values())
 
 
 def test_arms_differ_in_what_replicas_say_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +83,6 @@ def test_arms_differ_in_what_replicas_say_alone(monkeypatch: pytest.MonkeyPatch)
     tables = [tables_of(arm, 30) for arm in ARMS]
     assert all({**t, "replicas": {}} == {**tables[0], "replicas": {}} for t in tables)
     assert [ranks_of(t) for t in tables] == [2, *[4] * (len(ARMS) - 1)]
-    assert [ranks_of(kill_tables(arm, 10)) for arm in ("stages", "replicas")] == [3, 4]
+    assert [ranks_of(kill_tables(arm, 10)) for arm in KILLS] == [3, 4, 2]
     rows = {"packets": [{"validation_loss": 2.02}], ALL_REDUCE: [{"validation_loss": 2.0}]}
     assert gaps(rows, "packets") == pytest.approx([1.0])

@@ -1,5 +1,6 @@
 """A pipeline of ranks computes what one process does, survives kill -9, refuses in one voice."""
 
+import gzip
 import os
 import signal
 import threading
@@ -22,9 +23,10 @@ from host.pipeline.config import read_pipeline_config
 from host.pipeline.engine import TimedStage
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks
-from host.pipeline.report import line
+from host.pipeline.rank import build
+from host.pipeline.report import PROGRESS, Progress, line
 from host.pipeline.texts import read_texts, tokenizer
-from host.pipeline.train import own_stage
+from host.pipeline.train import Place, own_stage
 from ternmesh.config import ConfigError
 
 
@@ -135,7 +137,7 @@ def test_a_refusal_takes_no_longer_than_half_a_minute() -> None:
 
 
 def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path) -> None:
-    path = write_config(tmp_path, steps=2)
+    path = write_config(tmp_path, steps=2, checkpoint_steps=100)  # the last step is kept, too
     assert all(log.endswith("\n0") for log in run_ranks([path] * 2, tmp_path))
     other = write_config(tmp_path, "other.toml", steps=4, optimizer__learning_rate=0.5)
     for log in run_ranks([other] * 2, tmp_path):
@@ -177,7 +179,12 @@ def test_checkpoints_are_whole_recent_and_their_own(tmp_path: Path) -> None:
     assert store.steps() == [20, 30]
     assert store.load(30)["w"].tolist() == [30.0, 30.0]
     assert common_step([[10, 20, 30], [10, 20], [20, 30]]) == 20
-    assert common_step([[], [10]]) == 0
+    store.forget_after(20)
+    assert store.steps() == [20]
+    store.save(30, [("w", torch.full((2,), 30.0))])
+    assert common_step([[], [10]]) == 0  # killed before all had saved the first
+    with pytest.raises(PipelineError, match="that of step 20 is missing on rank 0, 2; bring"):
+        common_step([[5], [10, 20], []])
     with pytest.raises(PipelineError, match="another configuration"):
         Checkpoints(tmp_path, 0, "def").load(30)
     (tmp_path / "rank-0-30.safetensors").write_bytes(b"\xff" * 40)
@@ -199,6 +206,61 @@ def test_texts_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
         read_texts(tmp_path / "nothing", 12)
 
 
+def test_what_fails_before_training_is_a_refusal_and_not_tried_again(tmp_path: Path) -> None:
+    config = read_pipeline_config(write_config(tmp_path))
+    whole = gzip.compress(b"text " * 10_000)
+    (tmp_path / "text" / "b.txt.gz").write_bytes(whole[: len(whole) // 2])
+    place = Place(0, 0, 0, HashStore(), torch.device("cpu"))
+    with pytest.raises(PipelineError, match="cannot be used: EOFError: Compressed file ended"):
+        build(config, place)
+    broken = tmp_path / "llama"
+    broken.mkdir()
+    (broken / "tokenizer.json").write_text("{")
+    with pytest.raises(PipelineError, match="cannot be used: Exception: EOF while parsing"):
+        build(replace(config, model_folder=str(broken)), place)
+
+
+def test_a_folder_in_the_environment_starts_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_config(tmp_path, data="")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("TERNMESH_DATA", "data")
+    assert read_pipeline_config(path).data == str(tmp_path / "elsewhere" / "data" / "text")
+
+
+def test_half_a_line_of_a_rank_that_died_is_passed_over(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    config = read_pipeline_config(path)
+    config.folder.mkdir()
+    progress = config.folder / PROGRESS
+    progress.write_bytes(b'{"step": 1, "validation_loss": 1.0}\n{"step": 2, "lo')
+    Progress(config, 1.0, 1.0).validation(3, 2.0)
+    ranks = Ranks(config, path)
+    assert [row["step"] for row in ranks._new_reports()] == [1, 3]
+    progress.write_bytes(progress.read_bytes() + b"\xff\x00\n[1]\n")
+    assert list(ranks._new_reports()) == []
+    Progress(config, 1.0, 1.0).validation(4, 2.0)
+    assert [row["step"] for row in ranks._new_reports()] == [4]
+    assert b"\n\n" not in progress.read_bytes()
+
+
+def test_an_error_that_no_rank_has_put_into_a_sentence_is_told(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    ranks = Ranks(read_pipeline_config(path), path)
+    ranks.log.parent.mkdir()
+    ranks.log.write_text("")
+    assert ranks._reason() == f"the ranks ended badly: see {ranks.log}"
+    ranks.log.write_text(
+        "ValueError: an older one\n[rank1]: RuntimeError: out of memory\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  host.pipeline\n"
+    )
+    assert "ended badly (RuntimeError: out of memory)" in ranks._reason()
+    ranks.log.write_text("ternmesh: rank 0 ends: no text\nRuntimeError: consequence\n")
+    assert ranks._reason() == "rank 0 ends: no text"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -209,6 +271,7 @@ def test_texts_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
         ({"model__heads": 3}, "model.width is 16"),
         ({"model__vocabulary": 100}, "at least 256"),
         ({"boundary__method": "magic"}, "must be one of"),
+        ({"replicas__count": 2, "replicas__every_steps": 3}, "checkpoint_steps is 2: it must be"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_sentence(

@@ -181,7 +181,10 @@ def test_replicas_with_packets_agree_and_go_on_from_a_checkpoint(tmp_path: Path)
     assert numbers * 1.4 / 8 < size < numbers * 2.4 / 8 + 400
     for rank in range(4):
         (folder / f"rank-{rank}-{STEPS}.safetensors").unlink()
+    stale = folder / "rank-0-50.safetensors"
+    stale.write_bytes(b"of a start that got further than the others")
     run_ranks([path] * 4, tmp_path)
+    assert not stale.exists()
     again = [load_file(folder / f"rank-{rank}-{STEPS}.safetensors") for rank in range(4)]
     for end, other in zip(ends, again, strict=True):
         assert all(torch.equal(end[name], other[name]) for name in end)

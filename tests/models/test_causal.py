@@ -13,8 +13,9 @@ from models.stages import run_stages
 transformers = pytest.importorskip("transformers")
 
 
-def small_llama(folder: Path) -> torch.nn.Module:
-    config = transformers.LlamaConfig(
+def small_model(folder: Path, family: str = "llama", **settings: object) -> torch.nn.Module:
+    config = transformers.AutoConfig.for_model(
+        family,
         vocab_size=60,
         hidden_size=16,
         intermediate_size=24,
@@ -22,17 +23,19 @@ def small_llama(folder: Path) -> torch.nn.Module:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=32,
-        tie_word_embeddings=True,
+        pad_token_id=0,
+        **settings,
     )
     torch.manual_seed(0)
-    model: torch.nn.Module = transformers.LlamaForCausalLM(config)
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     return model.eval()
 
 
 @pytest.mark.parametrize("method", ["none", "subspace", "learned"])
 def test_stages_of_a_llama_compute_the_same(tmp_path: Path, method: str) -> None:
-    whole, layers = small_llama(tmp_path), read_causal(tmp_path)
+    whole = small_model(tmp_path, tie_word_embeddings=True)
+    layers = read_causal(tmp_path, 10)
     tokens = torch.randint(0, 60, (2, 10), generator=torch.Generator().manual_seed(1))
     layout = Layout(16, 60, OUTPUTS, TOKENS)
     config = BottleneckConfig(method, latent=16)
@@ -46,6 +49,45 @@ def test_stages_of_a_llama_compute_the_same(tmp_path: Path, method: str) -> None
 
 def test_other_folders_and_families_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CausalError, match="no causal model"):
-        read_causal(tmp_path)
+        read_causal(tmp_path, 10)
     with pytest.raises(CausalError, match="only Llama's family"):
         cut_open(torch.nn.Linear(2, 2), tmp_path)
+
+
+def test_a_checkpoint_of_bfloat16_is_trained_in_float32(tmp_path: Path) -> None:
+    small_model(tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    layers = read_causal(tmp_path, 10)
+    assert {p.dtype for layer in layers for p in layer.parameters()} == {torch.float32}
+    config = BottleneckConfig("resbm", latent=4, bits=8)
+    stages, _ = assemble(layers, Layout(16, 60, OUTPUTS, TOKENS), config, 2, 1, 10)
+    run_stages(stages, torch.zeros(1, 10, dtype=torch.long)).sum().backward()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "olmo2", "stablelm"])
+def test_families_that_are_named_can_be_cut(tmp_path: Path, family: str) -> None:
+    small_model(tmp_path, family)
+    assert len(read_causal(tmp_path, 10)) == 5
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("gemma", {}, "its logits differ"),
+        ("granite", {"logits_scaling": 2.0}, "its logits differ"),
+        ("cohere", {}, "its logits differ"),
+        ("mistral", {"sliding_window": 4}, "its logits differ"),
+        ("gemma2", {}, "no causal model that can be read"),
+        ("gemma3_text", {}, "TypeError"),
+    ],
+)
+def test_families_that_do_more_than_their_layers_are_refused(
+    tmp_path: Path, family: str, settings: dict[str, object], said: str
+) -> None:
+    small_model(tmp_path, family, **settings)
+    with pytest.raises(CausalError, match=said):
+        read_causal(tmp_path, 10)
+
+
+def test_a_window_of_attention_that_no_sequence_fills_does_no_harm(tmp_path: Path) -> None:
+    small_model(tmp_path, "mistral", sliding_window=10)
+    assert read_causal(tmp_path, 10)

@@ -1,6 +1,8 @@
 """`ternmesh pipeline train`: what it prints, and how it ends."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from host.pipeline import launch
 from host.pipeline.config import PipelineConfig, ReplicasConfig
 from host.pipeline.errors import PipelineError
 from models.transformer_shape import Shape
+from ternmesh_cli import process
 from ternmesh_cli.main import MISUSED, REFUSED, main
 from ternmesh_cli.pipeline_report import ROWS_MAX, History, write_report
 
@@ -97,7 +100,7 @@ def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -
     assert len(history.rows) <= ROWS_MAX
     assert history.rows[-1]["step"] == 20 + 2 * ROWS_MAX
     path = tmp_path / "progress.jsonl"
-    path.write_text(json.dumps(REPORT) + "\n" + '{"step": 11, "lo')
+    path.write_bytes(json.dumps(REPORT).encode() + b'\n{"step": 11, "lo\xff{"step": 12}\n\n{"st')
     again = History()
     again.read(path)
     assert again.rows == [REPORT]
@@ -116,3 +119,17 @@ def test_a_report_reloads_while_the_training_runs() -> None:
     assert "tells each other one 3.5 bytes a token (packets, every 50 steps)" in page
     assert "6.45%" in page  # (17 + 16) / 512
     assert 'http-equiv="refresh"' not in write_report(config, history, "finished")
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_closed_terminal_stops_a_command_unless_nohup_is_before_it(is_ignored: bool) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+        stop = process.stop_on_signals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.is_set() is not is_ignored
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,142 @@
+"""How ranks meet among the words of their forerunners, and how they keep a second start out."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from pipeline_ranks import reports, write_config
+from torch.distributed import HashStore, PrefixStore
+
+from host.pipeline import agreement, rank
+from host.pipeline.checkpoint import Checkpoints
+from host.pipeline.config import read_pipeline_config
+from host.pipeline.errors import PipelineError
+from host.pipeline.launch import Ranks, command
+from host.pipeline.lock import hold
+
+ROOT = Path(__file__).parents[2]
+
+
+def meet(store: HashStore, number: int, own: str, said: str) -> list[str]:
+    """What run_rank does to meet, without links."""
+    meeting = agreement.join(store, number, own) if number else own
+    answer = partial(agreement.welcome, store, 3, meeting) if number == 0 else (lambda: None)
+    at = PrefixStore(meeting, store)
+    return agreement.gather(at, "settings", number, 3, said, meanwhile=answer)
+
+
+def test_ranks_that_are_started_again_meet_each_other_and_not_their_forerunners() -> None:
+    store = HashStore()
+    for start in ("first", "second"):
+        with ThreadPoolExecutor(3) as pool:
+            # Rank 0 comes last: the others find what was said before they were started.
+            jobs = [
+                pool.submit(meet, store, each, f"{start}-{each}", f"{start} {each}")
+                for each in (2, 1, 0)
+            ]
+            for job in jobs:
+                assert job.result() == [f"{start} {each}" for each in range(3)]
+
+
+def test_a_rank_that_died_before_it_met_the_others_does_no_harm() -> None:
+    store = HashStore()
+    store.set("hello/1", "dead-1")
+    agreement.welcome(store, 3, "dead-0")  # by a rank 0 that died, too
+    with pytest.raises(PipelineError, match="rank 0 did not answer within 0 s"):
+        agreement.join(store, 1, "living-1", wait_s=0.0)
+    agreement.welcome(store, 3, "living-0")
+    assert agreement.join(store, 1, "living-1", wait_s=0.0) == "living-0"
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(meet, store, each, f"new-{each}", str(each)) for each in range(3)]
+        assert [job.result() for job in jobs] == [["0", "1", "2"]] * 3
+
+
+def test_a_rank_ends_where_the_store_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Gone(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(agreement, "WATCH_S", 0.0)
+    monkeypatch.setattr(agreement.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        agreement.Watch(Gone(), 1)._listen()
+    assert ended.value.code == agreement.REFUSED
+    assert "rank 1 ends: torchrun, or the machine of rank 0, is gone" in capsys.readouterr().err
+
+
+def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    config = read_pipeline_config(write_config(tmp_path))
+    with hold(config.folder, 1):
+        log = config.folder / "ranks.log"
+        log.write_text("of the first start")
+        said = f"another start trains in .*: end it first \\(kill {os.getppid()}\\)"
+        with pytest.raises(PipelineError, match=said):
+            Ranks(config, tmp_path / "run.toml").start()
+        assert log.read_text() == "of the first start"
+    hold(config.folder, 1).close()
+
+
+def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = read_pipeline_config(write_config(tmp_path, state_dir="file"))
+    with pytest.raises(PipelineError, match=r"state_dir cannot be used: .*file"):
+        Ranks(config, tmp_path / "run.toml").start()
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "chosen"),
+    [("auto", 0, "cpu"), ("auto", 1, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu")],
+)
+def test_each_rank_has_a_gpu_of_its_own_or_none_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, gpus: int, chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    config = read_pipeline_config(write_config(tmp_path, device=device))
+    assert rank.choose_device(config, 4).type == chosen
+
+
+def test_too_few_gpus_are_refused_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    config = read_pipeline_config(write_config(tmp_path, device="cuda"))
+    with pytest.raises(PipelineError, match="this machine has 1 GPUs for 2 ranks"):
+        rank.choose_device(config, 2)
+
+
+def test_training_under_two_torchruns_goes_on_after_kill_9(
+    tmp_path: Path, eventually: Callable[[Callable[[], object], float], None]
+) -> None:
+    """As on two machines: only the torchrun of the killed rank counts a restart."""
+    config = read_pipeline_config(write_config(tmp_path, steps=60, checkpoint_steps=5))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    part = command(config, tmp_path / "run.toml", 2, f"localhost:{port}")
+    with (tmp_path / "log").open("wb") as log:
+        started = [subprocess.Popen(part, stderr=log, cwd=ROOT) for _ in range(2)]
+    try:
+        saved = [Checkpoints(config.folder / "checkpoints", r, config.digest) for r in (0, 1)]
+        eventually(lambda: all(each.steps() for each in saved), 120.0)
+        children = Path(f"/proc/{started[1].pid}/task/{started[1].pid}/children")
+        os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
+        assert [each.wait(300.0) for each in started] == [0, 0], (tmp_path / "log").read_text()
+    finally:
+        for each in started:
+            each.terminate()
+            each.wait()
+    assert reports(config)[-1]["step"] == 60
