@@ -33,7 +33,7 @@ except ImportError as error:
 
 from models.adapter import Adapter
 from models.errors import ExportError
-from models.graph_passes import make_overridable, optimise
+from models.graph_passes import make_overridable, name_by_place, optimise
 from ternmesh.bundle import (
     ADAPTER,
     FORWARD,
@@ -245,6 +245,7 @@ def _serialise(model: ir.Model, file: str) -> bytes:
         raise ExportError(
             f"{file} would hold {size} bytes of weights, and one file holds {GRAPH_BYTES_MAX}"
         )
+    name_by_place(model)
     common.ClearMetadataAndDocStringPass()(model)
     data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
     return data

@@ -1,7 +1,8 @@
 """Passes over exported graphs; each keeps what the graph computes.
 
-`make_overridable` is for forward graphs. `optimise` is for train-step graphs, where a frozen weight
-is used as W going forward and as W^T going back: a runtime folds each Transpose into a second copy.
+`make_overridable` is for forward graphs, `name_by_place` for all. `optimise` is for train-step
+graphs, where a frozen weight is used as W going forward and as W^T going back: a runtime folds each
+Transpose into a second copy.
 """
 
 import math
@@ -22,6 +23,30 @@ def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]
         if value.name is not None and value.name in defaults:
             value.const_value = ir.tensor(defaults[value.name], name=value.name)
             model.graph.register_initializer(value)
+
+
+def name_by_place(model: ir.Model, kept: str = "module.") -> None:
+    """Name nodes and what is between them by their places; names that begin with `kept` stay.
+
+    Names that an exporter makes up differ from run to run, and with them the hash of a model that
+    computes the same. No input's name has a colon.
+    """
+    initializers = model.graph.initializers
+    inputs = {value.name for value in model.graph.inputs}
+    taken = (value for node in model.graph for value in node.inputs)
+    found = dict.fromkeys([*taken, *initializers.values()])
+    constants = [value for value in found if value is not None and value.is_initializer()]
+    names = [value.name or "" for value in constants]
+    for name in names:
+        del initializers[name]
+    for place, (value, name) in enumerate(zip(constants, names, strict=True)):
+        value.name = name if name in inputs or name.startswith(kept) else f":{place}"
+        initializers[value.name] = value
+    for place, node in enumerate(model.graph):
+        node.name = f"{place}"
+        for index, output in enumerate(node.outputs):
+            if not output.is_graph_output():
+                output.name = f"{place}:{index}"
 
 
 def optimise(model: ir.Model) -> None:

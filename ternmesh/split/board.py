@@ -4,7 +4,6 @@ The shape is that of `ternmesh.swarm.member`. One micro-batch is under way at a 
 is skipped, never repeated, so nothing is kept for its sake.
 """
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
@@ -28,11 +27,6 @@ HELLO_S, HELLO_LONGEST_S = 1.0, 60.0
 LOST_MAX = 3  # in a row, before a board doubts that the host is there and knows it
 REASONS_MAX = 64
 NO_REFERENCE = bytes(16)
-
-
-def renewed(instance: bytes, run: bytes) -> bytes:
-    """The instance of a board that has begun a run."""
-    return hashlib.sha256(instance + run).digest()[:8]
 
 
 class SplitBoard:
@@ -181,7 +175,7 @@ class SplitBoard:
     def _begin_run(self, run: bytes) -> None:
         self._outgoing.discard(self._context)  # what waits is of the run before
         self._sealing.bind(run)
-        self._instance = renewed(self._instance, run)  # no old welcome has it
+        self._instance = control.renewed(self._instance, run)
         self.run, self.number, self.plan = run, 0, None
         self._wanted = self._give_up_at = None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ternmesh.errors import WireError
 from ternmesh.split import bodies
-from ternmesh.split.board import HELLO_LONGEST_S, renewed
+from ternmesh.split.board import HELLO_LONGEST_S
 from ternmesh.split.events import Arrived, BoardJoined, HostEvent
 from ternmesh.split.plan import SplitPlan, to_numbers
 from ternmesh.swarm.backoff import earliest
@@ -245,7 +245,7 @@ class SplitHost:
             raise WireError("role", f"{peer} has no role that learns")
         board = self._names.get(peer) or self._take_in(peer, now)
         is_new = hello.run != self.run
-        instance = renewed(hello.instance, self.run) if is_new else hello.instance
+        instance = control.renewed(hello.instance, self.run) if is_new else hello.instance
         if instance != board.instance:
             board.open = None  # it begins anew; one that was refused a frame goes on
         board.heard_at, board.instance = now, instance

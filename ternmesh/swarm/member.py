@@ -11,7 +11,6 @@ clock that does not jump. The shape is aioquic's.
         └── we are behind (announce, gap, silence): hello again
 """
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -231,7 +230,7 @@ class Member:
     def _begin_run(self, run: bytes, plan: Plan) -> None:
         self._outgoing.discard(self.context)  # what waits is of the run before
         self._sealing.bind(run)
-        self._instance = hashlib.sha256(self._instance + run).digest()[:8]  # no old welcome has it
+        self._instance = control.renewed(self._instance, run)
         self.run, self.plan = run, plan
         self.version, self.reference = 0, genesis(self._model_hash, run, plan)
         self.fixed = np.zeros_like(self.fixed)

@@ -73,11 +73,6 @@ class Window:
         self._marks[place : place + MARK_SIZE] = mark
         return Verdict.NEW
 
-    def close_below(self, counter: int) -> None:
-        """Count everything up to `counter` as seen."""
-        if counter > self._highest:
-            self._highest, self._seen, self._marks = counter, _ALL, None
-
     def _advance(self, ahead: int) -> None:
         self._seen = self._seen << ahead & _ALL if ahead < SIZE else 0
         self._highest += ahead

@@ -5,6 +5,7 @@ negative number, indefinite length, trailing byte or longer-than-needed head. Wh
 encoded again and must give the same bytes.
 """
 
+import hashlib
 import re
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Final, NoReturn
@@ -103,6 +104,11 @@ _SIZES: Final = {
 _LIMITS: Final = {"context": (1, NODE_MAX), "phase": (GATHERING, FINISHED)}
 _PATTERNS: Final = {"name": NAME, "reason": REASON}
 NUMBERS_MAX = 32
+
+
+def renewed(instance: bytes, run: bytes) -> bytes:
+    """The instance of a node from its first welcome of a run on: no older welcome has it."""
+    return hashlib.sha256(instance + run).digest()[:8]
 
 
 def write_control(message: Control) -> bytes:

@@ -15,6 +15,7 @@ from models.graph_passes import (
     gemm_with_frozen_transpose,
     make_overridable,
     merge_reshapes,
+    name_by_place,
     optimise,
     transpose_in_gemm,
 )
@@ -165,6 +166,26 @@ def test_equal_frozen_tensors_are_kept_once() -> None:
     names = {value.name for value in model.graph.initializers.values()}
     assert len(names & {"w", "copy"}) == 1
     np.testing.assert_allclose(run(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_names_follow_from_the_graph_alone() -> None:
+    """Whatever an exporter has called what it made up, the bytes are the same."""
+    contents, computed = set(), []
+    for made_up in ("val_2604", "val_2605"):
+        model = graph(
+            node("MatMul", "x w", made_up),
+            node("Add", f"{made_up} bias", f"{made_up}_more"),
+            node("Relu", f"{made_up}_more", "y"),
+        )
+        model.graph.initializers["bias"].name = f"{made_up}/bias"
+        model.graph.initializers["w"].name = "module.w"
+        name_by_place(model)
+        assert "module.w" in model.graph.initializers
+        assert made_up not in str(ir.to_proto(model))
+        contents.add(ir.to_proto(model).SerializeToString(deterministic=True))
+        computed.append(run(model))
+    assert len(contents) == 1
+    np.testing.assert_allclose(computed[0], np.maximum(X @ W + BIAS, 0), rtol=1e-4, atol=1e-4)
 
 
 def test_overridable_inputs_may_be_left_out() -> None:

@@ -70,10 +70,6 @@ def test_a_closed_window_takes_nothing_old() -> None:
     window = closed_window(5000)
     assert [window.take(counter, b"aaaa") for counter in (5000, 4999, 0)] == [REPLAY] * 3
     assert window.take(5001, b"aaaa") is NEW
-    window.close_below(9000)
-    assert window.take(8999, b"aaaa") is REPLAY
-    window.close_below(100)
-    assert window.highest == 9000
 
 
 def test_a_leap_over_the_whole_window() -> None:
