@@ -32,7 +32,7 @@ from ternmesh_cli.main import main
 from ternmesh_cli.workers import Worker
 from transports.base import ALL
 
-FRAMES_MIN = 3  # that a process says before it is ended
+FRAMES_MIN = 3  # that a process says, and the host hears, before it is ended
 # Without another refusal: after which one that is missing never comes, and what the host tells
 # nodes of refusals has been told.
 MISSING_S, TOLD_S = 20.0, 0.5
@@ -170,13 +170,13 @@ def _process(fleet: ProcessFleet, worker: Worker, attack: str) -> Attack:
     worker.start()
     try:
         now = wait(worker, lambda now: sent(now) >= FRAMES_MIN, "frames")
-        kill9(worker)
+        heard, found = sent(now), Counter[str]()
+        give_up_at = time.monotonic() + MISSING_S
+        while found.total() < heard and time.monotonic() < give_up_at:
+            found = refusals(wait(fleet.host, lambda _: True, "an answer")) - before
+        kill9(worker)  # not before: what is still in its queue would never arrive
     finally:
         end(worker)
-    heard, found = sent(now), Counter[str]()
-    give_up_at = time.monotonic() + MISSING_S
-    while found.total() < heard and time.monotonic() < give_up_at:
-        found = refusals(wait(fleet.host, lambda _: True, "an answer")) - before
     refused = 0 if now["joined"] else min(found.total(), heard)
     return Attack(attack, heard, refused, dict(found))
 
