@@ -1,10 +1,10 @@
 """A Hugging Face causal model from a folder, as a plain sequence that can be cut anywhere.
 
-Of Llama's form: `embed_tokens`, `layers`, `norm` and `rotary_emb`, and nothing between them. Many
-families have these names and do more (scaled embeddings, windows of attention), so each model's
-sequence is tried against the model itself. Nothing is fetched from anywhere, and no code of the
-folder is run. Tied tables are untied: the first and the last stage, which are on two machines,
-train their own.
+Of Llama's form (`embed_tokens`, `layers`, `norm` and `rotary_emb`) or of GPT-2's (`wte`, `wpe`, `h`
+and `ln_f`), and nothing between them. Many families have these names and do more (scaled
+embeddings, windows of attention), so each model's sequence is tried against the model itself.
+Nothing is fetched from anywhere, and no code of the folder is run. Tied tables are untied: the
+first and the last stage, which are on two machines, train their own.
 """
 
 from pathlib import Path
@@ -25,35 +25,35 @@ class CausalError(TernmeshError):
 
 
 class Embedding(nn.Module):
-    """Tokens to x."""
+    """Tokens to x, with learned positions where a model has them."""
 
-    def __init__(self, table: nn.Embedding) -> None:
+    def __init__(self, table: nn.Embedding, positions: nn.Embedding | None = None) -> None:
         super().__init__()
-        self.tokens = table
+        self.tokens, self.positions = table, positions
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [batch, length] to [batch, length, width]."""
         x: Tensor = self.tokens(tokens)
-        return x
+        if self.positions is None:
+            return x
+        places: Tensor = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return x + places
 
 
 class Layer(nn.Module):
-    """One decoder layer, which turns queries and keys by their positions itself."""
+    """One decoder layer, which turns queries and keys by their positions where it has `rotary`."""
 
-    def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, rotary: nn.Module | None = None) -> None:
         super().__init__()
         self.layer, self.rotary = layer, rotary
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, length, width] to the same shape."""
-        places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        out = self.layer(
-            x,
-            attention_mask=None,  # without a mask, attention is causal
-            position_ids=places,
-            position_embeddings=self.rotary(x, places),
-            use_cache=False,
-        )
+        where = {}
+        if self.rotary is not None:
+            places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+            where = {"position_ids": places, "position_embeddings": self.rotary(x, places)}
+        out = self.layer(x, attention_mask=None, use_cache=False, **where)  # no mask is causal
         y: Tensor = out[0] if isinstance(out, tuple) else out
         return y
 
@@ -98,7 +98,7 @@ def read_causal(folder: Path, length: int) -> list[nn.Module]:
         raise CausalError(
             f"{folder} holds a {type(model).__name__}, which does more than its layers in a row at "
             f"{length} tokens ({reason}): take one of Llama's form (Llama, Qwen2, Qwen3, Phi3, "
-            "Olmo2, StableLm)"
+            "Olmo2, StableLm) or a GPT-2"
         )
     return layers
 
@@ -107,10 +107,10 @@ def _difference(layers: list[nn.Module], model: Any, length: int) -> str:
     """How a sequence's logits of one row of tokens differ from the model's own, or nothing."""
     tokens = torch.arange(length).unsqueeze(0) % model.config.vocab_size
     with torch.no_grad():
-        whole: Tensor = model(tokens, use_cache=False).logits
         try:
+            whole: Tensor = model(tokens, use_cache=False).logits
             x: Tensor = nn.Sequential(*layers)(tokens)
-        except Exception as error:  # noqa: BLE001  (layers of other families want other arguments)
+        except Exception as error:  # noqa: BLE001  (other families want other arguments, or fewer tokens)
             return f"{type(error).__name__}: {error}"
     apart = float((x - whole).abs().max() / whole.abs().max())
     return "" if apart <= DIFFERENCE_MAX else f"its logits differ by {apart:.2g} of the largest"
@@ -119,11 +119,25 @@ def _difference(layers: list[nn.Module], model: Any, length: int) -> str:
 def cut_open(model: Any, folder: Path) -> list[nn.Module]:
     """The parts of a model as a sequence; CausalError where it is of another family."""
     inner: Any = getattr(model, "model", None)
-    if not all(hasattr(inner, name) for name in ("embed_tokens", "layers", "norm", "rotary_emb")):
-        raise CausalError(
-            f"{folder} holds a {type(model).__name__}: only Llama's family can be cut"
-        )
-    table = nn.Embedding(*inner.embed_tokens.weight.shape)
-    table.load_state_dict({"weight": inner.embed_tokens.weight})
-    layers = [Layer(layer, inner.rotary_emb) for layer in inner.layers]
-    return [Embedding(table), *layers, Head(inner.norm, model.lm_head)]
+    if _has(inner, "embed_tokens", "layers", "norm", "rotary_emb"):
+        layers = [Layer(layer, inner.rotary_emb) for layer in inner.layers]
+        embedding = Embedding(_untied(inner.embed_tokens))
+        return [embedding, *layers, Head(inner.norm, model.lm_head)]
+    inner = getattr(model, "transformer", None)
+    if _has(inner, "wte", "wpe", "h", "ln_f"):
+        embedding = Embedding(_untied(inner.wte), inner.wpe)
+        return [embedding, *map(Layer, inner.h), Head(inner.ln_f, model.lm_head)]
+    raise CausalError(
+        f"{folder} holds a {type(model).__name__}: only models of Llama's and GPT-2's form can be "
+        "cut"
+    )
+
+
+def _has(inner: object, *names: str) -> bool:
+    return all(hasattr(inner, name) for name in names)
+
+
+def _untied(tokens: nn.Embedding) -> nn.Embedding:
+    table = nn.Embedding(*tokens.weight.shape)
+    table.load_state_dict({"weight": tokens.weight})
+    return table

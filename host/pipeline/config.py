@@ -17,6 +17,10 @@ DATA_VARIABLE = "TERNMESH_DATA"
 # What ranks may see differently: where things lie, and what they compute with.
 LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace", "link_mbit")
 # What may change when a run goes on from a checkpoint.
+SIZES = (  # what config.json of Hugging Face's families calls a model's sizes
+    ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    ("vocab_size", "n_embd", "n_layer", "n_head"),
+)
 PASSING = (
     "steps",
     "checkpoint_steps",
@@ -158,9 +162,9 @@ def _shape(folder: Path, length: int) -> Shape:
     """The sizes that a Hugging Face model's config.json says; ConfigError."""
     try:
         said = json.loads((folder / "config.json").read_text("utf-8"))
-        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        names = next((names for names in SIZES if said.keys() >= {*names}), SIZES[0])
         vocabulary, width, layers, heads = (int(said[name]) for name in names)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"model_folder is {folder}: its config.json cannot be used") from error
     return Shape(vocabulary, width, layers, heads, length)
 

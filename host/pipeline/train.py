@@ -1,7 +1,8 @@
 """The training loop of one rank."""
 
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from host.pipeline.agreement import check_agreement, gather
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig
 from host.pipeline.engine import Engine
+from host.pipeline.errors import PipelineError
 from host.pipeline.peers import Peers
 from host.pipeline.replicas import Replica
 from host.pipeline.report import Progress
@@ -30,6 +32,7 @@ from models.transformer import OUTPUTS, TOKENS, transformer
 
 VALIDATION_PARTS = 4
 OPTIMIZER = "optimizer/"
+LOST_MAX = 1e-3  # of what layers give, beyond which they are not confined
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,30 @@ def model_of(config: PipelineConfig) -> tuple[list[nn.Module], Layout]:
     return layers, Layout(model.width, model.vocabulary, OUTPUTS, TOKENS, positions)
 
 
+@torch.no_grad()
+def check_subspace(layers: Iterable[nn.Module], frame: Frame, length: int) -> None:
+    """PipelineError where layers of the first stage write what its boundary would lose.
+
+    Scales and biases are tried as training may change them: new ones are all alike.
+    """
+    tokens = torch.arange(length).unsqueeze(0) % len(frame.table)
+    generator = torch.Generator().manual_seed(0)
+    x = tokens
+    for layer in layers:
+        changed = copy.deepcopy(layer)
+        for parameter in changed.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        x = changed(x)
+    rest = x - frame.known(tokens)
+    lost = float((rest - rest @ frame.basis @ frame.basis.T).norm() / rest.norm())
+    if not lost <= LOST_MAX:
+        raise PipelineError(
+            f"the layers of this model write outside the subspace ({lost:.2g} of what they give "
+            'would be lost): choose another boundary, such as method = "learned"'
+        )
+
+
 def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, Frame | None]:
     """Stage number `rank` with its halves of the boundaries, as every rank would make it."""
     layers, layout = model_of(config)
@@ -225,6 +252,8 @@ def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, Frame | None]:
         config.model.length,
         config.recompute,
     )
+    if frame is not None and config.model_folder:
+        check_subspace(stages[0].layers, frame, config.model.length)
     stage = stages[rank]
     if stage.entry is not None:
         stage.entry.keep_receiver()

@@ -27,6 +27,7 @@ from host.pipeline.rank import build
 from host.pipeline.report import PROGRESS, Progress, line
 from host.pipeline.texts import read_texts, tokenizer
 from host.pipeline.train import Place, own_stage
+from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
 
 
@@ -305,6 +306,30 @@ def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
     (tmp_path / "llama" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"config\.json cannot be used"):
         read_pipeline_config(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "is_confined"), [("llama", True), ("olmo2", False), ("gpt2", False)]
+)
+def test_models_that_leave_the_subspace_are_refused(
+    tmp_path: Path, family: str, is_confined: bool
+) -> None:
+    """Olmo2 scales what its layers write once more, and GPT-2's have a bias."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    shape = transformers.AutoConfig.for_model(family, vocab_size=30, intermediate_size=8, **sizes)
+    transformers.AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "model")
+    path = write_config(tmp_path)
+    path.write_text('model_folder = "model"\n' + path.read_text())
+    config = read_pipeline_config(path)
+    assert (config.model.width, config.model.layers) == (16, 3)
+    own_stage(replace(config, boundary=BottleneckConfig("learned", latent=4)), 0)
+    config = replace(config, boundary=BottleneckConfig("subspace", latent=4))
+    if is_confined:
+        own_stage(config, 0)
+        return
+    with pytest.raises(PipelineError, match="outside the subspace"):
+        own_stage(config, 0)
 
 
 def test_what_is_local_does_not_part_ranks(tmp_path: Path) -> None:

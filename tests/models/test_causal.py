@@ -50,7 +50,7 @@ def test_stages_of_a_llama_compute_the_same(tmp_path: Path, method: str) -> None
 def test_other_folders_and_families_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CausalError, match="no causal model"):
         read_causal(tmp_path, 10)
-    with pytest.raises(CausalError, match="only Llama's family"):
+    with pytest.raises(CausalError, match="only models of Llama's"):
         cut_open(torch.nn.Linear(2, 2), tmp_path)
 
 
@@ -63,10 +63,16 @@ def test_a_checkpoint_of_bfloat16_is_trained_in_float32(tmp_path: Path) -> None:
     run_stages(stages, torch.zeros(1, 10, dtype=torch.long)).sum().backward()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "olmo2", "stablelm"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "olmo2", "stablelm", "gpt2"])
 def test_families_that_are_named_can_be_cut(tmp_path: Path, family: str) -> None:
     small_model(tmp_path, family)
     assert len(read_causal(tmp_path, 10)) == 5
+
+
+def test_a_gpt_2_reads_as_many_tokens_as_it_has_places(tmp_path: Path) -> None:
+    small_model(tmp_path, "gpt2")
+    with pytest.raises(CausalError, match="IndexError"):
+        read_causal(tmp_path, 33)
 
 
 @pytest.mark.parametrize(
