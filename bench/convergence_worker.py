@@ -39,13 +39,13 @@ JUDGED_PARTS, CURVE = 16, 10
 def run(arm: Arm, seed: int, shape: Shape, steps: int) -> dict[str, Any]:
     """Train to the end: validation loss there and along the way, and payload bytes of a token."""
     began = time.monotonic()
-    stage_count = STAGES
-    if arm.layers is not None:
-        shape, stage_count = replace(shape, layers=arm.layers), arm.layers
+    shape = replace(shape, layers=arm.layers or shape.layers)
     layers = transformer(shape, seed)
     positions = layers[0].get_buffer("positions")
     layout = Layout(shape.width, shape.vocabulary, OUTPUTS, TOKENS, positions)
-    stages, frame = assemble(layers, layout, arm.boundary, stage_count, BATCH, shape.length)
+    stages, frame = assemble(
+        layers, layout, arm.boundary, min(STAGES, shape.layers), BATCH, shape.length
+    )
     for stage in stages:
         if arm.feedback and stage.exit is not None:
             feed_back(stage.exit)

@@ -22,6 +22,7 @@ from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import GRADIENT_DOWN, LEARN, Activation
 from ternmesh.wire.seal import OVERHEAD
 from ternmesh_cli.demo.fleet import BOARDS
+from transports.serial_lora.coding import PREFIX
 
 MICRO_BATCHES, MICRO_BATCHES_QUICK = 160, 30
 SEEDS, SEEDS_OTHERS, SEEDS_QUICK = 8, 3, 2
@@ -29,7 +30,6 @@ BATCH, CLASSES = 16, 10
 RUN = SplitRunConfig()  # its rate, its fall and its limit serve the run in one piece as well
 FLOAT_BYTES = 2 * 4 * FRAMES // FRAMES_PER_TOKEN * WIDTH  # of a sample, up and down
 FRAME_MTU = 222  # bytes: LoRa's longest payload at SF7 in EU868
-RADIO_HEAD = 2  # addresses on a serial radio, SPEC 7.3
 WHOLE, SMALL = Arm("whole", "none", WIDTH, 32), Arm("small")
 LOSSY = Arm("lossy", drop=0.05, wait_s=0.5, answer_s=2.0)
 STAY = Arm("stay", labels="stay")
@@ -53,7 +53,7 @@ def measure(*, quick: bool) -> Result:
     figures = _figures(unsplit, outcomes)
     peers = {"float32_bytes_per_sample": float(FLOAT_BYTES)}
     if WHOLE.name in outcomes:
-        sent = [outcome.bytes_up + outcome.bytes_down for outcome in outcomes[WHOLE.name]]
+        sent = [outcome.bytes_both_ways for outcome in outcomes[WHOLE.name]]
         peers["float32_bytes_per_sample_sent"] = float(np.mean(sent))
     details = {
         "accuracy_unsplit": unsplit,
@@ -79,7 +79,7 @@ def _figures(
     unsplit: Sequence[float], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> dict[str, Figure]:
     small = outcomes[SMALL.name]
-    sent = [outcome.bytes_up + outcome.bytes_down for outcome in small]
+    sent = [outcome.bytes_both_ways for outcome in small]
     lost = [100 * (u - o.accuracy) for u, o in zip(unsplit, small, strict=True)]
     figures = {
         "points_lost": mean_figure(lost, "<=1"),
@@ -95,12 +95,12 @@ def _figures(
     for arm in (WHOLE, LOSSY, STAY):
         if arm.name in outcomes:
             found = outcomes[arm.name]
-            sent = [o.bytes_up + o.bytes_down for o in found]
+            sent = [o.bytes_both_ways for o in found]
             figures[f"accuracy_{arm.name}"] = mean_figure([o.accuracy for o in found])
             figures[f"payload_bytes_per_sample_{arm.name}"] = mean_figure(sent)
     if LOSSY.name in outcomes:
-        shares = [o.total("lost") / (o.total("samples") / BATCH) for o in outcomes[LOSSY.name]]
         found = outcomes[LOSSY.name]
+        shares = [o.total("lost") / (o.total("samples") / BATCH) for o in found]
         lost = [100 * (u - o.accuracy) for u, o in zip(unsplit, found, strict=False)]
         figures["lossy_points_lost"] = mean_figure(lost)
         figures["lossy_micro_batches_lost_share"] = mean_figure(shares)
@@ -126,7 +126,7 @@ def airtime_s(bits: int, latent: int) -> float:
         labels_stay=0,
         classes=CLASSES,
         width_down=CLASSES,
-        frame_mtu=FRAME_MTU - RADIO_HEAD,
+        frame_mtu=FRAME_MTU - PREFIX,
         answer_ms=1000,
         value_max=1000,
         clip_norm_e6=1_000_000,
@@ -134,7 +134,7 @@ def airtime_s(bits: int, latent: int) -> float:
     values = np.ones((BATCH, width), np.float32)
     up = bodies.cut(Activation(LEARN, 0, values, bytes(BATCH)), bits, plan)
     down = bodies.cut(Activation(GRADIENT_DOWN, 0, values), bits, plan)
-    sizes = [RADIO_HEAD + OVERHEAD + len(body) for body in (*up, *down)]
+    sizes = [PREFIX + OVERHEAD + len(body) for body in (*up, *down)]
     return sum(airtime_us(LoraSetting(), size) for size in sizes) / BATCH / 1e6
 
 

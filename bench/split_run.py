@@ -73,6 +73,11 @@ class Outcome:
         """The same from the host."""
         return self._traffic("bytes_in")
 
+    @property
+    def bytes_both_ways(self) -> float:
+        """The sum of both."""
+        return self.bytes_up + self.bytes_down
+
     def _traffic(self, name: str) -> float:
         moved = sum(board["learning_traffic"][name] for board in self.boards)
         return float(moved) / self.total("samples")

@@ -16,11 +16,11 @@ from transports.config_file import read_config_file
 DATA_VARIABLE = "TERNMESH_DATA"
 # What ranks may see differently: where things lie, and what they compute with.
 LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace", "link_mbit")
-# What may change when a run goes on from a checkpoint.
 SIZES = (  # what config.json of Hugging Face's families calls a model's sizes
     ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     ("vocab_size", "n_embd", "n_layer", "n_head"),
 )
+# What may change when a run goes on from a checkpoint.
 PASSING = (
     "steps",
     "checkpoint_steps",

@@ -92,10 +92,8 @@ class SplitHost:
         self._outgoing = Outgoing(counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
         self._refusals = Seldom(ANSWER_MIN_S)
-        self._told, self._looked_at = (
-            GATHERING,
-            0.0,
-        )  # the phase that all boards were told, and when
+        self._told = GATHERING  # the phase that all boards know of
+        self._looked_at = 0.0  # when it was last compared with the phase that there is
 
     def phase(self, now: float) -> int:
         """Gathering, open or finished."""

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from host.pipeline.config import read_pipeline_config
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks, command
 from host.pipeline.lock import hold
+from ternmesh_cli.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,10 +123,7 @@ def test_training_under_two_torchruns_goes_on_after_kill_9(
 ) -> None:
     """As on two machines: only the torchrun of the killed rank counts a restart."""
     config = read_pipeline_config(write_config(tmp_path, steps=60, checkpoint_steps=5))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    part = command(config, tmp_path / "run.toml", 2, f"localhost:{port}")
+    part = command(config, tmp_path / "run.toml", 2, f"localhost:{free_port()}")
     with (tmp_path / "log").open("wb") as log:
         started = [subprocess.Popen(part, stderr=log, cwd=ROOT) for _ in range(2)]
     try:
