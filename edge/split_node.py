@@ -3,7 +3,6 @@
 Like a node it lives in one thread. It holds one micro-batch at a time; what is lost is skipped.
 """
 
-import json
 import logging
 import os
 import time
@@ -37,7 +36,7 @@ from ternmesh_store.split_store import Checkpoint, SplitStore
 from transports.base import HOST, Transport
 from transports.driver import Driver, PeerTraffic
 
-FIRST, HEAD, LABEL, COUNTS = "first", "head", "label", "counts"
+FIRST, HEAD, LABEL = "first", "head", "label"
 KEPT = ("learned", "lost", "diverged")  # counts that outlive the process
 ADVICE = {"wrong model": ": copy the bundle anew that the host's `ternmesh split export` wrote"}
 POLL_S = 0.25
@@ -109,8 +108,10 @@ class SplitNode:
         self._store, self._clock = store, clock
         self._label_max = _largest_label(training, config)
         self._keyring = keyring or NoKeyring()
-        self.counts: Counter[str] = Counter()  # learned, lost, diverged, samples
         kept, counter = self._restore(), store.counter()
+        self.counts: Counter[str] = Counter()  # of KEPT, and samples
+        if kept is not None:
+            self.counts.update(kept.counts)
         self.board = SplitBoard(
             config.name,
             self._model,
@@ -127,7 +128,7 @@ class SplitNode:
         self.learning_traffic: PeerTraffic | None = None  # when the last micro-batch was done
         self.right: tuple[int, int] | None = None  # of the samples set aside, when all is done
         self.losses: list[float] = []
-        self._run, self._number = self.board.run, self.board.number
+        self._run = self.board.run
         self._under_way: _UnderWay | None = None
         self._events: list[BoardEvent] = []
         self._asked = self._hits = 0
@@ -155,7 +156,6 @@ class SplitNode:
             self._react(event)
         if self._under_way is None and self.board.ready and self.driver.transport.connected:
             self._send_next()
-        self._number = self.board.number
         return moved
 
     # What happened
@@ -203,9 +203,8 @@ class SplitNode:
             self._run, self._under_way = event.run, None
             self.counts = Counter(samples=self.counts["samples"])
             self.save()
-        elif event.number > self._number:
-            self.counts["lost"] += event.number - self._number  # a kill undid what it had learned
-        self._number = max(self._number, event.number)
+        elif event.undone:
+            self.counts["lost"] += event.undone
 
     # Learning
 
@@ -324,26 +323,24 @@ class SplitNode:
     def save(self) -> None:
         """Put what was learned on disk."""
         counts = {name: self.counts[name] for name in KEPT}
-        learned = {COUNTS: json.dumps(counts).encode()} | {
+        learned = {
             f"{name}.{key}": content
             for name, part in self._parts().items()
             for key, content in part.state().items()
         }
         numbers = {self.config.name: self.board.number}
-        self._store.save(Checkpoint(self._model, self._run, numbers, learned))
+        self._store.save(Checkpoint(self._model, self._run, numbers, learned, counts))
         self._store.commit()
 
     def _restore(self) -> Checkpoint | None:
         names = [f"{part}.{k}" for part, p in self._parts().items() for k in p.state()]
-        kept = self._store.load((COUNTS, *names))
+        kept = self._store.load(tuple(names))
         if kept is None or kept.model != self._model or self.config.name not in kept.numbers:
             return None
         try:
             for name, part in self._parts().items():
                 own = {k: kept.learned[f"{name}.{k}"] for k in part.state()}
                 part.restore(own)
-            counts = json.loads(kept.learned.get(COUNTS, b"{}"))
-            self.counts.update({name: int(counts[name]) for name in counts.keys() & {*KEPT}})
         except (KeyError, ValueError) as error:
             raise StoreError(
                 f"{self.config.store_path} holds something that was never written ({error}): move "

@@ -1,6 +1,5 @@
 """The host's program in a split training: later stages of the model for any number of boards."""
 
-import json
 import logging
 import os
 import threading
@@ -30,7 +29,8 @@ from transports.control_socket import ControlServer, Relay
 from transports.driver import Driver
 
 POLL_S = 0.1
-WEIGHTS, COUNTS = "weights", "counts"
+WEIGHTS = "weights"
+COUNTED = ("learned", "answered", "diverged")  # micro-batches
 REFUSALS_TOLD_MAX = 1024  # pairs of peer and reason that get a line in the log
 RECENT = 50  # micro-batches over which loss and accuracy are told
 
@@ -89,8 +89,10 @@ class SplitService:
         if isinstance(self._keyring, Keyring):
             self.desk = Desk(self.host, self._keyring)
         self.driver: Driver[HostEvent] = Driver(self.desk or self.host, transport, clock)
-        self.counts: Counter[str] = Counter()  # micro-batches learned, answered, diverged
-        self._restore_counts(kept)
+        self.counts = +Counter({name: kept.counts.get(name, 0) for name in COUNTED})
+        for board in self.host.boards.values():
+            board.learned = kept.counts.get(f"{board.name}.learned", 0)
+            board.skipped = kept.counts.get(f"{board.name}.skipped", 0)
         self._waiting: dict[int, Values] = {}  # by context: what a head's gradient is for
         self._held: dict[int, Activation] = {}  # by context: gradients that wait for the step
         self._step_at = 0.0
@@ -127,8 +129,11 @@ class SplitService:
     def save(self) -> None:
         """Put what was learned on disk."""
         numbers = {board.name: board.number for board in self.host.boards.values()}
-        learned = {WEIGHTS: self._stage.state(), COUNTS: self._written_counts()}
-        self._store.save(Checkpoint(self._model, self.host.run, numbers, learned))
+        learned, counts = {WEIGHTS: self._stage.state()}, {**self.counts}
+        for board in self.host.boards.values():
+            counts |= {f"{board.name}.learned": board.learned}
+            counts |= {f"{board.name}.skipped": board.skipped}
+        self._store.save(Checkpoint(self._model, self.host.run, numbers, learned, counts))
         self._store.commit()
         self._saved = self._stage.steps
 
@@ -216,7 +221,7 @@ class SplitService:
         self._store.commit()
 
     def _continue_or_begin(self) -> Checkpoint:
-        kept = self._store.load((WEIGHTS, COUNTS))
+        kept = self._store.load((WEIGHTS,))
         if kept is not None and kept.model == self._model:
             if WEIGHTS in kept.learned:
                 self._stage.restore(kept.learned[WEIGHTS])
@@ -230,18 +235,6 @@ class SplitService:
         self._store.commit()
         _log.info("run %s begins", begun.run.hex())
         return begun
-
-    def _written_counts(self) -> bytes:
-        boards = {b.name: (b.learned, b.skipped) for b in self.host.boards.values()}
-        return json.dumps({"all": self.counts, "boards": boards}).encode()
-
-    def _restore_counts(self, kept: Checkpoint) -> None:
-        if COUNTS not in kept.learned:
-            return
-        found = json.loads(kept.learned[COUNTS])
-        self.counts.update(found["all"])
-        for board in self.host.boards.values():
-            board.learned, board.skipped = found["boards"].get(board.name, (0, 0))
 
     def status(self) -> dict[str, Any]:
         """Where the training stands, ready for JSON."""

@@ -26,6 +26,8 @@ _STANDING, _LEARNED = "split.standing", "split.learned."
 class Checkpoint:
     """Where a run stood: `numbers` are the next micro-batches by board, `learned` bytes by name.
 
+    `counts` is what was counted on the way, by whatever names.
+
     `model` names what was trained: another one has nothing to do with this checkpoint.
     """
 
@@ -33,6 +35,7 @@ class Checkpoint:
     run: bytes
     numbers: Mapping[str, int] = field(default_factory=dict)
     learned: Mapping[str, bytes] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class SplitStore:
@@ -82,16 +85,25 @@ class SplitStore:
         if content is None:
             return None
         found = json.loads(content)
-        numbers = {str(name): int(number) for name, number in found["numbers"].items()}
+        numbers, counts = (
+            {str(name): int(number) for name, number in table.items()}
+            for table in (found["numbers"], found.get("counts", {}))
+        )
         run, model = bytes.fromhex(found["run"]), bytes.fromhex(found["model"])
-        if len(run) != RUN_SIZE or min(numbers.values(), default=0) < 0:
-            raise ValueError("its run or its numbers")
+        if len(run) != RUN_SIZE or min((*numbers.values(), *counts.values()), default=0) < 0:
+            raise ValueError("its run, its numbers or its counts")
         learned = {name: self._database.get(_LEARNED + name) for name in names}
-        return Checkpoint(model, run, numbers, {k: v for k, v in learned.items() if v is not None})
+        there = {name: value for name, value in learned.items() if value is not None}
+        return Checkpoint(model, run, numbers, there, counts)
 
     def save(self, item: Checkpoint) -> None:
         """Keep a checkpoint in the place of the last; `commit` makes it durable."""
-        standing = {"model": item.model.hex(), "run": item.run.hex(), "numbers": dict(item.numbers)}
+        standing = {
+            "model": item.model.hex(),
+            "run": item.run.hex(),
+            "numbers": dict(item.numbers),
+            "counts": dict(item.counts),
+        }
         self._database.put(_STANDING, json.dumps(standing).encode())
         for name, content in item.learned.items():
             self._database.put(_LEARNED + name, content)

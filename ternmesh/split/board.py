@@ -157,7 +157,8 @@ class SplitBoard:
             self._begin_run(message.run)
         if plan != self.plan:
             self.plan, self._intake = plan, bodies.Intake(plan)
-        self.number = max(self.number, message.version)
+        undone = max(0, message.version - self.number)
+        self.number += undone
         is_news = message.phase == control.FINISHED and self.phase != control.FINISHED
         self._context, self.joined, self.phase = message.context, True, message.phase
         self._lost = 0
@@ -170,7 +171,7 @@ class SplitBoard:
             self._greeting.again(now)
         if is_news:
             self._say_hello()  # the host may leave once all know
-        self._events.append(Welcomed(self.run, self.number, self.phase, plan))
+        self._events.append(Welcomed(self.run, self.number, self.phase, plan, undone))
 
     def _begin_run(self, run: bytes) -> None:
         self._outgoing.discard(self._context)  # what waits is of the run before

@@ -11,13 +11,15 @@ from ternmesh.wire.activation import Activation
 class Welcomed:
     """The host has taken this board in, or told it anew where it stands.
 
-    Micro-batches go on at `number` or later. Another run than before means: start afresh.
+    Micro-batches go on at `number` or later: `undone` ones before it were sent and their gradients
+    lost again, by a restart. Another run than before means: start afresh.
     """
 
     run: bytes
     number: int
     phase: int
     plan: SplitPlan
+    undone: int = 0
 
 
 @dataclass(frozen=True, slots=True)

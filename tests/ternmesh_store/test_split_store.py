@@ -32,7 +32,7 @@ def test_only_what_was_committed_is_found_again(path: Path) -> None:
     store.reserve(4096)
     store.add_board(2, "theo")
     store.add_board(1, "nicolas")
-    first = Checkpoint(MODEL, RUN, {"theo": 20}, {"weights": b"abc"})
+    first = Checkpoint(MODEL, RUN, {"theo": 20}, {"weights": b"abc"}, {"lost": 2})
     store.save(first)
     store.commit()
     store.save(Checkpoint(MODEL, RUN, {"theo": 40}, {"weights": b"later"}))
