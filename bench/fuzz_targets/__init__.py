@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from bench.fuzz_targets import (
     bearers,
     codes,
+    configs,
+    desks,
     files,
     gateways,
     machines,
@@ -17,7 +19,10 @@ from bench.fuzz_targets import (
 )
 from bench.fuzz_targets.target import Target
 
-_MODULES = (wire, codes, machines, bearers, programs, stores, trust, seals, gateways, files, split)
+_MODULES = (
+    *(wire, codes, machines, bearers, programs, configs, stores, trust, seals, gateways, files),
+    *(split, desks),
+)
 TARGETS: Mapping[str, Target] = {
     target.name: target for module in _MODULES for target in module.TARGETS
 }

@@ -1,21 +1,14 @@
-"""What programs read: bundles, configuration, their own notes, and the messages of M3a and M3b."""
+"""What programs read: bundles, their own notes, and the messages of M3a and M3b."""
 
 import json
 import re
-import tempfile
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from bench.fuzz_targets.target import Target, same
-from edge.config import read_node_config
-from edge.gateway import read_gateway_config
 from edge.history import KEY, Entry, History
-from host.config import read_host_config
 from ternmesh.bundle import FILES, Bundle, TensorSpec, read_bundle, write_bundle
-from ternmesh.config import ConfigError
 from ternmesh.errors import BundleError
 from ternmesh_cli.broker import texts
 from ternmesh_cli.experiment import payload
@@ -23,15 +16,6 @@ from ternmesh_cli.experiment.errors import PayloadError
 from ternmesh_cli.experiment.settings import JSON, TERNARY
 from transports.credentials import Credentials, parse_credentials, write_credentials
 
-_BROKER = b'[link]\nurl = "mqtt://127.0.0.1:1"\nfleet = "attic"\n'
-_NODE = b'name = "ada"\nstate_dir = "s"\nbundle = "keyword"\n'
-_HOST = b'state_dir = "s"\nbundle = "keyword"\n'
-_DEEP = b"a = " + b"[" * 1000
-_SERIAL = (
-    b'port = "/dev/tty"\ndialect = "reyax"\nfrequency_hz = 869525000\nspreading_factor = 7\n'
-    b"addresses = { ada = 1 }\n"
-)
-_MEMORY_MAX = 4 << 20
 _ACCOUNTS_TRIED = 32
 # Values that JSON allows and readers forget.
 _ODD = (b"1e999", b"-1e999", b"NaN", b"[[[]]]", b"null", b'"\\ud800"', b"9" * 40, b"true", b"{}")
@@ -61,20 +45,6 @@ def _check_bundle(data: bytes) -> None:
     found.model_hash()
     if found.dimension < 1 or found.batch < 1:
         raise AssertionError("a bundle without numbers")
-
-
-@cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ternmesh-fuzz-"))
-
-
-def _config(read: Callable[[Path], object]) -> Callable[[bytes], None]:
-    def check(data: bytes) -> None:
-        path = _folder() / "config.toml"
-        path.write_bytes(data)
-        read(path)
-
-    return check
 
 
 class _Notes(dict[str, bytes]):
@@ -129,38 +99,6 @@ def _check_accounts(data: bytes) -> None:
 
 TARGETS = (
     Target("bundle", _check_bundle, lambda: _odd(write_bundle(_bundle())), (BundleError,), 2048),
-    Target(
-        "node_config",
-        _config(read_node_config),
-        lambda: [
-            _DEEP,
-            _NODE + _BROKER + b'[data]\npath = "."\nwhere = {s = "x"}\n[training]\nthreads = 2\n',
-            _NODE
-            + b'[link]\nregion = "EU868"\n[link.serial]\n'
-            + _SERIAL
-            + b'[data]\npath = "."\n',
-        ],
-        (ConfigError,),
-        memory_max=_MEMORY_MAX,
-    ),
-    Target(
-        "host_config",
-        _config(read_host_config),
-        lambda: [_HOST + _BROKER + b"[run]\nrounds = 6\nup_bytes = 900\nsilence = 0.1\n"],
-        (ConfigError,),
-        memory_max=_MEMORY_MAX,
-    ),
-    Target(
-        "gateway_config",
-        _config(read_gateway_config),
-        lambda: [
-            b'state_dir = "s"\n[radio]\nregion = "EU868"\n[radio.serial]\n'
-            + _SERIAL
-            + _BROKER.replace(b"link", b"network")
-        ],
-        (ConfigError,),
-        memory_max=_MEMORY_MAX,
-    ),
     Target(
         "history",
         _check_history,
