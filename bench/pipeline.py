@@ -119,6 +119,10 @@ class _Runs:
         """Tokens/s of an arm over such a link."""
         return _median(self.rows(arm, link), "tokens_per_s")
 
+    def first(self, arm: str, link: Link) -> float:
+        """Tokens/s of the first run of an arm over such a link."""
+        return float(self._one(arm, link, 0)["tokens_per_s"])
+
     def _one(self, arm: str, link: Link, number: int) -> dict[str, Any]:
         name = f"{arm}/{link}/{number}"
         done = self._parts.all()
@@ -140,7 +144,7 @@ def _link_bound_rate(runs: _Runs, fast: float) -> float:
     guess = round(wanted * runs.width * 4 * ways * 8e-6, 3)
     if runs.quick:
         return guess
-    return round(guess * wanted / runs.median("none", Link(guess)), 3)
+    return round(guess * wanted / runs.first("none", Link(guess)), 3)
 
 
 def _sweep(runs: _Runs) -> dict[str, dict[str, float]]:
