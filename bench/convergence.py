@@ -32,11 +32,13 @@ from bench.convergence_arms import (
     arms,
     optimizer,
 )
+from bench.convergence_plot import draw
 from bench.jobs import Job, finish
 from bench.parts import Parts, fingerprint
 from bench.result import RESULTS, Figure, Result, mean_figure
 
 SEEDS = {QUICK: 1, FULL: 3, LONG: 1}
+PLOT = "convergence.png"
 LIMITS = {8: "<=1", 32: "<=3"}
 QUICK_ARMS = (NONE, TABLES, ONE_LAYER, "subspace_8x", "resbm_8x", "learned_8bit_8x", "topk_fed_8x")
 LONG_ARMS = (
@@ -112,7 +114,19 @@ def _result(grid: Mapping[str, Arm], rows: Rows, long: Rows, *, quick: bool) -> 
         peers |= {
             f"{word}_{n}": float(np.mean([r["loss"] for r in row])) for n, row in some.items()
         }
-    return Result("convergence", figures, peers, NOTES, {"runs": rows, "long": long}, quick)
+    if long:
+        _plot(RESULTS / PLOT, rows, long, grid)
+    details = {"runs": rows, "long": long, "plots": [PLOT] if long else []}
+    return Result("convergence", figures, peers, NOTES, details, quick)
+
+
+def _plot(path: Path, rows: Rows, long: Rows, grid: Mapping[str, Arm]) -> None:
+    mean = {name: float(np.mean(gaps(rows, name))) for name in rows}
+    by_method: dict[str, dict[int, float]] = {}
+    for name in rows:
+        if grid[name].ratio > 1:
+            by_method.setdefault(name.rpartition("_")[0], {})[grid[name].ratio] = mean[name]
+    draw(path, by_method, {name: mean[name] for name in (TABLES, ONE_LAYER)}, long)
 
 
 def gaps(rows: Rows, name: str, base: str = NONE) -> list[float]:

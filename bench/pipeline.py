@@ -19,6 +19,7 @@ from torch import nn
 
 from bench.data import text_folder
 from bench.parts import Parts, fingerprint
+from bench.pipeline_plot import draw
 from bench.pipeline_run import NAMESPACES, WRAPPER, Tables, as_row, run
 from bench.result import RESULTS, Figure, Result
 from bench.slow_links import Link, why_not
@@ -35,6 +36,7 @@ HOME_MBIT, HOME_RTT_MS, HOME_LOSS = 80.0, 50.0, 0.001  # a link between two home
 CODE = ("host.pipeline", "models.bottleneck", "models.stages", "models.transformer")
 WIDTH, WIDTH_QUICK = 512, 256
 RUNS, RUNS_QUICK = 3, 1
+FREE, PLOT = "unthrottled", "pipeline-sweep.png"
 TIMES, TIMES_QUICK = 30, 5
 ARMS: Mapping[str, Mapping[str, object]] = {
     "none": {"method": "none"},
@@ -77,7 +79,9 @@ def measure(*, quick: bool, rtt_ms: float = HOME_RTT_MS, loss: float = HOME_LOSS
     peers = {f"tokens_per_s_{arm}": _median(row, "tokens_per_s") for arm, row in rows.items()}
     peers |= {f"payload_bytes_per_token_{arm}": rows[arm][0]["payload_bytes"] for arm in ARMS}
     peers |= {"link_mbit": rate}
-    details = {"runs": rows, "sweep": sweep}
+    if sweep:
+        _plot(RESULTS / PLOT, sweep, rows, rate)
+    details = {"runs": rows, "sweep": sweep, "plots": [PLOT] if sweep else []}
     overhead = projection_overhead(TIMES_QUICK if quick else TIMES)
     return Result("pipeline", _figures(rows, fast, overhead), peers, notes, details, quick)
 
@@ -149,9 +153,7 @@ def _link_bound_rate(runs: _Runs, fast: float) -> float:
 
 def _sweep(runs: _Runs) -> dict[str, dict[str, float]]:
     return {
-        "unthrottled" if mbit is None else f"{mbit:g}": {
-            arm: runs.median(arm, Link(mbit)) for arm in ARMS
-        }
+        FREE if mbit is None else f"{mbit:g}": {arm: runs.median(arm, Link(mbit)) for arm in ARMS}
         for mbit in SWEEP_MBIT
     }
 
@@ -168,6 +170,17 @@ def _figures(rows: Rows, fast: float, overhead: float) -> dict[str, Figure]:
         "boundary_ratio_resbm": Figure(whole / _bytes(rows["resbm"]), ">=128"),
         "projection_overhead": Figure(overhead, "<=0.01"),
     }
+
+
+def _plot(
+    path: Path, sweep: Mapping[str, Mapping[str, float]], rows: Rows, link_bound: float
+) -> None:
+    speed = {name: _median(row, "tokens_per_s") for name, row in rows.items()}
+    curve = {float(mbit): row for mbit, row in sweep.items() if mbit != FREE}
+    curve[link_bound] = speed
+    is_home = f"{next(iter(ARMS))}_home" in speed
+    home = (HOME_MBIT, {arm: speed[f"{arm}_home"] for arm in ARMS}) if is_home else None
+    draw(path, curve, sweep[FREE], home)
 
 
 def _bytes(rows: Sequence[Mapping[str, Any]]) -> float:

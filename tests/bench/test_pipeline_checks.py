@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench import convergence_plot, pipeline_plot
 from bench.pipeline_kill import KILLS
 from bench.pipeline_kill import _figures as kill_figures
 from bench.pipeline_kill import tables_of as kill_tables
@@ -55,6 +56,15 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     ranks = {"transformer": {0: {"1.feed_out": 20.0, "x": 7.0}, 50: {"1.feed_out": 9.0, "x": 2.0}}}
     for name in draw(tmp_path, ranks, turns):
         assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_speeds_and_gaps_are_drawn(tmp_path: Path) -> None:
+    speed = dict.fromkeys(pipeline_plot.LABELS, 100.0)
+    pipeline_plot.draw(tmp_path / "a.png", {10.0: speed, 80.0: speed}, speed, (80.0, speed))
+    long = {"none": [{"curve": {"150": 2.5, "300": 2.0}}]}
+    gaps = {"topk": {8: 50.0}, "learned_8bit": {8: -4.0, 32: -2.0, 100: 5.0}}
+    convergence_plot.draw(tmp_path / "b.png", gaps, {"one_layer": 1.0}, long)
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("a.png", "b.png"))
 
 
 def test_kills_count_as_resumed_over_all_arms() -> None:
