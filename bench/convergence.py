@@ -47,6 +47,7 @@ LONG_ARMS = (
     TABLES,
     "learned_8bit_8x",
     "learned_8bit_32x",
+    "subspace_factors_8x",
     "subspace_factors_32x",
     "subspace_factors_100x",
     "resbm_8bit_8x",
