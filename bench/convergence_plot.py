@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-GAP_MAX = 60.0  # per cent
+TICKS = (-10, -5, 0, 5, 10, 20, 50)
 
 
 def draw(
@@ -27,15 +27,19 @@ def draw(
         left.annotate(name, (8, value), fontsize=7, color="grey", va="bottom")
     left.set_xscale("log")
     left.set_yscale("symlog", linthresh=10)
-    left.set_ylim(-10, GAP_MAX + 10)
+    left.set_ylim(-10, 80)
+    left.set_yticks(TICKS, [f"{tick:+d}" for tick in TICKS])
     left.set_xticks([8, 32, 100], ["8x", "32x", "100x"])
     left.minorticks_off()
+    left.set_title("1,500 steps: when one layer is as good as all")
     left.set(xlabel="times fewer bytes", ylabel="loss above the uncompressed run, %")
+    left.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     for name, rows in long.items():
         curve = {int(step): loss for step, loss in rows[0]["curve"].items()}
         right.plot(list(curve), list(curve.values()), label=name, linewidth=1.2)
-    right.set(xlabel="step", ylabel="validation loss", ylim=(1.55, 2.6))
+    right.set_title("6,000 steps: when it is not")
+    right.set(xlabel="step", ylabel="validation loss")
+    right.legend(fontsize=7)
     for panel in (left, right):
         panel.grid(visible=True, alpha=0.3)
-        panel.legend(fontsize=7)
     figure.savefig(path, metadata={"Software": None})
