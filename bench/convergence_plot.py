@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.convergence_arms import RATIOS, STEPS, STEPS_LONG
+
 TICKS = (-10, -5, 0, 5, 10, 20, 50)
 
 
@@ -24,20 +26,20 @@ def draw(
         left.plot(ratios, [row[ratio] for ratio in ratios], style, marker=".", label=method)
     for name, value in levels.items():
         left.axhline(value, color="grey", linestyle=":", linewidth=1)
-        left.annotate(name, (8, value), fontsize=7, color="grey", va="bottom")
+        left.annotate(name, (RATIOS[0], value), fontsize=7, color="grey", va="bottom")
     left.set_xscale("log")
     left.set_yscale("symlog", linthresh=10)
     left.set_ylim(-10, 80)
     left.set_yticks(TICKS, [f"{tick:+d}" for tick in TICKS])
-    left.set_xticks([8, 32, 100], ["8x", "32x", "100x"])
+    left.set_xticks(RATIOS, [f"{ratio}x" for ratio in RATIOS])
     left.minorticks_off()
-    left.set_title("1,500 steps: when one layer is as good as all")
+    left.set_title(f"{STEPS:,} steps, mean of the seeds")
     left.set(xlabel="times fewer bytes", ylabel="loss above the uncompressed run, %")
     left.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     for name, rows in long.items():
         curve = {int(step): loss for step, loss in rows[0]["curve"].items()}
         right.plot(list(curve), list(curve.values()), label=name, linewidth=1.2)
-    right.set_title("6,000 steps: when it is not")
+    right.set_title(f"{STEPS_LONG:,} steps, one seed")
     right.set(xlabel="step", ylabel="validation loss")
     right.legend(fontsize=7)
     for panel in (left, right):

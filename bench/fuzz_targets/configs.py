@@ -1,11 +1,10 @@
 """The configuration files of all programs."""
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
-from bench.fuzz_targets.target import Target
+from bench.fuzz_targets.target import Target, scratch_folder
 from edge.config import read_node_config
 from edge.gateway import read_gateway_config
 from edge.split_config import read_split_board_config
@@ -25,14 +24,9 @@ _SERIAL = (
 _MEMORY_MAX = 4 << 20
 
 
-@cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ternmesh-fuzz-"))
-
-
 def _check(read: Callable[[Path], object]) -> Callable[[bytes], None]:
     def check(data: bytes) -> None:
-        path = _folder() / "config.toml"
+        path = scratch_folder() / "config.toml"
         path.write_bytes(data)
         read(path)
 

@@ -1,17 +1,14 @@
 """Files that boards open: models, releases and their standing, samples, and a child's answer."""
 
 import io
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from bench.fuzz_targets.programs import _odd
-from bench.fuzz_targets.target import Target, number, same
+from bench.fuzz_targets.target import Target, number, same, scratch_folder
 from bench.fuzz_targets.trust import _model, _release
 from edge import onnx_reader
 from edge.errors import DataError, ModelError
@@ -29,14 +26,9 @@ _ONE = TensorSpec("x", "float32", (-1, 2))
 _BUNDLE = Bundle("tiny", 1, (_ONE,), (_ONE,), (TensorSpec("x", "float32", (4, 2)),), (), "", {})
 
 
-@cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ternmesh-fuzz-"))
-
-
 def _check_onnx_file(data: bytes) -> None:
     """What is taken means the same to the onnx package, and has no data in another file."""
-    path = _folder() / "forward.onnx"
+    path = scratch_folder() / "forward.onnx"
     path.write_bytes(data)
     check_file(path)
     import onnx
@@ -81,7 +73,7 @@ def _models() -> Iterator[bytes]:
 
 def _check_standing(data: bytes) -> None:
     """Whatever the file says, a board that cannot open a release ends at the configured bundle."""
-    folder = _folder() / "standing"
+    folder = scratch_folder() / "standing"
     folder.mkdir(exist_ok=True)
     (folder / STANDING).write_bytes(data)
     standing = Releases(folder, accept_unsigned).standing()
@@ -95,23 +87,23 @@ def _check_standing(data: bytes) -> None:
 
 
 def _check_release_folder(data: bytes) -> None:
-    folder = _folder() / "3"
+    folder = scratch_folder() / "3"
     folder.mkdir(exist_ok=True)
     cut = number(data, 0, 2)
     (folder / MANIFEST).write_bytes(data[2 : 2 + cut])
     (folder / SIGNATURES).write_bytes(data[2 + cut :])
-    found = Releases(_folder(), accept_unsigned).read(folder)
+    found = Releases(scratch_folder(), accept_unsigned).read(folder)
     same(write_manifest(found), data[2 : 2 + cut], "a release's manifest")
 
 
 def _check_answer(data: bytes) -> None:
-    seconds = _read_answer(_folder(), data)
+    seconds = _read_answer(scratch_folder(), data)
     same(type(seconds), float, "a latency")
 
 
 def _check_npz(data: bytes) -> None:
     """A whole file, or an array in a zip that is right, whatever the array says."""
-    path, content = _folder() / "a.npz", data[1:]
+    path, content = scratch_folder() / "a.npz", data[1:]
     if data[:1] < b"\x80":
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:

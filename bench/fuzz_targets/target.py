@@ -1,8 +1,11 @@
 """What a fuzzing target is, and how its bytes become lengths, choices and parts."""
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 from ternmesh.errors import WireError
@@ -40,6 +43,12 @@ class Target:
         """Check one input; raises what is a finding."""
         with suppress(*self.refusals):
             self.check(data)
+
+
+@cache
+def scratch_folder() -> Path:
+    """The folder of this process for decoders that read files."""
+    return Path(tempfile.mkdtemp(prefix="ternmesh-fuzz-"))
 
 
 def same(ours: object, theirs: object, what: str) -> None:
