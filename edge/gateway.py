@@ -3,8 +3,8 @@
 It forwards sealed frames as they are and can neither read nor forge them; the link of its radio has
 its own seals. On the network it stands in for each of its boards by that board's name. What it has
 taken from the radio waits in the link's inbox on disk until the network has it; while the network
-is down it takes nothing, and the boards keep their packets. A trusted one may add its boards'
-packets up (edge/bundler.py).
+is down it takes nothing, and the boards keep their packets. A board whose login alone is refused
+holds up nobody else. A trusted gateway may add its boards' packets up (edge/bundler.py).
 """
 
 import logging
@@ -34,6 +34,7 @@ from transports.link_config import LinkConfig
 from transports.linked import StatusTransport
 
 POLL_S = 0.05  # a broker is looked at so often
+UP_MAX, UP_BYTES_MAX = 256, 1 << 20  # arrivals and bytes that wait for one board's connection
 
 _log = logging.getLogger(__name__)
 
@@ -114,9 +115,9 @@ class Gateway:
         bundling: Bundling | None = None,
     ) -> None:
         self._radio, self._network, self._bundling = radio, network, bundling
-        self._up: deque[tuple[str, Sequence[bytes]]] = deque()
+        self._up: dict[str, deque[Sequence[bytes]]] = {board: deque() for board in network}
         self._down: deque[tuple[str, Sequence[bytes]]] = deque()
-        self.frames_up = self.frames_down = self.frames_refused = 0
+        self.frames_up = self.frames_down = self.frames_refused = self.frames_lost = 0
 
     def open(self) -> None:
         """Start everything."""
@@ -135,7 +136,7 @@ class Gateway:
     def turn(self, wait_s: float) -> bool:
         """Forward what there is; waits at most `wait_s` for the radio. True if anything moved."""
         arrival = None
-        if not self._up:
+        if self._may_listen():
             arrival = self._radio.receive(wait_s)
             if arrival is not None and arrival.peer in self._network:
                 self._take_up(arrival.peer, arrival.frames)
@@ -151,33 +152,53 @@ class Gateway:
 
     def _take_up(self, board: str, frames: Sequence[bytes]) -> None:
         if self._bundling is None:
-            self._up.append((board, frames))
+            self._keep_up(board, frames)
         else:
             self._bundling.receive_up(board, frames)
 
     def _settle(self, bundling: Bundling) -> None:
         up, down = bundling.settle()
-        self._up.extend(up)
+        for board, frames in up:
+            self._keep_up(board, frames)
         self._down.extend(down)
 
+    def _may_listen(self) -> bool:
+        """Whether what the radio brings can go on: nothing waits, but for boards that are cut off
+        while others are not.
+        """
+        waiting = {board for board, arrivals in self._up.items() if arrivals}
+        up = self._connected()
+        return not waiting or (bool(up) and waiting.isdisjoint(up))
+
+    def _connected(self) -> list[str]:
+        return [board for board, transport in self._network.items() if transport.connected]
+
+    def _keep_up(self, board: str, frames: Sequence[bytes]) -> None:
+        """Queue frames; what has no room is lost, and its board sends it again."""
+        waiting = self._up[board]
+        size = sum(len(frame) for arrival in (*waiting, frames) for frame in arrival)
+        if len(waiting) >= UP_MAX or (waiting and size > UP_BYTES_MAX):
+            self.frames_lost += len(frames)
+        else:
+            waiting.append(frames)
+
     def _forward_up(self) -> bool:
-        if not self._up:
-            return False
-        board, frames = self._up[0]
-        if not self._send(self._network[board], HOST, frames):
-            return False
-        self._up.popleft()
-        self.frames_up += len(frames)
-        return True
+        moved = False
+        for board, waiting in self._up.items():
+            if waiting and self._send(self._network[board], HOST, waiting[0]):
+                self.frames_up += len(waiting.popleft())
+                moved = True
+        return moved
 
     def _take_down(self) -> None:
         """What the host says to each board; what it says to all is taken once."""
-        for index, (board, transport) in enumerate(self._network.items()):
+        listener = next(iter(self._connected()), None)
+        for board, transport in self._network.items():
             arrival = transport.receive(0.0)
             if arrival is None:
                 continue
             for peer, frames in _sorted(board, arrival.frames):
-                if not frames or (peer == ALL and index > 0):
+                if not frames or (peer == ALL and board != listener):
                     continue
                 if self._bundling is None:
                     self._down.append((peer, frames))
@@ -290,6 +311,7 @@ def status(
         "frames_up": gateway.frames_up,
         "frames_down": gateway.frames_down,
         "frames_refused": gateway.frames_refused,
+        "frames_lost": gateway.frames_lost,
         "transport": radio.status(),
         "network": {board: transport.status() for board, transport in network.items()},
     }

@@ -136,6 +136,7 @@ def _gateway(answer: Answer) -> Iterator[str]:
     yield from _links(answer["transport"])
     yield from (f"{board}: {_link(link)}" for board, link in answer["network"].items())
     lost = f", {answer['frames_refused']} too long" if answer["frames_refused"] else ""
+    lost += f", {answer['frames_lost']} lost for want of a login" if answer["frames_lost"] else ""
     yield f"{answer['frames_up']} frames up, {answer['frames_down']} down{lost}"
     if answer.get("bundles") is not None:
         yield _bundles(answer["bundles"])

@@ -108,9 +108,11 @@ class LinkStore:
             case _:
                 pass  # Nothing of the other events must survive.
 
-    def inbox(self) -> list[tuple[int, str, bytes]]:
-        """Objects that arrived and were not taken: place, peer, payload; oldest first."""
-        return self._database.rows("SELECT place, peer, payload FROM inbox ORDER BY place")
+    def inbox(self, after: int = 0) -> list[tuple[int, str, bytes]]:
+        """Objects of places beyond `after`: place, peer, payload; the oldest first."""
+        return self._database.rows(
+            "SELECT place, peer, payload FROM inbox WHERE place > ? ORDER BY place", after
+        )
 
     def take(self, place: int) -> None:
         """Forget an object of the inbox: what it led to is on disk elsewhere."""

@@ -43,6 +43,7 @@ OTHER = "other"
 ORDINARY = ("seal", "sync", "replay")  # of radios, and of ends that meet
 UNSENT_MAX = 8  # objects for one node that wait: what it asks for again is newer
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
+KEEP_BYTES_MAX = 1 << 23  # or until younger ones of so many bytes are there
 
 Name = tuple[str, bytes]  # a peer, and what an object for it says
 
@@ -67,8 +68,8 @@ class LinkLog(Protocol):
     def commit(self) -> None:
         """Make it durable."""
 
-    def inbox(self) -> list[tuple[int, str, bytes]]:
-        """Objects that arrived and were not taken."""
+    def inbox(self, after: int) -> list[tuple[int, str, bytes]]:
+        """Objects that arrived and were not taken, of places beyond `after`."""
 
     def take(self, place: int) -> None:
         """Forget one of them."""
@@ -120,7 +121,8 @@ class LinkedTransport:
         self._link = Link(settings, LinkState(), rng)
         self._arrivals: deque[Arrival] = deque()
         self._held: deque[tuple[str, bytes]] = deque()  # frames that the bearer was too busy for
-        self._handed: deque[tuple[float, int]] = deque()  # when, and its place in the inbox
+        self._handed: deque[tuple[float, int, int]] = deque()  # when, place in the inbox, bytes
+        self._handed_bytes = 0
         self._under_way: dict[Name, int] = {}
         self._delivered: dict[Name, float] = {}  # when
         self._passed: dict[Name, float] = {}  # when a frame of a packet was sent as it is
@@ -171,7 +173,7 @@ class LinkedTransport:
         if fits and (len(frames) == 1 or self._as_is):
             self._send_as_is(peer, frames)
         else:
-            self._send_object(peer, frames)
+            self._send_objects(peer, frames)
         self._settle()
         return sum(map(len, frames))
 
@@ -183,7 +185,7 @@ class LinkedTransport:
         """
         now = self._clock()
         while self._handed and now >= self._handed[0][0] + KEEP_S:
-            self._log.take(self._handed.popleft()[1])
+            self._let_go()
         until = now + timeout_s
         while not self._arrivals:
             left_s = until - self._clock()
@@ -222,6 +224,11 @@ class LinkedTransport:
             self._passed |= {names[i]: now for i in new[:taken]}
         if taken < len(new):
             raise Busy("too many frames wait for the bearer: try again soon")
+
+    def _send_objects(self, peer: str, frames: Sequence[bytes]) -> None:
+        """As one object, or as many as it takes for the longest that the link carries."""
+        for group in batch.fill(frames, self._settings.size_max):
+            self._send_object(peer, group)
 
     def _send_object(self, peer: str, frames: Sequence[bytes]) -> None:
         name = peer, _content(frames)
@@ -321,16 +328,23 @@ class LinkedTransport:
 
     def _hand_out(self) -> None:
         """Objects of the inbox as arrivals, each once in the life of this process."""
-        known = {place for _, place in self._handed}
-        for place, peer, payload in self._log.inbox():
-            if place in known:
-                continue
-            self._handed.append((self._clock(), place))
+        after = self._handed[-1][1] if self._handed else 0
+        for place, peer, payload in self._log.inbox(after):
+            self._handed.append((self._clock(), place, len(payload)))
+            self._handed_bytes += len(payload)
             try:
                 self._arrivals.append(Arrival(peer, batch.split(payload), len(payload)))
             except WireError as error:
                 self.frames_refused += 1
                 _logger.warning("an object from %s holds no frames: %s", peer, error)
+        while self._handed_bytes > KEEP_BYTES_MAX:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget the oldest object that was handed out: it is above the link by now."""
+        _, place, size = self._handed.popleft()
+        self._handed_bytes -= size
+        self._log.take(place)
 
     def _send_frames(self) -> None:
         while self._inner.connected:

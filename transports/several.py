@@ -39,8 +39,8 @@ class Bearer:
 class Several:
     """See `transports.base.Transport`. `receivers` are those whom a frame for all must reach.
 
-    What is for a peer whose bearers are all down is lost, as on each of them, and counted; it does
-    not keep others waiting.
+    What is for a peer whose bearers are all down, or take nothing for `patience_s`, is lost, as on
+    each of them, and counted; it does not keep others waiting.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Several:
         self._sent: dict[str, int] = dict.fromkeys(self._turns, 0)  # frames
         self._unanswered: dict[tuple[str, str], float] = {}  # since when, by peer and bearer
         self._heard: dict[tuple[str, str], float] = {}
+        self._busy: dict[str, float] = {}  # since when bearers have taken nothing
         self._begun: tuple[str, tuple[bytes, ...]] = ("", ())  # a send that some bearer broke off
         self._left: frozenset[str] = frozenset()  # whom that has not reached yet
         self._listening: Iterator[Bearer] = cycle(self._bearers)
@@ -97,9 +98,13 @@ class Several:
             try:
                 size += bearer.transport.send(peer, frames)
             except Busy:
-                busy = True
+                if self._is_stuck(bearer):
+                    routes = _without(bearer, routes)
+                else:
+                    busy = True
             except NotConnected:
-                routes = {name: [b for b in way if b != bearer] for name, way in routes.items()}
+                self._busy.pop(bearer.name, None)
+                routes = _without(bearer, routes)
             else:
                 left -= here
                 self._note_sent(bearer, here, len(frames))
@@ -170,8 +175,17 @@ class Several:
             ranks[bearer.name] = rank
         return sorted(up, key=lambda bearer: (ranks[bearer.name], self._turns[bearer.name]))
 
+    def _is_stuck(self, bearer: Bearer) -> bool:
+        """Whether a busy bearer is as good as down, for it has taken nothing for long.
+
+        A radio is not: it works off what it has, however long its duty cycle makes that.
+        """
+        since = self._busy.setdefault(bearer.name, self._clock())
+        return not bearer.metered and self._clock() >= since + self._patience_s
+
     def _note_sent(self, bearer: Bearer, names: Collection[str], count: int) -> None:
         self._turns[bearer.name] = max(self._turns.values()) + 1
+        self._busy.pop(bearer.name, None)
         self._sent[bearer.name] += count
         now = self._clock()
         for name in names:
@@ -195,3 +209,7 @@ class Several:
     def _troubles(self) -> str:
         told = ((bearer.name, bearer.transport.status()) for bearer in self._bearers)
         return "; ".join(f"{name}: {status.get('last_error')}" for name, status in told)
+
+
+def _without(bearer: Bearer, routes: dict[str, list[Bearer]]) -> dict[str, list[Bearer]]:
+    return {name: [other for other in way if other != bearer] for name, way in routes.items()}

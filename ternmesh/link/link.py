@@ -245,6 +245,8 @@ class Link:
     def _open(self, peer: str, frame: bytes, now: float) -> None:
         header, body = self._sealing.open(peer, frame)
         if is_link(body):
+            if header.context == seal.ENROL:
+                raise WireError("link", "that context is open to those who have no role here")
             message, is_broadcast = read(body), header.context == seal.BROADCAST
             if is_broadcast and not _may_be_for_all(message):
                 raise WireError("link", "what is said to all is about what all are to have")

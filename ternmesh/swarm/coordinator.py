@@ -39,7 +39,7 @@ from ternmesh.swarm.seldom import Seldom
 from ternmesh.swarm.step import make_step
 from ternmesh.trust.notary import OPEN as TRUST_OPEN
 from ternmesh.trust.notary import Trust
-from ternmesh.wire import control, manifest, seal
+from ternmesh.wire import control, manifest, pieces, seal
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt, Refusal
 from ternmesh.wire.reference import (
     Reference,
@@ -76,7 +76,7 @@ class Coordinator:
         self.nodes: dict[int, Node] = {
             r.context: Node(r.context, r.name, r.samples, r.counted, r.bundle) for r in state.nodes
         }
-        self.deadline = 0.0
+        self.deadline = self._announce_at = 0.0
         self.refused: Counter[str] = Counter()
         self._model_hash = model_hash
         self._model = model_hash[: manifest.MODEL_SIZE]
@@ -87,7 +87,6 @@ class Coordinator:
         self._outgoing = Outgoing(state.counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
         self._round = self._new_round()
-        self._announce_at = 0.0
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._refusals, self._catch_ups = Seldom(ANSWER_MIN_S), Seldom(CATCH_UP_MIN_S)
         for place, body in state.bodies:
@@ -248,11 +247,13 @@ class Coordinator:
         version = hello.version if hello.run == self.run else 0
         known = hello.reference if hello.run == self.run else self._chain.hash_of(0)
         is_up_to_date = version == self.version and known == self.reference
-        if is_up_to_date or not self._catch_ups.may(node.name, now):
+        to_it = node.context | seal.DOWN
+        has_one_waiting = self._outgoing.holds(to_it, pieces.KIND)
+        if is_up_to_date or has_one_waiting or not self._catch_ups.may(node.name, now):
             return
         for content in self._missing(node, version, known):
             objects = self._notary.travelling(self.run, content)
-            self._outgoing.cut(node.name, node.context | seal.DOWN, objects, self.plan.frame_mtu)
+            self._outgoing.cut(node.name, to_it, objects, self.plan.frame_mtu)
 
     def _missing(self, node: Node, version: int, known: bytes | None) -> list[bytes]:
         """What brings a node up to date: the references that it lacks, or a snapshot if smaller."""
@@ -279,8 +280,7 @@ class Coordinator:
                 self._open_round(now)
                 self._announce(now)
         elif self.phase == OPEN:
-            waited_for = self._waited_for()
-            present = self._round.present()
+            waited_for, present = self._waited_for(), self._round.present()
             are_enough = len(present) >= self.settings.min_peers
             if waited_for and are_enough and present.issuperset(waited_for):
                 self._close_round(now)

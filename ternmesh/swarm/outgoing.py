@@ -54,6 +54,10 @@ class Outgoing:
             if item[1] != context or (kind is not None and item[2][0] != kind)
         )
 
+    def holds(self, context: int, kind: int) -> bool:
+        """Whether a body of a kind is queued for a context."""
+        return any(item[1] == context and item[2][0] == kind for item in self._queue)
+
     def ask(self, now: float) -> None:
         """Queue what the seals themselves have to say to peers."""
         for peer, context, body in self._sealing.due(now):

@@ -86,6 +86,7 @@ class Pair:
         self._ask_at, self._ask_s, self._fell_back = 0.0, ASK_FIRST_S, False
         self._sync_out = Ccm(sync_key(self._secret, suite, self._own, instance))
         self._sync_in: tuple[bytes, Ccm] | None = None
+        self._answers = False  # a question was taken, and its sender is to be echoed
 
     @property
     def epoch(self) -> int:
@@ -153,7 +154,7 @@ class Pair:
     def seal_sync(self, head: bytes, context: int, counter: int, body: bytes, group: int) -> bytes:
         """A frame that the peer can open whatever it knows; `group` as in `Claims`."""
         clear = self._instance + (counter >> COUNTER_BITS).to_bytes(HIGH_SIZE, "little")
-        theirs = self._in
+        self._answers, theirs = False, self._in
         floor = max(self._floor, self.heard_epoch)
         seen = 0 if theirs is None else theirs.window.highest
         claims = Claims(self._lineage, self.epoch, self.heard, floor, seen, group)
@@ -207,6 +208,7 @@ class Pair:
         self._in_a_row, self.asks = 0, False
         self._learn(claims, unused)
         self.owes |= body == QUESTION
+        self._answers |= body == QUESTION
         return body, claims.epoch
 
     def _place(self, claims: Claims, instance: bytes, counter: int, sealed: bytes) -> None:
@@ -283,7 +285,8 @@ class Pair:
             self._bad, self.owes = 0, True
 
     def _ask_for_echo(self, claims: Claims, instance: bytes) -> None:
-        self.heard = _echo(claims.lineage, instance)
+        if not self._answers:  # or a recording would keep the answer from its sender
+            self.heard = _echo(claims.lineage, instance)
         self.ask()
 
     # Keys

@@ -1,13 +1,21 @@
 """A gateway between a radio, here a lossy hub with the link around it, and a network."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge.gateway import Gateway, GatewayConfig, read_gateway_config, run_gateway
+from edge.gateway import (
+    UP_BYTES_MAX,
+    UP_MAX,
+    Gateway,
+    GatewayConfig,
+    read_gateway_config,
+    run_gateway,
+)
 from ternmesh.config import ConfigError
 from ternmesh.errors import TrustError
 from ternmesh.link.link import LinkSettings
@@ -15,7 +23,7 @@ from ternmesh.wire.seal import BROADCAST, Header, seal
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status_text import describe
 from ternmesh_store.link_store import LinkStore
-from transports.base import ALL, HOST
+from transports.base import ALL, HOST, Arrival, NotConnected
 from transports.broker import EmbeddedBroker
 from transports.control_socket import ControlError, ask
 from transports.faults import Faults
@@ -233,3 +241,90 @@ def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sent
     path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1").replace(old, new))
     with pytest.raises(ConfigError, match=sentence):
         read_gateway_config(path)
+
+
+class Login:
+    """A board's connection to a broker, which may refuse it."""
+
+    mtu = 4096
+
+    def __init__(self, *, connected: bool = True) -> None:
+        self.connected, self.sent, self.inbox = connected, [], []
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        if not self.connected:
+            raise NotConnected("the broker refuses this login")
+        self.sent.append((peer, tuple(frames)))
+        return sum(map(len, frames))
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        return self.inbox.pop(0) if self.inbox else None
+
+
+def neighbourhood(**is_connected: bool) -> tuple[Gateway, Login, dict[str, Login]]:
+    """A gateway whose radio brings what a test puts into its inbox."""
+    network = {board: Login(connected=connected) for board, connected in is_connected.items()}
+    radio = Login()
+    return Gateway(radio, network), radio, network
+
+
+def say(radio: Login, board: str, count: int = 1, size: int = 100) -> None:
+    radio.inbox += [Arrival(board, (frame,), len(frame)) for frame in frames(count, size=size)]
+
+
+def test_a_board_whose_login_is_refused_holds_up_nobody() -> None:
+    """Whoever reaches the radio may speak in its name, for its seals are opened by the host."""
+    gateway, radio, network = neighbourhood(thief=False, ada=True, bo=True)
+    say(radio, "thief", 3)
+    for board in ("ada", "bo"):
+        say(radio, board, 5)
+    for _ in range(20):
+        gateway.turn(0.0)
+    assert [len(network[board].sent) for board in ("thief", "ada", "bo")] == [0, 5, 5]
+    network["thief"].connected = True
+    while gateway.turn(0.0):
+        pass
+    assert [frame for _, (frame,) in network["thief"].sent] == frames(3, size=100)
+    assert gateway.frames_lost == 0
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, UP_MAX), (60_000, UP_BYTES_MAX // 60_010)])
+def test_what_waits_for_a_refused_login_is_bounded(size: int, count: int) -> None:
+    gateway, radio, network = neighbourhood(thief=False, ada=True)
+    say(radio, "thief", count + 3, size)
+    say(radio, "ada")
+    for _ in range(count + 10):
+        gateway.turn(0.0)
+    assert gateway.frames_lost == 3
+    assert len(network["ada"].sent) == 1
+    network["thief"].connected = True
+    while gateway.turn(0.0):
+        pass
+    assert len(network["thief"].sent) == count
+
+
+def test_nothing_is_taken_from_the_radio_while_no_login_holds() -> None:
+    gateway, radio, network = neighbourhood(ada=False, bo=False)
+    say(radio, "ada", 9)
+    for _ in range(20):
+        gateway.turn(0.0)
+    assert len(radio.inbox) == 8
+    network["bo"].connected = True
+    for _ in range(20):
+        gateway.turn(0.0)
+    assert radio.inbox == []
+
+
+def test_what_is_said_to_all_is_taken_from_a_board_that_is_connected() -> None:
+    gateway, radio, network = neighbourhood(thief=False, ada=True, bo=True)
+    [everybodys] = frames(1, context=BROADCAST)
+    for board in ("ada", "bo"):
+        network[board].inbox.append(Arrival(HOST, (everybodys,), 30))
+    gateway.turn(0.0)
+    assert radio.sent == [(ALL, (everybodys,))]

@@ -191,7 +191,7 @@ def test_a_gateway_tells_of_its_bundles(changes, line):
     bundles = {"run": "01", "refused": False, "bundles_made": 4, "packets_bundled": 11}
     bundles |= {"bundles_counted": 3, **changes}
     gateway = {"role": "gateway", "transport": LINK, "network": {"ada": LINK}, "frames_up": 1}
-    gateway |= {"frames_down": 2, "frames_refused": 0, "bundles": bundles}
+    gateway |= {"frames_down": 2, "frames_refused": 0, "frames_lost": 0, "bundles": bundles}
     assert list(describe(gateway))[-1].endswith(line)
     assert "bundle" not in "".join(describe({**gateway, "bundles": None}))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports.ble import values
-from transports.ble.protocol import SILENCE_S, BleProtocol
+from transports.ble.protocol import FULL_MAX_S, SILENCE_S, BleProtocol
 from transports.ble.sender import PATIENCE_FIRST_S
 from transports.ble.values import WINDOW, Ask, Data, Hello, Status
 
@@ -298,6 +298,27 @@ def test_a_stream_that_holds_no_frames_ends_the_session_after_its_good_frames() 
     assert bridge.failed is None
     assert bridge.receive_value(values.encode(Data(1, False, b"x"), session), 1.0) == []
     assert (bridge.failed, bridge.established) == ("the stream has a frame of 0 bytes", False)
+
+
+@pytest.mark.parametrize("opens_at_s", [30.0, None])
+def test_an_end_that_is_full_is_given_time_but_not_for_ever(opens_at_s: float | None) -> None:
+    node, _ = established()
+    session, now = node._session, 1.0
+    node.sender.offer([b"x" * 30] * 3)
+    while node.failed is None and now < 300.0:
+        now += 0.5
+        node.values_to_send(VALUE_MAX, now)
+        is_open = opens_at_s is not None and now >= opens_at_s
+        taken, window = (len(node.sender._sent), WINDOW) if is_open else (0, 0)
+        node.receive_value(values.encode(Status(taken, window, 0), session), now)
+        node.handle_timeout(now)
+        if not node.sender.waiting:
+            break
+    if opens_at_s is None:
+        assert "the other end is silent" in node.failed
+        assert FULL_MAX_S < now <= FULL_MAX_S + SILENCE_S + 3.0
+    else:
+        assert (node.failed, node.sender.waiting) == (None, False)
 
 
 U8, U16, U32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))

@@ -1,5 +1,6 @@
 """Whole messages over a bearer of small frames that get lost; real stores, a real loopback hub."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,44 @@ def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(tmp_path
     theo.send("host", frames(4))
     assert [len(arrival.frames) for arrival in bench.run(10.0)["host"]] == [4]
     assert theo.objects_sent == 1
+
+
+def test_what_is_longer_than_the_longest_object_travels_as_several(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.1))
+    theo = bench.ends["theo"]
+    many = frames(9, size=900)
+    most = 3000
+    theo._settings = replace(theo._settings, object_max=most)
+    theo._link._settings = theo._settings
+    theo.send("host", many)
+    theo.send("host", many)
+    found = bench.run(300.0)["host"]
+    assert len(found) == 3
+    assert all(arrival.wire_bytes <= most for arrival in found)
+    assert sorted(frame for arrival in found for frame in arrival.frames) == sorted(many)
+
+
+def test_what_was_handed_out_is_neither_read_again_nor_kept_without_a_limit(
+    tmp_path: Path, monkeypatch
+) -> None:
+    bench = Bench(tmp_path, Faults())
+    monkeypatch.setattr(linked, "KEEP_BYTES_MAX", 3000)
+    read: list[int] = []
+    plain = bench.stores["host"].inbox
+
+    def inbox(after: int) -> list[tuple[int, str, bytes]]:
+        rows = plain(after)
+        read.append(len(rows))
+        return rows
+
+    bench.stores["host"].inbox = inbox  # type: ignore[method-assign]
+    for counter in range(9):
+        bench.ends["theo"].send("host", frames(3, size=300 + counter))
+    assert len(bench.run(30.0)["host"]) == 9
+    assert sum(read) == 9
+    kept = [payload for _, _, payload in plain()]
+    assert 1000 < sum(map(len, kept)) <= 3000
+    bench.run(linked.KEEP_S)
+    assert plain() == []
+    bench.ends["theo"].send("host", frames(4))  # in the first place again
+    assert len(bench.run(30.0)["host"]) == 1

@@ -104,6 +104,31 @@ def test_what_is_down_or_busy_is_passed_over() -> None:
         bench.several.send(HOST, [b"4"])
 
 
+def test_a_bearer_that_takes_nothing_for_long_holds_up_nobody() -> None:
+    bench = Bench(("ada's", {"ada"}, False), ("bo's", {"bo"}, False), receivers="ada bo")
+    bench.wires["ada's"].room = 0
+    for _ in range(3):  # so long it may just be at work
+        with pytest.raises(Busy):
+            bench.several.send(ALL, [b"1"])
+    bench.now += PATIENCE_S
+    assert bench.carried(ALL, b"1") == ["bo's"]
+    assert bench.carried(ALL, b"2") == ["bo's"]
+    assert bench.several.frames_dropped == 2
+    bench.wires["ada's"].room = 1
+    assert bench.carried(ALL, b"3") == ["ada's", "bo's"]
+    with pytest.raises(Busy):  # its time begins anew
+        bench.several.send(ALL, [b"4"])
+
+
+def test_a_radio_may_be_at_work_for_as_long_as_its_duty_cycle_takes() -> None:
+    bench = Bench(("near", {"ada"}, True), receivers="ada")
+    bench.wires["near"].room = 0
+    for _ in range(3):
+        with pytest.raises(Busy):
+            bench.several.send("ada", [b"1"])
+        bench.now += 10 * PATIENCE_S
+
+
 def test_radios_take_turns_and_each_reaches_its_own() -> None:
     bench = radios()
     ways = [bench.carried("ada", bytes([i])) for i in range(4)]
@@ -354,7 +379,11 @@ def test_status_has_a_line_for_each() -> None:
     bearers = {"link": radio, "ble": bridges, "net": {**bearer, "broker": "b", "protocol": "5"}}
     link = {"objects_under_way": 2, "objects_lost": 0}
     answer = {"role": "gateway", "network": {}, "frames_up": 0, "frames_down": 0}
-    answer |= {"frames_refused": 0, "transport": {"bearers": bearers, "link": link}}
+    answer |= {
+        "frames_refused": 0,
+        "frames_lost": 0,
+        "transport": {"bearers": bearers, "link": link},
+    }
     assert list(describe(answer))[1:5] == [
         "link: connected to the rnode modem at /dev/x; 1.5 s on the air; 7 frames sent",
         "ble: ada: not connected to ada over BLE: gone; 7 frames sent; 7 frames sent",

@@ -11,6 +11,7 @@ from transports.ble.sender import Sender
 from transports.ble.values import Ask, Data, Hello, Status, Value
 
 SILENCE_S = 10.0  # without a greeting or progress; then the connection is given up
+FULL_MAX_S = 60.0  # how long the other end may say that it has no room
 
 
 class BleProtocol:
@@ -35,6 +36,7 @@ class BleProtocol:
         self._status_due = False
         self._since = 0.0  # waiting for an answer
         self._deadline: float | None = None  # to do something about it
+        self._full_since: float | None = None  # the other end has no room
 
     def connected(self, now: float) -> None:
         """Values can pass: begin a session."""
@@ -51,7 +53,7 @@ class BleProtocol:
         self._session = None
         self._due = []
         self._status_due = False
-        self._deadline = None
+        self._full_since = self._deadline = None
 
     def set_reading(self, reading: bool) -> None:
         """Grant credits, or none more; what is on its way is taken either way."""
@@ -108,11 +110,19 @@ class BleProtocol:
             case Ask() if self.established:
                 self._status_due = True
             case Status() if self.established:
-                if self.sender.take(value, now) or value.window == 0:
-                    self._deadline = None
+                self._note(value, now)
             case _:
                 raise WireError("state", f"a {type(value).__name__} is out of place here")
         return []
+
+    def _note(self, status: Status, now: float) -> None:
+        """Learn what came of our values. An end that is full is given time, but not for ever."""
+        if self.sender.take(status, now):
+            self._full_since = self._deadline = None
+        elif status.window == 0:
+            since = self._full_since = now if self._full_since is None else self._full_since
+            if now < since + FULL_MAX_S:
+                self._deadline = None
 
     def _greet(self, hello: Hello) -> None:
         """Begin the session of `hello`; the greeted end answers, each time it is greeted."""

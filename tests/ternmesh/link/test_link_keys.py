@@ -35,6 +35,15 @@ def begun(symbols: int = 4) -> Air:
     return air
 
 
+def test_no_object_travels_in_the_context_that_is_open_to_every_role() -> None:
+    air = Air()
+    air.meet()
+    offer = Offer(0, 7, object_name(7, OBJECT), len(OBJECT), 100)
+    for context, reasons in ((ENROL, ["link"]), (NEIGHBOUR, ["link"])):
+        air.hear(HOST, NODE, air.sealings[NODE].seal(HOST, context, 9000 + context, write(offer)))
+        assert air.refused(HOST) == reasons
+
+
 def finish(air: Air) -> None:
     """The object arrives once, whole, and its sender knows."""
     air.run()

@@ -100,6 +100,35 @@ def test_a_hello_after_a_restart_needs_no_second_one() -> None:
         assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
 
 
+def met_after_s(host: End, node: End, begun: float, recorded: bytes = b"") -> float:
+    """When they understand each other; all that the host says is followed by what was recorded."""
+    for now in range(600):
+        is_heard = host.hear("theo", node.say("host", UP, b"up")) == b"up"
+        if is_heard and node.hear("host", host.say("theo", DOWN, b"down")) == b"down":
+            return float(now)
+        for peer, context, body in host.sealing.due(begun + now):
+            node.hear("host", host.say(peer, context, body))
+            if recorded:
+                assert node.hear("host", recorded) == "replay"
+        for peer, context, body in node.sealing.due(begun + now):
+            host.hear("theo", node.say(peer, context, body))
+    raise AssertionError("they never understand each other")
+
+
+def test_a_recording_from_before_a_disk_was_lost_keeps_nobody_out() -> None:
+    host, node = met()
+    recorded = host.say("theo", 0, b"\x01hello")
+    assert node.hear("host", recorded) == b"\x01hello"
+    host.disk.clear()  # it was damaged, and begun again with the same identity
+    host.counter += 5000
+    host.boot()
+    met_after_s(host, node, LATER)
+    assert node.hear("host", recorded) == "replay"
+    mirror(host, node)  # which puts all that they know onto their disks
+    node.boot()
+    assert met_after_s(host, node, 2 * LATER, recorded) < 30.0
+
+
 def test_both_restarted_and_a_hello_is_still_enough() -> None:
     host, node = met()
     for _ in range(3):
