@@ -35,6 +35,7 @@ from ternmesh.swarm.incoming import read_hello, round_of
 from ternmesh.swarm.open_round import Count, OpenRound
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.records import CoordinatorState, Link, Node, Settings
+from ternmesh.swarm.roll import Roll
 from ternmesh.swarm.seldom import Seldom
 from ternmesh.swarm.step import make_step
 from ternmesh.trust.notary import OPEN as TRUST_OPEN
@@ -73,14 +74,11 @@ class Coordinator:
         origin = genesis(model_hash, run, plan)
         self.reference = state.reference or origin
         self.phase = FINISHED if state.finished else OPEN if state.started else GATHERING
-        self.nodes: dict[int, Node] = {
-            r.context: Node(r.context, r.name, r.samples, r.counted, r.bundle) for r in state.nodes
-        }
+        self.nodes = Roll(state.nodes)
         self.deadline = self._announce_at = 0.0
         self.refused: Counter[str] = Counter()
         self._model_hash = model_hash
         self._model = model_hash[: manifest.MODEL_SIZE]
-        self._names = {node.name: node for node in self.nodes.values()}
         self._chain = Chain(origin, state.chain, settings.chain_max)
         self._sealing, self._notary = trust.sealing, trust.notary
         self._sealing.bind(run)
@@ -157,11 +155,7 @@ class Coordinator:
         if header.context == seal.ENROL:
             self._receive_hello(peer, body, now)
             return
-        node = self.nodes.get(header.context)
-        if node is None:
-            raise WireError("unknown node", "a frame from a context that nobody was given")
-        if peer != node.name:
-            raise WireError("wrong peer", "a frame in another node's name")
+        node = self.nodes.speaker(header.context, peer)
         node.heard_at, node.active = now, True
         self._check_round(round_of(body, self.version, self.plan, self.settings.bundles))
         place = self._round.place(node.context, body)
@@ -219,13 +213,7 @@ class Coordinator:
             self._answer(node.context)
 
     def _register(self, hello: Hello) -> Node:
-        node = self._names.get(hello.name)
-        if node is None:
-            if len(self.nodes) >= self.settings.places:
-                raise WireError("full", f"this host takes {self.settings.places} nodes")
-            context = max(self.nodes, default=0) + 1
-            node = Node(context, hello.name, 0)
-            self.nodes[context] = self._names[hello.name] = node
+        node = self.nodes.take_in(hello.name, self.settings.places)
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.context, node.name, node.samples))
@@ -291,7 +279,7 @@ class Coordinator:
 
     def exclude(self, name: str, now: float) -> None:
         """Nothing of a node counts any more that has not been counted: it was revoked."""
-        node = self._names.get(name)
+        node = self.nodes.named(name)
         if node is not None:
             self._forget(node.context)
             self._outgoing.ask(now)  # for the rest a new broadcast key, before what is under it
@@ -390,7 +378,7 @@ class Coordinator:
 
     def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
         self.refused[reason] += 1
-        node = self._names.get(peer)
+        node = self.nodes.named(peer)
         if node is not None:
             node.refused[reason] += 1
         if len(self._events) < REFUSED_SHOWN_MAX:
