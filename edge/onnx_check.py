@@ -41,8 +41,15 @@ OPERATORS: Final = frozenset(
     QuantizeLinear
     """.split()
 )
-# Which inputs say how large a result is: they must not be computed from data.
-SIZES: Final = {b"ConstantOfShape": (0,), b"Expand": (1,), b"Pad": (1, 3)}
+# Which inputs say how large a result is: they must not be computed from data. So all shapes follow
+# from the inputs' shapes alone, and what Shape and Size give counts as no data.
+SIZES: Final[dict[bytes, tuple[int, ...]]] = {
+    **dict.fromkeys((name for name in OPERATORS if name.startswith(b"Reduce")), (1,)),
+    **dict.fromkeys((b"Expand", b"Reshape", b"Split", b"Squeeze", b"Unsqueeze"), (1,)),
+    b"ConstantOfShape": (0,),
+    b"Pad": (1, 3),
+    b"Slice": (1, 2, 3, 4),
+}
 CAST_TO: Final = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16}  # numbers: text has no bound
 
 

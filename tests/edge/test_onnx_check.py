@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge import onnx_reader
 from edge.errors import ModelError
-from edge.onnx_check import OPERATORS, check, check_file
+from edge.onnx_check import OPERATORS, OPSETS, SIZES, check, check_file
 from edge.session import LoadedBundle, load_bundle
 from models.zoo import FOLDER
 from ternmesh.bundle import FORWARD, TRAIN_STEP
@@ -140,6 +140,26 @@ def padded(*pads: int) -> bytes:
 def size_of_data() -> bytes:
     whole = node("Cast", ("x",), ("n",), to=INT64)
     return model(whole, node("Expand", ("x", "n"))).SerializeToString()
+
+
+def resized_by_data(kind: str, index: int, count: int) -> bytes:
+    """Input `index` of `count` is computed from data; the others are constants."""
+    whole = node("Cast", ("x",), ("n",), to=INT64)
+    inputs = ["x", *["s"] * (count - 1)]
+    inputs[index] = "n"
+    constants = [numbers("s", 1, 1)]
+    return model(whole, node(kind, inputs), constants=constants).SerializeToString()
+
+
+def expanded_by_a_slice() -> bytes:
+    """What Shape gives is no data, as long as no shape is."""
+    return model(
+        node("Cast", ("x",), ("n",), to=INT64),
+        node("Slice", ("x", "s", "n"), ("part",)),
+        node("Shape", ("part",), ("size",)),
+        node("Expand", ("x", "size")),
+        constants=[numbers("s", 0)],
+    ).SerializeToString()
 
 
 def set_dims(*dims: int) -> Callable:
@@ -288,6 +308,20 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "an Expand bomb": (lambda: bomb("Expand", 1 << 20, 1 << 20), "blow up"),
     "an Expand to a size from data": (size_of_data, "depends on data"),
+    "a Reshape to a size from data": (lambda: resized_by_data("Reshape", 1, 2), "'Reshape' makes"),
+    "a Slice from where data says": (lambda: resized_by_data("Slice", 1, 3), "'Slice' makes"),
+    "a Slice to where data says": (lambda: resized_by_data("Slice", 2, 3), "'Slice' makes"),
+    "a Slice of axes from data": (lambda: resized_by_data("Slice", 3, 4), "'Slice' makes"),
+    "a Slice of steps from data": (lambda: resized_by_data("Slice", 4, 5), "'Slice' makes"),
+    "an Expand to the shape of a Slice by data": (expanded_by_a_slice, "'Slice' makes"),
+    "a Split of sizes from data": (lambda: resized_by_data("Split", 1, 2), "'Split' makes"),
+    "a Squeeze of axes from data": (lambda: resized_by_data("Squeeze", 1, 2), "'Squeeze' makes"),
+    "an Unsqueeze of axes from data": (
+        lambda: resized_by_data("Unsqueeze", 1, 2), "'Unsqueeze' makes"
+    ),
+    "a reduction over axes from data": (
+        lambda: resized_by_data("ReduceSum", 1, 2), "'ReduceSum' makes"
+    ),
     "a Pad bomb": (lambda: padded(0, 1 << 40, 0, 0), "padding"),
     "a Pad bomb of many axes": (lambda: padded(999, 999, 999, 999), "padding"),
     "a padding bomb in a pooling": (
@@ -422,6 +456,41 @@ def test_every_model_of_the_zoo_is_taken(folder: str, file: str) -> None:
 def test_every_operator_of_the_list_is_one_of_onnx() -> None:
     known = {schema.name.encode() for schema in onnx.defs.get_all_schemas()}
     assert known >= OPERATORS
+
+
+def _schemas_of_taken_versions() -> list[Any]:
+    """Of the operators of the list, as all operator sets that are taken have them."""
+    schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if not schema.domain]
+    oldest: dict[str, int] = {}  # the version of each operator in the oldest of these sets
+    for schema in schemas:
+        if schema.since_version <= OPSETS.start:
+            oldest[schema.name] = max(oldest.get(schema.name, 0), schema.since_version)
+    return [
+        schema
+        for schema in schemas
+        if schema.name.encode() in OPERATORS and schema.since_version >= oldest.get(schema.name, 0)
+    ]
+
+
+def test_every_input_that_must_be_whole_is_a_size_or_changes_no_shape() -> None:
+    """The list of sizes is complete; only int32 and int64 can say how large something is."""
+    harmless = {
+        **{name: {1} for name in (b"Gather", b"GatherElements", b"GatherND")},  # its shape counts
+        **{name: {1} for name in (b"ScatterElements", b"ScatterND")},  # as large as the data
+        **{name: {4} for name in (b"GRU", b"LSTM", b"RNN")},  # lengths within the input's
+        **{b"CumSum": {1}, b"QLinearConv": {8}, b"Trilu": {1}},  # a direction, a bias, a diagonal
+    }
+    seen: dict[bytes, set[int]] = {}
+    for schema in _schemas_of_taken_versions():
+        whole = {
+            index
+            for index, taken in enumerate(schema.inputs)
+            if taken.types <= {"tensor(int32)", "tensor(int64)"}
+        }
+        seen[schema.name.encode()] = seen.get(schema.name.encode(), set()) | whole
+    assert {name: whole for name, whole in seen.items() if whole} == harmless | {
+        name: set(indexes) for name, indexes in SIZES.items()
+    }
 
 
 def test_no_bundle_is_loaded_unchecked(tiny: LoadedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
