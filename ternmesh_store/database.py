@@ -2,7 +2,8 @@
 
 SQLite before 3.51.3 can damage a WAL file where two connections write and checkpoint at the same
 time, and Python links whatever the system has. So a file has exactly one connection, and holds an
-exclusive lock that turns a second process away. A commit is an fsync (synchronous=FULL).
+exclusive lock that turns a second process away. A commit is an fsync (synchronous=FULL). Files hold
+users' samples and broadcast keys: only their owner may read them.
 """
 
 import hashlib
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from ternmesh.errors import WireError
 
+MEMORY: Final = Path(":memory:")  # SQLite's name for a database that has no file
+PRIVATE = 0o600
 LOCK_WAIT_S = 1.0  # how long to wait for a process that is just ending
 DAMAGED_MAX = 3  # files that are kept aside; then the last is replaced
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -148,6 +151,8 @@ class Database:
     def _connect(self) -> None:
         try:
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            if self.path != MEMORY:
+                _keep_private(self.path)
             # Timeouts are SQLite's own; transactions are ours (isolation_level).
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
@@ -237,6 +242,18 @@ def checked(
     return read
 
 
+def _keep_private(path: Path) -> None:
+    """Let nobody but its owner read the file, whatever its folder, the umask or it allowed."""
+    path.touch(PRIVATE)  # never opened where it is there: closing it would drop SQLite's locks
+    for file in (path, _log_of(path)):  # a new log takes its mode from the file
+        if file.exists():
+            file.chmod(PRIVATE)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
 def _set_aside(path: Path) -> Path:
     """Rename a damaged file and its log to the first free name, and say which."""
     for number in range(1, DAMAGED_MAX + 1):
@@ -244,7 +261,6 @@ def _set_aside(path: Path) -> Path:
         if not aside.exists():
             break
     path.rename(aside)
-    wal = path.with_name(f"{path.name}-wal")
-    if wal.exists():
-        wal.rename(aside.with_name(f"{aside.name}-wal"))
+    if _log_of(path).exists():
+        _log_of(path).rename(_log_of(aside))
     return aside

@@ -1,11 +1,9 @@
 """What an end keeps of its fleet: who belongs to it, and where the seals of each peer stand.
 
 Seals have two layers, from end to end and from one neighbour to the next on a link; a peer may have
-a state in both. It is apart from the run, because it outlives every run and model. It holds
-broadcast keys, so only its owner may read it.
+a state in both. It is apart from the run, because it outlives every run and model.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from ternmesh.trust.session import (
     write_group,
     write_peer,
 )
-from ternmesh_store.database import Database, Schema, StoreError
+from ternmesh_store.database import Database, Schema
 
 TRUST = "trust.sqlite"
 END, HOP = "end", "hop"  # layers
@@ -52,13 +50,6 @@ class TrustStore:
 
     def open(self) -> None:
         """Take the file, or make it; a damaged one is refused: revocations are not forgotten."""
-        try:
-            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.fchmod(handle, 0o600)  # whatever it was: it holds a broadcast key
-            os.close(handle)
-        except OSError as error:
-            raise StoreError(f"cannot open {self.path} ({error}): choose another folder") from error
         self._database.open(replace_damaged=False)
 
     def close(self) -> None:

@@ -42,14 +42,13 @@ from ternmesh.trust.session import GroupState, PeerState, Session
 from ternmesh.wire.reference import Counted
 from ternmesh_store import trust_store
 from ternmesh_store.airtime_store import AirtimeStore
-from ternmesh_store.database import Database, StoreError
+from ternmesh_store.database import MEMORY, Database, StoreError
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.split_store import Checkpoint, SplitStore
 
-_MEMORY = Path(":memory:")
 _RUN = b"runrunru"
 _ZEROS = np.zeros(wire.DIMENSION, np.float32)
 _FIXED = np.zeros(wire.DIMENSION, np.int32)
@@ -85,7 +84,7 @@ def _changed(value: object, data: bytes) -> object:
 
 
 def _check_node(data: bytes) -> None:
-    store = NodeStore(_MEMORY)
+    store = NodeStore(MEMORY)
     store.open()
     try:
         store.load(wire.MODEL, wire.DIMENSION)
@@ -105,7 +104,7 @@ def _check_node(data: bytes) -> None:
 
 
 def _check_host(data: bytes) -> None:
-    store = HostStore(_MEMORY, 4)
+    store = HostStore(MEMORY, 4)
     store.open()
     try:
         store.begin(_RUN, wire.PLAN, wire.MODEL)
@@ -135,7 +134,7 @@ def _check_vectors(fixed: Any, residual: Any) -> None:
 
 
 def _check_link(data: bytes) -> None:
-    store = LinkStore(_MEMORY)
+    store = LinkStore(MEMORY)
     store.open()
     try:
         offer = Offer(3, 1, b"name", 60, 20)
@@ -153,7 +152,7 @@ def _check_link(data: bytes) -> None:
 
 
 def _check_gateway(data: bytes) -> None:
-    store = GatewayStore(_MEMORY)
+    store = GatewayStore(MEMORY)
     store.open()
     try:
         store.load(wire.MODEL, wire.DIMENSION)
@@ -182,7 +181,7 @@ def _next_round() -> bytes:
 
 def _check_trust(data: bytes) -> None:
     store = trust_store.TrustStore(Path("unused"))
-    store._database = Database(_MEMORY, trust_store.SCHEMA)
+    store._database = Database(MEMORY, trust_store.SCHEMA)
     store._database.open()
     try:
         own, known = seals.member(), seals.fleet()
@@ -208,7 +207,7 @@ def _band() -> SubBand:
 
 def _check_airtime(data: bytes) -> None:
     """Whatever the file says, no hour is given more than its budget."""
-    now, store, band = Moment("boot", 5000.0, 1e9), AirtimeStore(_MEMORY), _band()
+    now, store, band = Moment("boot", 5000.0, 1e9), AirtimeStore(MEMORY), _band()
     store.open(now)
     try:
         for step in range(3):
@@ -227,7 +226,7 @@ def _check_airtime(data: bytes) -> None:
 
 
 def _check_split(data: bytes) -> None:
-    store = SplitStore(_MEMORY)
+    store = SplitStore(MEMORY)
     store.open()
     try:
         store.reserve(64)
@@ -246,7 +245,7 @@ def _check_replay(data: bytes) -> None:
     values = TensorSpec("x", "float32", (4, 3))
     both = (values, TensorSpec("y", "int64", (4,)))
     bundle = Bundle("tiny", 1, (values,), (), both, (), "accuracy", {})
-    buffer = ReplayBuffer(_MEMORY, bundle, 8, 1 << 16)
+    buffer = ReplayBuffer(MEMORY, bundle, 8, 1 << 16)
     buffer.open()
     try:
         for key in "abc":

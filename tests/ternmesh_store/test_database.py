@@ -71,6 +71,8 @@ def test_a_second_process_is_refused_while_the_first_lives(path):
         f"from ternmesh_store.database import Schema; SCHEMA = {SCHEMA!r}",
     )
     command = [sys.executable, "-c", script, str(path)]
+    with pytest.raises(StoreError, match="another process uses"):
+        opened(path)  # and it leaves the lock as it was
     refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "another process uses" in refused
     assert str(path) in refused
