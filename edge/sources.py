@@ -168,7 +168,7 @@ def make_source(name: str, options: Mapping[str, Any], folder: Path | None = Non
     module_name, _, class_name = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: "..:Name"
         raise DataError(
             f"source {name!r} cannot be found ({error}): write package.module:ClassName"
         ) from error

@@ -33,16 +33,35 @@ def choices(*allowed: str) -> dict[str, Any]:
 
 def read_config(kind: type[T], text: str) -> T:
     """The settings of class `kind` that TOML `text` holds, or ConfigError."""
+    return _table(kind, read_toml(text), "")
+
+
+def read_toml(text: str) -> Table:
+    """What TOML `text` holds, or ConfigError, also for a text in it that no path can be."""
     try:
         content = tomllib.loads(text)
+        _refuse_nul(content, "")
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"this is not TOML: {error}") from error
-    return _table(kind, content, "")
+    return content
 
 
 def read_table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
     """The settings of class `kind` in the free table called `name`, or ConfigError."""
     return _table(kind, content, f"{name}.")
+
+
+def _refuse_nul(value: Any, name: str) -> None:
+    """ConfigError for a NUL character in any text: the system's calls cannot take one."""
+    match value:
+        case str() if "\0" in value:
+            raise ConfigError(f"{name} is {value!r}: take the character \\u0000 out of it")
+        case dict():
+            for key, item in value.items():
+                _refuse_nul(item, f"{name}.{key}" if name else key)
+        case list():
+            for item in value:
+                _refuse_nul(item, name)
 
 
 def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:

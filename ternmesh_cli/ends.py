@@ -1,19 +1,18 @@
 """What commands need of a host's, node's or gateway's configuration, though the rest be wrong."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ternmesh.config import ConfigError
+from ternmesh.config import ConfigError, read_toml
 from transports.config_file import control_path
 
 
 def read_end(path: Path) -> dict[str, Any]:
     """The tables of a configuration; ConfigError where it is no TOML."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_toml(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 

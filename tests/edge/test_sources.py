@@ -152,6 +152,7 @@ def test_a_source_is_made_from_its_name_and_options(monkeypatch) -> None:
         ("beepers:Bell", {}, "write package.module:ClassName"),
         ("no_such_module:Bell", {}, "write package.module:ClassName"),
         ("", {}, "write package.module:ClassName"),
+        ("..:Bell", {}, "write package.module:ClassName"),
         ("beepers:number", {}, "has no method poll"),
     ):
         with pytest.raises(DataError, match=sentence):

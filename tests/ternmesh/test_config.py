@@ -54,6 +54,9 @@ def test_defaults_and_nested_tables() -> None:
         ("peers = [1]\n" + GOOD, ["peers", "list of texts"]),
         (GOOD + "power_db = nan\n", ["radio.power_db", "nan", "-9 to 20"]),
         (GOOD + 'power_db = "x"\n', ["radio.power_db", "number"]),
+        (GOOD.replace("tty", "\\u0000"), ["radio.port", r"'/dev/\x00'", r"\u0000"]),
+        ('peers = ["c", "\\u0000"]\n' + GOOD, ["peers", r"\u0000"]),
+        ("a." * 5000 + "a = 1", ["TOML"]),
     ],
 )
 def test_a_wrong_setting_is_one_sentence_that_names_it(text: str, words: list[str]) -> None:

@@ -82,6 +82,16 @@ def test_a_wrong_configuration_is_2_and_one_sentence(capsys, tmp_path, command, 
     assert shown.out == ""
 
 
+@pytest.mark.parametrize("command", ["status", "enrol identity", "node", "gateway"])
+def test_a_path_with_a_nul_is_2_and_one_sentence(capsys, tmp_path, command) -> None:
+    path = tmp_path / "end.toml"
+    path.write_text('name = "a"\nstate_dir = "s\\u0000"\nbundle = "keyword"\n')
+    assert main.main([*command.split(), "--config", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "state_dir" in told
+    assert told.count("\n") == 1
+
+
 def test_a_host_whose_file_another_process_has_is_1(capsys, config, monkeypatch):
     def refuse(*_, **__):
         raise StoreError("another process uses host.sqlite: stop it, or choose a state_dir")
