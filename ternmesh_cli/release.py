@@ -98,9 +98,11 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
+    from edge.errors import ModelError
     from edge.releases import MANIFEST, SIGNATURES, Releases, accept_unsigned
     from ternmesh.trust.release_signatures import sign_release, signatures_of
     from ternmesh.trust.signers import own_quantum
+    from ternmesh_store.files import replace_file
     from ternmesh_store.keyring import read_identity_file
 
     if arguments.identity is None:
@@ -116,7 +118,12 @@ def _sign(arguments: argparse.Namespace) -> int:
     content, path = (folder / MANIFEST).read_bytes(), folder / SIGNATURES
     before = path.read_bytes() if path.exists() else b""
     signed = sign_release(own, fleet.name, content, signers, before, quantum)
-    path.write_bytes(signed)
+    try:
+        replace_file(path, signed)
+    except OSError as error:
+        raise ModelError(
+            f"cannot write {path} ({error.strerror}): check the folder and the disk"
+        ) from error
     print(f"{_named(manifest)} is signed by {own.public.name} {own.public.fingerprint.hex()}")
     if len(signers.keys) > 1:
         have = signatures_of(signers, fleet.name, content, signed)

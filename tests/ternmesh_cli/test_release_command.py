@@ -1,5 +1,6 @@
 """`ternmesh release`, and a running node that takes a good release and leaves a bad one."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -179,6 +180,28 @@ def test_a_board_takes_what_its_host_has_signed(
     (two / "signatures").write_bytes(signed)  # of another manifest
     assert ternmesh("install", two, "--config", config) == 1
     assert ternmesh("sign", two, "--config", config) == 2
+
+
+def test_signatures_that_cannot_be_written_are_a_sentence_and_the_old_ones_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = tmp_path / "host.toml"
+    host.write_text('state_dir = "host"\nbundle = "keyword"\n')
+    enrol_fleet("ternmesh", tmp_path / "host", {})
+    release = make(tmp_path / "one", 1)
+    path = release / "signatures"
+    assert ternmesh("sign", release, "--config", host) == 0
+    signed = path.read_bytes()
+
+    def fill(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ternmesh_store.files.os.fsync", fill)
+    assert ternmesh("sign", release, "--config", host) == 1
+    told = capsys.readouterr().err
+    assert f"cannot write {path} (No space left on device)" in told
+    assert told.count("\n") == 1
+    assert path.read_bytes() == signed
 
 
 def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
