@@ -1,0 +1,75 @@
+"""README's installation of a broker, done by root: what its own user may change, and what not."""
+
+import os
+import pwd
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ternmesh_cli import main
+from ternmesh_cli.mosquitto import find_mosquitto, free_port, listens
+
+README = Path(__file__).parents[2] / "README.md"
+PLACE, USER, WAIT_S = "/etc/mosquitto/attic", "nobody", 20.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that another user can reach; tmp_path is root's alone."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to the broker's user")
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed: apt install mosquitto")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def commands(place: Path) -> str:
+    """What README says between making the folder and starting mosquitto."""
+    text = README.read_text()
+    block = text[text.index(f"sudo mkdir -m 755 {PLACE}") : text.index("sudo systemctl edit")]
+    for old, new in (("sudo ", ""), (PLACE, str(place)), ("mosquitto: ", f"{USER}: ")):
+        block = block.replace(old, new)
+    return block
+
+
+def ternmesh(*arguments: object) -> None:
+    assert main.main(["broker", *map(str, arguments)]) == 0
+
+
+def test_the_brokers_user_cannot_choose_whom_it_becomes(
+    folder: Path, eventually: Callable[..., None]
+) -> None:
+    place, port, user = folder / "attic", free_port(), pwd.getpwnam(USER)
+    made = ("--dir", folder / "broker", "--fleet", "attic")
+    where = ("--name", "localhost", "--port", port, "--user", USER, "--place", place)
+    ternmesh("config", *made, *where, "--node", "ada")
+    subprocess.run(["sh", "-ec", commands(place)], cwd=folder, check=True)
+    for path in (folder, place, place / "mosquitto.conf"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (0, 0)
+    with (folder / "log").open("wb") as log:
+        command = [find_mosquitto(), "-v", "-c", str(place / "mosquitto.conf")]
+        broker = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        eventually(lambda: listens(port), WAIT_S)
+        assert Path(f"/proc/{broker.pid}").stat().st_uid == user.pw_uid
+        ternmesh("add", *made, "--node", "bob")
+        for name in ("passwords", "access"):
+            subprocess.run(["cp", folder / "broker" / name, place / name], check=True)
+            owned = (place / name).stat()
+            assert (owned.st_uid, owned.st_mode & 0o777) == (user.pw_uid, 0o600)
+        broker.send_signal(signal.SIGHUP)
+        time.sleep(1.0)
+        assert listens(port)
+        assert broker.poll() is None
+        assert "Error" not in (folder / "log").read_text()
+    finally:
+        broker.terminate()
+        broker.wait(WAIT_S)
+    assert (place / "data" / "mosquitto.db").exists()
