@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError
 from ternmesh_cli.arguments import number
+from transports.base import check_node
 from transports.mqtt_settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             epilog=parser.epilog,
         )
         made.set_defaults(run_broker=run)
-        made.add_argument("--dir", type=Path, required=True, help="the folder of the deployment")
+        what = "the folder of the deployment"
+        made.add_argument("--dir", type=_path, required=True, metavar="DIR", help=what)
         made.add_argument("--json", action="store_true", help="what was done, as one JSON line")
         return made
 
@@ -73,10 +75,10 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=number(1, 65_535), default=8883, help="default: 8883")
     parser.add_argument("--bind", type=_host_name, help="an address (default: all)")
-    parser.add_argument("--certificate", type=Path, help="your own, PEM; none is made then")
-    parser.add_argument("--key", type=Path, help="of your own certificate, PEM")
+    parser.add_argument("--certificate", type=_path, help="your own, PEM; none is made then")
+    parser.add_argument("--key", type=_path, help="of your own certificate, PEM")
     parser.add_argument(
-        "--place", type=PurePosixPath, help="where the folder will lie (default: where it is made)"
+        "--place", type=_place, help="where the folder will lie (default: where it is made)"
     )
     parser.add_argument(
         "--user", type=_user, default="mosquitto", help="whom the broker becomes, if root"
@@ -112,21 +114,22 @@ def _account_arguments(parser: argparse.ArgumentParser) -> None:
 def _config(arguments: argparse.Namespace) -> int:
     from ternmesh_cli.broker import folder as disk
     from ternmesh_cli.broker.texts import BrokerSettings, wanted
+    from transports.mqtt_tls import check_certificate
 
-    folder: Path = arguments.dir.resolve()
-    if "\n" in f"{folder}{arguments.place}{arguments.certificate}{arguments.key}":
-        raise ConfigError("a path with a line end cannot stand in mosquitto.conf: choose another")
+    folder: Path = arguments.dir
     own = arguments.certificate, arguments.key
     if (own[0] is None) != (own[1] is None):
         raise ConfigError("--certificate and --key belong together: name both or none")
     if own[0] is None and not arguments.name:
         raise ConfigError("--name is missing: by what name or address do boards reach the broker?")
     try:
+        if own[0] is not None:
+            check_certificate(str(own[0]), str(own[1]))
         accounts = wanted(arguments.fleet or FLEET, _nodes(arguments), ())
         broker = BrokerSettings(
             folder=arguments.place or PurePosixPath(folder),
-            certificate=str(own[0].resolve()) if own[0] else "",
-            key=str(own[1].resolve()) if own[1] else "",
+            certificate=str(own[0] or ""),
+            key=str(own[1] or ""),
             port=arguments.port,
             bind=arguments.bind or "",
             user=arguments.user,
@@ -151,7 +154,7 @@ def _add(arguments: argparse.Namespace) -> int:
     from ternmesh_cli.broker import folder as disk
     from ternmesh_cli.broker.texts import wanted
 
-    folder: Path = arguments.dir.resolve()
+    folder: Path = arguments.dir
     nodes = _nodes(arguments)
     if not nodes:
         raise ConfigError("nobody to add: name a --node, or a --gateway with boards")
@@ -168,7 +171,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     from ternmesh_cli.broker import folder as disk
     from ternmesh_cli.broker.texts import Account
 
-    folder: Path = arguments.dir.resolve()
+    folder: Path = arguments.dir
     fleet = _fleet(arguments.fleet, disk.known(folder))
     accounts = [Account(fleet, node) for node in arguments.node]
     for account in accounts:
@@ -184,7 +187,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 def _renew(arguments: argparse.Namespace) -> int:
     from ternmesh_cli.broker import folder as disk
 
-    folder: Path = arguments.dir.resolve()
+    folder: Path = arguments.dir
     names = disk.server_names(folder)
     disk.certify(folder, names, datetime.now(UTC))
     if arguments.json:
@@ -237,7 +240,32 @@ def _gateway(text: str) -> Gateway:
     name, equals, boards = text.partition("=")
     if not (name and equals and boards):
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=BOARD,BOARD")
+    try:
+        check_node(name)  # it becomes the name of a file
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
     return Gateway(name, tuple(boards.split(",")))
+
+
+def _path(text: str) -> Path:
+    path = Path(text).absolute()  # Symlinks stay: a certificate's leads to the newest.
+    _line(str(path))
+    return path
+
+
+def _place(text: str) -> PurePosixPath:
+    return PurePosixPath(_line(text))
+
+
+def _line(text: str) -> str:
+    """A path that can stand in mosquitto.conf."""
+    if "\n" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a line end: choose another path")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8: choose another path") from error
+    return text
 
 
 def _user(text: str) -> str:

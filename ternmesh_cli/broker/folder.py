@@ -2,9 +2,10 @@
 
 import os
 import secrets
+import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -38,16 +39,14 @@ class BrokerError(TernmeshError):
 
 def begin(folder: Path) -> None:
     """Make the folder, with nobody in it; ConfigError where it has a configuration already."""
-    if (folder / CONFIGURATION).exists():
-        raise ConfigError(
-            f"{folder} has a {CONFIGURATION}: add nodes with `ternmesh broker add`, or choose "
-            "another --dir"
-        )
-    try:
+    with _told(folder):
+        if (folder / CONFIGURATION).exists():
+            raise ConfigError(
+                f"{folder} has a {CONFIGURATION}: add nodes with `ternmesh broker add`, or choose "
+                "another --dir"
+            )
         for path in (folder, folder / CREDENTIALS, folder / DATA):
             path.mkdir(0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise BrokerError(f"cannot make {folder} ({error}): choose another --dir") from error
     write(folder / PASSWORDS, "")
     write(folder / ACCESS, "# What is not named here is forbidden.\n\n")
 
@@ -123,7 +122,8 @@ def _take_back(folder: Path, account: Account) -> None:
             raise BrokerError(f"{path} is damaged ({error}): remove it by hand") from error
         left = {role: own for role, own in rows.items() if own.username != account.username}
         if not left:
-            path.unlink(missing_ok=True)
+            with _told(path):
+                path.unlink(missing_ok=True)
         elif len(left) < len(rows):
             write(path, write_credentials(left))
 
@@ -138,29 +138,44 @@ def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) ->
     paths = []
     for name, rows in files.items():
         path = folder / CREDENTIALS / f"{name}{SUFFIX}"
-        if path.exists():  # of another fleet's end, or of a gateway's earlier boards
-            path = path.with_name(f"{secrets.token_hex(2)}.{path.name}")
+        with _told(path):
+            if path.exists():  # of another fleet's end, or of a gateway's earlier boards
+                path = path.with_name(f"{secrets.token_hex(2)}.{path.name}")
         write(path, write_credentials(rows))
         paths.append(path)
     return paths
 
 
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Put `text` in the file at `path`: a reader sees the old or the new, and its owner stays."""
+    """Put `text` in the file at `path`: a reader sees the old or the new.
+
+    One that is there keeps its owner and mode: the broker's user must still be able to read it.
+    """
     unfinished = path.with_name(f"{path.name}.new")
-    try:
+    with _told(path):
         unfinished.unlink(missing_ok=True)
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w") as file:
-            if path.exists():  # The broker's user must still be able to read it.
-                with suppress(PermissionError):
-                    os.fchown(file.fileno(), path.stat().st_uid, path.stat().st_gid)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if path.exists():
+                before = path.stat()
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A BrokerError about `path` for what the system refuses."""
+    try:
+        yield
     except OSError as error:
-        raise BrokerError(f"cannot write {path} ({error}): check that it may be written") from error
+        raise BrokerError(
+            f"cannot write {path} ({error.strerror}): do it as a user who may, or choose another "
+            "--dir"
+        ) from error
 
 
 def _text(path: Path) -> str:

@@ -3,6 +3,7 @@
 import base64
 import json
 import stat
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -10,6 +11,7 @@ from cryptography import x509
 
 from ternmesh_cli import main
 from ternmesh_cli.broker import texts
+from ternmesh_cli.broker.certificates import make_authority, make_server
 from ternmesh_cli.broker.texts import Account, BrokerSettings
 from transports.base import HOST
 from transports.credentials import read_credentials
@@ -47,7 +49,16 @@ def test_the_configuration_says_what_may_not_be_left_to_defaults() -> None:
     )
 
 
+def own_certificate(folder: Path) -> None:
+    """live.pem and live.key, as another authority makes them."""
+    now = datetime.now(UTC)
+    made = make_server(["localhost"], make_authority("another", now), now)
+    (folder / "live.pem").write_bytes(made.certificate)
+    (folder / "live.key").write_bytes(made.key)
+
+
 def test_own_certificates_stay_where_they_are(tmp_path) -> None:
+    own_certificate(tmp_path)
     files = ("--certificate", tmp_path / "live.pem", "--key", tmp_path / "live.key")
     place = ("--place", "/etc/mosquitto/fleet")
     assert broker(tmp_path / "b", "config", "--node", "ada", *files, *place) == 0
@@ -56,6 +67,25 @@ def test_own_certificates_stay_where_they_are(tmp_path) -> None:
     assert f"keyfile {tmp_path / 'live.key'}" in lines
     assert "password_file /etc/mosquitto/fleet/passwords" in lines
     assert not (tmp_path / "b" / "authority.key").exists()
+
+
+def test_the_name_of_an_own_certificate_may_lead_to_the_newest(tmp_path) -> None:
+    own_certificate(tmp_path)
+    (tmp_path / "newest.pem").symlink_to("live.pem")
+    files = ("--certificate", tmp_path / "newest.pem", "--key", tmp_path / "live.key")
+    assert broker(tmp_path / "b", "config", "--node", "ada", *files) == 0
+    assert f"certfile {tmp_path / 'newest.pem'}\n" in (tmp_path / "b/mosquitto.conf").read_text()
+
+
+@pytest.mark.parametrize(("certificate", "key"), [(".", "."), ("live.pem", "missing")])
+def test_what_is_no_certificate_with_its_key_is_refused(
+    tmp_path, capsys, certificate: str, key: str
+) -> None:
+    own_certificate(tmp_path)
+    files = ("--certificate", tmp_path / certificate, "--key", tmp_path / key)
+    assert broker(tmp_path / "b", "config", "--node", "ada", *files) == 2
+    assert "are no certificate and its key" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_known_answer_of_the_password_hash() -> None:
@@ -182,7 +212,6 @@ def test_the_certificate_is_for_all_names(tmp_path) -> None:
         ((*BEGIN, "--node", "a~b"), "must be 1 to 32 letters"),
         ((*BEGIN, "--node", "all"), "a node may not be called 'all'"),
         ((*BEGIN, "--gateway", "ada=bob"), "a gateway may not have a board's name: ada"),
-        ((*BEGIN, "--place", "/etc/a\nallow_anonymous true"), "a path with a line end"),
         (("add",), "nobody to add"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -193,6 +222,88 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(
     assert broker(tmp_path / "b", *arguments) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("command", [BEGIN, ("add",)], ids=["config", "add"])
+@pytest.mark.parametrize("name", ["../../esc", "a/b", "g" * 250, "\xfc", "all"])
+def test_a_gateway_is_called_as_a_node_may_be(tmp_path, capsys, command, name: str) -> None:
+    folder = tmp_path / "deep" / "er" / "b"
+    if command == ("add",):
+        assert broker(folder, *BEGIN) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit, match="2"):
+        broker(folder, *command, "--gateway", f"{name}=bob")
+    assert "node" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["b\udcff", "b\nallow_anonymous true"])
+@pytest.mark.parametrize("option", ["--dir", "--certificate", "--key", "--place"])
+def test_a_path_that_no_configuration_can_name_is_refused(
+    tmp_path, capsys, option: str, name: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        broker(tmp_path / "b", *BEGIN, option, tmp_path / name)
+    assert "choose another path" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [BEGIN, ("add", "--node", "bob"), ("remove", "--node", "bob"), ("renew",)],
+    ids=["config", "add", "remove", "renew"],
+)
+@pytest.mark.parametrize("name", ["loop", "n" * 256])
+def test_a_folder_that_cannot_be_is_exit_code_1(tmp_path, capsys, command, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    start = ["broker", command[0], "--dir", str(tmp_path / name), *command[1:]]
+    assert main.main(start) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("ternmesh: cannot write /") or "cannot be read (" in told
+    assert str(tmp_path / name) in told
+
+
+def test_a_credentials_file_that_must_stay_is_a_sentence(tmp_path, capsys, monkeypatch) -> None:
+    assert broker(tmp_path, *BEGIN) == 0
+    unlink = Path.unlink
+
+    def refuse(path: Path, **options: bool) -> None:
+        if path.name == "ada.credentials.toml":
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert broker(tmp_path, "remove", "--node", "ada") == 1
+    assert "ada.credentials.toml (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_file_keeps_its_mode_and_its_owner(tmp_path, monkeypatch) -> None:
+    """A broker that runs as another user reads them, also after they were changed."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.fchown", lambda _, user, group: given.append((user, group)))
+    assert broker(tmp_path, *BEGIN) == 0
+    (tmp_path / "passwords").chmod(0o640)
+    given.clear()
+    assert broker(tmp_path, "add", "--node", "bob") == 0
+    assert broker(tmp_path, "remove", "--node", "ada") == 0
+    owned = (tmp_path / "passwords").stat()
+    assert owned.st_mode & 0o777 == 0o640
+    assert (tmp_path / "access").stat().st_mode & 0o777 == 0o600
+    assert given == [(owned.st_uid, owned.st_gid)] * 4
+
+
+def test_an_owner_that_cannot_be_kept_is_a_sentence(tmp_path, capsys, monkeypatch) -> None:
+    """In its place, mosquitto could not read what is now the caller's."""
+    assert broker(tmp_path, *BEGIN) == 0
+    before = (tmp_path / "access").read_bytes()
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.fchown", refuse)
+    assert broker(tmp_path, "add", "--node", "bob") == 1
+    assert "access (Operation not permitted)" in capsys.readouterr().err
+    assert (tmp_path / "access").read_bytes() == before
 
 
 def test_a_folder_is_not_written_over(tmp_path, capsys) -> None:
