@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.errors import ModelError
+from edge.errors import BoardFault, ModelError
 from ternmesh.bundle import Bundle
 
 STEPS = 3  # that are timed, after one that is not
@@ -41,12 +41,13 @@ def try_model(folder: Path, limits: TrialLimits, *, with_gradient: bool, threads
     """Seconds that one step on zeros takes with the bundle in `folder`; ModelError if it fails.
 
     A step is a training step, or a prediction where a board trains without gradients.
+    BoardFault where no process can be started for it.
     """
     numbers = (int(with_gradient), threads, limits.memory_mib, limits.cpu_s)
     # -P: what lies in a current directory is never a module.
     program = [sys.executable, "-P", "-m", "edge.model_trial", str(folder.resolve())]
-    with tempfile.TemporaryFile() as out:  # A pipe would have to be emptied while waiting.
-        try:
+    try:
+        with tempfile.TemporaryFile() as out:  # A pipe would have to be emptied while waiting.
             done = subprocess.run(
                 [*program, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
@@ -57,10 +58,14 @@ def try_model(folder: Path, limits: TrialLimits, *, with_gradient: bool, threads
                 timeout=limits.wall_s,
                 check=False,
             )
-        except subprocess.TimeoutExpired as error:
-            raise ModelError(f"{folder}: no step was done within {limits.wall_s:g} s") from error
-        out.seek(0)
-        answer = out.read(ANSWER_MAX)
+            out.seek(0)
+            answer = out.read(ANSWER_MAX)
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(f"{folder}: no step was done within {limits.wall_s:g} s") from error
+    except OSError as error:
+        raise BoardFault(
+            f"no process can try {folder} ({error}): free memory, or look at the disk"
+        ) from error
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         more = f": it used up {limits.cpu_s} s of processor time" if name == "SIGXCPU" else ""

@@ -11,7 +11,7 @@ import mmap
 from pathlib import Path
 from typing import Final
 
-from edge.errors import ModelError
+from edge.errors import ModelError, unreadable
 from edge.onnx_reader import Graph, Integers, Model, Node, read_model, shown
 
 DOMAINS: Final = (b"", b"ai.onnx")  # two names of one
@@ -63,7 +63,9 @@ def check_file(path: Path) -> None:
             # It closes itself with its last view: an error on its way up still holds some.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         check(memoryview(mapped))
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:  # an empty file cannot be mapped
         raise ModelError(f"{path} cannot be read: {error}") from error
     except ModelError as error:
         raise ModelError(f"{path} is refused: {error}") from error

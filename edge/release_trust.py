@@ -3,7 +3,7 @@
 from functools import partial
 
 from edge.config import NodeConfig
-from edge.errors import ModelError
+from edge.errors import NotSigned
 from edge.releases import accept_unsigned
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
@@ -26,7 +26,7 @@ def release_check(config: NodeConfig, keyring: Keyring | NoKeyring) -> Verify:
 
 
 def signed_by(signers: Signers, fleet: bytes) -> Verify:
-    """The check that enough of them have signed; ModelError otherwise."""
+    """The check that enough of them have signed; NotSigned otherwise."""
     return partial(_check, signers, fleet)
 
 
@@ -37,4 +37,4 @@ def _check(signers: Signers, fleet: bytes, content: bytes, signatures: bytes) ->
         who = "the host of this fleet"
         if len(signers.keys) > 1:
             who = f"{signers.needed} of the {len(signers.keys)} signers of this fleet"
-        raise ModelError(f"this release is not signed by {who}: {error}") from error
+        raise NotSigned(f"this release is not signed by {who}: {error}") from error

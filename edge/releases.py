@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from edge.errors import ModelError
+from edge.errors import ModelError, unreadable
 from edge.session import LoadedBundle, load_bundle
 from ternmesh.release import (
     DESCRIPTION,
@@ -60,7 +60,10 @@ class Releases:
         return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
 
     def standing(self) -> Standing:
-        """What is on disk. A damaged one leads back to the configured bundle, and says so."""
+        """What is on disk. A damaged one leads back to the configured bundle, and says so.
+
+        BoardFault where it cannot be read: what it says is not to be overwritten then.
+        """
         path = self.folder / STANDING
         try:
             content = json.loads(_read(path, STANDING_MAX))
@@ -68,7 +71,9 @@ class Releases:
             return Standing(**{key: int(value) for key, value in content.items()}, bad=bad)
         except FileNotFoundError:
             return Standing()
-        except (ModelError, OSError, *_MALFORMED) as error:
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except (ModelError, *_MALFORMED) as error:
             floor = max(self.installed(), default=0)
             _log.warning("%s is damaged (%s): releases up to %d are left", path, error, floor)
             return Standing(floor=floor)
@@ -100,7 +105,13 @@ class Releases:
         """The manifest in any folder, if it is signed."""
         content = _read_file(folder / MANIFEST, MANIFEST_MAX)
         path = folder / SIGNATURES
-        self._verify(content, _read_file(path, SIGNATURES_MAX) if path.exists() else b"")
+        try:
+            signatures = _read(path, SIGNATURES_MAX)
+        except FileNotFoundError:
+            signatures = b""
+        except OSError as error:
+            raise unreadable(path, error) from error
+        self._verify(content, signatures)
         return read_manifest(content)
 
     def install(self, source: Path) -> Manifest:
@@ -112,10 +123,11 @@ class Releases:
         manifest = self.read(source)
         with self._locked():
             known = max([self.standing().floor, *self.installed()])
+            # Not even one that was bad by mistake: it may be one that a newer one has replaced.
             if manifest.version <= known:
                 raise ModelError(
                     f"{source} is version {manifest.version} of {manifest.name}: this board has "
-                    f"had {known}, and never goes back"
+                    f"had {known}, and never goes back: make it again with a higher version"
                 )
             unfinished = self.folder / UNFINISHED
             try:
@@ -200,7 +212,7 @@ def load_release(folder: Path, manifest: Manifest) -> LoadedBundle:
     loaded = load_bundle(folder)  # the files are what model.json promises
     bundle = loaded.bundle
     for name, digest in bundle.files.items():
-        if FileEntry((folder / name).stat().st_size, bytes.fromhex(digest)) != entries[name]:
+        if FileEntry(_size(folder / name), bytes.fromhex(digest)) != entries[name]:
             raise ModelError(f"{folder / name} is not the file that the manifest promises")
     if (bundle.model_hash(), bundle.name) != (manifest.model, manifest.name):
         raise ModelError(f"{folder} holds another model than its manifest says")
@@ -218,7 +230,14 @@ def entry_of(path: Path) -> FileEntry:
             digest = hashlib.file_digest(file, "sha256").digest()
             return FileEntry(file.tell(), digest)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _copy(source: Path, target: Path, size_max: int) -> None:
@@ -246,4 +265,4 @@ def _read_file(path: Path, size_max: int) -> bytes:
     try:
         return _read(path, size_max)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error

@@ -1,7 +1,8 @@
 """Which bundle a node starts with: a new release proves itself first, a bad one is left.
 
 A release is checked, takes its first steps in a child process, and is judged on the board's own
-held-out samples. Whatever goes wrong leads back to the last good one, without a visit.
+held-out samples. What is wrong with it leads back to the last good one, without a visit; what is
+wrong with the board itself does not condemn it.
 """
 
 import logging
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge.config import ZEROTH_ORDER, NodeConfig, bundle_folder, npz_settings
-from edge.errors import ModelError
+from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.evaluation import spread
 from edge.model_trial import TrialLimits, try_model
 from edge.releases import Releases
@@ -23,7 +24,7 @@ from edge.trainer import Dataset, Step
 from edge.zeroth_order import make_step
 from ternmesh.errors import TernmeshError
 from ternmesh.release import LATENCY_UNIT, LOSS_UNIT, Manifest
-from ternmesh.rollout import Standing, fail, succeed
+from ternmesh.rollout import Standing, excuse, fail, succeed
 
 _log = logging.getLogger(__name__)
 
@@ -31,16 +32,21 @@ _log = logging.getLogger(__name__)
 def settle(config: NodeConfig, releases: Releases) -> LoadedBundle:
     """The bundle to run. If its process dies in here, the next one finds the attempt on disk.
 
-    Raises ModelError where not even the configured bundle loads, or the disk fails.
+    Raises ModelError where not even the configured bundle loads, BoardFault or NoData where the
+    board is at fault: nothing is known of the release then, and the next start tries it again.
     """
     while True:
         standing = releases.begin()
         if standing.current == 0:
             return load_bundle(bundle_folder(config))
         try:
-            loaded, manifest = releases.open(standing.current)
-            if standing.on_trial:
-                _judge(config, loaded, manifest)
+            loaded = _open(config, releases, standing)
+        except NoData:
+            releases.change(excuse)  # no other release could learn without it either
+            raise
+        except BoardFault:
+            # On trial this attempt counts: what can never be read must not hold a board up.
+            raise
         except TernmeshError as error:
             after = releases.change(partial(fail, reason=str(error)))
             back = _named(after.current)
@@ -50,6 +56,24 @@ def settle(config: NodeConfig, releases: Releases) -> LoadedBundle:
             releases.change(succeed)
             _log.info("release %d is good", standing.current)
         return loaded
+
+
+def _open(config: NodeConfig, releases: Releases, standing: Standing) -> LoadedBundle:
+    """The current release, judged if it is on trial."""
+    try:
+        loaded, manifest = releases.open(standing.current)
+    except NotSigned as error:
+        if standing.on_trial:
+            raise
+        # It has proved itself, and to leave it would delete what was learned with it.
+        raise BoardFault(
+            f"release {standing.current} runs here and is refused now ({error}): put signatures "
+            f"that [trust] asks for into {releases.folder / str(standing.current)}, change [trust] "
+            "back, or install a newer release"
+        ) from error
+    if standing.on_trial:
+        _judge(config, loaded, manifest)
+    return loaded
 
 
 def _judge(config: NodeConfig, loaded: LoadedBundle, manifest: Manifest) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import MissingExtra, ModelError
+from edge.errors import MissingExtra, ModelError, unreadable
 from edge.onnx_check import check_file
 from ternmesh.bundle import ADAPTER, FILES, FORWARD, TRAIN_STEP, Bundle, read_bundle
 from ternmesh.errors import BundleError
@@ -226,7 +226,7 @@ def _read(path: Path, bytes_max: int) -> bytes:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
     if len(data) > bytes_max:
         raise ModelError(f"{path} is larger than the {bytes_max} bytes that it may have")
     return data
@@ -239,4 +239,4 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error

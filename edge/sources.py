@@ -15,15 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import DataError
+from edge.errors import DataError, NoData
 from ternmesh.bundle import Bundle, TensorSpec
 
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays that are kept
-# What zipfile and numpy raise on files that nobody wrote, or that another program wrote.
+# What zipfile and numpy raise on files that are cut or damaged, and on arrays of another kind.
+_DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
 _UNREADABLE = (
-    *(OSError, ValueError, EOFError, LookupError, TypeError, SyntaxError, RuntimeError),
-    *(MemoryError, struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError),
+    *(ValueError, LookupError, TypeError, SyntaxError, RuntimeError),
+    *(MemoryError, struct.error, tokenize.TokenError),
 )
 _READ_HEAD = {  # of an array in an .npz, by the version of its format
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -141,16 +142,19 @@ def open_folder(path: Path, bundle: Bundle, settings: NpzSettings) -> FolderData
             f"{', '.join(sorted(unknown))} is no tensor of {bundle.name}: "
             f"arrays may map {', '.join(sorted(names))}"
         )
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    try:
+        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    except OSError as error:
+        raise NoData(f"{path} cannot be read: {error}") from error
     if not 0 < len(files) <= FILES_MAX:
-        raise DataError(f"{path} holds {len(files)} .npz files: it must hold 1 to {FILES_MAX}")
+        raise NoData(f"{path} holds {len(files)} .npz files: it must hold 1 to {FILES_MAX}")
     parts = [_read_npz(file, bundle, settings) for file in files]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if sum(array.nbytes for array in arrays.values()) > BYTES_MAX:
         raise DataError(f"{path} holds more than the {BYTES_MAX} bytes that a node keeps")
     data = FolderData(bundle, arrays, settings.divide_by)
     if not len(data):
-        raise DataError(f"{path} holds no sample where {_shown(settings.where)}")
+        raise NoData(f"{path} holds no sample where {_shown(settings.where)}")
     try:
         data.check()
     except DataError as error:
@@ -184,10 +188,12 @@ def make_source(name: str, options: Mapping[str, Any], folder: Path | None = Non
 
 def _read_npz(path: Path, bundle: Bundle, settings: NpzSettings) -> dict[str, Array]:
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is missing, or not an .npz file")
+        raise NoData(f"{path} is missing, or not an .npz file")
     try:
         with np.load(path, allow_pickle=False) as archive:
             return _take(path, archive, bundle, settings)
+    except _DAMAGED as error:
+        raise NoData(f"{path} cannot be read: {error}") from error
     except _UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz: {error}") from error
 
@@ -240,7 +246,7 @@ def _looked_up(path: Path, archive: Any, name: str, wanted: object) -> object:
         return wanted
     known = _array(path, archive, names).tolist()
     if wanted not in known:
-        raise DataError(f"{path}: {name} {wanted!r} is none of {', '.join(map(str, known))}")
+        raise NoData(f"{path}: {name} {wanted!r} is none of {', '.join(map(str, known))}")
     return known.index(wanted)
 
 

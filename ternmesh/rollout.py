@@ -50,6 +50,11 @@ def attempt(standing: Standing) -> Standing:
     return replace(standing, attempts=standing.attempts + 1)
 
 
+def excuse(standing: Standing) -> Standing:
+    """The trial could not be held, which was not the release's fault: it does not count."""
+    return replace(standing, attempts=max(0, standing.attempts - 1))
+
+
 def succeed(standing: Standing) -> Standing:
     """The trial went well: the current release is the last good one."""
     return replace(standing, last_good=standing.current, attempts=0)

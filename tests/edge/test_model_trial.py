@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.errors import ModelError
+from edge.errors import BoardFault, ModelError
 from edge.model_trial import TrialLimits, try_model
 from edge.session import LoadedBundle
 from ternmesh.bundle import FORWARD, TRAIN_STEP, read_bundle, write_bundle
@@ -89,6 +89,14 @@ def test_a_loop_is_ended_by_the_limit_of_processor_time(tiny_copy: Path) -> None
 def test_a_child_that_takes_too_long_is_ended(tiny: LoadedBundle) -> None:
     with pytest.raises(ModelError, match=r"no step was done within 0\.001 s"):
         try_model(tiny.folder, TrialLimits(wall_s=0.001), with_gradient=True)
+
+
+def test_a_board_that_cannot_start_the_child_is_at_fault(
+    tiny: LoadedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(BoardFault, match=r"no process can try .*: free memory"):
+        try_model(tiny.folder, TrialLimits(), with_gradient=True)
 
 
 def test_what_the_check_or_onnxruntime_refuses_is_the_reason(tiny_copy: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import ModelError
+from edge.errors import BoardFault, ModelError
 from edge.releases import (
     KEPT_MAX,
     MANIFEST,
@@ -60,7 +60,7 @@ def test_a_downgrade_is_refused(releases: Releases, new_release: Release) -> Non
     releases.install(new_release(5))
     before = everything(releases.folder)
     for version in (1, 5):
-        with pytest.raises(ModelError, match=r"has had 5, and never goes back"):
+        with pytest.raises(ModelError, match=r"has had 5, and never goes back: .* higher version"):
             releases.install(new_release(version, name="old"))
     assert everything(releases.folder) == before
 
@@ -227,6 +227,15 @@ def test_a_damaged_standing_leads_back_to_the_configured_bundle(
     assert json.loads((releases.folder / STANDING).read_bytes())["floor"] == 4
     releases.install(new_release(5))
     assert releases.begin().current == 5
+
+
+def test_a_standing_that_cannot_be_read_is_left_as_it_is(releases: Releases) -> None:
+    (releases.folder / STANDING).mkdir(parents=True)
+    with pytest.raises(
+        BoardFault, match=r"standing\.json cannot be read \(Is a directory\): check"
+    ):
+        releases.begin()
+    assert (releases.folder / STANDING).is_dir()
 
 
 def test_a_release_names_the_one_that_it_replaces(tmp_path: Path, new_release: Release) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
-from edge.errors import ModelError
+from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.releases import MANIFEST, Releases, accept_unsigned
 from edge.rollout import passed_over, report, settle
 from edge.session import LoadedBundle
@@ -244,6 +244,105 @@ def test_a_configured_bundle_that_is_damaged_is_an_error(
     (tiny_copy / FORWARD).write_bytes(b"\0")
     with pytest.raises(ModelError, match=r"forward\.onnx"):
         settle(replace(board, bundle=str(tiny_copy)), releases)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("table", ["data", "evaluate"])
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "cut"])
+def test_data_that_is_away_for_a_while_condemns_nothing(
+    kind: str, table: str, board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    path = Path(str(board.data.path)).parent / "own.npz"
+    whole = Path(str(board.data.path)).read_bytes()
+    changed = DataConfig(path=str(path)) if table == "data" else EvaluateConfig(path=str(path))
+    board = replace(board, **{table: changed})
+    if kind == "empty folder":
+        path.mkdir()
+    elif kind == "cut":
+        path.write_bytes(whole[:-100])
+    releases.install(new_release(1))
+    for _ in range(ATTEMPTS_MAX + 2):
+        with pytest.raises(NoData, match=r"own\.npz"):
+            settle(board, releases)
+        assert (releases.standing().current, releases.standing().attempts) == (1, 0)
+    if kind == "empty folder":
+        path.rmdir()
+    path.write_bytes(whole)
+    assert version_of(settle(board, releases)) == "1"
+
+
+def not_readable(folder: Path) -> Callable[[], None]:
+    """Put a folder in the place of a model's file (root may read every file), and back."""
+    path, aside = folder / FORWARD, folder / "aside"
+    path.rename(aside)
+    path.mkdir()
+
+    def undo() -> None:
+        path.rmdir()
+        aside.rename(path)
+
+    return undo
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_last_good_one_that_cannot_be_read_is_kept(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(1))
+    settle(board, releases)
+    before, undo = releases.standing(), not_readable(releases.folder / "1")
+    for _ in range(ATTEMPTS_MAX + 1):
+        with pytest.raises(
+            BoardFault, match=r"forward\.onnx cannot be read \(Is a directory\): check"
+        ):
+            settle(board, releases)
+    assert releases.standing() == before
+    undo()
+    assert version_of(settle(board, releases)) == "1"
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_trial_that_cannot_be_read_is_given_up_in_the_end(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(1))
+    settle(board, releases)
+    releases.install(new_release(2))
+    not_readable(releases.folder / "2")
+    for _ in range(ATTEMPTS_MAX):
+        with pytest.raises(BoardFault, match="cannot be read"):
+            settle(board, releases)
+        assert releases.standing().current == 2
+    assert version_of(settle(board, releases)) == "1"
+    assert releases.standing().bad[-1][0] == 2
+
+
+def refuse(_content: bytes, _signatures: bytes) -> None:
+    raise NotSigned("this release is not signed by ann")
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_change_of_trust_does_not_condemn_what_runs(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(1))
+    settle(board, releases)
+    before = releases.standing()
+    with pytest.raises(
+        BoardFault, match=r"release 1 runs here and .* not signed by ann.*\[trust\]"
+    ):
+        settle(board, Releases(releases.folder, refuse))
+    assert releases.standing() == before
+    assert version_of(settle(board, releases)) == "1"
+
+
+def test_a_release_on_trial_that_is_not_signed_is_bad(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedBundle
+) -> None:
+    releases.install(new_release(1))
+    releases.begin()
+    assert settle(board, Releases(releases.folder, refuse)).folder == tiny.folder
+    assert releases.standing().bad == ((1, "this release is not signed by ann"),)
 
 
 def config_file(board: NodeConfig, folder: Path) -> Path:

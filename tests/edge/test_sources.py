@@ -5,7 +5,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edge.errors import DataError
+from edge.errors import DataError, NoData
 from edge.sources import NpzSettings, make_source, open_folder
 from models.zoo import bundle_path, fsdd_path
 from ternmesh.bundle import read_bundle
@@ -96,11 +96,27 @@ def test_a_file_that_is_no_npz_is_refused(tiny, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 but not really")
     np.save(tmp_path / "b.npy", np.zeros(3))
     for name in ("a.npz", "b.npy", "missing.npz"):
-        with pytest.raises(DataError, match=name):
+        with pytest.raises(NoData, match=name):
             open_folder(tmp_path / name, tiny.bundle, PLAIN)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"holds 0 \.npz files"):
+    with pytest.raises(NoData, match=r"holds 0 \.npz files"):
         open_folder(tmp_path / "empty", tiny.bundle, PLAIN)
+
+
+@pytest.mark.parametrize("kind", ["damaged", "beyond the file system", "no such room", "no sample"])
+def test_data_that_no_model_could_use_is_told_apart(tiny, tiny_data, tmp_path, kind) -> None:
+    rooms = {"room": np.zeros(96, np.uint8), "room_names": np.array(["hall", "roof"])}
+    path, where = save(tmp_path / "a.npz", **tiny_data, **rooms), {}
+    if kind == "damaged":
+        data = path.read_bytes()
+        at = data.index(tiny_data["x"].tobytes())
+        path.write_bytes(data[:at] + bytes(100) + data[at + 100 :])
+    elif kind == "beyond the file system":
+        path = tmp_path / ("a" * 300)
+    else:
+        where = {"room": "attic" if kind == "no such room" else 9}
+    with pytest.raises(NoData):
+        open_folder(path, tiny.bundle, NpzSettings({}, where))
 
 
 def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
