@@ -160,11 +160,16 @@ def _rolled_back(board: Worker, version: int) -> tuple[int, str]:
     """The release that a board has gone back to, and its reason, once it follows the run again."""
 
     def is_back(now: Status) -> bool:
-        return now["joined"] and version in {item["version"] for item in now["releases"]["bad"]}
+        return now["joined"] and version in _left(now)
 
-    found = wait(board, is_back, f"back from release {version}")["releases"]
-    reasons = {item["version"]: item["reason"] for item in found["bad"]}
-    return found["current"], reasons[version]
+    found = wait(board, is_back, f"back from release {version}")
+    return found["releases"]["current"], _left(found)[version]
+
+
+def _left(now: Status) -> dict[int, str]:
+    """The releases that a node has left, or has never taken, and why."""
+    told = now["releases"]
+    return {item["version"]: item["reason"] for item in (*told["bad"], *told["not_taken"])}
 
 
 def _tell(name: str, outcome: Outcome, place: str) -> None:
@@ -187,8 +192,8 @@ def _result(outcomes: Mapping[str, Outcome], place: str, *, quick: bool) -> Resu
     }
     notes = (
         "three node processes and a host on a real mosquitto, with keys; a release counts as "
-        "rolled back where every node went back to the last good one by itself, gave the reason "
-        "that it should, and was counted in the rounds after that",
+        "rolled back where every node went back to the last good one by itself, or never left it, "
+        "gave the reason that it should, and was counted in the rounds after that",
         "releases reach a node as files; what `ternmesh release install` refused was put into the "
         "node's folder behind its back",
         "kills: kill -9 of a node in mid-trial, which is then started again as systemd does, and "

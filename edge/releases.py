@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edge.errors import ModelError, unreadable
 from edge.session import LoadedBundle, load_bundle
+from ternmesh.errors import TernmeshError
 from ternmesh.release import (
     DESCRIPTION,
     FILES,
@@ -52,12 +53,28 @@ class Releases:
         self._verify = verify
 
     def installed(self) -> list[int]:
-        """The versions on the disk, oldest first."""
+        """The versions that folders are named by, oldest first; a name proves nothing."""
         try:
             names = [entry.name for entry in self.folder.iterdir() if entry.is_dir()]
         except FileNotFoundError:
             return []
-        return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+        return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+    def survey(self, floor: int) -> tuple[list[int], dict[int, str]]:
+        """The versions above `floor` with a signed manifest that says so, and why others have none.
+
+        Cheap: of a release's files it reads the manifest and the signatures alone.
+        """
+        signed, refused = [], {}
+        for version in self.installed():
+            if version > floor:
+                try:
+                    self._manifest(version)
+                except TernmeshError as error:
+                    refused[version] = str(error)
+                else:
+                    signed.append(version)
+        return signed, refused
 
     def standing(self) -> Standing:
         """What is on disk. A damaged one leads back to the configured bundle, and says so.
@@ -74,7 +91,7 @@ class Releases:
         except OSError as error:
             raise unreadable(path, error) from error
         except (ModelError, *_MALFORMED) as error:
-            floor = max(self.installed(), default=0)
+            floor = max(self.survey(0)[0], default=0)
             _log.warning("%s is damaged (%s): releases up to %d are left", path, error, floor)
             return Standing(floor=floor)
 
@@ -87,19 +104,19 @@ class Releases:
 
     def begin(self) -> Standing:
         """Which release to start with; the attempt is on disk if it is on trial."""
-        return self.change(lambda standing: attempt(adopt(standing, self.installed())))
-
-    def is_news(self) -> bool:
-        """Whether a release was installed that has not been tried."""
-        return max(self.installed(), default=0) > self.standing().floor
+        return self.change(lambda old: attempt(adopt(old, self.survey(old.floor)[0])))
 
     def open(self, version: int) -> tuple[LoadedBundle, Manifest]:
         """An installed release; an error unless it is whole, signed and fit for a board."""
+        manifest = self._manifest(version)
+        return load_release(self.folder / str(version), manifest), manifest
+
+    def _manifest(self, version: int) -> Manifest:
         folder = self.folder / str(version)
         manifest = self.read(folder)
         if manifest.version != version:
             raise ModelError(f"{folder} holds version {manifest.version}")
-        return load_release(folder, manifest), manifest
+        return manifest
 
     def read(self, folder: Path) -> Manifest:
         """The manifest in any folder, if it is signed."""
@@ -122,7 +139,8 @@ class Releases:
         """
         manifest = self.read(source)
         with self._locked():
-            known = max([self.standing().floor, *self.installed()])
+            floor = self.standing().floor
+            known = max(self.survey(floor)[0], default=floor)
             # Not even one that was bad by mistake: it may be one that a newer one has replaced.
             if manifest.version <= known:
                 raise ModelError(
@@ -143,7 +161,7 @@ class Releases:
                 raise ModelError(f"cannot install {source} into {self.folder}: {error}") from error
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            self._prune()
+            self._prune(manifest.version)
         return manifest
 
     def _copy(self, source: Path, target: Path, manifest: Manifest) -> None:
@@ -154,12 +172,12 @@ class Releases:
             _copy(source / SIGNATURES, target / SIGNATURES, SIGNATURES_MAX)
         sync_folder(target)
 
-    def _prune(self) -> None:
-        """Remove the oldest that are neither in use nor the way back."""
-        standing, installed = self.standing(), self.installed()
-        kept = {standing.current, standing.last_good, installed[-1]}
-        spare = [version for version in installed if version not in kept]
-        for version in spare[: max(0, len(installed) - KEPT_MAX)]:
+    def _prune(self, newest: int) -> None:
+        """Remove the oldest releases that are neither in use nor the way back; nothing else."""
+        standing, signed = self.standing(), self.survey(0)[0]
+        kept = {standing.current, standing.last_good, newest}
+        spare = [version for version in signed if version not in kept]
+        for version in spare[: max(0, len(signed) - KEPT_MAX)]:
             shutil.rmtree(self.folder / str(version), ignore_errors=True)
 
     def _write(self, content: bytes) -> None:

@@ -6,7 +6,7 @@ wrong with the board itself does not condemn it.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,13 +124,14 @@ def mean_loss(step: Step, loaded: LoadedBundle, data: Dataset, samples_max: int)
     return mean
 
 
-def report(standing: Standing) -> dict[str, Any]:
-    """What `ternmesh status` says of releases."""
+def report(standing: Standing, refused: Mapping[int, str]) -> dict[str, Any]:
+    """What `ternmesh status` says of releases; `refused` are those that were never on trial."""
     return {
         "current": standing.current,
         "last_good": standing.last_good,
         "attempts": standing.attempts,
         "bad": [{"version": version, "reason": reason} for version, reason in standing.bad],
+        "not_taken": [{"version": version, "reason": refused[version]} for version in refused],
     }
 
 

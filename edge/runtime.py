@@ -5,7 +5,6 @@ One thread owns everything; those of the transport and of the control socket onl
 
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,11 @@ from edge.feed import Feed
 from edge.joining import finish_rotation
 from edge.node import Node, NodeData
 from edge.release_trust import release_check
+from edge.release_watch import ReleaseWatch
 from edge.releases import Releases
 from edge.replay import ReplayBuffer
 from edge.report import status
-from edge.rollout import report, settle
+from edge.rollout import settle
 from edge.session import LoadedBundle, load_bundle
 from edge.sources import make_source, open_folder
 from ternmesh.bundle import Bundle
@@ -29,8 +29,6 @@ from ternmesh_store.node_store import NodeStore
 from ternmesh_store.radio_stores import RadioStores
 from transports.bearer import make_transport, pace_of
 from transports.control_socket import ControlServer, Relay
-
-RELEASES_LOOK_S = 1.0  # how often a node looks for a new release
 
 _log = logging.getLogger(__name__)
 
@@ -130,6 +128,7 @@ def _serve(
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, stores, keys)
     store, relay = NodeStore(config.store_path), Relay()
+    watch = None if releases is None else ReleaseWatch(releases)
     store.open()
     try:
         state = store.load(bundle.model_hash(), bundle.dimension)
@@ -138,22 +137,19 @@ def _serve(
             node = Node(config, loaded, data, store, state, transport, pace=pace, keyring=keyring)
 
             def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
-                told = None if releases is None else report(releases.standing())
+                told = None if watch is None else watch.told
                 about = {"transport": transport.status(), "trust": keyring.status()}
                 return {**status(node), **about, "releases": told}
 
             transport.open()
             node.start()
             _log.info("%s is ready: %d samples", config.name, len(data.training))
-            look_at = time.monotonic()
             while not stop.is_set():
+                if watch is not None and watch.is_news():
+                    _log.info("a release was installed: %s begins again", config.name)
+                    break
                 node.turn()
                 relay.serve(answer)
-                if releases is not None and time.monotonic() >= look_at:
-                    if releases.is_news():
-                        _log.info("a release was installed: %s begins again", config.name)
-                        break
-                    look_at = time.monotonic() + RELEASES_LOOK_S
     finally:
         transport.close()
         store.close()

@@ -164,9 +164,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
     config, releases = _board(arguments.config)
     standing, installed = releases.standing(), releases.installed()
+    refused = releases.survey(standing.floor)[1]
     if arguments.json:
         told = {"installed": installed, "passed_over": passed_over(standing, installed)}
-        print(json.dumps({**report(standing), **told}, indent=1))
+        print(json.dumps({**report(standing, refused), **told}, indent=1))
         return 0
     bad = dict(standing.bad)
     for version in sorted({0, *installed, *bad}):
@@ -175,7 +176,9 @@ def _list(arguments: argparse.Namespace) -> int:
             words.append("on trial" if standing.on_trial else "current")
         if version == standing.last_good:
             words.append("last good")
-        if version > standing.floor:
+        if version in refused:
+            words.append(f"not taken: {refused[version]}")
+        elif version > standing.floor:
             words.append("not tried yet")
         if version in passed_over(standing, installed):
             words.append("passed over: a newer one was taken")

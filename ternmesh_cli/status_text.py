@@ -112,6 +112,8 @@ def _releases(releases: Answer) -> Iterator[str]:
     yield f"release {current} of the model" if current else "no release: the configured bundle"
     for refused in releases["bad"][-RELEASES_SHOWN:]:
         yield f"release {refused['version']} was bad: {refused['reason']}"
+    for refused in releases["not_taken"][-RELEASES_SHOWN:]:
+        yield f"release {refused['version']} is not taken: {refused['reason']}"
 
 
 def _activity(answer: Answer) -> str:

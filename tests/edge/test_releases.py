@@ -175,12 +175,47 @@ def test_a_folder_of_another_name_or_version_is_no_release(
     releases: Releases, new_release: Release
 ) -> None:
     releases.install(new_release(1))
-    for name in ("unfinished", "٣", "-1", "1.5"):
+    for name in ("unfinished", "٣", "-1", "1.5", "01"):
         (releases.folder / name).mkdir()
     assert releases.installed() == [1]
     (releases.folder / "1").rename(releases.folder / "8")
     with pytest.raises(ModelError, match="8 holds version 1"):
         releases.open(8)
+
+
+def verify_good(_content: bytes, signatures: bytes) -> None:
+    if signatures != b"good":
+        raise ModelError("this release is not signed")
+
+
+def sign(folder: Path) -> None:
+    (folder / SIGNATURES).write_bytes(b"good")
+
+
+def test_a_folder_whose_name_is_a_number_takes_no_version(
+    tmp_path: Path, new_release: Release
+) -> None:
+    releases = Releases(tmp_path / "releases", verify_good)
+    (releases.folder / "20251122").mkdir(parents=True)
+    new_release(7).rename(releases.folder / "7")
+    new_release(8, spoil=sign).rename(releases.folder / "9")
+    assert releases.begin() == Standing()
+    signed, refused = releases.survey(0)
+    assert (signed, list(refused)) == ([], [7, 9, 20251122])
+    for version, words in {7: "not signed", 9: "holds version 8", 20251122: "cannot be"}.items():
+        assert words in refused[version]
+    releases.install(new_release(2, spoil=sign))
+    assert releases.begin() == Standing(current=2, floor=2, attempts=1)
+
+
+def test_what_is_no_release_is_never_removed(tmp_path: Path, new_release: Release) -> None:
+    releases = Releases(tmp_path / "releases", verify_good)
+    for day in range(20251122, 20251122 + KEPT_MAX):
+        (releases.folder / str(day) / "kept").mkdir(parents=True)
+    for version in range(1, KEPT_MAX + 3):
+        releases.install(new_release(version, spoil=sign))
+    assert releases.survey(0)[0] == [3, 4, 5, 6]
+    assert len(releases.installed()) == 2 * KEPT_MAX
 
 
 def test_what_a_cut_has_left_is_removed(releases: Releases, new_release: Release) -> None:
@@ -205,14 +240,13 @@ def test_the_oldest_go_and_what_is_in_use_stays(releases: Releases, new_release:
 
 def test_the_standing_survives_and_news_are_seen(releases: Releases, new_release: Release) -> None:
     assert releases.standing() == Standing()
-    assert not releases.is_news()
     releases.install(new_release(1))
-    assert releases.is_news()
+    assert releases.survey(0) == ([1], {})
     begun = releases.begin()
     assert (begun.current, begun.attempts) == (1, 1)
     again = Releases(releases.folder, accept_unsigned)
     assert again.standing() == begun
-    assert not again.is_news()
+    assert again.survey(again.standing().floor) == ([], {})
     failed = again.change(lambda standing: fail(standing, "grün ist\nanders"))
     assert Releases(releases.folder, accept_unsigned).standing() == failed
 
@@ -236,6 +270,15 @@ def test_a_standing_that_cannot_be_read_is_left_as_it_is(releases: Releases) -> 
     ):
         releases.begin()
     assert (releases.folder / STANDING).is_dir()
+
+
+def test_a_damaged_standing_does_not_believe_the_name_of_a_folder(
+    releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(4))
+    (releases.folder / "20251122").mkdir()
+    (releases.folder / STANDING).write_bytes(b"{")
+    assert releases.standing() == Standing(floor=4)
 
 
 def test_a_release_names_the_one_that_it_replaces(tmp_path: Path, new_release: Release) -> None:

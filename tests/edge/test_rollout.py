@@ -151,7 +151,7 @@ def test_a_bad_release_is_rolled_back_20_of_20_times(
         standing = releases.standing()
         assert (standing.current, standing.last_good) == (good, good)
         assert standing.bad[-1][0] == version
-        assert report(standing)["bad"][-1]["reason"] == standing.bad[-1][1]
+        assert report(standing, {})["bad"][-1]["reason"] == standing.bad[-1][1]
         settle(board, releases)
         assert releases.standing() == standing
     words = {"loss": "its loss on", "latency": "a step takes 10 ms, and the manifest allows 1 ms"}
@@ -389,11 +389,12 @@ def test_one_power_cut_in_a_trial_is_forgiven(
 
 
 def test_a_standing_is_json_for_other_programs(board: NodeConfig, releases: Releases) -> None:
-    assert json.loads(json.dumps(report(releases.standing()))) == {
+    assert json.loads(json.dumps(report(releases.standing(), {8: "not signed"}))) == {
         "current": 0,
         "last_good": 0,
         "attempts": 0,
         "bad": [],
+        "not_taken": [{"version": 8, "reason": "not signed"}],
     }
 
 

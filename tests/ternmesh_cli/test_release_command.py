@@ -79,6 +79,17 @@ def test_make_check_install_list(
     assert (told["installed"], told["passed_over"]) == ([1], [])
 
 
+def test_a_folder_that_is_no_release_is_shown_as_not_taken(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "releases" / "20251122").mkdir(parents=True)
+    assert ternmesh("list", "--config", config) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("20251122  not taken: ")
+    assert ternmesh("list", "--config", config, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["not_taken"][0]["version"] == 20251122
+
+
 def test_a_release_that_replaces_another_is_above_it(tmp_path: Path) -> None:
     one, limits = make(tmp_path / "one", 4), ("--loss-max", 1, "--latency-max-ms", 1)
     bundle, out = bundle_path("keyword"), tmp_path / "two"

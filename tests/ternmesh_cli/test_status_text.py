@@ -163,12 +163,16 @@ def test_an_answer_of_another_kind():
 
 
 def test_releases_of_the_model_are_told():
+    told = {"current": 0, "last_good": 0, "bad": [], "not_taken": []}
+    assert [*describe({**NODE, "releases": told})][-1] == "no release: the configured bundle"
     bad = [{"version": 3, "reason": "its loss is 9"}]
-    lines = [*describe({**NODE, "releases": {"current": 2, "last_good": 2, "bad": bad}})]
-    assert lines[-2:] == ["release 2 of the model", "release 3 was bad: its loss is 9"]
-    assert [*describe({**NODE, "releases": {"current": 0, "last_good": 0, "bad": []}})][-1] == (
-        "no release: the configured bundle"
-    )
+    refused = [{"version": 4, "reason": "not signed"}]
+    told |= {"current": 2, "bad": bad, "not_taken": refused}
+    assert [*describe({**NODE, "releases": told})][-3:] == [
+        "release 2 of the model",
+        "release 3 was bad: its loss is 9",
+        "release 4 is not taken: not signed",
+    ]
     assert "\n".join(describe({**NODE, "releases": None})) == NODE_TEXT
 
 

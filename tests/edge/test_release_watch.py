@@ -1,0 +1,43 @@
+"""A node looks for new releases, and says once what is wrong with them or with their folder."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge.release_watch import ReleaseWatch
+from edge.releases import Releases, accept_unsigned
+
+Release = Callable[..., Path]
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
+    monkeypatch.setattr("edge.release_watch.LOOK_S", 0.0)
+    return Releases(tmp_path / "releases", accept_unsigned)
+
+
+def test_a_release_is_news_until_it_is_tried(releases: Releases, new_release: Release) -> None:
+    watch = ReleaseWatch(releases)
+    assert not watch.is_news()
+    releases.install(new_release(1))
+    assert watch.is_news()
+    releases.begin()
+    assert not watch.is_news()
+    assert watch.told is not None
+    assert watch.told["current"] == 1
+
+
+def test_what_is_not_taken_is_said_once(
+    releases: Releases, new_release: Release, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = ReleaseWatch(releases)
+    (releases.folder / "20251122").mkdir(parents=True)
+    assert not any(watch.is_news() for _ in range(5))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "release 20251122 is not taken: " in caplog.text
+    assert watch.told is not None
+    assert [item["version"] for item in watch.told["not_taken"]] == [20251122]
+    releases.install(new_release(2))
+    assert watch.is_news()
