@@ -1,9 +1,10 @@
-"""How a node that runs looks for new releases: what is wrong with one is said once."""
+"""How a node that runs looks for new releases: what is wrong is said once, and the node goes on."""
 
 import logging
 import time
 from typing import Any
 
+from edge.errors import BoardFault
 from edge.releases import Releases
 from edge.rollout import report
 
@@ -27,8 +28,12 @@ class ReleaseWatch:
         if now < self._look_at:
             return False
         self._look_at = now + LOOK_S
-        standing = self._releases.standing()
-        signed, refused = self._releases.survey(standing.floor)
+        try:
+            standing = self._releases.standing()
+            signed, refused = self._releases.survey(standing.floor)
+        except BoardFault as error:
+            self._say(f"no new release can be seen: {error}")
+            return False
         for version, reason in refused.items():
             self._say(f"release {version} is not taken: {reason}")
         self.told = report(standing, refused)

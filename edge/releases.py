@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from edge.errors import ModelError, unreadable
+from edge.errors import BoardFault, ModelError, unreadable
 from edge.session import LoadedBundle, load_bundle
 from ternmesh.errors import TernmeshError
 from ternmesh.release import (
@@ -58,6 +58,8 @@ class Releases:
             names = [entry.name for entry in self.folder.iterdir() if entry.is_dir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise BoardFault(f"{self.folder} cannot be listed ({error}): check the disk") from error
         return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
     def survey(self, floor: int) -> tuple[list[int], dict[int, str]]:

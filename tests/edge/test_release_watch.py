@@ -41,3 +41,20 @@ def test_what_is_not_taken_is_said_once(
     assert [item["version"] for item in watch.told["not_taken"]] == [20251122]
     releases.install(new_release(2))
     assert watch.is_news()
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(
+    releases: Releases, new_release: Release, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = ReleaseWatch(releases)
+    releases.install(new_release(1))
+    away = releases.folder.with_name("away")
+    for _ in range(2):
+        releases.folder.rename(away)
+        releases.folder.write_bytes(b"")
+        assert not any(watch.is_news() for _ in range(5))
+        releases.folder.unlink()
+        away.rename(releases.folder)
+    assert len(caplog.records) == 1
+    assert "no new release can be seen: " in caplog.text
+    assert watch.is_news()

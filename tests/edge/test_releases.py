@@ -218,6 +218,12 @@ def test_what_is_no_release_is_never_removed(tmp_path: Path, new_release: Releas
     assert len(releases.installed()) == 2 * KEPT_MAX
 
 
+def test_a_folder_that_cannot_be_listed_is_a_sentence(releases: Releases) -> None:
+    releases.folder.write_bytes(b"")
+    with pytest.raises(BoardFault, match=r"releases cannot be listed .*: check the disk"):
+        releases.installed()
+
+
 def test_what_a_cut_has_left_is_removed(releases: Releases, new_release: Release) -> None:
     (releases.folder / "unfinished").mkdir(parents=True)
     (releases.folder / "unfinished" / FORWARD).write_bytes(b"half")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, NodeConfig, TrainingConfig
+from edge.config import DataConfig, NodeConfig, ReleasesConfig, TrainingConfig
 from edge.errors import DataError
 from edge.runtime import run_node
 from edge.session import LoadedBundle, adapter_version
@@ -147,6 +147,29 @@ def test_without_a_broker_it_waits_and_ends_when_told(tiny, tiny_data, tmp_path,
         answer = told(tmp_path / "node.toml")
         assert (answer["activity"], answer["joined"]) == ("joining", False)
         assert answer["transport"]["connected"] is False
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_releases_folder_that_fails_does_not_end_a_node(
+    tiny, tiny_data, tmp_path, eventually, caplog
+):
+    """A stick that was pulled out: its folder is something else now."""
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    folder, stop = tmp_path / "releases", threading.Event()
+    chosen = ReleasesConfig(dir=str(folder), insecure=True)
+    config = replace(config_of(tiny, tmp_path), releases=chosen)
+    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
+    thread.start()
+    try:
+        eventually(lambda: told(tmp_path / "node.toml") is not None)
+        folder.rename(tmp_path / "away")
+        folder.write_bytes(b"")
+        eventually(lambda: "no new release can be seen" in caplog.text)
+        assert told(tmp_path / "node.toml")["releases"]["current"] == 0
+        assert thread.is_alive()
     finally:
         stop.set()
         thread.join(20)

@@ -90,6 +90,16 @@ def test_a_folder_that_is_no_release_is_shown_as_not_taken(
     assert json.loads(capsys.readouterr().out)["not_taken"][0]["version"] == 20251122
 
 
+def test_a_releases_folder_that_is_none_is_a_sentence(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "releases").write_bytes(b"")
+    assert ternmesh("list", "--config", config) == 1
+    said = capsys.readouterr().err
+    assert "releases" in said
+    assert "check the disk" in said
+
+
 def test_a_release_that_replaces_another_is_above_it(tmp_path: Path) -> None:
     one, limits = make(tmp_path / "one", 4), ("--loss-max", 1, "--latency-max-ms", 1)
     bundle, out = bundle_path("keyword"), tmp_path / "two"
