@@ -9,8 +9,11 @@ from bench.fuzz_targets import (
     desks,
     files,
     gateways,
+    keyed,
+    links,
     machines,
     programs,
+    runs,
     seals,
     split,
     stores,
@@ -21,7 +24,7 @@ from bench.fuzz_targets.target import Target
 
 _MODULES = (
     *(wire, codes, machines, bearers, programs, configs, stores, trust, seals, gateways, files),
-    *(split, desks),
+    *(split, desks, keyed, links, runs),
 )
 TARGETS: Mapping[str, Target] = {
     target.name: target for module in _MODULES for target in module.TARGETS

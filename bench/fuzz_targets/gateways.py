@@ -6,8 +6,10 @@ from functools import cache
 import numpy as np
 
 from bench.fuzz_targets import wire
+from bench.fuzz_targets.machines import first_reference  # of a run that fits `wire.PLAN`
 from bench.fuzz_targets.target import Target, joined, number, parts, same, settle
 from ternmesh.errors import WireError
+from ternmesh.plan import to_numbers
 from ternmesh.swarm import bundle_records, bundling
 from ternmesh.swarm.bundle_intake import BundleIntake
 from ternmesh.swarm.bundler import Bundler
@@ -16,6 +18,7 @@ from ternmesh.swarm.intake import Intake
 from ternmesh.swarm.packet import make_packet
 from ternmesh.swarm.records import Settings, new_state
 from ternmesh.wire import contributions, control, manifest, pieces, seal
+from ternmesh.wire.reference import certify
 
 RUN = b"runrunru"
 BOARDS = ("ada", "bo", "cy")
@@ -95,9 +98,6 @@ def _bodies() -> Iterator[bytes]:
 
 def conversations() -> Iterator[bytes]:
     """Boards that join, send whole packets, and what the host says then."""
-    from bench.fuzz_targets.machines import _first_reference  # a run that fits `wire.PLAN`
-    from ternmesh.plan import to_numbers
-
     said = []
     for index, name in enumerate(BOARDS[:2]):
         instance = name.ljust(8, "-").encode()
@@ -111,8 +111,9 @@ def conversations() -> Iterator[bytes]:
         assert intake.manifest is not None
         head = manifest.write_manifest(intake.manifest)
         said += [choice + body for body in (head, *intake.bodies.values())]
+    said.append(b"\xe1\0")  # later: the bundle is made
     yield joined(said)
-    whole = pieces.cut(_first_reference(), wire.PLAN.frame_mtu)
+    whole = pieces.cut(certify(first_reference()), wire.PLAN.frame_mtu)
     yield joined([*said, *(b"\x04" + body for body in whole)])
     yield joined([*said, *(b"\x02" + body for body in wire.controls())])
 
