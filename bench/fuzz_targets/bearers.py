@@ -137,6 +137,7 @@ def _meshtastic_says() -> Iterator[bytes]:
     heard = protobuf.number_field(meshtastic.DATA_PORT, meshtastic.PRIVATE_APP)
     heard += protobuf.bytes_field(meshtastic.DATA_PAYLOAD, b"payload")
     packet = protobuf.bytes_field(meshtastic.PACKET_DATA, heard)
+    packet += protobuf.fixed32_field(meshtastic.PACKET_FROM, 7)  # any node but our own
     messages = [
         protobuf.number_field(meshtastic.FROM_COMPLETE, random.Random(0).randrange(1, 1 << 32)),
         protobuf.bytes_field(meshtastic.FROM_PACKET, packet),
