@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from bench.fuzz_targets import wire
-from bench.fuzz_targets.machines import first_reference  # of a run that fits `wire.PLAN`
+from bench.fuzz_targets.machines import HostRun, first_reference
 from bench.fuzz_targets.target import Target, joined, number, parts, same, settle
 from ternmesh.errors import WireError
 from ternmesh.plan import to_numbers
@@ -18,7 +18,7 @@ from ternmesh.swarm.intake import Intake
 from ternmesh.swarm.packet import make_packet
 from ternmesh.swarm.records import Settings, new_state
 from ternmesh.wire import contributions, control, manifest, pieces, seal
-from ternmesh.wire.reference import certify
+from ternmesh.wire.reference import Counted, certify
 
 RUN = b"runrunru"
 BOARDS = ("ada", "bo", "cy")
@@ -113,25 +113,33 @@ def conversations() -> Iterator[bytes]:
         said += [choice + body for body in (head, *intake.bodies.values())]
     said.append(b"\xe1\0")  # later: the bundle is made
     yield joined(said)
-    whole = pieces.cut(certify(first_reference()), wire.PLAN.frame_mtu)
+    row = Counted(3, 0, bundle().digest, b"\x01")
+    whole = pieces.cut(certify(first_reference(row)), wire.PLAN.frame_mtu)
     yield joined([*said, *(b"\x04" + body for body in whole)])
     yield joined([*said, *(b"\x02" + body for body in wire.controls())])
+    later = [b"\xe1\0"] * 4
+    receipts = [b"\x02" + _receipt(3), b"\x16" + _receipt(4)]
+    yield joined([*said, *later, *said[4:6], *receipts, *said[6:8], *later])
+
+
+def _receipt(context: int) -> bytes:
+    item = packets()[context].manifest
+    assert item is not None
+    return control.write_control(control.Receipt(0, item.digest, b"\x01"))
 
 
 def _check_host(data: bytes) -> None:
     """A host that believes bundles, its boards and the gateway between them."""
     settings = Settings(min_peers=1, deadline_s=5.0, nodes_max=3, chain_max=2, bundles=True)
-    host = Coordinator(wire.PLAN, settings, wire.MODEL, RUN, new_state(wire.DIMENSION))
-    host.start(0.0)
+    run = HostRun(Coordinator(wire.PLAN, settings, wire.MODEL, RUN, new_state(wire.DIMENSION)))
     now = 0.0
     for step, item in zip(range(_STEPS_MAX), parts(data), strict=False):
         choice, body = number(item, 0, 1), item[1:] or b"\0"
         now += (choice >> 5) * 0.5
         context = (seal.ENROL, 1, 2, 900)[choice & 3]
         frame = body if choice & 4 else seal.seal(seal.Header(context, step), body)
-        host.receive_frames(BOARDS[choice >> 3 & 1], [frame], now)
-        settle(host, now)
-        host.frames_to_send(now)
+        run.hear(frame, now, BOARDS[choice >> 3 & 1])
+        run.settle(now)
 
 
 def _to_host() -> Iterator[bytes]:

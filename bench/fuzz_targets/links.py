@@ -117,6 +117,8 @@ def _conversations() -> Iterator[bytes]:
     for said in (whole, early):
         for choice, slot in ((b"\x10", 3), (b"\x94", 9)):
             yield joined(choice + frames.write(_in_slot(message, slot)) for message in said)
+    twice = [_in_slot(message, slot) for slot in (3, 4) for message in whole]
+    yield joined(b"\x10" + frames.write(message) for message in twice)
 
 
 def _in_slot(message: frames.Message, slot: int) -> frames.Message:

@@ -1,13 +1,14 @@
 """The state machines: whatever frames arrive, in whatever order, nothing is raised."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from bench.fuzz_targets import wire
 from bench.fuzz_targets.target import Target, joined, number, parts, same
 from ternmesh.errors import WireError
-from ternmesh.plan import genesis, to_numbers
+from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.swarm import member, packet
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import (
@@ -26,6 +27,7 @@ from ternmesh.wire import control, pieces, reference, seal, share
 
 RUN = b"runrunru"
 WORK = np.full(wire.DIMENSION, 0.1, np.float32)
+QUIET_PLAN = replace(wire.PLAN, silence_permille=1000, silence_rounds=2)
 _PEERS = ("ada", "bob")
 STEPS_MAX = 64
 
@@ -130,7 +132,7 @@ def _is_refusal(found: list[object], peer: str) -> bool:
 
 def _check_host(data: bytes) -> None:
     settings = Settings(min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2)
-    run = HostRun(Coordinator(wire.PLAN, settings, wire.MODEL, RUN, new_state(wire.DIMENSION)))
+    run = HostRun(Coordinator(QUIET_PLAN, settings, wire.MODEL, RUN, new_state(wire.DIMENSION)))
     now = 0.0
     for step, item in zip(range(STEPS_MAX), parts(data), strict=False):
         choice, body = number(item, 0, 1), item[1:] or b"\0"
@@ -151,6 +153,8 @@ def _check_node(data: bytes) -> None:
         context = (seal.ENROL, seal.DOWN | 1, seal.BROADCAST, 1)[choice & 3]
         frame = body if choice & 8 else seal.seal(seal.Header(context, step), body)
         run.hear(frame, now)
+        if choice & 4:  # work for a round that is over, or a second time
+            run.node.submit(run.node.version, WORK, now)
         run.settle(now)
 
 
@@ -177,6 +181,9 @@ def _conversations() -> Iterator[bytes]:
     ahead = [b"\x00" + hello(version=7)]
     yield joined(ada + bob + of_ada[:1] + of_bob + [b"\xf0" + hello()] + again + ahead)
     yield joined(ada + [b"\x01" + body for body in (*wire.manifests(), *wire.shares(1))])
+    rounds = [b"\x01" + body for index in range(3) for body in work(index).bodies]
+    yield joined(ada + rounds + ada)
+    yield joined(ada + bob + [b"\x01" + silent(0)] + of_bob + 5 * [b"\xf4" + hello("bob")])
 
 
 def silent(round_number: int) -> bytes:
@@ -184,10 +191,10 @@ def silent(round_number: int) -> bytes:
     return control.write_control(control.Silent(round_number))
 
 
-def welcome(phase: int = control.OPEN, version: int = 0) -> bytes:
+def welcome(plan: Plan = wire.PLAN) -> bytes:
     """The answer to `hello`."""
-    place = b"instance", 1, RUN, version, phase, 5000
-    return control.write_control(control.Welcome(*place, to_numbers(wire.PLAN)))
+    place = b"instance", 1, RUN, 0, control.OPEN, 5000
+    return control.write_control(control.Welcome(*place, to_numbers(plan)))
 
 
 def receipt() -> bytes:
@@ -198,11 +205,17 @@ def receipt() -> bytes:
 def _answers() -> Iterator[bytes]:
     said = [b"\x00" + welcome()]
     yield joined(said)
-    step, whole = (_cut(reference.certify(item)) for item in (first_reference(), snapshot()))
+    step, whole = (
+        _cut(reference.certify(item)) for item in (first_reference(counted()), snapshot())
+    )
     got = [b"\x01" + receipt()]
     yield joined(said + got + [b"\x02" + body for body in step] + said)
     yield joined(said + [b"\x01" + body for body in whole] + got)
+    wrong = first_reference(replace(counted(), have=b"\xff"))  # of more shares than there are
+    yield joined(said + [b"\x02" + body for body in _cut(reference.certify(wrong))] + said)
     yield joined(said + [b"\x01" + body for body in wire.controls()])
+    asked = [b"\x00" + welcome(QUIET_PLAN), *(b"\x01" + body for body in whole)]
+    yield joined(asked + [b"\x01" + silent(2), b"\x04\0"] + 13 * [b"\xf1\0"])
     quiet = [b"\xf1" + control.write_control(control.Refusal(0, "unknown node")), b"\xf0\0"]
     announced = [b"\x02" + control.write_control(control.Announce(RUN, 1, control.OPEN, 9))]
     yield joined(said + announced + quiet + said + [b"\x01" + body for body in step])
@@ -212,21 +225,25 @@ def _cut(item: bytes) -> list[bytes]:
     return pieces.cut(item, wire.PLAN.frame_mtu)
 
 
-def first_reference(model: bytes = wire.MODEL[:8]) -> bytes:
-    """The content of a reference that counts the packet `work(0)` of a run on `wire.PLAN`."""
+def counted() -> reference.Counted:
+    """The row of the packet `work(0)`."""
+    return reference.Counted(1, 0, work(0).digest, b"\x01")
+
+
+def first_reference(*rows: reference.Counted, model: bytes = wire.MODEL[:8]) -> bytes:
+    """The content of a reference with these rows, the first of a run on `wire.PLAN`."""
     origin = genesis(wire.MODEL, RUN, wire.PLAN)
     shares = encode_step(np.ones(wire.DIMENSION, np.float32), wire.MODEL, 1, wire.PLAN)
-    counted = (reference.Counted(1, 0, work(0).digest, b"\x01"),)
-    step = reference.Reference(1, origin, model, False, 5000, counted, shares)
-    return reference.write_reference(step)
+    return reference.write_reference(
+        reference.Reference(1, origin, model, False, 5000, rows, shares)
+    )
 
 
 def snapshot(version: int = 2) -> bytes:
     """The content of one that such a node is given."""
-    counted = (reference.Counted(1, 0, work(0).digest, b"\x01"),)
-    fields = version, bytes(range(16)), wire.MODEL[:8], False, 5000, counted
+    fields = version, bytes(range(16)), wire.MODEL[:8], False, 5000, (counted(),)
     return reference.write_snapshot(
-        reference.Snapshot(*fields, np.arange(wire.DIMENSION, dtype=np.int32))
+        reference.Snapshot(*fields, np.arange(wire.DIMENSION, dtype=np.int32) << 20)
     )
 
 

@@ -136,7 +136,10 @@ def _to_node() -> Iterator[bytes]:
     welcome = machines.welcome()
     greeted = [b"\x04" + welcome, b"\x00" + welcome]
     receipt = [b"\x87" + machines.receipt(), b"\x07" + machines.receipt()]
-    step, whole = machines.first_reference(b""), machines.snapshot()[: -4 * wire.DIMENSION]
+    step, whole = (
+        machines.first_reference(machines.counted(), model=b""),
+        machines.snapshot()[: -4 * wire.DIMENSION],
+    )
     yield joined(greeted + [b"\x05" + body for body in wire.controls()])
     yield joined(greeted + [b"\x01" + body for body in wire.objects()])
     yield joined([*greeted, *receipt, b"\x89" + step, b"\x8b" + whole, b"\x09" + step])

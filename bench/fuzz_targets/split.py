@@ -189,9 +189,9 @@ def _check_board(data: bytes) -> None:
         run.settle(now)
 
 
-def _hello(version: int = 0) -> bytes:
+def _hello(version: int = 0, name: str = "ada") -> bytes:
     place = b"instance", wire.MODEL[:8], _RUN if version else bytes(8), version, bytes(16)
-    return control.write_control(control.Hello("ada", *place, 10))
+    return control.write_control(control.Hello(name, *place, 10))
 
 
 def _conversations() -> Iterator[bytes]:
@@ -204,6 +204,9 @@ def _conversations() -> Iterator[bytes]:
         yield plan + joined(greeted + [b"\x01" + body for body in both])
         others = [b"\x11" + both[0], b"\x11" + both[1], b"\x21" + both[2], b"\xc0" + _hello(9)]
         yield plan + joined(greeted + others + [b"\xf0" + _hello()])
+        yield plan + joined(greeted + [b"\x21" + body for body in both[:4]])  # it must wait
+        bob = [b"\x04" + _hello(name="bob"), b"\x06" + both[0], b"\xc0\0", b"\xc0\0"]
+        yield plan + joined(greeted + bob + [b"\xc0" + _hello(9)])
     long = pieces.cut(write_activation(_up(0, labels), 32), 64)
     yield plan + joined(greeted + [b"\x01" + body for body in long])
 
