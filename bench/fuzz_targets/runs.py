@@ -1,7 +1,6 @@
 """A host and a member with keys, one of which says whatever it likes, and signs it."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from ternmesh.trust import signing
 from ternmesh.trust.identity import Role
 from ternmesh.trust.notary import NO_RUN, Trust, make_trust
 from ternmesh.trust.session import SealingState, read_peer
-from ternmesh.wire import control, manifest, pieces, reference
+from ternmesh.wire import manifest, pieces, reference
 from ternmesh.wire.seal import BROADCAST, DOWN, ENROL
 
 _STEPS_MAX = 24
@@ -50,11 +49,10 @@ def _check_host(data: bytes) -> None:
     for _, item in zip(range(_STEPS_MAX), parts(data), strict=False):
         choice, body = number(item, 0, 1), item[1:] or b"\0"
         now += (choice >> 4 & 7) * 0.5
+        context = (ENROL, 1, BROADCAST, DOWN | 1)[choice & 3]
         before = host.version, host.delivered(1) == "whole"
         for said in _packet(choice, body) if choice & _WHOLE else [body]:
-            context = (ENROL, 1, BROADCAST, DOWN | 1)[0 if said[0] == control.KIND else choice & 3]
-            with suppress(WireError):
-                run.hear(node.say("host", context, said), now)
+            _tell(run, node, "host", context, said, now)
         if choice & _WHOLE and choice & _FORGED:
             same((host.version, host.delivered(1) == "whole"), before, "a host after a forgery")
         _exchange(run, node, "host", now)
@@ -86,8 +84,7 @@ def _check_node(data: bytes) -> None:
         context = (ENROL, BROADCAST, 1, DOWN | 1)[choice & 3]
         before = run.state()
         for said in _said(own, choice, context, body):
-            with suppress(WireError):
-                run.hear(own.say("ada", context, said), now)
+            _tell(run, own, "ada", context, said, now)
         if choice & _FORGED and choice & (_WHOLE | _SIGNED):
             same(run.state(), before, "a node after what its host has not signed")
         _exchange(run, own, "ada", now)
@@ -114,12 +111,22 @@ def _content(body: bytes) -> bytes:
     return body[:end] + np.arange(wire.DIMENSION, dtype="<i4").tobytes()
 
 
+def _tell(
+    run: HostRun | NodeRun, liar: End, to: str, context: int, body: bytes, now: float
+) -> None:
+    try:
+        frame = liar.say(to, context, body)
+    except WireError:
+        return  # no member speaks to all
+    run.hear(frame, now)
+
+
 def _exchange(run: HostRun | NodeRun, liar: End, to: str, now: float) -> None:
     """The honest end does what is due; the seals of the liar go on as they should."""
     for frame in run.settle(now):
         liar.hear(to, frame)
     for peer, context, body in liar.sealing.due(now):
-        run.hear(liar.say(peer, context, body), now)
+        _tell(run, liar, peer, context, body, now)
 
 
 def _to_host() -> Iterator[bytes]:
