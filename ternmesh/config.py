@@ -41,7 +41,7 @@ def read_toml(text: str) -> Table:
     try:
         content = tomllib.loads(text)
         _refuse_nul(content, "")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 4300 digits
         raise ConfigError(f"this is not TOML: {error}") from error
     return content
 
@@ -88,7 +88,7 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
         if not isinstance(value, dict):
             raise ConfigError(f"{name} is {value!r}: it must be a table, written [{name}]")
         return _table(wanted, value, f"{name}.")  # type: ignore[arg-type]
-    if wanted is float and type(value) is int:
+    if wanted is float and type(value) is int and abs(value) < 1 << 63:  # all that TOML promises
         value = float(value)
     if wanted == tuple[str, ...] and type(value) is list:
         value = tuple(value)

@@ -39,6 +39,8 @@ def test_defaults_and_nested_tables() -> None:
     ("text", "words"),
     [
         ("name = ", ["TOML"]),
+        ("name = " + "9" * 5000, ["TOML"]),
+        ("name = " + "[" * 5000, ["TOML"]),
         (GOOD + "prot = 1\n", ["radio.prot", "port", "power_db"]),
         ("rond = 1\n" + GOOD, ["rond", "rounds"]),
         ('[radio]\nport = "p"\n', ["name", "missing"]),
@@ -53,6 +55,7 @@ def test_defaults_and_nested_tables() -> None:
         ("verbose = 1\n" + GOOD, ["verbose", "true or false"]),
         ("peers = [1]\n" + GOOD, ["peers", "list of texts"]),
         (GOOD + "power_db = nan\n", ["radio.power_db", "nan", "-9 to 20"]),
+        (GOOD + "power_db = " + "9" * 400 + "\n", ["radio.power_db", "number"]),
         (GOOD + 'power_db = "x"\n', ["radio.power_db", "number"]),
         (GOOD.replace("tty", "\\u0000"), ["radio.port", r"'/dev/\x00'", r"\u0000"]),
         ('peers = ["c", "\\u0000"]\n' + GOOD, ["peers", r"\u0000"]),
