@@ -20,6 +20,7 @@ from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
 from ternmesh.wire.reference import Counted
 from ternmesh_store.arrays import read_fixed, read_floats, write_fixed, write_floats
 from ternmesh_store.database import Database, Schema, checked
+from ternmesh_store.state_checks import check_run
 
 ROUNDS_MAX = 1000  # rounds that the history goes back
 SCHEMA = Schema(
@@ -153,8 +154,7 @@ class HostStore:
             counter=counter,
         )
         made = StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
-        if not state.fixed.size == state.residual.size == made.plan.dimension:
-            raise ValueError(f"its vectors are not of {made.plan.dimension} numbers")
+        check_run(run, made.plan, state, model_hash)
         return made
 
     def learned_run(self) -> tuple[bytes, int] | None:

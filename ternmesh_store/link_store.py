@@ -22,6 +22,7 @@ from ternmesh.link.records import (
     TransferBegun,
 )
 from ternmesh_store.database import Database, Schema, checked
+from ternmesh_store.state_checks import check_link
 
 SCHEMA = Schema(
     application=0x544D4C4B,  # "TMLK"
@@ -81,7 +82,9 @@ class LinkStore:
         arrived: dict[str, tuple[bytes, ...]] = {}
         for peer, name in rows("SELECT peer, name FROM arrived ORDER BY place"):
             arrived[peer] = (*arrived.get(peer, ()), name)
-        return LinkState(counter, number, self._outgoing(), self._incoming(), arrived)
+        state = LinkState(counter, number, self._outgoing(), self._incoming(), arrived)
+        check_link(state)
+        return state
 
     def record(self, event: LinkEvent) -> None:
         """Write what of an event must survive; `commit` makes it durable."""

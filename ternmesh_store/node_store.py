@@ -20,6 +20,7 @@ from ternmesh.swarm.member import new_state
 from ternmesh.swarm.records import MemberState
 from ternmesh_store.arrays import read_fixed, read_floats, write_fixed, write_floats
 from ternmesh_store.database import Database, Schema, checked
+from ternmesh_store.state_checks import check_member
 
 SCHEMA = Schema(
     application=0x544D4E44,  # "TMND"
@@ -89,12 +90,9 @@ class NodeStore:
         _, _, run, context, plan, version, reference, finished = found[0]
         pending, received = self._pending()
         silent, silences = self._silence()
-        fixed, residual = read_fixed(self._vector(_FIXED)), read_floats(self._vector(_RESIDUAL))
-        if not fixed.size == residual.size == dimension:
-            raise ValueError(f"vectors of {fixed.size} and {residual.size}, not {dimension}")
-        return MemberState(
-            fixed=fixed,
-            residual=residual,
+        state = MemberState(
+            fixed=read_fixed(self._vector(_FIXED)),
+            residual=read_floats(self._vector(_RESIDUAL)),
             run=run,
             context=context,
             plan=_read_plan(plan),
@@ -107,6 +105,8 @@ class NodeStore:
             silent=silent,
             silences=silences,
         )
+        check_member(state, model_hash, dimension)
+        return state
 
     def record(self, event: NodeEvent) -> None:
         """Write what of an event must survive; `commit` makes it durable."""

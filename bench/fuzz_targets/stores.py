@@ -1,7 +1,7 @@
 """What programs find on their own disk, with one cell that holds something else.
 
-SQLite notices a damaged page, not a flipped bit inside a value. A state that cannot be read is a
-StoreError.
+SQLite notices a damaged page, not a flipped bit inside a value. A state that nobody can go on with
+is a StoreError: with one that was read, the endpoint begins and lives through a timeout.
 """
 
 import struct
@@ -14,17 +14,25 @@ from typing import Any
 import numpy as np
 
 from bench.fuzz_targets import gateways, seals, wire
-from bench.fuzz_targets.target import Target, number, same
+from bench.fuzz_targets.target import Target, number, same, settle
 from edge.replay import ReplayBuffer
 from edge.sources import Label, Sample
 from ternmesh.bundle import Bundle, TensorSpec
 from ternmesh.errors import TrustError
 from ternmesh.link.frames import Offer
 from ternmesh.link.ledger import ENTRIES_MAX, Moment
-from ternmesh.link.records import ObjectArrived, Queued, SymbolHeld
+from ternmesh.link.link import Link, LinkSettings
+from ternmesh.link.records import (
+    ObjectArrived,
+    Queued,
+    RepairsReserved,
+    SymbolHeld,
+    TransferBegun,
+)
 from ternmesh.link.regions import REGIONS, SubBand
 from ternmesh.swarm.bundle_records import BundleMade, BundlerEvent, RunFollowed, VersionReached
 from ternmesh.swarm.bundler import Bundler
+from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.events import (
     Advanced,
     BodyAccepted,
@@ -35,11 +43,15 @@ from ternmesh.swarm.events import (
     PacketMade,
     ReferenceMade,
 )
+from ternmesh.swarm.member import Member
 from ternmesh.swarm.packet import make_packet
+from ternmesh.swarm.records import Settings
 from ternmesh.trust.keyed import KeyedSealing
 from ternmesh.trust.roster import Roster
 from ternmesh.trust.session import GroupState, PeerState, Session
-from ternmesh.wire.reference import Counted
+from ternmesh.wire import seal
+from ternmesh.wire.control import Hello, write_control
+from ternmesh.wire.reference import Counted, certify, reference_hash
 from ternmesh_store import trust_store
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import MEMORY, Database, StoreError
@@ -52,7 +64,11 @@ from ternmesh_store.split_store import Checkpoint, SplitStore
 _RUN = b"runrunru"
 _ZEROS = np.zeros(wire.DIMENSION, np.float32)
 _FIXED = np.zeros(wire.DIMENSION, np.int32)
+_CONTENT = b"content"
+_LINK = LinkSettings(mtu=64, object_max=4096, incoming_bytes_max=8192, outgoing_bytes_max=8192)
+_MOMENTS_S = (0.0, 6.0, 50.0)
 _MEMORY_MAX = 4 << 20
+_LENGTH_MAX = 512  # a vector of 64 numbers, and which cell
 
 
 def _damage(database: Database, data: bytes) -> None:
@@ -101,6 +117,8 @@ def _check_node(data: bytes) -> None:
     finally:
         store.close()
     _check_vectors(state.fixed, state.residual)
+    rng = np.random.default_rng(0)
+    _go_on(Member("ada", wire.MODEL, 10, b"instance", state, rng))
 
 
 def _check_host(data: bytes) -> None:
@@ -112,7 +130,10 @@ def _check_host(data: bytes) -> None:
         bodies = make_packet(_ZEROS + 0.1, wire.MODEL, 1, 10, wire.PLAN).bodies
         events: list[HostEvent] = [
             NodeJoined(3, "ada", 10),
-            ReferenceMade(1, bytes(16), b"content", _FIXED, _ZEROS, counted, (), False),
+            ReferenceMade(
+                *(1, reference_hash(_CONTENT), certify(_CONTENT), _FIXED, _ZEROS, counted, ()),
+                finished=False,
+            ),
             *(BodyAccepted(3, 1, body) for body in bodies),
         ]
         for event in events:
@@ -126,6 +147,25 @@ def _check_host(data: bytes) -> None:
     finally:
         store.close()
     _check_vectors(found.state.fixed, found.state.residual)
+    settings = Settings(min_peers=1, deadline_s=5.0, chain_max=4, bundles=True)
+    host = Coordinator(found.plan, settings, wire.MODEL, found.run, found.state)
+    _go_on(host)
+    hello = Hello("ada", b"instance", wire.MODEL[:8], found.run, 0, bytes(16), 10)
+    host.receive_frames("ada", [seal.seal(seal.Header(seal.ENROL, 0), write_control(hello))], 1.0)
+    _go_on(host)
+
+
+def _go_on(endpoint: Member | Coordinator | Link) -> None:
+    """Begin as after a restart, and let all that is due come due."""
+    endpoint.start(0.0)
+    settle(endpoint, 0.0)
+    for now in _MOMENTS_S:
+        if isinstance(endpoint, Link):
+            endpoint.frames_to_send(now, 8)
+        else:
+            endpoint.frames_to_send(now)
+        endpoint.handle_timeout(now)
+        settle(endpoint, now)
 
 
 def _check_vectors(fixed: Any, residual: Any) -> None:
@@ -140,15 +180,20 @@ def _check_link(data: bytes) -> None:
         offer = Offer(3, 1, b"name", 60, 20)
         for event in (
             Queued(0, "ada", ("ada",), bytes(100), 1, "key"),
+            TransferBegun(0, 0),
+            RepairsReserved(0, 64),
+            Queued(1, "all", ("ada", "bob"), bytes(90), 1, None),
+            TransferBegun(1, 8),
             SymbolHeld("bob", offer, 0, bytes(20)),
             ObjectArrived("bob", b"eman", b"payload"),
         ):
             store.record(event)
         _damage(store._database, data)
-        store.load()
+        state = store.load()
         store.inbox()
     finally:
         store.close()
+    _go_on(Link(_LINK, state, np.random.default_rng(0)))
 
 
 def _check_gateway(data: bytes) -> None:
@@ -269,7 +314,7 @@ def _seeds() -> Iterator[bytes]:
 
 def _target(name: str, check: Callable[[bytes], object]) -> Target:
     refusals: Sequence[type[Exception]] = (StoreError, TrustError)
-    return Target(name, check, _seeds, tuple(refusals), 256, _MEMORY_MAX)
+    return Target(name, check, _seeds, tuple(refusals), _LENGTH_MAX, _MEMORY_MAX)
 
 
 TARGETS = (

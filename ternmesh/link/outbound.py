@@ -44,6 +44,16 @@ def object_name(number: int, payload: bytes) -> bytes:
     return hashlib.sha256(low + payload).digest()[:NAME_SIZE]
 
 
+def is_shared(queued: Queued) -> bool:
+    """Whether several hear an object, not its one receiver."""
+    return queued.receivers != (queued.peer,)
+
+
+def slots_of(queued: Queued) -> range:
+    """The slots that an object may have."""
+    return range(LANE_SLOTS, SLOTS) if is_shared(queued) else range(LANE_SLOTS)
+
+
 @dataclass(slots=True)
 class Lane:
     """Objects with the same slots: those for one receiver, or all that several hear.
@@ -311,9 +321,8 @@ class Outbound:
         return [sending for lane in self._lanes.values() for sending in lane.active.values()]
 
     def _lane(self, queued: Queued) -> Lane:
-        is_shared = queued.receivers != (queued.peer,)
-        slots = range(LANE_SLOTS, SLOTS) if is_shared else range(LANE_SLOTS)
-        return self._lanes.setdefault(None if is_shared else queued.peer, Lane(deque(slots)))
+        name = None if is_shared(queued) else queued.peer
+        return self._lanes.setdefault(name, Lane(deque(slots_of(queued))))
 
     def _open(self, queued: Queued, slot: int) -> Sending:
         size = len(queued.payload)

@@ -15,8 +15,11 @@ from ternmesh.swarm.events import (
     RoundOpened,
 )
 from ternmesh.swarm.open_round import BUNDLE
+from ternmesh.swarm.packet import make_packet
 from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
-from ternmesh.wire.reference import Counted
+from ternmesh.wire.contributions import Contribution, write_contributions
+from ternmesh.wire.control import Silent, write_control
+from ternmesh.wire.reference import Counted, certify, reference_hash
 from ternmesh_store import host_store
 from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore, Round, Tally
@@ -28,15 +31,15 @@ PLAN = make_plan(DIMENSION, rounds=50, local_steps=1, learning_rate=0.1)
 EMPTY = new_state(DIMENSION)
 
 ADA, BOB = NodeJoined(1, "ada", 100), NodeJoined(2, "bob", 30)
-COUNTED = Counted(1, 0, b"dige", b"\x07")
+COUNTED = Counted(1, 0, b"dige", b"\x01")
 
 
 def reference(version: int, counted=(COUNTED,), missing=(2,), finished=False) -> ReferenceMade:
     rng = np.random.default_rng(version)
     return ReferenceMade(
         version=version,
-        reference=b"reference %06d" % version,
-        content=b"content of %d" % version,
+        reference=reference_hash(b"content of %d" % version),
+        content=certify(b"content of %d" % version),
         fixed=rng.integers(-(2**31) + 1, 2**31, DIMENSION).astype(np.int32),
         residual=rng.standard_normal(DIMENSION).astype(np.float32),
         counted=counted,
@@ -67,12 +70,15 @@ def plain(state: CoordinatorState) -> dict[str, object]:
 
 NODES = (NodeRecord(1, "ada", 100), NodeRecord(2, "bob", 30))
 AFTER_1 = (NodeRecord(1, "ada", 100, COUNTED), NodeRecord(2, "bob", 30))
-BODIES = [BodyAccepted(1, 0, b"z"), BodyAccepted(2, 0, b"y"), BodyAccepted(1, 0, b"x")]
+HEAD, SHARE = make_packet(EMPTY.residual + 1, MODEL, 0, 9, PLAN).bodies[:2]
+SILENT = write_control(Silent(0))
+LISTED = write_contributions(0, [Contribution(b"dige", 1)] * 2)
+BODIES = [BodyAccepted(1, 0, SHARE), BodyAccepted(2, 0, SILENT), BodyAccepted(1, 0, HEAD)]
 
-BUNDLE_ROW = Counted(1, 0, b"bndl", b"\x07")
+BUNDLE_ROW = Counted(1, 0, b"bndl", b"\x01")
 BUNDLED = replace(
     reference(1, missing=()),
-    counted=(COUNTED, Counted(2, 0, b"bobs", b"\x07")),
+    counted=(COUNTED, Counted(2, 0, b"bobs", b"\x01")),
     bundles=((1, BUNDLE_ROW), (2, BUNDLE_ROW)),
 )
 
@@ -89,12 +95,12 @@ CASES = {
     "body accepted": (
         [ADA, BOB, *BODIES[:2]],
         BODIES[2],
-        replace(EMPTY, nodes=NODES, bodies=((1, b"z"), (2, b"y"), (1, b"x"))),
+        replace(EMPTY, nodes=NODES, bodies=((1, SHARE), (2, SILENT), (1, HEAD))),
     ),
     "packet forgotten": (
         [ADA, BOB, *BODIES],
         PacketForgotten(1, 0),
-        replace(EMPTY, nodes=NODES, bodies=((2, b"y"),)),
+        replace(EMPTY, nodes=NODES, bodies=((2, SILENT),)),
     ),
     "reference made": (
         [ADA, BOB, *BODIES],
@@ -102,7 +108,7 @@ CASES = {
         at(reference(1), nodes=AFTER_1),
     ),
     "reference of a bundle": (
-        [ADA, BOB, replace(BODIES[0], context=1 | BUNDLE), replace(BODIES[1], context=2)],
+        [ADA, BOB, BodyAccepted(1 | BUNDLE, 0, LISTED), BODIES[1]],
         BUNDLED,
         at(
             reference(1),
@@ -129,13 +135,13 @@ CASES = {
     ),
     "body of a bundle accepted": (
         [ADA, BODIES[0]],
-        BodyAccepted(1 | BUNDLE, 0, b"y"),
-        replace(EMPTY, nodes=NODES[:1], bodies=((1, b"z"), (1 | BUNDLE, b"y"))),
+        BodyAccepted(1 | BUNDLE, 0, LISTED),
+        replace(EMPTY, nodes=NODES[:1], bodies=((1, SHARE), (1 | BUNDLE, LISTED))),
     ),
     "bundle forgotten": (
-        [ADA, BODIES[0], BodyAccepted(1 | BUNDLE, 0, b"y")],
+        [ADA, BODIES[0], BodyAccepted(1 | BUNDLE, 0, LISTED)],
         PacketForgotten(1 | BUNDLE, 0),
-        replace(EMPTY, nodes=NODES[:1], bodies=((1, b"z"),)),
+        replace(EMPTY, nodes=NODES[:1], bodies=((1, SHARE),)),
     ),
     "last reference made": (
         [ADA, BOB, RoundOpened(0, 60.0), *BODIES],
@@ -225,7 +231,7 @@ def test_only_the_newest_references_are_kept(store):
         store.commit()
     chain = store.load(MODEL).state.chain
     assert [link.version for link in chain] == [5, 6, 7]
-    assert chain[-1].content == b"content of 7"
+    assert chain[-1].content == certify(b"content of 7")
 
 
 def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):

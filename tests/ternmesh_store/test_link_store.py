@@ -54,9 +54,9 @@ CASES = {
         replace(QUEUED_BOTH, outgoing=(OutRecord(FIRST), OutRecord(SECOND, 0, 15))),
     ),
     "repairs": (
-        [FIRST, SECOND, TransferBegun(1, 0)],
+        [FIRST, SECOND, TransferBegun(1, 8)],
         RepairsReserved(1, 64),
-        replace(QUEUED_BOTH, outgoing=(OutRecord(FIRST), OutRecord(SECOND, 64, 0))),
+        replace(QUEUED_BOTH, outgoing=(OutRecord(FIRST), OutRecord(SECOND, 64, 8))),
     ),
     "delivered": (
         [FIRST, SECOND],

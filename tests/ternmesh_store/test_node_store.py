@@ -17,6 +17,7 @@ from ternmesh.swarm.events import (
     WorkReady,
 )
 from ternmesh.swarm.member import new_state
+from ternmesh.swarm.packet import make_packet
 from ternmesh.swarm.records import NO_RUN, MemberState
 from ternmesh_store.node_store import NodeStore
 
@@ -50,7 +51,7 @@ def exact(array: np.ndarray) -> tuple[str, bytes]:
 
 
 JOINED = Joined(RUN, 7, PLAN)
-PENDING = Pending(3, floats(1), b"dige", (b"manifest", b"share 0", b"", b"share 2" * 40))
+PENDING = make_packet(floats(1), MODEL, 3, 9, PLAN)
 ADVANCED = Advanced(3, b"reference-hash-3", fixed(2), floats(3), False)
 EMPTY = new_state(DIMENSION)
 AT_START = replace(EMPTY, run=RUN, context=7, plan=PLAN, reference=genesis(MODEL, RUN, PLAN))
