@@ -8,8 +8,8 @@ from typing import Any
 CORPUS, FINDINGS, STATS, REACH = "corpus", "findings", "stats.json", "reach.json"
 # Whose branches and comparisons guide the fuzzer: our packages, and the readers that are Python.
 INSTRUMENTED = (
-    *("ternmesh", "ternmesh_store", "transports", "edge", "host", "ternmesh_cli"),
-    *("bench.fuzz_targets", "tomllib"),
+    *("ternmesh", "ternmesh_store", "transports", "edge", "host", "models"),
+    *("ternmesh_cli", "bench.fuzz_targets", "tomllib"),
 )
 
 

@@ -1,6 +1,7 @@
 """The fuzzing bench without its fuzzer: what is found, what is kept, what is reported."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -268,12 +269,14 @@ def campaign(code, tmp_path, monkeypatch):
             return 0
         if target.name == process.stop_at:
             raise KeyboardInterrupt
+        if target.name == process.fail_at:
+            raise RuntimeError("it ended with -9")
         done.append(target.name)
         (folder / CORPUS / "new").write_bytes(b"new")
         write_stats(folder, Stats(5, float(more[0]), ()))
         return 0
 
-    process.stop_at = ""
+    process.stop_at = process.fail_at = ""
     monkeypatch.setattr(fuzz.Campaign, "_process", process)
     parts = FuzzParts(tmp_path / "fuzz.jsonl")
     return process, done, lambda seconds: fuzz.Campaign(targets, seconds, parts).run()
@@ -290,3 +293,32 @@ def test_a_run_that_is_interrupted_goes_on_where_it_was(campaign, capsys) -> Non
     assert "2 of 3 targets are done already" in capsys.readouterr().out
     assert run(30.0)["a"]["seconds"] == 60.0  # a longer run serves as well
     assert run(61.0)["a"]["seconds"] == 61.0
+
+
+def test_a_target_that_fails_does_not_end_the_others(campaign, capsys) -> None:
+    process, done, run = campaign
+    process.fail_at = "a"
+    with pytest.raises(RuntimeError, match=r"1 targets could not be fuzzed\na: .*ended with -9"):
+        run(60.0)
+    assert done == ["b", "c"]
+    assert "a: RuntimeError('it ended with -9')" in capsys.readouterr().out
+    process.fail_at = ""
+    assert list(run(60.0)) == ["a", "b", "c"]
+    assert done == ["b", "c", "a"]
+
+
+def test_what_is_kept_of_two_targets_is_not_run_at_once(campaign, monkeypatch) -> None:
+    _, _, run = campaign
+    monkeypatch.setattr(fuzz.os, "cpu_count", lambda: 3)
+    running, most = [], []
+
+    def keep_slowly(target, inputs) -> int:
+        running.append(target.name)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.remove(target.name)
+        return 0
+
+    monkeypatch.setattr(fuzz, "keep", keep_slowly)
+    run(60.0)
+    assert most == [1, 1, 1]
