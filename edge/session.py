@@ -79,11 +79,7 @@ def load_bundle(folder: Path) -> LoadedBundle:
             )
     for file in (FORWARD, TRAIN_STEP):
         check_file(folder / file)
-    data = _read(folder / ADAPTER, 4 * bundle.dimension)
-    initial = np.frombuffer(data, dtype="<f4").astype(np.float32)
-    if initial.size != bundle.dimension or not np.isfinite(initial).all():
-        raise ModelError(f"{folder / ADAPTER} does not hold {bundle.dimension} finite numbers")
-    return LoadedBundle(folder, bundle, initial)
+    return LoadedBundle(folder, bundle, _read_adapter(folder / ADAPTER, bundle.dimension))
 
 
 class Inference:
@@ -230,6 +226,15 @@ def _read(path: Path, bytes_max: int) -> bytes:
     if len(data) > bytes_max:
         raise ModelError(f"{path} is larger than the {bytes_max} bytes that it may have")
     return data
+
+
+def _read_adapter(path: Path, dimension: int) -> Vector:
+    data = _read(path, 4 * dimension)
+    if len(data) == 4 * dimension:
+        vector = np.frombuffer(data, dtype="<f4").astype(np.float32)
+        if np.isfinite(vector).all():
+            return vector
+    raise ModelError(f"{path} does not hold {dimension} finite numbers")
 
 
 def _sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig
 from models.transformer_shape import Shape
-from ternmesh.config import ConfigError, choices, limits
+from ternmesh.config import ConfigError, choices, limits, read_table
 from transports.config_file import read_config_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
@@ -20,6 +20,7 @@ SIZES = (  # what config.json of Hugging Face's families calls a model's sizes
     ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     ("vocab_size", "n_embd", "n_layer", "n_head"),
 )
+OURS = ("vocabulary", "width", "layers", "heads")  # what `Shape` calls them
 # What may change when a run goes on from a checkpoint.
 PASSING = (
     "steps",
@@ -163,10 +164,10 @@ def _shape(folder: Path, length: int) -> Shape:
     try:
         said = json.loads((folder / "config.json").read_text("utf-8"))
         names = next((names for names in SIZES if said.keys() >= {*names}), SIZES[0])
-        vocabulary, width, layers, heads = (int(said[name]) for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        sizes = {ours: said[name] for ours, name in zip(OURS, names, strict=True)}
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"model_folder is {folder}: its config.json cannot be used") from error
-    return Shape(vocabulary, width, layers, heads, length)
+    return read_table(Shape, {**sizes, "length": length}, f"{folder / 'config.json'}: model")
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -45,6 +45,8 @@ class Packets:
     def read(self, message: bytes, number: int) -> Units:
         """What a message is worth, in units of 2**-24 (int64, D); WireError."""
         bodies, rows = list(batch.split(message)), []
+        if len(bodies) != sum(1 + plan.up.count for plan in self._plans):
+            raise WireError("length", "a replica's message is not of as many parts as its plan's")
         for _, _, plan, key in self._parts():
             count = 1 + plan.up.count
             head, *shares = bodies[:count]

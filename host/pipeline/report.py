@@ -68,7 +68,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     """The report in a line of progress.jsonl, or None where a rank died while it wrote it."""
     try:
         report = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return report if isinstance(report, dict) else None
 

@@ -136,7 +136,7 @@ def rewrite(folder: Path, **changes: object) -> None:
 def test_an_adapter_file_with_nan_or_another_length_is_refused(tiny_copy: Path) -> None:
     import hashlib
 
-    for content in (b"\xff\xff\xff\xff" * 18, bytes(4 * 17)):
+    for content in (b"\xff\xff\xff\xff" * 18, bytes(4 * 17), bytes(4 * 18 - 1)):
         (tiny_copy / ADAPTER).write_bytes(content)
         files = json.loads((tiny_copy / "model.json").read_bytes())["files"]
         rewrite(tiny_copy, files=files | {ADAPTER: hashlib.sha256(content).hexdigest()})

@@ -30,6 +30,10 @@ from host.pipeline.train import Place, own_stage
 from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
 
+HUGGING_FACE = (
+    '{"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
+)
+
 
 def sentences(log: str) -> list[str]:
     return [text for text in log.splitlines() if text.startswith("ternmesh: ")]
@@ -240,7 +244,7 @@ def test_half_a_line_of_a_rank_that_died_is_passed_over(tmp_path: Path) -> None:
     Progress(config, 1.0, 1.0).validation(3, 2.0)
     ranks = Ranks(config, path)
     assert [row["step"] for row in ranks._new_reports()] == [1, 3]
-    progress.write_bytes(progress.read_bytes() + b"\xff\x00\n[1]\n")
+    progress.write_bytes(progress.read_bytes() + b"\xff\x00\n[1]\n" + b"[" * 9999 + b"\n")
     assert list(ranks._new_reports()) == []
     Progress(config, 1.0, 1.0).validation(4, 2.0)
     assert [row["step"] for row in ranks._new_reports()] == [4]
@@ -305,6 +309,25 @@ def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
         tokenizer(Path(config.model_folder))
     (tmp_path / "llama" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"config\.json cannot be used"):
+        read_pipeline_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "cannot be used"),
+        ("[" * 9999, "cannot be used"),
+        (HUGGING_FACE.replace("64", "9" * 5000), "cannot be used"),
+        (HUGGING_FACE.replace("64", "1e999"), "model.width is inf: it must be a whole number"),
+        (HUGGING_FACE.replace('heads": 4', 'heads": 0'), "model.heads is 0: it must be 1 to"),
+        (HUGGING_FACE.replace('heads": 4', 'heads": 5'), "multiple of 2 model.heads"),
+    ],
+)
+def test_a_model_folder_without_usable_sizes_is_one_sentence(tmp_path, text, said) -> None:
+    path = write_config(tmp_path)
+    path.write_text('model_folder = "."\n' + path.read_text())
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=said):
         read_pipeline_config(path)
 
 

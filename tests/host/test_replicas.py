@@ -22,6 +22,7 @@ from models.bottleneck.frame import Frame, make_basis, make_table, outside
 from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, confined, turn
 from ternmesh.errors import WireError
 from ternmesh.hypervector.scale import UNIT
+from transports import batch
 
 NUMBERS = 3000
 
@@ -115,6 +116,8 @@ def test_packets_say_what_fits_and_only_to_their_exchange(monkeypatch: pytest.Mo
         (packets, message[:-1], 7),
         (packets, message[:-1] + bytes([message[-1] ^ 1]), 7),
         (packets, b"", 7),
+        (packets, message + batch.join([b"more"]), 7),
+        (packets, batch.join(batch.split(message)[: 1 + packets._plans[0].up.count]), 7),
     ]
     for reader, data, number in others:
         with pytest.raises(WireError):
