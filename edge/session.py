@@ -220,7 +220,8 @@ def _run(path: Path, run: Callable[[], Any]) -> Any:
 def _read(path: Path, bytes_max: int) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(bytes_max + 1)
+            # Not simply `bytes_max`: Python takes that much memory first, however short the file.
+            data = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise unreadable(path, error) from error
     if len(data) > bytes_max:

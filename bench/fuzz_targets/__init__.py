@@ -7,11 +7,13 @@ from bench.fuzz_targets import (
     codes,
     configs,
     desks,
+    ends,
     files,
     gateways,
     keyed,
     links,
     machines,
+    pipelines,
     programs,
     runs,
     seals,
@@ -24,7 +26,7 @@ from bench.fuzz_targets.target import Target
 
 _MODULES = (
     *(wire, codes, machines, bearers, programs, configs, stores, trust, seals, gateways, files),
-    *(split, desks, keyed, links, runs),
+    *(split, desks, ends, pipelines, keyed, links, runs),
 )
 TARGETS: Mapping[str, Target] = {
     target.name: target for module in _MODULES for target in module.TARGETS

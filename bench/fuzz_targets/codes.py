@@ -2,10 +2,11 @@
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from bench.fuzz_targets.target import Target, number, parts, same
+from bench.fuzz_targets.target import Target, number, parts, refused, same
 from ternmesh.generator import derive_key
 from ternmesh.hypervector import codebook, coding, levels, pursuit, scale, trellis, trits
 from ternmesh.link import code
@@ -36,7 +37,10 @@ def _coded() -> Iterator[bytes]:
 def _check_coding(data: bytes) -> None:
     count, kind, size = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
     size %= SIZE_MAX + 1
-    values = coding.decode(coding.Coded(count, kind, data[_HEAD.size :]), size)
+    item = coding.Coded(count, kind, data[_HEAD.size :])
+    values = coding.decode(item, size)
+    longer = replace(item, data=item.data + b"\0")
+    refused(lambda: coding.decode(longer, size), "a share with a byte left over")
     same((values.size, str(values.dtype)), (size, "int8"), "the form of a decoded share")
     again = coding.decode(coding.encode(values), size)
     same(again.tobytes(), values.tobytes(), "a share coded again")

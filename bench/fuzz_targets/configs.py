@@ -21,6 +21,35 @@ _SERIAL = (
     b'port = "/dev/tty"\ndialect = "reyax"\nfrequency_hz = 869525000\nspreading_factor = 7\n'
     b"addresses = { ada = 1 }\n"
 )
+_DIALECTS = (b"reyax", b"ebyte", b"meshtastic", b"rnode", b"meshcore")
+_FILES = b'ca_file = "ca.pem"\ncertificate_file = "c.pem"\nkey_file = "k.pem"\n'
+_DATA = b'[data]\npath = "."\n'
+_BRIDGES = b'ada = {hci = "usb:0"}\nbo = {hci = "usb:1", address = "F0:F1:F2:F3:F4:05"}\n'
+
+
+def _radio(table: bytes, dialect: bytes, region: bytes = b"EU868") -> bytes:
+    serial = _SERIAL.replace(b"reyax", dialect)
+    return b'[%b]\nregion = "%b"\n[%b.serial]\n%b' % (table, region, table, serial)
+
+
+def _nodes() -> list[bytes]:
+    """A node's file with each kind of link."""
+    far = b"[link.also.far]\n" + _BROKER.partition(b"\n")[2]
+    links = [
+        *(_radio(b"link", dialect) for dialect in _DIALECTS),
+        _radio(b"link", b"rnode", b"US915").replace(b"869525000", b"915000000")
+        + b"bandwidth_khz = 500\n",
+        _radio(b"link", b"ebyte") + b"air_rate_bps = 9600\nspeed = 2.0\n",
+        b'[link.ble]\nadapter = "bleak"\nbridge = "x"\n',
+        b'[link.ble]\nhci = "usb:0"\naddress = "F0:F1:F2:F3:F4:05"\n',
+        _BROKER + _FILES,
+        _BROKER + b'credentials_file = "c.toml"\n',
+        _radio(b"link", b"meshcore") + far,
+        _radio(b"link", b"reyax").replace(b"[link]", b'[link]\ngateway = "roof"'),
+    ]
+    return [_NODE + link + _DATA for link in links]
+
+
 _MEMORY_MAX = 4 << 20
 
 
@@ -38,23 +67,24 @@ _SEEDS: Mapping[str, tuple[Callable[[Path], object], Sequence[bytes]]] = {
         read_node_config,
         [
             b"a = " + b"[" * 1000,
+            *_nodes(),
             _NODE + _BROKER + b'[data]\npath = "."\nwhere = {s = "x"}\n[training]\nthreads = 2\n',
-            _NODE
-            + b'[link]\nregion = "EU868"\n[link.serial]\n'
-            + _SERIAL
-            + b'[data]\npath = "."\n',
         ],
     ),
     "host_config": (
         read_host_config,
-        [_HOST + _BROKER + b"[run]\nrounds = 6\nup_bytes = 900\nsilence = 0.1\n"],
+        [
+            _HOST + _BROKER + b"[run]\nrounds = 6\nup_bytes = 900\nsilence = 0.1\n",
+            _HOST + b"[link.ble]\n" + _BRIDGES,
+            _HOST + _radio(b"link", b"reyax") + b"[link.also.near.ble]\n" + _BRIDGES,
+            _HOST + _BROKER + _FILES,
+        ],
     ),
     "gateway_config": (
         read_gateway_config,
         [
-            b'state_dir = "s"\n[radio]\nregion = "EU868"\n[radio.serial]\n'
-            + _SERIAL
-            + _BROKER.replace(b"link", b"network")
+            b'state_dir = "s"\n' + radio + _BROKER.replace(b"link", b"network")
+            for radio in (_radio(b"radio", b"reyax"), b"[radio.ble]\n" + _BRIDGES)
         ],
     ),
     "split_host_config": (

@@ -1,16 +1,28 @@
 """The desk of a host: enrolment and rotation by members and strangers, and what passes it by."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from bench.fuzz_targets.programs import _odd
 from bench.fuzz_targets.seals import fleet, member
 from bench.fuzz_targets.target import Target, joined, number, parts, same
 from bench.fuzz_targets.trust import _someone as someone
+from host import membership
 from host.desk import Desk
 from ternmesh.errors import WireError
 from ternmesh.trust import enrolment, rotation
-from ternmesh.trust.identity import Identity, PublicIdentity, Role, write_identity
-from ternmesh.trust.roster import Roster
+from ternmesh.trust.identity import (
+    ENTROPY_SIZE,
+    Identity,
+    PublicIdentity,
+    Role,
+    identity_text,
+    make_identity,
+    rotation_text,
+    write_identity,
+)
+from ternmesh.trust.roster import Roster, write_rotation
 from ternmesh.trust.statement import statement
 from ternmesh.wire import seal
 from ternmesh_store.keyring import Keyring
@@ -34,6 +46,9 @@ class _Keyring:
         self.kept = self.roster.state
 
     keep_rotation = keep_roster
+
+    def rekey(self) -> None:
+        """For all but whom was revoked."""
 
 
 class _Endpoint:
@@ -120,4 +135,39 @@ def _conversations() -> Iterator[bytes]:
     yield joined([rotates, b"\x42" + rotates[1:], b"\x46" + rotates[1:], enrols])
 
 
-TARGETS = (Target("desk", _check_desk, _conversations),)
+def _check_requests(data: bytes) -> None:
+    """What the control socket asks about the fleet's members has an answer, and goes to disk."""
+    try:
+        request = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(request, dict):
+        return  # the socket itself refuses it
+    keyring = _Keyring()
+    known = cast("Keyring", keyring)
+    desk: Desk[object] = Desk(_Endpoint(), known)
+    for answer in (membership.answer(known, request), membership.code(desk, request, 0.0)):
+        json.dumps(answer)
+    same(keyring.kept, keyring.roster.state, "the roster on disk")
+
+
+def _requests() -> Iterator[bytes]:
+    new = make_identity("ada", Role.NODE, bytes(range(ENTROPY_SIZE)))
+    turned = write_rotation(member(), new, fleet().fleet)
+    said: list[dict[str, object]] = [
+        {"enrol": "list"},
+        {"enrol": "export"},
+        {"enrol": "add", "identity": identity_text(_other().public)},
+        {"enrol": "revoke", "name": "ada"},
+        {"enrol": "rotate", "rotation": rotation_text(turned)},
+        {"enrol": "code", "role": "node", "minutes": 10},
+    ]
+    for request in said:
+        yield json.dumps(request).encode()
+    yield from _odd(json.dumps(said[-1]).encode())
+
+
+TARGETS = (
+    Target("desk", _check_desk, _conversations),
+    Target("membership", _check_requests, _requests, ()),
+)

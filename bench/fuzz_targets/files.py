@@ -1,9 +1,11 @@
 """Files that boards open: models, releases and their standing, samples, and a child's answer."""
 
+import hashlib
 import io
 import zipfile
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cache
 
 import numpy as np
 
@@ -15,13 +17,24 @@ from edge.errors import DataError, ModelError
 from edge.model_trial import _read_answer
 from edge.onnx_check import check_file
 from edge.releases import MANIFEST, SIGNATURES, STANDING, Releases, accept_unsigned
+from edge.session import DESCRIPTION, load_bundle
 from edge.sources import NpzSettings, open_folder
-from ternmesh.bundle import Bundle, TensorSpec
+from ternmesh.bundle import (
+    ADAPTER,
+    FILES,
+    FORWARD,
+    TRAIN_STEP,
+    Bundle,
+    TensorSpec,
+    write_bundle,
+)
 from ternmesh.errors import BundleError, TrustError
 from ternmesh.release import write_manifest
 from ternmesh.rollout import adopt, attempt, fail
 
 _FALLS_MAX = 4
+_BUNDLE_FILES = (ADAPTER, FORWARD, TRAIN_STEP, DESCRIPTION)
+_BUNDLE_D = 4
 _ONE = TensorSpec("x", "float32", (-1, 2))
 _BUNDLE = Bundle("tiny", 1, (_ONE,), (_ONE,), (TensorSpec("x", "float32", (4, 2)),), (), "", {})
 
@@ -96,6 +109,40 @@ def _check_release_folder(data: bytes) -> None:
     same(write_manifest(found), data[2 : 2 + cut], "a release's manifest")
 
 
+def _check_bundle_folder(data: bytes) -> None:
+    """One file of a bundle holds something else, and its description says so or is that file."""
+    folder, whole = scratch_folder() / "bundle", _bundle_files()
+    folder.mkdir(exist_ok=True)
+    name = _BUNDLE_FILES[number(data, 0, 1) % len(_BUNDLE_FILES)]
+    files = {**whole, name: data[1:]}
+    if name != DESCRIPTION:
+        files[DESCRIPTION] = _description(files)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+    loaded = load_bundle(folder)
+    same(loaded.initial.size, loaded.bundle.dimension, "the numbers of an adapter")
+    same(bool(np.isfinite(loaded.initial).all()), True, "finite numbers")
+
+
+@cache
+def _bundle_files() -> dict[str, bytes]:
+    files = {FORWARD: _model(), TRAIN_STEP: _model(), ADAPTER: bytes(4 * _BUNDLE_D)}
+    return {**files, DESCRIPTION: _description(files)}
+
+
+def _description(files: Mapping[str, bytes]) -> bytes:
+    hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
+    adapter = (TensorSpec("a", "float32", (_BUNDLE_D,)),)
+    return write_bundle(replace(_BUNDLE, adapter=adapter, metric="accuracy", files=hashes))
+
+
+def _bundle_folders() -> Iterator[bytes]:
+    for index, name in enumerate(_BUNDLE_FILES):
+        content = _bundle_files()[name]
+        yield bytes((index,)) + content
+        yield bytes((index,)) + content[:-1]
+
+
 def _check_answer(data: bytes) -> None:
     seconds = _read_answer(scratch_folder(), data)
     same(type(seconds), float, "a latency")
@@ -141,6 +188,14 @@ TARGETS = (
         _check_release_folder,
         lambda: [b"\xff\x03" + _release()],
         (ModelError, BundleError, TrustError),
+    ),
+    Target(
+        "load_bundle",
+        _check_bundle_folder,
+        _bundle_folders,
+        (ModelError,),
+        length_max=2048,
+        memory_max=2 << 20,
     ),
     Target(
         "trial_answer",

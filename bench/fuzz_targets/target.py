@@ -57,6 +57,12 @@ def same(ours: object, theirs: object, what: str) -> None:
         raise AssertionError(f"{what}: {ours!r:.200} is not {theirs!r:.200}")
 
 
+def refused(read: Callable[[], object], what: str) -> None:
+    """AssertionError unless `read` raises WireError."""
+    with suppress(WireError):
+        raise AssertionError(f"{what} is taken: {read()!r:.200}")
+
+
 def parts(data: bytes) -> Iterator[bytes]:
     """What stands behind lengths of one byte, each cut where the input ends."""
     at = 0

@@ -99,6 +99,7 @@ def test_settings_from_a_table() -> None:
         ({"role": "ada"}, "link.serial.role is not a setting"),
         ({"port": 3}, "link.serial.port is 3: it must be text"),
         ({"frequency_hz": 868.5e6}, "frequency_hz is 868500000.0: it must be a whole number"),
+        ({"speed": int("9" * 400)}, "link.serial.speed is 9+: it must be a number"),
         ({"speed": True}, "link.serial.speed is True: it must be a number"),
         ({"addresses": ["ada"]}, r"addresses is \['ada'\]: it must be a table"),
         ({"addresses": {"ada": "1"}}, "addresses.ada is '1': it must be a whole number"),

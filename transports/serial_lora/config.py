@@ -43,5 +43,6 @@ def _check(name: str, value: object, example: object) -> None:
     """ConfigError unless `value` is of the kind of `example`."""
     words = {str: "text", int: "a whole number", float: "a number", dict: "a table"}
     kind = type(example)
-    if type(value) is not kind and not (kind is float and type(value) is int):
+    is_whole = type(value) is int and abs(value) < 1 << 63  # all that TOML promises
+    if type(value) is not kind and not (kind is float and is_whole):
         raise ConfigError(f"{name} is {value!r}: it must be {words[kind]}")
