@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import astuple, fields
 from functools import cache, partial
+from itertools import islice
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from transports import batch
 
 _CONFIG = b'state_dir = "s"\ndata = "."\nsteps = 9\nmodel_folder = "."\n'
 _DIMENSION, _EXCHANGE = 60, 3
+_BODIES_MAX = 8
 
 
 def _check_shape(data: bytes) -> None:
@@ -46,7 +48,8 @@ def _packets() -> Packets:
 
 def _check_packets(data: bytes) -> None:
     """A message as it is, and shares under manifests that fit; what is taken says no more."""
-    frames = [frame for body in parts(data) for frame in (_head(body), body)]
+    bodies = islice(parts(data), _BODIES_MAX)
+    frames = [frame for body in bodies for frame in (_head(body), body)]
     made = batch.join(frames) if all(frames) and frames else data
     for message in (made, data):
         try:
