@@ -32,7 +32,7 @@ from ternmesh.swarm.events import (
     RoundOpened,
 )
 from ternmesh.swarm.incoming import read_hello, round_of
-from ternmesh.swarm.open_round import Count, OpenRound
+from ternmesh.swarm.open_round import BUNDLE, Count, OpenRound
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.records import CoordinatorState, Link, Node, Settings
 from ternmesh.swarm.roll import Roll
@@ -88,7 +88,8 @@ class Coordinator:
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._refusals, self._catch_ups = Seldom(ANSWER_MIN_S), Seldom(CATCH_UP_MIN_S)
         for place, body in state.bodies:
-            self._round.add(place, body)
+            if settings.bundles or not place & BUNDLE:  # they may have been switched off since
+                self._round.add(place, body)
 
     # The verbs
 

@@ -238,6 +238,8 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
     again = host(state=state)
     assert [again.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]
     assert again._round.intakes[1].have == b"\x01"
+    no_more = host(bundles=False, state=state)
+    assert [no_more.delivered(c) for c in (1, 2, 3)] == ["part", "none", "none"]
 
 
 def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:
