@@ -51,6 +51,11 @@ def read_table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
     return _table(kind, content, f"{name}.")
 
 
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number that TOML promises to carry: of 64 bits. All fit a float."""
+    return type(value) is int and abs(value) < 1 << 63
+
+
 def _refuse_nul(value: Any, name: str) -> None:
     """ConfigError for a NUL character in any text: the system's calls cannot take one."""
     match value:
@@ -88,7 +93,7 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
         if not isinstance(value, dict):
             raise ConfigError(f"{name} is {value!r}: it must be a table, written [{name}]")
         return _table(wanted, value, f"{name}.")  # type: ignore[arg-type]
-    if wanted is float and type(value) is int and abs(value) < 1 << 63:  # all that TOML promises
+    if wanted is float and is_whole(value):
         value = float(value)
     if wanted == tuple[str, ...] and type(value) is list:
         value = tuple(value)

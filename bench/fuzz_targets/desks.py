@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from bench.fuzz_targets.programs import _odd
+from bench.fuzz_targets.programs import odd
 from bench.fuzz_targets.seals import fleet, member
 from bench.fuzz_targets.target import Target, joined, number, parts, same
-from bench.fuzz_targets.trust import _someone as someone
+from bench.fuzz_targets.trust import someone
 from host import membership
 from host.desk import Desk
 from ternmesh.errors import WireError
@@ -30,8 +30,8 @@ from ternmesh_store.keyring import Keyring
 _PEERS = ("ada", "theodor", "base", "someone")
 _STEPS_MAX = 64
 _HEADER = seal.Header(seal.ENROL, 0)
-_CODE = enrolment.make_code(bytes(range(enrolment.ENTROPY_SIZE)))
-_READ = enrolment.read_code(_CODE)
+CODE = enrolment.make_code(bytes(range(enrolment.ENTROPY_SIZE)))
+_READ = enrolment.read_code(CODE)
 
 
 class _Keyring:
@@ -81,7 +81,7 @@ def _check_desk(data: bytes) -> None:
     """Peers say anything; some of it carries the proof that liars among them could make."""
     endpoint, keyring = _Endpoint(), _Keyring()
     desk: Desk[object] = Desk(endpoint, cast("Keyring", keyring))
-    desk._codes.issue(_CODE, Role.NODE, 1000.0, 0.0)
+    desk._codes.issue(CODE, Role.NODE, 1000.0, 0.0)
     now, passed = 0.0, 0
     for item in list(parts(data))[:_STEPS_MAX]:
         choice, peer = number(item, 0, 1), _PEERS[number(item, 0, 1) >> 2 & 3]
@@ -164,7 +164,7 @@ def _requests() -> Iterator[bytes]:
     ]
     for request in said:
         yield json.dumps(request).encode()
-    yield from _odd(json.dumps(said[-1]).encode())
+    yield from odd(json.dumps(said[-1]).encode())
 
 
 TARGETS = (

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from bench.fuzz_targets.desks import _CODE
+from bench.fuzz_targets.desks import CODE
 from bench.fuzz_targets.seals import fleet, member
 from bench.fuzz_targets.target import Target, same, scratch_folder
-from bench.fuzz_targets.trust import _someone as someone
+from bench.fuzz_targets.trust import someone
 from edge import joining
 from ternmesh.errors import TrustError, WireError
 from ternmesh.trust import enrolment, rotation
@@ -14,7 +14,7 @@ from ternmesh.trust.keys import FLEET_SIZE
 from ternmesh.wire import control, seal
 from ternmesh_store.keyring import read_identity_file
 
-_READ = enrolment.read_code(_CODE)
+_READ = enrolment.read_code(CODE)
 _ROTATION = bytes(244)
 _HOST = someone("base", Role.HOST)
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from bench.fuzz_targets.programs import _odd
+from bench.fuzz_targets.programs import odd
 from bench.fuzz_targets.target import Target, number, same, scratch_folder
 from bench.fuzz_targets.trust import _model, _release
 from edge import onnx_reader
@@ -179,7 +179,7 @@ TARGETS = (
     Target(
         "standing",
         _check_standing,
-        lambda: _odd(
+        lambda: odd(
             b'{"current": 2, "last_good": 1, "floor": 2, "attempts": 1, "bad": [[1, "x"]]}'
         ),
     ),
@@ -200,7 +200,7 @@ TARGETS = (
     Target(
         "trial_answer",
         _check_answer,
-        lambda: [*_odd(b'{"latency_s": 0.5}'), b'{"error": "no"}'],
+        lambda: [*odd(b'{"latency_s": 0.5}'), b'{"error": "no"}'],
         (ModelError,),
     ),
     Target("npz", _check_npz, _arrays, (DataError,), length_max=2048),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bench.fuzz_targets.seals import fleet, member
 from bench.fuzz_targets.target import Target, joined, number, parts, same
-from bench.fuzz_targets.trust import _someone as someone
+from bench.fuzz_targets.trust import someone
 from ternmesh.errors import WireError
 from ternmesh.trust import identity, roster
 from ternmesh.trust.identity import Role

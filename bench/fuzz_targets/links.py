@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.fuzz_targets.seals import fleet, member
 from bench.fuzz_targets.target import Target, joined, number, parts, same
-from bench.fuzz_targets.trust import _someone as someone
+from bench.fuzz_targets.trust import someone
 from ternmesh.link import code, frames
 from ternmesh.link.frames import Offer, Question, Status, Symbol
 from ternmesh.link.link import Link, LinkFull, LinkSettings

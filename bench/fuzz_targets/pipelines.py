@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from bench.fuzz_targets.programs import _odd
+from bench.fuzz_targets.programs import odd
 from bench.fuzz_targets.target import Target, joined, parts, refused, same, scratch_folder
 from host.pipeline.config import SIZES, ReplicasConfig, read_pipeline_config
 from host.pipeline.packets import Packets
@@ -82,11 +82,11 @@ def _check_report(data: bytes) -> None:
 
 def _sizes() -> Iterator[bytes]:
     for names in SIZES:
-        yield from _odd(json.dumps(dict(zip(names, (300, 64, 2, 4), strict=True))).encode())
+        yield from odd(json.dumps(dict(zip(names, (300, 64, 2, 4), strict=True))).encode())
 
 
 TARGETS = (
     Target("pipeline_shape", _check_shape, _sizes, (ConfigError,)),
     Target("pipeline_packets", _check_packets, _messages),
-    Target("pipeline_report", _check_report, lambda: _odd(b'{"step": 1, "loss": 2.5}'), ()),
+    Target("pipeline_report", _check_report, lambda: odd(b'{"step": 1, "loss": 2.5}'), ()),
 )

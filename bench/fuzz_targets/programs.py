@@ -24,7 +24,7 @@ _ODD = (b"1e999", b"-1e999", b"NaN", b"[[[]]]", b"null", b'"\\ud800"', b"9" * 40
 _HISTORY_END = b'"bytes_up": 1, "bytes_down": 2, "seconds": 3.0'
 
 
-def _odd(good: bytes) -> list[bytes]:
+def odd(good: bytes) -> list[bytes]:
     """A JSON text, and the same with each of its numbers as something else."""
     found = list(re.finditer(rb"-?[0-9.]+", good))
     places = found[:: max(1, len(found) // 8)]
@@ -98,11 +98,11 @@ def _check_accounts(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("bundle", _check_bundle, lambda: _odd(write_bundle(_bundle())), (BundleError,), 2048),
+    Target("bundle", _check_bundle, lambda: odd(write_bundle(_bundle())), (BundleError,), 2048),
     Target(
         "history",
         _check_history,
-        lambda: _odd(b'[{"version": 1, "metric": 0.5, "loss": null, %b}]' % _HISTORY_END),
+        lambda: odd(b'[{"version": 1, "metric": 0.5, "loss": null, %b}]' % _HISTORY_END),
     ),
     Target(
         "credentials",
@@ -118,6 +118,6 @@ TARGETS = (
         (UnicodeDecodeError,),
         length_max=256,
     ),
-    Target("m3a_message", _arm(JSON), lambda: _odd(_state(JSON)), (PayloadError,)),
-    Target("m3b_message", _arm(TERNARY), lambda: _odd(_state(TERNARY)), (PayloadError,)),
+    Target("m3a_message", _arm(JSON), lambda: odd(_state(JSON)), (PayloadError,)),
+    Target("m3b_message", _arm(TERNARY), lambda: odd(_state(TERNARY)), (PayloadError,)),
 )

@@ -9,7 +9,7 @@ from bench.fuzz_targets.keyed import End, meet
 from bench.fuzz_targets.machines import HostRun, NodeRun
 from bench.fuzz_targets.seals import fleet, member
 from bench.fuzz_targets.target import Target, joined, number, parts, same
-from bench.fuzz_targets.trust import _someone as someone
+from bench.fuzz_targets.trust import someone
 from ternmesh.errors import WireError
 from ternmesh.swarm.coordinator import Coordinator
 from ternmesh.swarm.member import Member

@@ -4,7 +4,7 @@ import base64
 from functools import cache
 
 from bench.fuzz_targets.target import Target, same
-from bench.fuzz_targets.trust import _someone as someone
+from bench.fuzz_targets.trust import someone
 from ternmesh.errors import TrustError, WireError
 from ternmesh.trust import identity, neighbours, release_signatures, roster, rotation, signing
 from ternmesh.trust.identity import Role

@@ -22,17 +22,18 @@ _CODE = enrolment.make_code(_ENTROPY[: enrolment.ENTROPY_SIZE])
 
 
 @cache
-def _someone(name: str, role: identity.Role) -> identity.Identity:
+def someone(name: str, role: identity.Role) -> identity.Identity:
+    """An identity that is the same in every process."""
     entropy = bytes(value ^ len(name) for value in _ENTROPY)
     return identity.make_identity(name, role, entropy)
 
 
 def _host() -> identity.Identity:
-    return _someone("base", identity.Role.HOST)
+    return someone("base", identity.Role.HOST)
 
 
 def _node() -> identity.Identity:
-    return _someone("ada", identity.Role.NODE)
+    return someone("ada", identity.Role.NODE)
 
 
 def _check_identity(data: bytes) -> None:

@@ -236,9 +236,10 @@ class Coordinator:
         version = hello.version if hello.run == self.run else 0
         known = hello.reference if hello.run == self.run else self._chain.hash_of(0)
         is_up_to_date = version == self.version and known == self.reference
+        if is_up_to_date or not self._catch_ups.may(node.name, now):
+            return
         to_it = node.context | seal.DOWN
-        has_one_waiting = self._outgoing.holds(to_it, pieces.KIND)
-        if is_up_to_date or has_one_waiting or not self._catch_ups.may(node.name, now):
+        if self._outgoing.holds(to_it, pieces.KIND):  # looks through all that waits, so it is last
             return
         for content in self._missing(node, version, known):
             objects = self._notary.travelling(self.run, content)

@@ -231,8 +231,7 @@ def test_a_release_that_does_not_fit_the_boards_data_is_refused(
 def test_a_last_good_one_that_is_damaged_leads_to_the_configured_bundle(
     board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedBundle
 ) -> None:
-    releases.install(new_release(1))
-    settle(board, releases)
+    prove(board, releases, new_release(1))
     (releases.folder / "1" / FORWARD).write_bytes(b"\0")
     assert settle(board, releases).folder == tiny.folder
     assert releases.standing().current == 0
@@ -271,6 +270,12 @@ def test_data_that_is_away_for_a_while_condemns_nothing(
     assert version_of(settle(board, releases)) == "1"
 
 
+def prove(board: NodeConfig, releases: Releases, release: Path) -> None:
+    """Make a release the last good one of a board."""
+    releases.install(release)
+    settle(board, releases)
+
+
 def not_readable(folder: Path) -> Callable[[], None]:
     """Put a folder in the place of a model's file (root may read every file), and back."""
     path, aside = folder / FORWARD, folder / "aside"
@@ -288,8 +293,7 @@ def not_readable(folder: Path) -> Callable[[], None]:
 def test_a_last_good_one_that_cannot_be_read_is_kept(
     board: NodeConfig, releases: Releases, new_release: Release
 ) -> None:
-    releases.install(new_release(1))
-    settle(board, releases)
+    prove(board, releases, new_release(1))
     before, undo = releases.standing(), not_readable(releases.folder / "1")
     for _ in range(ATTEMPTS_MAX + 1):
         with pytest.raises(
@@ -305,8 +309,7 @@ def test_a_last_good_one_that_cannot_be_read_is_kept(
 def test_a_trial_that_cannot_be_read_is_given_up_in_the_end(
     board: NodeConfig, releases: Releases, new_release: Release
 ) -> None:
-    releases.install(new_release(1))
-    settle(board, releases)
+    prove(board, releases, new_release(1))
     releases.install(new_release(2))
     not_readable(releases.folder / "2")
     for _ in range(ATTEMPTS_MAX):
@@ -325,8 +328,7 @@ def refuse(_content: bytes, _signatures: bytes) -> None:
 def test_a_change_of_trust_does_not_condemn_what_runs(
     board: NodeConfig, releases: Releases, new_release: Release
 ) -> None:
-    releases.install(new_release(1))
-    settle(board, releases)
+    prove(board, releases, new_release(1))
     before = releases.standing()
     with pytest.raises(
         BoardFault, match=r"release 1 runs here and .* not signed by ann.*\[trust\]"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from ternmesh.config import ConfigError
+from ternmesh.config import ConfigError, is_whole
 from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora.settings import SerialLoraSettings
 
@@ -43,6 +43,5 @@ def _check(name: str, value: object, example: object) -> None:
     """ConfigError unless `value` is of the kind of `example`."""
     words = {str: "text", int: "a whole number", float: "a number", dict: "a table"}
     kind = type(example)
-    is_whole = type(value) is int and abs(value) < 1 << 63  # all that TOML promises
-    if type(value) is not kind and not (kind is float and is_whole):
+    if type(value) is not kind and not (kind is float and is_whole(value)):
         raise ConfigError(f"{name} is {value!r}: it must be {words[kind]}")
