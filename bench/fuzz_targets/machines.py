@@ -94,11 +94,11 @@ class NodeRun:
 
     def hear(self, frame: bytes, now: float) -> None:
         """Deliver a frame; AssertionError where it is refused and yet changes something."""
-        before, (run, version) = self.state(), (self.node.run, self.node.version)
+        before, chain, version = self.state(), self._chain(), self.node.version
         self.node.receive_frames("host", [frame], now)
         if _is_refusal(self._events(now), "host"):
             same(self.state(), before, "a node after a refusal")
-        if self.node.run == run and self.node.version < version:
+        if self._chain() == chain and self.node.version < version:
             raise AssertionError("a node went back to an older version of its run")
 
     def settle(self, now: float) -> list[bytes]:
@@ -114,6 +114,10 @@ class NodeRun:
         pending = None if node.pending is None else node.pending.digest
         place = node.run, node.context, node.version, node.reference, node.target, node.joined
         return place, node.fixed.tobytes(), node.residual.tobytes(), pending, node.received
+
+    def _chain(self) -> object:
+        """What versions count from: the genesis is of both."""
+        return self.node.run, self.node.plan
 
     def _events(self, now: float) -> list[object]:
         found: list[object] = []
@@ -191,9 +195,9 @@ def silent(round_number: int) -> bytes:
     return control.write_control(control.Silent(round_number))
 
 
-def welcome(plan: Plan = wire.PLAN) -> bytes:
+def welcome(plan: Plan = wire.PLAN, instance: bytes = b"instance") -> bytes:
     """The answer to `hello`."""
-    place = b"instance", 1, RUN, 0, control.OPEN, 5000
+    place = instance, 1, RUN, 0, control.OPEN, 5000
     return control.write_control(control.Welcome(*place, to_numbers(plan)))
 
 
@@ -217,8 +221,13 @@ def _answers() -> Iterator[bytes]:
     asked = [b"\x00" + welcome(QUIET_PLAN), *(b"\x01" + body for body in whole)]
     yield joined(asked + [b"\x01" + silent(2), b"\x04\0"] + 13 * [b"\xf1\0"])
     quiet = [b"\xf1" + control.write_control(control.Refusal(0, "unknown node")), b"\xf0\0"]
-    announced = [b"\x02" + control.write_control(control.Announce(RUN, 1, control.OPEN, 9))]
-    yield joined(said + announced + quiet + said + [b"\x01" + body for body in step])
+    yield joined(said + [_announce(1)] + quiet + said + [b"\x01" + body for body in step])
+    other = b"\x00" + welcome(QUIET_PLAN, control.renewed(b"instance", RUN))
+    yield joined([*said, *asked[1:], other, _announce(3), other])
+
+
+def _announce(version: int) -> bytes:
+    return b"\x02" + control.write_control(control.Announce(RUN, version, control.OPEN, 9))
 
 
 def _cut(item: bytes) -> list[bytes]:

@@ -209,17 +209,17 @@ class Member:
                 raise WireError("kind", f"a node takes no {type(message).__name__}")
 
     def _welcome(self, message: Welcome, now: float) -> None:
-        is_late = message.run != self.run and self._greeting.at is None  # nobody has asked
-        if message.instance != self._instance or is_late:
-            return  # an answer to another node on a shared bearer, or from a run that is given up
+        if message.instance != self._instance:
+            return  # an answer to another node on a shared bearer
         plan = from_numbers(message.plan)
         if plan.dimension != self.fixed.size:
             raise WireError("vector length", "the host's plan is for an adapter of another size")
-        if message.run != self.run or plan != self.plan:
+        if (message.run, plan) != (self.run, self.plan):
+            if self._greeting.at is None:
+                return  # nobody has asked: of a run that is given up
             self._begin_run(message.run, plan)
         self._arriving.expect(plan)
-        self._heard_at = now
-        self.context, self.joined = message.context, True
+        self.context, self.joined, self._heard_at = message.context, True, now
         if message.phase != control.GATHERING:
             self._greeting.stop()  # else the word that the round is open may have passed it
         self._events.append(Joined(self.run, self.context, plan))

@@ -247,12 +247,15 @@ def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:
     assert theo.phase == OPEN
 
 
-def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any) -> None:
+@pytest.mark.parametrize("change", ["run", "plan"])
+def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any, change: str) -> None:
     """It was under way while the host began another run: the work of this one must not be lost."""
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
-    from_host(bench, theo, welcome(bench, theo, run=b"run-id-0"))
-    assert theo.run == b"run-id-8"
+    other = to_numbers(replace(bench.plan, rounds=bench.plan.rounds + 1))
+    changes = {"run": {"run": b"run-id-0"}, "plan": {"plan": other}}
+    from_host(bench, theo, welcome(bench, theo, **changes[change]))
+    assert (theo.run, theo.plan) == (b"run-id-8", bench.plan)
     assert theo.pending is not None
 
 
