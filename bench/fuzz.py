@@ -147,7 +147,7 @@ def _progress(name: str, row: Row, done: int, of: int, left_s: float) -> str:
     left = f"about {left_s / 3600:.1f} h left" if left_s >= 3600 else f"{left_s / 60:.0f} min left"
     found = f"{row['executions']:>10} runs  {len(row['findings'])} findings"
     lines = [f"  {name:20} {found}  {done} of {of}, {left}"]
-    lines += [f"    {f['where']}: {f['what']} (input {f['input'][:64]})" for f in row["findings"]]
+    lines += [f"    {f['where']}: {f['what']} (input {f['input']})" for f in row["findings"]]
     return "\n".join(lines)
 
 

@@ -322,3 +322,9 @@ def test_what_is_kept_of_two_targets_is_not_run_at_once(campaign, monkeypatch) -
     monkeypatch.setattr(fuzz, "keep", keep_slowly)
     run(60.0)
     assert most == [1, 1, 1]
+
+
+def test_an_input_that_was_found_is_printed_whole_as_nothing_else_outlives_a_kill() -> None:
+    found = {"where": "f.py:1", "what": "ValueError", "input": "ab" * 400}
+    said = fuzz._progress("a", {"executions": 9, "findings": [found]}, 1, 2, 60.0)
+    assert "ab" * 400 in said
