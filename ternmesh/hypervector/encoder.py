@@ -140,8 +140,8 @@ def _spread(values: Vector, scale: float, coded: Coded) -> tuple[float, Coded]:
     if codebook.expected_share(values.size, room) * energy <= coded.count:
         return scale, coded  # the search can be spared
     spread, names = codebook.encode(values, room)
-    if values.size * spread * spread <= coded.count:
-        return scale, coded
+    if values.size * spread * spread <= coded.count or not encode_scale(spread * scale):
+        return scale, coded  # its scale is above a unit and so never zero
     return spread * scale, Coded(values.size, CODEBOOK, names)
 
 

@@ -28,6 +28,7 @@ def vectors(dimension: int, seed: int) -> dict[str, np.ndarray]:
         "one": np.eye(1, dimension, dimension - 1)[0],
         "huge": rng.choice([-1.0, 1.0], dimension) * 3e38,
         "tiny": rng.normal(0, 1e-9, dimension),
+        "some units": rng.normal(0, 0.5 * UNIT, dimension),
         "denormal": np.full(dimension, 1e-42),
         "clustered": np.where(np.arange(dimension) < dimension // 10, 1.0, 1e-6),
     }

@@ -96,3 +96,14 @@ def test_a_share_beyond_the_packet_is_refused() -> None:
     body[3] = PLAN.up.count
     with pytest.raises(WireError, match="shares"):
         step.update_units([bytes(body)], MODEL, 4, PLAN)
+
+
+def test_what_is_left_over_can_be_written_until_nothing_is() -> None:
+    """The host of a run on news that has ended must not refuse its own last steps."""
+    plan = make_plan(
+        2000, rounds=50, local_steps=1, learning_rate=0.1, frame_mtu=164, down_zeros=0.97
+    )
+    left = (np.random.default_rng(0).normal(0, 1.1, 2000) * UNIT).astype(np.float32)
+    for version in range(1, 9):
+        shares, _, left = step.make_step([], left, MODEL, version, plan)
+        assert step.step_units(shares, MODEL, version, plan).size == 2000
