@@ -151,11 +151,13 @@ class Listener:
         """The hub itself, under the key of the pair, has come to this counter and not beyond it."""
         self._near, self._floor = counter, min(self._floor, counter)
 
-    def open(self, head: bytes, low: int, phase: int, sealed: bytes) -> bytes:
-        """The body of a broadcast; WireError.
+    def open(self, hub: bytes, head: bytes, low: int, phase: int, sealed: bytes) -> bytes:
+        """The body of a broadcast of the hub with this fingerprint; WireError.
 
         The key before is not tried: it may have been changed because somebody lost the right to it.
         """
+        if self._keys is not None and self._keys.state.fingerprint != hub:
+            self._keys = None  # the hub is another one by now, or has other keys
         keys = self._keys
         self._bad += 1
         if keys is None or keys.state.epoch & 1 != phase:

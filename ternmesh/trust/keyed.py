@@ -243,7 +243,7 @@ class KeyedSealing:
         if hub.other.role not in roles:
             raise WireError("role", f"{self._hub_name} may not speak to all")
         try:
-            return self._listener.open(head, low, phase, content)
+            return self._listener.open(hub.other.fingerprint, head, low, phase, content)
         except SealError:
             if self._listener.is_out_of_step:
                 hub.ask()

@@ -25,10 +25,10 @@ def accept(body: bytes, roster: Roster, host: Identity, peer: str) -> tuple[Publ
     """
     rotation = body[1:]
     new = roster.rotated(rotation)
-    if new is None:
-        if roster.find(peer).fingerprint != rotation[:FINGERPRINT_SIZE]:
-            raise WireError("unknown key", f"a rotation of a key that {peer} does not have")
-        new = roster.rotate(rotation)
+    key = rotation[:FINGERPRINT_SIZE] if new is None else new.fingerprint
+    if roster.find(peer).fingerprint != key:
+        raise WireError("unknown key", f"a rotation of a key that {peer} does not have")
+    new = new or roster.rotate(rotation)
     return new, bytes((ANSWER,)) + host.sign(_answer(roster.fleet, rotation))
 
 

@@ -1,9 +1,13 @@
 """What a member that holds the broadcast key can spoil, and which key counts."""
 
-from trust_ends import ALL, DOWN, End, hail, make_fleet, met
+from dataclasses import replace
+
+from trust_ends import ALL, DOWN, End, hail, make_fleet, met, someone
 
 from ternmesh.trust.broadcast import LATE_MAX
+from ternmesh.trust.identity import Role
 from ternmesh.trust.keys import nonce
+from ternmesh.trust.roster import Roster
 from ternmesh.trust.session import KEYS, GroupState, group_name, read_keys, write_keys
 
 LATER = 1e9
@@ -153,3 +157,14 @@ def test_both_ends_name_the_key_that_is_in_force() -> None:
     node.hear("host", frame)
     assert host.sealing.broadcast_name == node.sealing.broadcast_name
     assert make_fleet("theo")[1].sealing.broadcast_name == b""
+
+
+def test_a_hub_that_was_replaced_is_not_heard_any_more() -> None:
+    """A gateway that was stolen is revoked on its boards: the key that it gave them is over, too."""
+    host, theo = met(suite=2)
+    assert theo.hear("host", host.say("all", ALL, b"ours")) == b"ours"
+    state = replace(theo.roster.state, host=someone("another", Role.HOST).public)
+    theo.roster = Roster(state)
+    theo.boot()
+    assert theo.hear("host", host.say("all", ALL, b"theirs")) == "seal"
+    assert theo.sealing.due(LATER), "it asks the new one for its key"

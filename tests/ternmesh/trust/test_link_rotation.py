@@ -53,6 +53,15 @@ def test_who_has_only_one_of_the_keys_rotates_nothing() -> None:
     assert refused(fleet, rotation.write_request(write_rotation(THEO, NEXT, bytes(16))))
 
 
+def test_a_rotation_in_force_is_answered_to_its_own_member_alone() -> None:
+    """A relay could otherwise play it in anybody's name, and the host would take it for news."""
+    fleet = begin()
+    asked = rotation.write_request(write_rotation(THEO, NEXT, fleet.fleet))
+    rotation.accept(asked, fleet, HOST, "theo")
+    assert refused(fleet, asked, "dora") == "unknown key"
+    assert refused(fleet, asked, "stranger") == "unknown key"
+
+
 def test_a_key_that_is_over_rotates_nothing() -> None:
     """Who has stolen a key that was rotated since cannot ask for another one."""
     fleet = begin()
