@@ -98,8 +98,12 @@ class HostService:
         if request[membership.ASK] == "code" and self.desk is not None:
             return membership.code(self.desk, request, self._clock())
         answer = membership.answer(self._keyring, request)
-        if request[membership.ASK] == "revoke" and "error" not in answer:
-            self.coordinator.exclude(str(request["name"]), self._clock())
+        if "error" not in answer:
+            match request[membership.ASK]:
+                case "revoke":
+                    self.coordinator.exclude(str(request["name"]), self._clock())
+                case "rotate":  # there is a new broadcast key, which the others must be given
+                    self.coordinator.handle_timeout(self._clock())
         return answer
 
     def status(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ sends it again. Errors:
     ├── NotConnected        nothing was sent: wait for `connected`
     ├── Busy                nothing was sent: too much is on its way, offer it again soon
     ├── FrameTooLarge       a frame is longer than this transport's `mtu`
+    ├── UnknownPeer         the bearer has no address for a peer: nothing ever leaves for it
     ├── NameTaken           another process has our name on the bearer: this one must end
     └── MissingExtra        the Python package for this transport is not installed
 """
@@ -59,6 +60,10 @@ class Busy(TransportError):
 
 class FrameTooLarge(TransportError):
     """A frame is longer than the transport's mtu."""
+
+
+class UnknownPeer(TransportError, ValueError):
+    """The bearer has no address for this peer; a ValueError as other wrong peers are."""
 
 
 class NameTaken(TransportError):

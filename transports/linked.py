@@ -32,7 +32,16 @@ from ternmesh.swarm.pace import Pace
 from ternmesh.trust.sealing import Change, OpenSealing, Sealing
 from ternmesh.wire import seal
 from transports import batch
-from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NotConnected, Transport
+from transports.base import (
+    ALL,
+    HOST,
+    Arrival,
+    Busy,
+    FrameTooLarge,
+    NotConnected,
+    Transport,
+    UnknownPeer,
+)
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
 ROOM = 1  # frames that are taken from the link at once: what it says may be out of date soon
@@ -357,7 +366,9 @@ class LinkedTransport:
                 self._inner.send(peer, [frame])
             except (Busy, NotConnected):
                 return
-            except FrameTooLarge as error:  # A broker's limit may shrink under our hands.
+            except (FrameTooLarge, UnknownPeer) as error:
+                # A broker's limit may shrink under our hands, and what is under way since before
+                # a restart may be for a board that has left the configuration.
                 self.frames_refused += 1
                 _logger.warning("a frame for %s is lost: %s", peer, error)
             self._held.popleft()

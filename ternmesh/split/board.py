@@ -61,6 +61,7 @@ class SplitBoard:
         self._events: deque[BoardEvent] = deque()
         self._intake: bodies.Intake | None = None
         self._greeting = Backoff(HELLO_S, HELLO_LONGEST_S, rng)
+        self._amends = Backoff(HELLO_S, HELLO_LONGEST_S, rng)  # hellos after refusals
         self._wanted: tuple[int, int, int] | None = None  # number, leg and samples of the answer
         self._give_up_at: float | None = None
         self._lost = 0
@@ -151,9 +152,9 @@ class SplitBoard:
         plan = from_numbers(message.plan)
         if not self._fits(plan):
             raise WireError("plan", "the host's plan is for another cut, or for other labels")
+        if (message.run, plan) != (self.run, self.plan) and self._greeting.at is None:
+            return  # nobody has asked: of a run that is given up, or of a host before a restart
         if message.run != self.run:
-            if self._greeting.at is None:
-                return  # nobody has asked: a run that is given up
             self._begin_run(message.run)
         if plan != self.plan:
             self.plan, self._intake = plan, bodies.Intake(plan)
@@ -181,11 +182,10 @@ class SplitBoard:
         self._wanted = self._give_up_at = None
 
     def _host_refused(self, message: Refusal, now: float) -> None:
-        if message.reason in self.refused or len(self.refused) < REASONS_MAX:
-            self._refuse("", message.reason)
+        self._refuse("", message.reason)
         if self._wanted is not None:
             self._lose(now)
-        self._greeting.by(now + HELLO_S * 0.5)
+        self._greeting.by(self._amends.again(now))
 
     def _receive_answer(self, item: Activation) -> None:
         plan = self.plan
@@ -197,6 +197,7 @@ class SplitBoard:
             raise WireError("shape", "an answer of another shape than the plan's")
         self._wanted = self._give_up_at = None
         self._lost = 0
+        self._amends.stop()
         self._events.append(Answered(item))
 
     def _lose(self, now: float) -> None:
@@ -228,6 +229,8 @@ class SplitBoard:
         self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
 
     def _refuse(self, peer: str, reason: str) -> None:
+        if reason not in self.refused and len(self.refused) >= REASONS_MAX:
+            reason = "other"  # the host's words are not ours to choose, but ours to bound
         self.refused[reason] += 1
         if len(self._events) < REFUSED_SHOWN_MAX:
             self._events.append(Refused(peer, reason))

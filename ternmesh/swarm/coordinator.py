@@ -84,12 +84,14 @@ class Coordinator:
         self._sealing.bind(run)
         self._outgoing = Outgoing(state.counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
-        self._round = self._new_round()
+        has_bundles = any(
+            place & BUNDLE for place, _ in state.bodies
+        )  # there are receipts for them
+        self._round = self._new_round(may_be_bundled=settings.bundles or has_bundles)
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._refusals, self._catch_ups = Seldom(ANSWER_MIN_S), Seldom(CATCH_UP_MIN_S)
         for place, body in state.bodies:
-            if settings.bundles or not place & BUNDLE:  # they may have been switched off since
-                self._round.add(place, body)
+            self._round.add(place, body)
 
     # The verbs
 
@@ -119,8 +121,8 @@ class Coordinator:
                 self._refuse(peer, error.reason, now)
         for context in touched:
             self._answer(context)
+        self._outgoing.ask(now)  # perhaps with a new broadcast key, before what is under it
         self._advance(now)
-        self._outgoing.ask(now)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due."""
@@ -157,9 +159,11 @@ class Coordinator:
             self._receive_hello(peer, body, now)
             return
         node = self.nodes.speaker(header.context, peer)
-        node.heard_at, node.active = now, True
+        node.heard_at = now
         self._check_round(round_of(body, self.version, self.plan, self.settings.bundles))
         place = self._round.place(node.context, body)
+        if place & BUNDLE and not self.settings.bundles:
+            raise WireError("bundle", "this host takes no bundles any more")
         try:
             is_new = self._take(node, place, body)
         finally:
@@ -284,12 +288,12 @@ class Coordinator:
         node = self.nodes.named(name)
         if node is not None:
             self._forget(node.context)
-            self._outgoing.ask(now)  # for the rest a new broadcast key, before what is under it
-            self._advance(now)
+        self._outgoing.ask(now)  # for the rest a new broadcast key, before what is under it
+        self._advance(now)
 
     def _deadline_passed(self, now: float) -> None:
         for node in self.nodes.values():
-            node.active = self.delivered(node.context) != "none"
+            node.active = self._round.has_spoken(node.context)
         usable = self._round.count().rows
         if len(self._round.silent.union(usable)) >= self.settings.min_peers:
             self._close_round(now)
@@ -313,16 +317,16 @@ class Coordinator:
             node = self.nodes[context]
             node.counted, node.bundle = row, count.bundles.get(context)
         self._publish(version, shares, count, now)
-        self._round = self._new_round()
+        self._round = self._new_round(may_be_bundled=self.settings.bundles)
         if self.phase == OPEN:
             self._open_round(now)
 
     def _certified(self, content: bytes) -> bytes:
         return certify(content, self._notary.certify(self.run, content))
 
-    def _new_round(self) -> OpenRound:
-        may_be_bundled = self.nodes if self.settings.bundles else None
-        return OpenRound(self.plan, self._model, self.version, may_be_bundled)
+    def _new_round(self, *, may_be_bundled: bool) -> OpenRound:
+        nodes = self.nodes if may_be_bundled else None
+        return OpenRound(self.plan, self._model, self.version, nodes)
 
     def _publish(self, version: int, shares: tuple[bytes, ...], count: Count, now: float) -> None:
         counted = tuple(count.rows.values())

@@ -98,6 +98,7 @@ class Member:
         self._resend = Backoff(pace.packet_s, pace.packet_longest_s, rng)
         self._amends = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # hellos after refusals
         self._catch_up_s, self._heard_at = pace.catch_up_s, 0.0
+        self._has_asked = False  # a hello is out that no welcome has answered
 
     # The verbs
 
@@ -215,11 +216,12 @@ class Member:
         if plan.dimension != self.fixed.size:
             raise WireError("vector length", "the host's plan is for an adapter of another size")
         if (message.run, plan) != (self.run, self.plan):
-            if self._greeting.at is None:
-                return  # nobody has asked: of a run that is given up
+            if not self._has_asked:
+                return  # of a run that is given up
             self._begin_run(message.run, plan)
         self._arriving.expect(plan)
-        self.context, self.joined, self._heard_at = message.context, True, now
+        self.context, self.joined, self._has_asked = message.context, True, False
+        self._heard_at = now
         if message.phase != control.GATHERING:
             self._greeting.stop()  # else the word that the round is open may have passed it
         self._events.append(Joined(self.run, self.context, plan))
@@ -265,15 +267,14 @@ class Member:
             self._greeting.by(now + self._catch_up_s * (0.5 + self._rng.random()))
 
     def _receipt(self, message: Receipt, now: float) -> None:
-        self._heard_at = now
         pending, plan = self.pending, self.plan
-        if pending is None or plan is None or message.round != pending.round:
-            return
-        if message.digest != pending.digest:
-            raise WireError("digest", "a receipt for a packet that this node did not make")
-        if read_bitmap(message.have, plan.up.count).all() and not self.received:
-            self._work_received()
-            self._events.append(PacketReceived(pending.round))
+        if pending is not None and plan is not None and message.round == pending.round:
+            if message.digest != pending.digest:
+                raise WireError("digest", "a receipt for a packet that this node did not make")
+            if read_bitmap(message.have, plan.up.count).all() and not self.received:
+                self._work_received()
+                self._events.append(PacketReceived(pending.round))
+        self._heard_at = now
 
     def _silence_known(self, message: Silent, now: float) -> None:
         """The host has it on disk, as it has a packet with a receipt: no need to repeat it."""
@@ -291,8 +292,7 @@ class Member:
         self._refuse("", message.reason)
         if message.reason == "unknown node":
             self.joined = False
-        if self._greeting.at is None:
-            self._greeting.by(self._amends.again(now))
+        self._greeting.by(self._amends.again(now))
 
     # References
 
@@ -301,19 +301,19 @@ class Member:
         forged = self._arriving.forged
         found = self._arriving.add(body, is_for_all, check)
         if self._arriving.forged > forged:
-            self._refuse("", "piece")
+            self._refuse(HOST, "piece")
         if found is None:
             return
-        step, name = found
-        if step.version > self.version:
-            self._heard_at = now
+        (step, name), version = found, self.version
         if isinstance(step, Snapshot):
             self._apply_snapshot(step, now)
         else:
             self._apply_reference(step, name, now)
+        if step.version > version:
+            self._heard_at = now
 
     def _apply_reference(self, step: Reference, name: bytes, now: float) -> None:
-        if step.version <= self.version:
+        if step.version < self.version or name == self.reference:
             return  # a repetition
         if step.version != self.version + 1 or step.parent != self.reference:
             self.target = max(self.target, step.version)
@@ -336,7 +336,7 @@ class Member:
         self.finished, self._offered = step.finished, -1
         self.target = max(self.target, step.version)
         self._amends.stop()
-        self.phase = control.FINISHED if step.finished else control.OPEN
+        self.phase = max(self.phase, control.FINISHED if step.finished else control.OPEN)
         if self.version >= self.target:
             self._greeting.stop()
         else:
@@ -367,6 +367,7 @@ class Member:
         self._outgoing.discard(seal.ENROL)
         self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
         self._greeting.again(now)
+        self._has_asked = True
 
     def _send_work(self, now: float) -> None:
         """The packet, or the word that there is none this time: until the host has it on disk.

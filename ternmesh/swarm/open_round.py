@@ -101,6 +101,13 @@ class OpenRound:
             return "silent" if context in self.silent else "none"
         return "whole" if intake.complete else "part"
 
+    def has_spoken(self, context: int) -> bool:
+        """Whether anything of a node is here: its silence, a share or a manifest, also bundled."""
+        intake = self.intakes.get(context)
+        own = intake is not None and (intake.manifest is not None or bool(intake.bodies))
+        bundled = any(context in bundle.rows for bundle in self.bundles.values())
+        return own or bundled or context in self.silent
+
     def present(self) -> set[int]:
         """The nodes of which nothing more is to come."""
         whole = {context for context, intake in self.intakes.items() if intake.complete}

@@ -11,7 +11,7 @@ from ternmesh.link.link import Link, LinkFull, LinkSettings
 from ternmesh.wire.seal import Header, seal
 from ternmesh_store.link_store import LinkStore
 from transports import linked
-from transports.base import Busy
+from transports.base import Busy, UnknownPeer
 from transports.faults import Faults
 from transports.faulty import FaultyTransport
 from transports.linked import LinkedTransport
@@ -285,3 +285,25 @@ def test_what_was_handed_out_is_neither_read_again_nor_kept_without_a_limit(
     assert plain() == []
     bench.ends["theo"].send("host", frames(4))  # in the first place again
     assert len(bench.run(30.0)["host"]) == 1
+
+
+def test_what_is_under_way_for_a_board_that_has_left_the_configuration_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, Faults(), ("theo", "dora"))
+    bench.ends["host"].send("dora", frames(4))
+    bench.restart("host")
+    host = bench.ends["host"]
+    send = host._inner.send
+
+    def addressed(peer: str, sent: Any) -> int:
+        if peer == "dora":
+            raise UnknownPeer("addresses has no entry for 'dora'")
+        return send(peer, sent)
+
+    monkeypatch.setattr(host._inner, "send", addressed)
+    bench.run(2.0)
+    host.send("theo", frames(5))
+    [arrival] = bench.run(5.0)["theo"]
+    assert len(arrival.frames) == 5
+    assert host.frames_refused > 0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ternmesh.link.airtime import LoraSetting
-from transports.base import ALL, HOST, check_node, check_peer
+from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS = 0, 255
@@ -119,12 +119,12 @@ class SerialLoraSettings:
         return self.addresses if self.role == HOST else {HOST: HOST_ADDRESS}
 
     def address(self, peer: str) -> int:
-        """Where frames for `peer` go; ValueError for a peer that this end has not."""
+        """Where frames for `peer` go; UnknownPeer for one without an address."""
         check_peer(self.role, peer)
         if peer in (HOST, ALL):
             return HOST_ADDRESS if peer == HOST else ALL_ADDRESS
         if peer not in self.addresses:
-            raise ValueError(f"addresses has no entry for {peer!r}: give it 1 to 254")
+            raise UnknownPeer(f"addresses has no entry for {peer!r}: give it 1 to 254")
         return self.addresses[peer]
 
     def peer(self, to: int, sender: int) -> str | None:

@@ -98,7 +98,7 @@ class SerialLoraTransport:
             self._thread.join(2 * self.settings.write_timeout_s)  # If it is stuck, it ends by then.
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
-        """Queue frames for the modem; see `Transport.send`. ValueError for an unknown peer."""
+        """Queue frames for the modem; see `Transport.send`. UnknownPeer: it has no address."""
         to = self.settings.address(peer)
         if not self.connected or self._waker is None:
             raise NotConnected(f"not connected: {self._last_error}")

@@ -152,6 +152,38 @@ def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
     assert (board.number, board.run) == (2, RUN)
 
 
+def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> None:
+    wire = make_wire("ada")
+    ada = wire.boards["ada"]
+    assert ada._greeting.at is None
+    plan = replace(PLAN, micro_batches=99)
+    frame = welcome(instance=ada._instance, plan=to_numbers(plan))
+    ada.receive_frames("host", [frame], wire.now)
+    assert ada.plan == PLAN
+    ada._say_hello()
+    ada._greeting.again(wire.now)
+    ada.receive_frames("host", [frame], wire.now)
+    assert ada.plan == plan
+
+
+@pytest.mark.parametrize("answer_s", [0.02, 0.6, 1.5])
+def test_a_board_that_is_refused_says_hello_ever_more_seldom(answer_s: float) -> None:
+    wire = make_wire()
+    wire.deaf = {"host"}
+    ada, hellos, due = add_board(wire, "ada"), 0, None
+    refusal = control.write_control(control.Refusal(0, "wrong model"))
+    until = wire.now + 600
+    while wire.now < until:
+        wire.frames.clear()
+        wire.pass_time(0.02)
+        if wire.frames:
+            hellos, due = hellos + len(wire.frames), wire.now + answer_s
+        if due is not None and wire.now >= due:
+            due = None
+            ada.receive_frames("host", [seal.seal(seal.Header(seal.ENROL, 0), refusal)], wire.now)
+    assert 5 < hellos < 40
+
+
 @pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])
 def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
     wire = make_wire("a")

@@ -239,7 +239,10 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
     assert [again.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]
     assert again._round.intakes[1].have == b"\x01"
     no_more = host(bundles=False, state=state)
-    assert [no_more.delivered(c) for c in (1, 2, 3)] == ["part", "none", "none"]
+    assert [no_more.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]  # as promised
+    send(no_more, 3, *bundle_of(3, 4).bodies)
+    assert no_more.refused["bundle"] == 1
+    assert no_more.delivered(3) == no_more.delivered(4) == "none"
 
 
 def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:

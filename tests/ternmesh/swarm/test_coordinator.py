@@ -312,6 +312,28 @@ def test_a_vanished_node_is_waited_for_once(bench: Any) -> None:
     assert bench.host.version == 2  # yan is back, and waited for again
 
 
+def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:
+    node = bench.host.nodes[1]
+    node.active = False
+    frame = seal.seal(seal.Header(1, 0), b"\x77" + bytes(9))
+    bench.host.receive_frames("theo", [frame], bench.now)
+    assert (bench.host.refused["kind"], node.active) == (1, False)
+    bench.host.receive_frames("theo", packet(bench, 1)[:1], bench.now)
+    assert node.active
+
+
+def test_a_node_of_which_only_the_manifest_came_is_still_awaited(new_bench: New) -> None:
+    bench = new_bench(min_peers=2, deadline_s=30)
+    for name in ("theo", "yan", "zoe"):
+        bench.add(name)
+    bench.exchange()
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
+    bench.wait(31)
+    assert bench.host.version == 0
+    assert [node.active for node in bench.host.nodes.values()] == [True, True, False]
+
+
 def test_too_few_packets_extend_the_round(new_bench: New) -> None:
     bench = new_bench(min_peers=2, deadline_s=30)
     bench.add("theo")

@@ -207,6 +207,9 @@ def test_a_new_run_starts_from_nothing(bench: Any) -> None:
     assert (theo.version, theo.target) == (2, 2)
     from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
     from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
+    assert theo.run == b"run-id-8", "it has not asked yet"
+    bench.wait(1.0)
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
     assert (theo.run, theo.version, theo.target) == (b"run-id-9", 0, 0)
     assert theo.reference == genesis(MODEL, b"run-id-9", bench.plan)
     assert not theo.fixed.any()
@@ -263,14 +266,68 @@ def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench
     """It was held back: the node has since gone over to a new run, and says hello again."""
     theo = bench.nodes["theo"]
     late = welcome(bench, theo)
-    theo._greeting.soon(bench.now)
+    theo._hello(bench.now)
     from_host(bench, theo, welcome(bench, theo, run=b"next run"))
     assert theo.run == b"next run"
-    theo._greeting.soon(bench.now)
+    theo._hello(bench.now)
     from_host(bench, theo, late)
     assert theo.run == b"next run"
     from_host(bench, theo, welcome(bench, theo, run=b"last run"))
     assert theo.run == b"last run"
+
+
+def test_a_late_reference_does_not_take_back_a_question(bench: Any) -> None:
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
+    theo.handle_timeout(bench.now + 1.0)
+    bench.take("theo")  # its hello is on the way
+    for node in (theo, yan):
+        node.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert theo.version == 1
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
+    assert theo.run == b"run-id-9"
+
+
+def test_a_refused_receipt_breaks_no_silence(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    doubts_at = theo._doubts_at()
+    bench.now += 5.0
+    from_host(bench, theo, control.Receipt(0, bytes(4), b"\x01"))
+    assert theo.refused == {"digest": 1}
+    assert theo._doubts_at() == doubts_at
+
+
+def test_a_refusal_hastens_a_hello_that_is_far_off(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    for _ in range(8):
+        theo._hello(bench.now)
+    assert theo.next_timeout() > bench.now + 20
+    from_host(bench, theo, control.Refusal(0, "unknown node"))
+    assert theo.next_timeout() <= bench.now + 1.5
+
+
+def test_phases_go_forward_only(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo._hello(bench.now)
+    from_host(bench, theo, welcome(bench, theo, version=2, phase=control.FINISHED))
+    both_submit(bench, 0)
+    assert (theo.version, theo.phase) == (1, control.FINISHED)
+
+
+def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> None:
+    """The host has fallen back to an older disk, and made it anew from other packets."""
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    assert (theo.version, theo._greeting.at) == (1, None)
+    step = reference.Reference(1, bytes(16), MODEL[:8], False, 0, (), new_step(bench))
+    for body in pieces.cut(
+        reference.certify(reference.write_reference(step)), bench.plan.frame_mtu
+    ):
+        theo.receive_frames(HOST, [seal.seal(seal.Header(seal.BROADCAST, 0), body)], bench.now)
+    assert theo.version == 1
+    assert theo._greeting.at is not None
 
 
 def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:

@@ -73,10 +73,11 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
     assert [row.context for row in made.counted] == [theo.context]
 
 
-@pytest.mark.parametrize("way", ["exclude", "timeout"])
+@pytest.mark.parametrize("way", ["exclude", "timeout", "packet"])
 def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, way: str) -> None:
-    for name in ("theo", "yan"):
-        bench.nodes[name].submit(0, bench.delta(0), bench.now)
+    bench.nodes["theo"].submit(0, bench.delta(0), bench.now)
+    if way != "packet":
+        bench.nodes["yan"].submit(0, bench.delta(0), bench.now)
     bench.exchange()
     assert bench.host.version == 0
     for node in bench.nodes.values():
@@ -85,6 +86,10 @@ def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, 
     bench.host._sealing.rekey()
     if way == "exclude":
         bench.host.exclude("mallory", bench.now)
+    elif way == "packet":
+        bench.nodes["yan"].submit(0, bench.delta(0), bench.now)
+        frames = [frame for _, frame in bench.take("yan")]
+        bench.host.receive_frames("yan", frames, bench.now)  # in one message
     else:
         bench.host.deadline = bench.now
         bench.host.handle_timeout(bench.now)
@@ -93,6 +98,16 @@ def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, 
     for name in ("theo", "yan"):
         assert bench.nodes[name].version == 1
         assert not bench.nodes[name].refused
+
+
+def test_a_key_is_given_at_once_also_where_somebody_who_never_joined_was_revoked(
+    bench: Any,
+) -> None:
+    bench.host._sealing.rekey()
+    bench.host.exclude("shed", bench.now)
+    bench.exchange()
+    for node in bench.nodes.values():
+        assert node._sealing.broadcast_name == bench.host._sealing.broadcast_name
 
 
 def test_forged_broadcasts_write_nothing(bench: Any) -> None:

@@ -338,7 +338,7 @@ def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) ->
     welcome = control.Welcome(
         theo._instance, theo.context, host.run, 0, 1, 0, to_numbers(bench.plan)
     )
-    theo._greeting.soon(bench.now)
+    theo._hello(bench.now)
     theo._welcome(welcome, bench.now)
     assert not [frame for _, frame in bench.take("theo") if frame[1:3] != b"\0\0"]
 

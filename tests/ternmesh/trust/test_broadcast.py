@@ -160,7 +160,7 @@ def test_both_ends_name_the_key_that_is_in_force() -> None:
 
 
 def test_a_hub_that_was_replaced_is_not_heard_any_more() -> None:
-    """A gateway that was stolen is revoked on its boards: the key that it gave them is over, too."""
+    """A stolen gateway is revoked on its boards: the key that it gave them is over, too."""
     host, theo = met(suite=2)
     assert theo.hear("host", host.say("all", ALL, b"ours")) == b"ours"
     state = replace(theo.roster.state, host=someone("another", Role.HOST).public)
