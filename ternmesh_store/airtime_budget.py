@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 
-from ternmesh.link.ledger import HOLD_MAX_S, HOUR_S, Moment
+from ternmesh.link.ledger import HOLD_MAX_S, Moment
 from ternmesh.link.regions import SubBand
 from ternmesh_store.airtime_store import AirtimeStore
+from ternmesh_store.database import StoreError
 from ternmesh_store.moment import read_moment
 
 
@@ -31,19 +31,18 @@ class AirtimeBudget:
         self._is_open = False
 
     def may_send(self, airtime_us: int) -> float:
-        """0.0 where the frame's air is reserved on disk now, else the seconds to wait."""
+        """0.0 where the frame's air is reserved on disk now, else the seconds to wait, or inf."""
         if self._band.budget_us is None:
             return 0.0
         now = self._now()
         if not self._is_open:
             self._store.open(now)
             self._is_open = True
-        hold_s = min(self._hold_s, HOLD_MAX_S - airtime_us / 1e6)
-        if self._store.reserve(self._band, now, airtime_us, hold_s):
-            return 0.0
-        at_s = self._store.ledger(self._band, now).next_free_s(now.now_s, airtime_us)
-        wait_s = HOUR_S if at_s == inf else at_s - now.now_s
-        return max(wait_s, 1e-3) / self._speed
+        try:
+            return self._reserve(now, airtime_us)
+        except StoreError:
+            self._is_open = False  # a store that fails has closed: the next question opens it anew
+            raise
 
     def close(self) -> None:
         """Give back what was granted and not used; from the thread that asked."""
@@ -51,6 +50,13 @@ class AirtimeBudget:
             self._store.settle(self._now())
             self._store.close()
             self._is_open = False
+
+    def _reserve(self, now: Moment, airtime_us: int) -> float:
+        hold_s = min(self._hold_s, HOLD_MAX_S - airtime_us / 1e6)
+        if self._store.reserve(self._band, now, airtime_us, hold_s):
+            return 0.0
+        at_s = self._store.ledger(self._band, now).next_free_s(now.now_s, airtime_us)
+        return max(at_s - now.now_s, 1e-3) / self._speed
 
     def _now(self) -> Moment:
         moment = self._clock()

@@ -13,7 +13,7 @@ import numpy as np
 
 from ternmesh.config import ConfigError
 from ternmesh.link.link import LinkSettings
-from ternmesh.link.regions import REGIONS, UNREGULATED, Channel, SubBand, check, longest_frame
+from ternmesh.link.regions import REGIONS, UNREGULATED, Channel, SubBand, check, frame_limit_us
 from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.trust.keyed import FRAME_MIN
 from ternmesh.wire import seal
@@ -165,7 +165,6 @@ def pace_of(transport: StatusTransport) -> Pace:
 def _timing(bearers: Sequence[Bearer], radios: Sequence[Radio], nodes: int) -> LinkSettings:
     """That of the slowest, with frames that all carry."""
     sizes = [LINK_MTU_MAX, *(bearer.transport.mtu for bearer in bearers)]
-    sizes += [longest_frame(radio.band, radio.settings.radio) for radio in radios]
     metered = [b.transport for b in bearers if isinstance(b.transport, AirtimeTransport)]
     frame_us = max((raw.airtime_us(min(sizes)) for raw in metered), default=0)
     speed = min((radio.settings.speed for radio in radios), default=1.0)
@@ -187,7 +186,8 @@ def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:
 
     radio = radio_of(link, role)
     budget = stores.budget(radio.band, HOLD_S, radio.settings.speed)
-    raw = SerialLoraTransport(radio.settings, budget)
+    frame_us_max = frame_limit_us(radio.band, radio.settings.radio)
+    raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_us_max)
     return Bearer(name, raw, frozenset(radio.settings.peers), metered=True)
 
 

@@ -48,6 +48,7 @@ ROOM = 1  # frames that are taken from the link at once: what it says may be out
 DELIVERED_MAX = 256
 PASSED_MAX = 4096
 REFUSED_PEERS_MAX, REASONS_MAX = 256, 32  # that are counted by name
+HEARD_MAX = 256  # nodes that nobody has named, and that broadcasts are for since they were heard
 OTHER = "other"
 ORDINARY = ("seal", "sync", "replay")  # of radios, and of ends that meet
 UNSENT_MAX = 8  # objects for one node that wait: what it asks for again is newer
@@ -106,8 +107,9 @@ class StatusTransport(Transport, Protocol):
 
 
 class LinkedTransport:
-    """See `transports.base.Transport`. `receivers` are the nodes that a broadcast is for.
+    """See `transports.base.Transport`. `receivers` are nodes that a broadcast is for.
 
+    It is for those, too, who were heard in this process: a broker's nodes are named nowhere.
     `as_is`: the frames of a packet that fit the bearer are sent once each and not as an object.
     Without `keys` whoever reaches the bearer is believed.
     """
@@ -132,6 +134,7 @@ class LinkedTransport:
         self._held: deque[tuple[str, bytes]] = deque()  # frames that the bearer was too busy for
         self._handed: deque[tuple[float, int, int]] = deque()  # when, place in the inbox, bytes
         self._handed_bytes = 0
+        self._heard: dict[str, None] = {}
         self._under_way: dict[Name, int] = {}
         self._delivered: dict[Name, float] = {}  # when
         self._passed: dict[Name, float] = {}  # when a frame of a packet was sent as it is
@@ -243,7 +246,9 @@ class LinkedTransport:
         name = peer, _content(frames)
         if self._is_known(name):
             return
-        receivers = self._receivers if peer == ALL else (peer,)
+        receivers = (*self._receivers, *self._heard) if peer == ALL else (peer,)
+        if not receivers:
+            return  # nobody is here: who comes asks for it
         keep = None if peer == HOST else UNSENT_MAX
         try:
             number = self._link.send(peer, batch.join(frames), receivers=receivers, keep=keep)
@@ -273,6 +278,9 @@ class LinkedTransport:
         arrival = self._inner.receive(0.0 if self._link.has_frames else wait_s)
         now = self._clock()
         if arrival is not None:
+            is_named = arrival.peer in (HOST, *self._receivers)
+            if not is_named and len(self._heard) < HEARD_MAX:
+                self._heard[arrival.peer] = None
             for frame in arrival.frames:
                 self._link.receive_frame(arrival.peer, frame, now)
         due = self._link.next_timeout()

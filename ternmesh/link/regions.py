@@ -122,7 +122,7 @@ def check(region: Region, channel: Channel) -> SubBand:
         raise ChannelError(
             f"spreading factor {setting.spreading_factor} at {setting.bandwidth_khz} kHz takes "
             f"{airtime_us(setting, SHORTEST_FRAME) / 1000:g} ms for the shortest frame, and "
-            f"{band.name} in {region.name} allows {_frame_limit_us(band, setting) / 1000:g} ms: "
+            f"{band.name} in {region.name} allows {frame_limit_us(band, setting) / 1000:g} ms: "
             "use a smaller spreading factor"
         )
     return band
@@ -130,12 +130,13 @@ def check(region: Region, channel: Channel) -> SubBand:
 
 def longest_frame(band: SubBand, setting: LoraSetting) -> int:
     """The bytes of the longest frame within dwell time and hourly budget, up to 255; 0 for none."""
-    limit = _frame_limit_us(band, setting)
+    limit = frame_limit_us(band, setting)
     sizes = range(FRAME_MAX, 0, -1)
     return next((size for size in sizes if airtime_us(setting, size) <= limit), 0)
 
 
-def _frame_limit_us(band: SubBand, setting: LoraSetting) -> int:
+def frame_limit_us(band: SubBand, setting: LoraSetting) -> int:
+    """The longest that a frame may be on the air by dwell time and hourly budget."""
     dwell = band.dwell_us if setting.bandwidth_khz < band.fixed_bandwidth_min_khz else HOUR_US
     return min(dwell, band.budget_us or HOUR_US)
 

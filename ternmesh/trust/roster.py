@@ -104,7 +104,7 @@ class Roster:
         others = (self._host, *self._members.values())
         if any(public.verify == o.verify or public.exchange == o.exchange for o in others):
             raise TrustError(f"the key of {public.name} is enrolled under another name")
-        if len(self._members) >= MEMBERS_MAX:
+        if known is None and len(self._members) >= MEMBERS_MAX:
             raise TrustError(f"a fleet has at most {MEMBERS_MAX} members")
         self._members[public.name] = public
         return True

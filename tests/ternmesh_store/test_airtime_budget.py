@@ -1,9 +1,13 @@
+from math import inf
 from pathlib import Path
+
+import pytest
 
 from ternmesh.link.ledger import HOUR_S, Moment
 from ternmesh.link.regions import EU868
 from ternmesh_store.airtime_budget import AirtimeBudget
 from ternmesh_store.airtime_store import AirtimeStore
+from ternmesh_store.database import StoreError
 
 BAND = next(band for band in EU868.sub_bands if band.duty_cycle == 0.001)
 FRAME_US = 400_000  # nine of them fill the 3.6 s of a tenth of a per cent
@@ -54,5 +58,28 @@ def test_an_emulated_radio_has_shorter_hours(tmp_path: Path) -> None:
     wait_s = air.may_send(FRAME_US)
     assert 36 < wait_s < 37
     clock.now_s += wait_s
+    assert air.may_send(FRAME_US) == 0.0
+    air.close()
+
+
+def test_a_frame_longer_than_the_hours_budget_never_leaves(tmp_path: Path) -> None:
+    air = budget(tmp_path / "air.db", Clock())
+    assert air.may_send(3_600_001) == inf
+    assert air.may_send(FRAME_US) == 0.0
+    air.close()
+
+
+def test_a_disk_that_was_full_is_asked_again(tmp_path: Path, monkeypatch) -> None:
+    air = budget(tmp_path / "air.db", Clock())
+    assert air.may_send(FRAME_US) == 0.0
+
+    def full(*_: object) -> None:
+        air._store.close()
+        raise StoreError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(air._store, "reserve", full)
+        with pytest.raises(StoreError):
+            air.may_send(FRAME_US)
     assert air.may_send(FRAME_US) == 0.0
     air.close()

@@ -126,6 +126,22 @@ def test_frames_that_are_too_short_for_keys_are_a_sentence(tmp_path: Path) -> No
     make_transport(replace(slow, gateway="shed"), "theo", RadioStores(tmp_path))
 
 
+@pytest.mark.parametrize("frequency_hz", [863_500_000, 869_000_000])
+@pytest.mark.parametrize(("factor", "bandwidth"), [(11, 125), (12, 250), (12, 125), (7, 125)])
+@pytest.mark.parametrize("dialect", ["reyax", "rnode", "meshcore", "meshtastic"])
+def test_no_frame_is_made_that_the_law_never_lets_go(
+    tmp_path: Path, dialect: str, factor: int, bandwidth: int, frequency_hz: int
+) -> None:
+    """It would wait in front of all others for ever."""
+    link = serial(
+        frequency_hz=frequency_hz, spreading_factor=factor, bandwidth_khz=bandwidth, dialect=dialect
+    )
+    end = make_transport(link, "theo", RadioStores(tmp_path))
+    radio = end._inner
+    for size in (end._settings.mtu, radio.mtu):
+        assert radio.airtime_us(size) <= 3_600_000, size
+
+
 @pytest.mark.parametrize(
     ("link", "role"),
     [

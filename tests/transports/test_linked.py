@@ -307,3 +307,21 @@ def test_what_is_under_way_for_a_board_that_has_left_the_configuration_ends_noth
     [arrival] = bench.run(5.0)["theo"]
     assert len(arrival.frames) == 5
     assert host.frames_refused > 0
+
+
+def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(
+    tmp_path: Path,
+) -> None:
+    """Of brokers a host's configuration names no boards."""
+    bench = Bench(tmp_path, Faults(drop=0.3))
+    host = bench.ends["host"]
+    host._receivers = ()
+    host.send("all", frames(5))
+    assert host.status()["link"]["objects_under_way"] == 0, "nobody is there"
+    bench.ends["theo"].send("host", frames(1, size=20))
+    while not bench.run(1.0)["host"]:
+        bench.ends["theo"].send("host", frames(1, size=20))
+    host.send("all", frames(6))
+    [arrival] = bench.run(60.0)["theo"]
+    assert len(arrival.frames) == 6
+    assert host.objects_sent == 1

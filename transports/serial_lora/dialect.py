@@ -100,7 +100,10 @@ class Budget(Protocol):
     """Who may forbid to send yet: the ledger of a duty cycle."""
 
     def may_send(self, airtime_us: int) -> float:
-        """0.0 where this much airtime is reserved now, else the seconds to wait before asking."""
+        """0.0 where this much airtime is reserved now, else the seconds to wait before asking.
+
+        Infinity where it is more than is ever granted.
+        """
 
     def close(self) -> None:
         """No more questions come; from the same thread as they did."""

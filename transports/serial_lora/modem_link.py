@@ -40,6 +40,7 @@ class SerialLoraCounters:
     bytes_out: int = 0
     airtime_us: int = 0  # of all payloads that were handed to the modem
     lost: int = 0  # frames that waited or were on their way when the modem went away
+    too_long: int = 0  # frames of more airtime than is ever granted
     refused: int = 0  # frames that the modem would not send
     foreign: int = 0  # payloads for others, or from nobody we know
     malformed: int = 0  # payloads and bytes that are nothing
@@ -126,7 +127,12 @@ class ModemLink:
             return
         payload = item.payload or self._coding.encode(item.to, item.frame)
         airtime_us = self.dialect.airtime_us(len(payload))
-        if self._budget and (wait_s := self._budget.may_send(airtime_us)) > 0:
+        wait_s = self._budget.may_send(airtime_us) if self._budget else 0.0
+        if wait_s == inf:  # the modem's own word has made it longer than the law's hour
+            self._queue.take()
+            self._counters.too_long += 1
+            return
+        if wait_s > 0:
             self._hold_until = now + wait_s
             return
         self._queue.take()

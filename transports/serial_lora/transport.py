@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 
 from transports.backoff import backoff_s
 from transports.base import Arrival, FrameTooLarge, NotConnected
@@ -45,15 +46,19 @@ def new_dialect(settings: SerialLoraSettings, rng: random.Random) -> Dialect:
 
 
 class SerialLoraTransport:
-    """One end of a fleet on a radio; see `transports.base.Transport`. It is opened once."""
+    """One end of a fleet on a radio; see `transports.base.Transport`. It is opened once.
+
+    `frame_us_max`: for how long the law lets a frame be on the air, with all that the modem adds.
+    """
 
     def __init__(
         self,
         settings: SerialLoraSettings,
         budget: Budget | None = None,
         rng: random.Random | None = None,
+        frame_us_max: int | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self._frame_us_max = settings, frame_us_max
         self.counters = SerialLoraCounters()
         self._budget = budget
         self._rng = rng or random.Random()
@@ -68,10 +73,14 @@ class SerialLoraTransport:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="serial-lora", daemon=True)
 
-    @property
+    @cached_property
     def mtu(self) -> int:
-        """The longest frame in bytes; it never changes."""
-        return self._coding.frame_max(self._dialect.payload_max)
+        """The longest frame in bytes, 0 where none may leave; it never changes."""
+        longest = self._coding.frame_max(self._dialect.payload_max)
+        if self._frame_us_max is None:
+            return longest
+        sizes = range(longest, 0, -1)
+        return next((n for n in sizes if self.airtime_us(n) <= self._frame_us_max), 0)
 
     @property
     def connected(self) -> bool:

@@ -637,3 +637,10 @@ def test_the_longest_body_fits_the_limit() -> None:
     plan = SplitPlan(**{**dict(zip(PLAN.__slots__, to_numbers(PLAN), strict=True)), "bits_up": 32})
     longest = write_activation(micro_batch(0), 32)
     assert len(longest) <= plan.body_max
+
+
+def test_a_plan_whose_bodies_have_too_many_pieces_is_refused() -> None:
+    wide = {"width": 65_535, "bits_up": 32, "frame_mtu": 64}
+    replace(PLAN, **wide, batch=9)
+    with pytest.raises(WireError, match="do not carry such batches"):
+        replace(PLAN, **wide, batch=41)

@@ -218,6 +218,9 @@ def test_any_bytes_change_nothing(data: bytes) -> None:
 
 def test_a_roster_is_bounded() -> None:
     fleet = roster(THEO)
-    fleet._members |= {str(number): THEO.public for number in range(MEMBERS_MAX)}
+    fleet._members |= {str(number): THEO.public for number in range(MEMBERS_MAX - 1)}
+    fleet.revoke(write_revocations(HOST, fleet.fleet, 1, [THEO.public.fingerprint]))
+    again = make_identity("theo", Role.NODE, entropy("theo", 2)).public
+    assert fleet.enrol(again), "its place is there already"
     with pytest.raises(TrustError, match="at most"):
         fleet.enrol(someone("dora").public)
