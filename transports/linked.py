@@ -31,6 +31,7 @@ from ternmesh.swarm.events import refusals
 from ternmesh.swarm.pace import Pace
 from ternmesh.trust.sealing import Change, OpenSealing, Sealing
 from ternmesh.wire import seal
+from ternmesh.wire.frame import body_name
 from transports import batch
 from transports.base import (
     ALL,
@@ -383,9 +384,5 @@ class LinkedTransport:
 
 
 def _content(frames: Sequence[bytes]) -> bytes:
-    """What frames say, whatever the counters of their seals."""
-    digest = hashlib.sha256()
-    for frame in frames:
-        body = frame[seal.HEAD_SIZE : -seal.TAG_SIZE]
-        digest.update(len(body).to_bytes(4, "little") + body)
-    return digest.digest()
+    """What frames say, whatever their seals."""
+    return hashlib.sha256(b"".join(map(body_name, frames))).digest()

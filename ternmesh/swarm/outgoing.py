@@ -12,6 +12,7 @@ from ternmesh.errors import WireError
 from ternmesh.swarm.events import CountersReserved, Refused, TrustChanged
 from ternmesh.trust.sealing import OpenSealing, Sealing
 from ternmesh.wire import pieces
+from ternmesh.wire.frame import Frame
 
 Event = TypeVar("Event")
 
@@ -89,13 +90,16 @@ class Outgoing:
         return self._limit
 
     def drain(self) -> list[tuple[str, list[bytes]]]:
-        """Sealed frames in order, grouped by peer, as many as there are reserved counters."""
+        """Sealed frames in order, grouped by peer, as many as there are reserved counters.
+
+        Each is a `Frame`: a link knows what it says when it is offered again under another seal.
+        """
         groups: list[tuple[str, list[bytes]]] = []
         while self._queue and self._next < self._limit:
             peer, context, body = self._queue.popleft()
             counter, self._next = self._next, self._next + 1
             try:
-                frame = self._sealing.seal(peer, context, counter, body)
+                frame = Frame(self._sealing.seal(peer, context, counter, body), body)
             except WireError:
                 self.dropped += 1
                 continue

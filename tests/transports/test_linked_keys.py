@@ -1,12 +1,14 @@
 """The link with keys over a lossy hub: real stores of both ends, restarts, and liars on the air."""
 
 import logging
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ternmesh.link.link import LinkSettings
+from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.trust.identity import Role
 from ternmesh.trust.roster import found_fleet
 from ternmesh.wire.seal import BROADCAST, Header, seal, suite_of
@@ -196,3 +198,20 @@ def test_what_is_counted_by_name_is_bounded(fleet) -> None:
     assert len(end.refused) == REFUSED_PEERS_MAX + 1
     assert len(end.refused["peer 0"]) == REASONS_MAX + 1
     assert end.frames_refused == REFUSED_PEERS_MAX + REASONS_MAX + 100
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+def test_what_is_offered_again_under_new_end_seals_is_known(fleet, as_is: bool) -> None:
+    """Else a packet that takes an hour on the air is queued anew every ten minutes."""
+    made = fleet("ada")
+    end = made.open("ada")
+    end._as_is = as_is
+    outgoing = Outgoing(0, made.rings["ada"].trust("ada", bytes(32), 0).sealing)
+    for _ in range(3):
+        outgoing.push(HOST, 3, [b"\x02" + bytes((n,)) * 80 for n in range(4)])
+        while outgoing.next_event(deque()) is not None:
+            pass
+        [(peer, frames)] = outgoing.drain()
+        end.send(peer, frames)
+    known = end._passed if as_is else end._under_way
+    assert len(known) == (4 if as_is else 1)
