@@ -184,7 +184,7 @@ def check_plan(plan: Plan) -> None:
 
 def snapshot_max(frame_mtu: int) -> int:
     """The longest adapter vector whose snapshot still fits the pieces of one object."""
-    return (pieces.PIECES_MAX * pieces.piece_size(frame_mtu) - SNAPSHOT_HEAD_MAX) // 4
+    return (pieces.object_max(frame_mtu) - SNAPSHOT_HEAD_MAX) // 4
 
 
 def genesis(model_hash: bytes, run: bytes, plan: Plan) -> bytes:

@@ -27,11 +27,11 @@ from ternmesh.link.records import (
     ObjectArrived,
     SealsChanged,
 )
-from ternmesh.swarm.events import refusals
+from ternmesh.swarm.events import OTHER, known_reason, refusals
 from ternmesh.swarm.pace import Pace
 from ternmesh.trust.sealing import Change, OpenSealing, Sealing
 from ternmesh.wire import seal
-from ternmesh.wire.frame import body_name
+from ternmesh.wire.frame import body_of
 from transports import batch
 from transports.base import (
     ALL,
@@ -50,7 +50,6 @@ DELIVERED_MAX = 256
 PASSED_MAX = 4096
 REFUSED_PEERS_MAX, REASONS_MAX = 256, 32  # that are counted by name
 HEARD_MAX = 256  # nodes that nobody has named, and that broadcasts are for since they were heard
-OTHER = "other"
 ORDINARY = ("seal", "sync", "replay")  # of radios, and of ends that meet
 UNSENT_MAX = 8  # objects for one node that wait: what it asks for again is newer
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
@@ -331,7 +330,7 @@ class LinkedTransport:
         self.frames_refused += 1
         peer = peer if peer in self.refused or len(self.refused) < REFUSED_PEERS_MAX else OTHER
         reasons = self.refused.setdefault(peer, Counter())
-        reason = reason if reason in reasons or len(reasons) < REASONS_MAX else OTHER
+        reason = known_reason(reason, reasons, REASONS_MAX)
         if reason not in reasons:
             level = logging.INFO if reason in ORDINARY else logging.WARNING
             _logger.log(level, "the link refuses frames from or for %s: %s", peer, reason)
@@ -385,4 +384,7 @@ class LinkedTransport:
 
 def _content(frames: Sequence[bytes]) -> bytes:
     """What frames say, whatever their seals."""
-    return hashlib.sha256(b"".join(map(body_name, frames))).digest()
+    digest = hashlib.sha256()
+    for body in map(body_of, frames):
+        digest.update(len(body).to_bytes(4, "little") + body)
+    return digest.digest()

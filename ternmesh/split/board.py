@@ -14,7 +14,7 @@ from ternmesh.split import bodies
 from ternmesh.split.events import Answered, BoardEvent, Lost, Welcomed
 from ternmesh.split.plan import SplitPlan, from_numbers
 from ternmesh.swarm.backoff import Backoff, earliest
-from ternmesh.swarm.events import REFUSED_SHOWN_MAX, Refused
+from ternmesh.swarm.events import REFUSED_SHOWN_MAX, Refused, known_reason
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import activation, control, seal
@@ -229,8 +229,7 @@ class SplitBoard:
         self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
 
     def _refuse(self, peer: str, reason: str) -> None:
-        if reason not in self.refused and len(self.refused) >= REASONS_MAX:
-            reason = "other"  # the host's words are not ours to choose, but ours to bound
+        reason = known_reason(reason, self.refused, REASONS_MAX)
         self.refused[reason] += 1
         if len(self._events) < REFUSED_SHOWN_MAX:
             self._events.append(Refused(peer, reason))

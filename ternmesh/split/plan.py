@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 
 from ternmesh.errors import WireError
 from ternmesh.wire.activation import BITS, SAMPLES_MAX, WIDTH_MAX, body_size
-from ternmesh.wire.pieces import PIECES_MAX, piece_size
+from ternmesh.wire.pieces import object_max
 from ternmesh.wire.seal import FRAME_MAX
 
 FRAME_MTU_MIN = 64
@@ -61,7 +61,7 @@ class SplitPlan:
                 raise WireError("plan", f"{name} is {getattr(self, name)}: not {low} to {high}")
         if not {self.bits_up, self.bits_gradient} <= set(BITS):
             raise WireError("plan", f"bits are {', '.join(map(str, BITS))}")
-        if self.body_max > PIECES_MAX * piece_size(self.frame_mtu):
+        if self.body_max > object_max(self.frame_mtu):
             raise WireError("plan", f"frames of {self.frame_mtu} bytes do not carry such batches")
 
     @property

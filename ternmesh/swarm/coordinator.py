@@ -84,9 +84,8 @@ class Coordinator:
         self._sealing.bind(run)
         self._outgoing = Outgoing(state.counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
-        has_bundles = any(
-            place & BUNDLE for place, _ in state.bodies
-        )  # there are receipts for them
+        # What was taken counts, though bundles be switched off since: there are receipts for it.
+        has_bundles = any(place & BUNDLE for place, _ in state.bodies)
         self._round = self._new_round(may_be_bundled=settings.bundles or has_bundles)
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._refusals, self._catch_ups = Seldom(ANSWER_MIN_S), Seldom(CATCH_UP_MIN_S)

@@ -17,6 +17,7 @@ from ternmesh.wire.reference import Counted
 Vector = NDArray[np.float32]
 Fixed = NDArray[np.int32]
 
+OTHER = "other"
 REFUSED_SHOWN_MAX = 1024  # in a burst the counters go on, but no more `Refused` events wait
 FIRST_CONTACT = "sync"  # the reason of a refusal that every first contact begins with
 
@@ -216,3 +217,8 @@ HostEvent = (
 def refusals(counted: Mapping[str, int]) -> dict[str, int]:
     """Refusals by reason without first contacts, which every healthy fleet has."""
     return {reason: count for reason, count in counted.items() if reason != FIRST_CONTACT}
+
+
+def known_reason(reason: str, counted: Mapping[str, int], most: int) -> str:
+    """The reason to count under: `other` beyond so many, for another end may choose the words."""
+    return reason if reason in counted or len(counted) < most else OTHER

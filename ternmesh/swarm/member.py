@@ -39,6 +39,7 @@ from ternmesh.swarm.events import (
     ResidualChanged,
     Vector,
     WorkReady,
+    known_reason,
 )
 from ternmesh.swarm.outgoing import Outgoing
 from ternmesh.swarm.pace import NETWORK, Pace
@@ -393,8 +394,7 @@ class Member:
         return self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
 
     def _refuse(self, peer: str, reason: str) -> None:
-        if reason not in self.refused and len(self.refused) >= REASONS_MAX:
-            reason = "other"  # the host's words are not ours to choose, but ours to bound
+        reason = known_reason(reason, self.refused, REASONS_MAX)
         self.refused[reason] += 1
         if len(self._events) < REFUSED_SHOWN_MAX:
             self._events.append(Refused(peer, reason))

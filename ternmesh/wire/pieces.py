@@ -22,6 +22,11 @@ def piece_size(frame_mtu: int) -> int:
     return frame_mtu - OVERHEAD - HEAD_SIZE
 
 
+def object_max(frame_mtu: int) -> int:
+    """Bytes of the longest object that travels in frames of this size."""
+    return PIECES_MAX * piece_size(frame_mtu)
+
+
 def cut(content: bytes, frame_mtu: int) -> list[bytes]:
     """The bodies that carry `content`, all full but the last."""
     size = piece_size(frame_mtu)
