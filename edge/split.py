@@ -14,7 +14,7 @@ from ternmesh_store.keyring import Keyring, choose_keyring, hop_keys
 from ternmesh_store.radio_stores import RadioStores
 from ternmesh_store.split_store import SplitStore
 from transports.base import Transport
-from transports.bearer import make_transport
+from transports.bearer import make_transport, pace_of
 from transports.control_socket import ControlServer, Relay
 
 
@@ -53,7 +53,10 @@ def run_split_board(
             finish_rotation(config.link, config.name, folder, keyring, stop)
         store.open()
         wrapped = around(transport)
-        node = SplitNode(config, parts, training, held_out, store, wrapped, keyring=keyring)
+        pace = pace_of(transport)
+        node = SplitNode(
+            config, parts, training, held_out, store, wrapped, keyring=keyring, pace=pace
+        )
 
         def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
             about = {"transport": transport.status(), "trust": keyring.status()}

@@ -28,6 +28,7 @@ from ternmesh.split.board import SplitBoard
 from ternmesh.split.events import Answered, BoardEvent, Lost, Welcomed
 from ternmesh.split.plan import SplitPlan, model_hash
 from ternmesh.swarm.events import FIRST_CONTACT, CountersReserved, Refused, refusals
+from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh_store.database import StoreError
@@ -102,6 +103,7 @@ class SplitNode:
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | NoKeyring | None = None,
+        pace: Pace = NETWORK,
     ) -> None:
         self.config, self.training, self.held_out = config, training, held_out
         self.first, self.head, self._model = parts
@@ -122,6 +124,7 @@ class SplitNode:
             number=0 if kept is None else kept.numbers[config.name],
             counter=counter,
             trust=self._keyring.trust(config.name, self._model, counter),
+            pace=pace,
             fits=self._fits,
         )
         self.driver: Driver[BoardEvent] = Driver(self.board, transport, clock)
@@ -321,14 +324,15 @@ class SplitNode:
         return arrays, labels
 
     def save(self) -> None:
-        """Put what was learned on disk."""
+        """Put what was learned on disk; what is under way then is still to be done."""
         counts = {name: self.counts[name] for name in KEPT}
         learned = {
             f"{name}.{key}": content
             for name, part in self._parts().items()
             for key, content in part.state().items()
         }
-        numbers = {self.config.name: self.board.number}
+        is_waiting = self._under_way is not None and not self._under_way.is_question
+        numbers = {self.config.name: self.board.number - is_waiting}
         self._store.save(Checkpoint(self._model, self._run, numbers, learned, counts))
         self._store.commit()
 

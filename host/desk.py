@@ -6,6 +6,7 @@ everything else passes on as it is.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Generic
 
@@ -29,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class Desk(Generic[Event]):
-    """See `transports.driver.Endpoint`."""
+    """See `transports.driver.Endpoint`. `refused` is where that counts, as status tells it."""
 
-    def __init__(self, endpoint: Endpoint[Event], keyring: Keyring) -> None:
-        self._endpoint, self._keyring = endpoint, keyring
+    def __init__(self, endpoint: Endpoint[Event], keyring: Keyring, refused: Counter[str]) -> None:
+        self._endpoint, self._keyring, self._refused = endpoint, keyring, refused
         self._codes = Enrolments()
         self._answers: list[tuple[str, list[bytes]]] = []
         self._heard = Seldom(TAKEN_MIN_S)
@@ -86,6 +87,7 @@ class Desk(Generic[Event]):
             take = self._enrol if body[0] == enrolment.REQUEST else self._rotate
             return take(peer, body, now)
         except WireError as error:
+            self._refused[error.reason] += 1
             if (peer, error.reason) not in self._told and len(self._told) < TOLD_MAX:
                 self._told.add((peer, error.reason))
                 _log.warning("%s was refused at the desk: %s", peer, error)

@@ -64,7 +64,7 @@ class HostService:
         )
         self.desk: Desk[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
-            self.desk = Desk(self.coordinator, self._keyring)
+            self.desk = Desk(self.coordinator, self._keyring, self.coordinator.refused)
         endpoint = self.desk or self.coordinator
         self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
         self._store = store

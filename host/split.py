@@ -18,13 +18,14 @@ from ternmesh.split.events import Arrived, BoardJoined, HostEvent
 from ternmesh.split.host import Settings, SplitHost
 from ternmesh.split.plan import SplitPlan, model_hash
 from ternmesh.swarm.events import FIRST_CONTACT, CountersReserved, Refused, refusals
+from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation, Values
 from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
 from ternmesh_store.radio_stores import RadioStores
 from ternmesh_store.split_store import RUN_SIZE, Checkpoint, SplitStore
 from transports.base import HOST, Transport
-from transports.bearer import make_transport
+from transports.bearer import make_transport, pace_of
 from transports.control_socket import ControlServer, Relay
 from transports.driver import Driver
 
@@ -77,6 +78,7 @@ class SplitService:
         keyring: Keyring | NoKeyring | None = None,
         checkpoint: int = 20,
         wait_s: float = 0.0,
+        pace: Pace = NETWORK,
     ) -> None:
         self._keyring = keyring or NoKeyring()
         self._stage, self._store, self._clock = stage, store, clock
@@ -84,10 +86,10 @@ class SplitService:
         kept, counter = self._continue_or_begin(), store.counter()
         boards = [(c, name, kept.numbers.get(name, 0)) for c, name in store.boards()]
         trust = self._keyring.trust(HOST, model, counter)
-        self.host = SplitHost(plan, settings, model, kept.run, boards, counter, trust)
+        self.host = SplitHost(plan, settings, model, kept.run, boards, counter, trust, pace)
         self.desk: Desk[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
-            self.desk = Desk(self.host, self._keyring)
+            self.desk = Desk(self.host, self._keyring, self.host.refused)
         self.driver: Driver[HostEvent] = Driver(self.desk or self.host, transport, clock)
         self.counts = +Counter({name: kept.counts.get(name, 0) for name in COUNTED})
         for board in self.host.boards.values():
@@ -109,10 +111,14 @@ class SplitService:
         if self._held:
             wait_s = min(wait_s, max(0.0, self._step_at - self._clock()))
         moved = self.driver.poll(wait_s, self._handle, self._commit)
-        if self._held and self._clock() >= self._step_at:
+        if self._held and (self._clock() >= self._step_at or self._is_waiting_for_nobody):
             self._step()
             moved = True
         return moved
+
+    @property
+    def _is_waiting_for_nobody(self) -> bool:
+        return self._held.keys() >= self.host.waited_for(self._clock())
 
     def may_leave(self) -> bool:
         """Whether the run is over and no board has anything more to ask."""
@@ -124,7 +130,9 @@ class SplitService:
         """The answer to a request about the fleet's members."""
         if request[membership.ASK] == "code" and self.desk is not None:
             return membership.code(self.desk, request, self._clock())
-        return membership.answer(self._keyring, request)
+        answer = membership.answer(self._keyring, request)
+        self.host.handle_timeout(self._clock())  # nobody waits for who was revoked
+        return answer
 
     def save(self) -> None:
         """Put what was learned on disk."""
@@ -190,7 +198,7 @@ class SplitService:
         self._held[context] = Activation(activation.GRADIENT_DOWN, number, gradient)
         self.host.boards[context].learned += 1
         self.counts["learned"] += 1
-        if self._held.keys() >= self.host.waited_for(self._clock()):
+        if self._is_waiting_for_nobody:
             self._step()
 
     def _step(self) -> None:
@@ -305,6 +313,7 @@ def run_split_host(
             keyring=keyring,
             checkpoint=config.run.checkpoint,
             wait_s=config.run.wait_s,
+            pace=pace_of(transport),
         )
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:

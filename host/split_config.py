@@ -64,6 +64,11 @@ class SplitRunConfig:
     checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
 
+    @property
+    def clip_norm_e6(self) -> int:
+        """`clip_norm` as the plan has it, so that both ends have the same."""
+        return round(1e6 * self.clip_norm)
+
 
 @dataclass(frozen=True, slots=True)
 class SplitHostConfig:
@@ -142,7 +147,7 @@ def plan_of(config: SplitHostConfig, parts: Mapping[str, Bundle], classes: int) 
             frame_mtu=run.frame_mtu,
             answer_ms=round(1000 * run.answer_s),
             value_max=run.value_max,
-            clip_norm_e6=round(1e6 * run.clip_norm),
+            clip_norm_e6=run.clip_norm_e6,
         )
     except WireError as error:
         raise ConfigError(f"[run] and [boundary] make no plan: {error}") from error

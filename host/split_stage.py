@@ -50,7 +50,7 @@ def load_stage(config: SplitHostConfig) -> "tuple[Stage, int]":
     torch.manual_seed(config.run.seed)
     cut = make_cut(config, is_new=False)
     load_middle(cut.middle, Path(config.bundle) / HOST)
-    return Stage(cut.middle, config.run.clip_norm), cut.classes
+    return Stage(cut.middle, config.run.clip_norm_e6 / 1e6), cut.classes
 
 
 class Stage:

@@ -55,6 +55,7 @@ class ControlServer:
         _clear(self.path)
         self._socket = listening = socket.socket(socket.AF_UNIX)
         try:
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             listening.bind(str(self.path))
             self.path.chmod(0o600)  # Before `listen`: so far nobody can have connected.
             listening.listen(CLIENTS_MAX)

@@ -1,6 +1,7 @@
 """The desk of a host: enrolment and rotation by members and strangers, and what passes it by."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -80,7 +81,7 @@ class _Endpoint:
 def _check_desk(data: bytes) -> None:
     """Peers say anything; some of it carries the proof that liars among them could make."""
     endpoint, keyring = _Endpoint(), _Keyring()
-    desk: Desk[object] = Desk(endpoint, cast("Keyring", keyring))
+    desk: Desk[object] = Desk(endpoint, cast("Keyring", keyring), Counter())
     desk._codes.issue(CODE, Role.NODE, 1000.0, 0.0)
     now, passed = 0.0, 0
     for item in list(parts(data))[:_STEPS_MAX]:
@@ -145,7 +146,7 @@ def _check_requests(data: bytes) -> None:
         return  # the socket itself refuses it
     keyring = _Keyring()
     known = cast("Keyring", keyring)
-    desk: Desk[object] = Desk(_Endpoint(), known)
+    desk: Desk[object] = Desk(_Endpoint(), known, Counter())
     for answer in (membership.answer(known, request), membership.code(desk, request, 0.0)):
         json.dumps(answer)
     same(keyring.kept, keyring.roster.state, "the roster on disk")

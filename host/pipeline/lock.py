@@ -15,7 +15,7 @@ def hold(folder: Path, rank: int) -> TextIO:
     """
     path = folder / f"rank-{rank}.lock"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         file = path.open("a+")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -253,7 +253,7 @@ class Link:
             self._take(peer, message, is_broadcast, now)
         elif header.suite == seal.SUITE_OPEN:
             self._events.append(FrameArrived(peer, frame))
-        elif not self._sealing.is_own(body):
+        elif not self._sealing.is_own(header.context, body):
             raise WireError("kind", f"a link takes no body of kind {body[0]}")
 
     def _take(

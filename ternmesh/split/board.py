@@ -16,6 +16,7 @@ from ternmesh.split.plan import SplitPlan, from_numbers
 from ternmesh.swarm.backoff import Backoff, earliest
 from ternmesh.swarm.events import REFUSED_SHOWN_MAX, Refused, known_reason
 from ternmesh.swarm.outgoing import Outgoing
+from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import activation, control, seal
 from ternmesh.wire.activation import Activation
@@ -23,7 +24,6 @@ from ternmesh.wire.control import Hello, Refusal, Welcome
 from ternmesh.wire.manifest import MODEL_SIZE
 
 HOST = "host"
-HELLO_S, HELLO_LONGEST_S = 1.0, 60.0
 LOST_MAX = 3  # in a row, before a board doubts that the host is there and knows it
 REASONS_MAX = 64
 NO_REFERENCE = bytes(16)
@@ -33,7 +33,7 @@ class SplitBoard:
     """One board. `instance` is 8 random bytes of this process; `rng` only jitters timers.
 
     `number` is the next micro-batch, `counter` the first seal counter that was never reserved;
-    `fits` says whether a plan is for the board's part and data.
+    `fits` says whether a plan is for the board's part and data, `pace` is that of hellos.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class SplitBoard:
         number: int = 0,
         counter: int = 0,
         trust: Trust = OPEN,
+        pace: Pace = NETWORK,
         fits: Callable[[SplitPlan], bool] = lambda plan: True,  # noqa: ARG005
     ) -> None:
         self.name, self.samples, self.run, self.number = name, samples, run, number
@@ -60,8 +61,9 @@ class SplitBoard:
         self._outgoing = Outgoing(counter, trust.sealing)
         self._events: deque[BoardEvent] = deque()
         self._intake: bodies.Intake | None = None
-        self._greeting = Backoff(HELLO_S, HELLO_LONGEST_S, rng)
-        self._amends = Backoff(HELLO_S, HELLO_LONGEST_S, rng)  # hellos after refusals
+        self._greeting = Backoff(pace.hello_s, pace.hello_longest_s, rng)
+        self._amends = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # hellos after refusals
+        self._has_asked = False  # a hello is out that no welcome has answered
         self._wanted: tuple[int, int, int] | None = None  # number, leg and samples of the answer
         self._give_up_at: float | None = None
         self._lost = 0
@@ -129,7 +131,7 @@ class SplitBoard:
 
     def _receive(self, peer: str, frame: bytes, now: float) -> None:
         header, body = self._sealing.open(peer, frame)
-        if self._sealing.is_own(body):
+        if self._sealing.is_own(header.context, body):
             return
         if header.context == seal.ENROL:
             self._receive_control(control.read_control(body), now)
@@ -152,8 +154,9 @@ class SplitBoard:
         plan = from_numbers(message.plan)
         if not self._fits(plan):
             raise WireError("plan", "the host's plan is for another cut, or for other labels")
-        if (message.run, plan) != (self.run, self.plan) and self._greeting.at is None:
-            return  # nobody has asked: of a run that is given up, or of a host before a restart
+        if (message.run, plan) != (self.run, self.plan) and not self._has_asked:
+            return  # of a run that is given up, or of a host before a restart
+        self._has_asked = False
         if message.run != self.run:
             self._begin_run(message.run)
         if plan != self.plan:
@@ -225,6 +228,7 @@ class SplitBoard:
             reference=NO_REFERENCE,
             samples=self.samples,
         )
+        self._has_asked = True
         self._outgoing.discard(seal.ENROL, control.KIND)
         self._outgoing.push(HOST, seal.ENROL, [control.write_control(hello)])
 

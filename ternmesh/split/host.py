@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from ternmesh.errors import WireError
 from ternmesh.split import bodies
-from ternmesh.split.board import HELLO_LONGEST_S
 from ternmesh.split.events import Arrived, BoardJoined, HostEvent
 from ternmesh.split.plan import SplitPlan, to_numbers
 from ternmesh.swarm.backoff import earliest
 from ternmesh.swarm.events import REFUSED_SHOWN_MAX, Refused
 from ternmesh.swarm.outgoing import Outgoing
+from ternmesh.swarm.pace import NETWORK, Pace
 from ternmesh.swarm.seldom import Seldom
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import activation, control, seal
@@ -66,7 +66,10 @@ class Board:
 
 
 class SplitHost:
-    """See the module. `counter` is the first seal counter that was never reserved."""
+    """See the module. `counter` is the first seal counter that was never reserved.
+
+    `pace` is that of the boards, behind the same bearer.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class SplitHost:
         boards: Sequence[tuple[int, str, int]] = (),
         counter: int = 0,
         trust: Trust = OPEN,
+        pace: Pace = NETWORK,
     ) -> None:
         self.plan, self.settings, self.run = plan, settings, run
         last = plan.micro_batches
@@ -92,6 +96,7 @@ class SplitHost:
         self._outgoing = Outgoing(counter, trust.sealing)
         self._events: deque[HostEvent] = deque()
         self._refusals = Seldom(ANSWER_MIN_S)
+        self._hello_longest_s = pace.hello_longest_s
         self._told = GATHERING  # the phase that all boards know of
         self._looked_at = 0.0  # when it was last compared with the phase that there is
 
@@ -124,7 +129,7 @@ class SplitHost:
         last = max(board.heard_at or 0.0 for board in boards)
         is_known = all(board.knows_end for board in boards if board.is_done)
         wait_s = LEAVE_S + self.plan.answer_ms / 1000
-        return last + wait_s + (0.0 if is_known else 1.5 * HELLO_LONGEST_S)
+        return last + wait_s + (0.0 if is_known else 1.5 * self._hello_longest_s)
 
     # The verbs
 
@@ -190,7 +195,7 @@ class SplitHost:
     # Receiving
 
     def _receive(self, peer: str, header: seal.Header, body: bytes, now: float) -> None:
-        if self._sealing.is_own(body):
+        if self._sealing.is_own(header.context, body):
             return
         if header.context == seal.ENROL:
             self._receive_hello(peer, body, now)
@@ -201,11 +206,12 @@ class SplitHost:
         if peer != board.name:
             raise WireError("wrong peer", "a frame in another board's name")
         item = board.intake.add(body)
-        board.heard_at, board.knows_end = now, self._told == FINISHED
+        board.heard_at = now
         if item is not None:
             if len(self._events) >= EVENTS_MAX:
                 raise WireError("full", "more activations at once than a host keeps")
             self._check(board, item, now)
+            board.knows_end = self._told == FINISHED
             self._events.append(Arrived(board.context, item))
 
     def _check(self, board: Board, item: Activation, now: float) -> None:
@@ -291,7 +297,9 @@ class SplitHost:
 
     def _is_gone(self, board: Board, now: float) -> bool:
         """By its micro-batches: any other word costs a board nothing, and would hold a run up."""
-        return board.moved_at is None or now >= board.moved_at + self.settings.silence_s
+        if board.moved_at is None or not self._notary.may_train(board.name):
+            return True
+        return now >= board.moved_at + self.settings.silence_s
 
     def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
         self.refused[reason] += 1

@@ -152,7 +152,7 @@ class Coordinator:
     def _receive(
         self, peer: str, header: seal.Header, body: bytes, now: float, touched: set[int]
     ) -> None:
-        if self._sealing.is_own(body):
+        if self._sealing.is_own(header.context, body):
             return
         if header.context == seal.ENROL:
             self._receive_hello(peer, body, now)

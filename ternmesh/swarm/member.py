@@ -178,7 +178,7 @@ class Member:
 
     def _receive(self, peer: str, frame: bytes, now: float) -> None:
         header, body = self._sealing.open(peer, frame)
-        if self._sealing.is_own(body):
+        if self._sealing.is_own(header.context, body):
             return
         body = self._notary.open_body(self.run, header.context, body)
         own = self.context | seal.DOWN if self.joined else seal.ENROL

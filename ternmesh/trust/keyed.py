@@ -133,9 +133,9 @@ class KeyedSealing:
             self._listener.heard(pair.highest)
         return header, body
 
-    def is_own(self, body: bytes) -> bool:
+    def is_own(self, context: int, body: bytes) -> bool:
         """Whether the sealing has taken this body for itself."""
-        return body[0] in KINDS
+        return context == ENROL and body[0] in KINDS
 
     def due(self, now: float) -> Due:
         """(peer, context, body) that the sealing wants sent, with a patience that grows."""
@@ -231,7 +231,9 @@ class KeyedSealing:
         body, epoch = pair.open_sync(head, ENROL, low, content, self._unused)
         if self._hub is not None and self._hub.lacks(pair.held):
             pair.owes = True
-        if self._listener is not None and peer == self._hub_name and body[0] == KEYS:
+        if body[0] == KEYS:
+            if self._listener is None or peer != self._hub_name:
+                raise WireError("kind", f"{peer} has no broadcast key to give away")
             self._listener.take(pair.other.fingerprint, epoch, read_keys(body))
         return body
 

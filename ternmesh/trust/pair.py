@@ -223,7 +223,7 @@ class Pair:
                 self._ask_for_echo(claims, instance)
                 raise WireError("sync", "who says this must first show that it hears us")
             self.clones += known is not None and counter <= known.window.highest
-            self._adopt(session, counter)
+            self._adopt(session, counter, _mark(sealed))
         elif self._before is not None and session == self._before.session:
             self._take(self._before, counter, sealed)
         elif is_live and session not in self._retired:
@@ -240,12 +240,12 @@ class Pair:
             self._ask_for_echo(claims, instance)
             raise WireError("replay", "a frame of a session that is over")
 
-    def _adopt(self, session: Session, counter: int) -> None:
+    def _adopt(self, session: Session, counter: int, mark: bytes) -> None:
         """Go over to a session. What was sent of it before may be old only if we have forgotten."""
         if self._in is None:
-            window = closed_window(counter)
+            window = closed_window(counter, mark)
         else:
-            window = open_window(counter)
+            window = open_window(counter, mark)
             self._before = self._in
             self._retired.append(self._in.session)
         self._in = _Direction(session, window, counter)
@@ -254,12 +254,11 @@ class Pair:
 
     def _take(self, known: _Direction, counter: int, sealed: bytes) -> None:
         """Enter a frame with a right tag into its window; WireError."""
-        mark = sealed[-TAG_SIZE:][:MARK_SIZE]
         assert self._in is not None
-        if known is not self._in and counter > self._in.begun:
+        if known is not self._in and counter >= self._in.begun:
             verdict = Verdict.CLONE  # nobody goes back to a session that is over
         else:
-            verdict = known.window.take(counter, mark)
+            verdict = known.window.take(counter, _mark(sealed))
         if verdict is Verdict.CLONE:
             self.clones += 1
             raise WireError("clone", "two senders have the same key")
@@ -308,6 +307,10 @@ class Pair:
         if self._sync_in is not None and self._sync_in[0] == instance:
             return self._sync_in[1]
         return Ccm(sync_key(self._secret, self._suite, self._theirs, instance))
+
+
+def _mark(sealed: bytes) -> bytes:
+    return sealed[-TAG_SIZE:][:MARK_SIZE]
 
 
 def _echo(lineage: bytes, instance: bytes) -> bytes:

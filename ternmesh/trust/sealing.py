@@ -26,7 +26,7 @@ class Sealing(Protocol):
     def bind(self, run: bytes) -> None:
         """From now on frames between two ends are of this run: one of another opens nothing."""
 
-    def is_own(self, body: bytes) -> bool:
+    def is_own(self, context: int, body: bytes) -> bool:
         """Whether the sealing has taken this body for itself."""
 
     def due(self, now: float) -> Due:
@@ -58,7 +58,7 @@ class OpenSealing:
     def bind(self, run: bytes) -> None:
         """See `Sealing`."""
 
-    def is_own(self, body: bytes) -> bool:  # noqa: ARG002
+    def is_own(self, context: int, body: bytes) -> bool:  # noqa: ARG002
         """See `Sealing`."""
         return False
 

@@ -126,13 +126,23 @@ def write_claims(claims: Claims) -> bytes:
 
 
 def read_claims(data: bytes) -> tuple[Claims, bytes]:
-    """Claims and the body behind them; WireError."""
+    """Claims and the body behind them; WireError, also for one of the seals' own that is none."""
     if len(data) <= CLAIMS_SIZE:
         raise WireError("length", "a frame with context 0 has claims and a body")
     claims = Claims(*_CLAIMS.unpack_from(data))
     if not 0 < claims.epoch <= EPOCH_MAX:
         raise WireError("sync", f"the epoch of a session is 1 to {EPOCH_MAX}")
-    return claims, data[CLAIMS_SIZE:]
+    body = data[CLAIMS_SIZE:]
+    _check_own(body)
+    return claims, body
+
+
+def _check_own(body: bytes) -> None:
+    """WireError for a body of the seals' own that has not its form."""
+    if body[0] == KEYS:
+        read_keys(body)
+    elif body[0] == SYNC and body not in (ANSWER, QUESTION):
+        raise WireError("length", "a sync is of two bytes, and asks for another or does not")
 
 
 def write_keys(epoch: int, secret: bytes, counter: int) -> bytes:

@@ -38,9 +38,11 @@ class Window:
     with the same key is told from one who repeats the first one's frames.
     """
 
-    def __init__(self, state: WindowState) -> None:
+    def __init__(self, state: WindowState, mark: bytes = b"") -> None:
         self._highest, self._seen = state.highest, state.seen
         self._marks: bytearray | None = None
+        if mark:  # of the frame under the highest counter
+            self._set_mark(state.highest, mark)
 
     @property
     def state(self) -> WindowState:
@@ -58,20 +60,28 @@ class Window:
 
     def take(self, counter: int, mark: bytes) -> Verdict:
         """Enter a frame with a right tag; `mark` is the first 4 bytes of that tag."""
-        if self._marks is None:
-            self._marks = bytearray(MARK_SIZE * SIZE)
-        place = MARK_SIZE * (counter % SIZE)
         ahead = counter - self._highest
         if ahead > 0:
             self._advance(ahead)
         elif ahead <= -SIZE:
             return Verdict.REPLAY
         elif self._seen >> -ahead & 1:
-            known = self._marks[place : place + MARK_SIZE]
-            return Verdict.REPLAY if known in (mark, bytes(MARK_SIZE)) else Verdict.CLONE
+            is_same = self._mark(counter) in (mark, bytes(MARK_SIZE))
+            return Verdict.REPLAY if is_same else Verdict.CLONE
         self._seen |= 1 << max(0, -ahead)
-        self._marks[place : place + MARK_SIZE] = mark
+        self._set_mark(counter, mark)
         return Verdict.NEW
+
+    def _mark(self, counter: int) -> bytes:
+        """The mark of a counter of the window, zeros where it is not known."""
+        place = MARK_SIZE * (counter % SIZE)
+        return bytes((self._marks or bytes(MARK_SIZE * SIZE))[place : place + MARK_SIZE])
+
+    def _set_mark(self, counter: int, mark: bytes) -> None:
+        if self._marks is None:
+            self._marks = bytearray(MARK_SIZE * SIZE)
+        place = MARK_SIZE * (counter % SIZE)
+        self._marks[place : place + MARK_SIZE] = mark
 
     def _advance(self, ahead: int) -> None:
         self._seen = self._seen << ahead & _ALL if ahead < SIZE else 0
@@ -86,11 +96,11 @@ def whole_counter(near: int, low: int) -> int:
     return counter if counter <= COUNTER_MAX else counter - _SPAN
 
 
-def closed_window(counter: int) -> Window:
-    """A window that has seen everything up to `counter`."""
-    return Window(WindowState(counter, _ALL))
+def closed_window(counter: int, mark: bytes = b"") -> Window:
+    """A window that has seen everything up to `counter`, whose frame may have a mark."""
+    return Window(WindowState(counter, _ALL), mark)
 
 
-def open_window(counter: int) -> Window:
-    """A window that has seen `counter` alone."""
-    return Window(WindowState(counter, 1))
+def open_window(counter: int, mark: bytes = b"") -> Window:
+    """A window that has seen `counter` alone, whose frame may have a mark."""
+    return Window(WindowState(counter, 1), mark)

@@ -119,8 +119,10 @@ def write_control(message: Control) -> bytes:
 
 def read_control(body: bytes) -> Control:
     """The message of a control body; WireError for anything but its canonical encoding."""
-    if not body or body[0] != KIND or len(body) > CONTROL_MAX:
-        raise WireError("length", f"a control message is of 1 to {CONTROL_MAX} bytes")
+    if body[:1] != bytes([KIND]):
+        raise WireError("kind", "not the kind of body that carries a control message")
+    if len(body) > CONTROL_MAX:
+        raise WireError("length", f"a control message has at most {CONTROL_MAX} bytes")
     content = read_cbor(body[1:])
     if not isinstance(content, tuple) or not content or not isinstance(content[0], int):
         raise WireError("control", "a control message is an array that begins with its type")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def test_a_rank_ends_where_the_store_is_gone(
 def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     config = read_pipeline_config(write_config(tmp_path))
     with hold(config.folder, 1):
+        assert stat.S_IMODE(config.folder.stat().st_mode) == 0o700
         log = config.folder / "ranks.log"
         log.write_text("of the first start")
         said = f"another start trains in .*: end it first \\(kill {os.getppid()}\\)"

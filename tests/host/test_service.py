@@ -2,6 +2,7 @@
 
 import json
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,11 @@ from ternmesh.plan import make_plan
 from ternmesh.swarm.events import PacketForgotten, WorkReady
 from ternmesh.swarm.member import Member, new_state
 from ternmesh.swarm.records import Settings
+from ternmesh.trust.identity import rotation_text
+from ternmesh.trust.notary import OPEN, Trust
+from ternmesh_cli.keys import enrol_fleet
 from ternmesh_store.host_store import HostStore
+from ternmesh_store.keyring import Keyring, TrustConfig
 from transports.driver import Driver
 from transports.loopback import LoopbackHub
 
@@ -27,8 +32,8 @@ NAMES = ("ada", "bob")
 class Bench:
     """A hub, a host on a real store, and nodes in memory."""
 
-    def __init__(self, path) -> None:
-        self.path = path
+    def __init__(self, path, keyring=None) -> None:
+        self.path, self.keyring = path, keyring
         self.now = 1000.0
         self.hub = LoopbackHub()
         self.nodes: dict[str, Driver] = {}
@@ -46,13 +51,15 @@ class Bench:
         self.bearer.open()
         stored = continue_or_begin(self.store, plan, MODEL, new_run=new_run)
         clock = lambda: self.now  # noqa: E731
-        self.service = HostService(stored, SETTINGS, MODEL, self.store, self.bearer, clock)
+        self.service = HostService(
+            stored, SETTINGS, MODEL, self.store, self.bearer, clock, self.keyring
+        )
         self.service.start()
         self.service.poll(0.0)
 
-    def join(self, name: str) -> None:
-        rng = np.random.default_rng(0)
-        member = Member(name, MODEL, 100, name.encode().ljust(8), new_state(DIMENSION), rng)
+    def join(self, name: str, trust: Trust = OPEN) -> None:
+        rng, state = np.random.default_rng(0), new_state(DIMENSION)
+        member = Member(name, MODEL, 100, name.encode().ljust(8), state, rng, trust=trust)
         end = self.hub.node(name)
         end.open()
         self.nodes[name] = Driver(member, end, lambda: self.now)
@@ -429,3 +436,30 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
     assert (status["refused"], status["first_contacts"]) == ({"seal": 1}, 1)
     told = [line for line in caplog.messages if "refused" in line]
     assert told == ["refused from ada: seal"]
+
+
+@pytest.mark.parametrize("change", ["rotate", "revoke"])
+def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):
+    """However long the round is open yet."""
+    enrol_fleet("garden", tmp_path / "host", {name: tmp_path / name for name in NAMES})
+    with ExitStack() as stack:
+        rings = {name: Keyring(tmp_path / name, TrustConfig()) for name in ("host", *NAMES)}
+        for ring in rings.values():
+            ring.open()
+            stack.callback(ring.close)
+        bench = Bench(tmp_path / "host.sqlite", rings["host"])
+        stack.callback(bench.store.close)
+        bench.work = lambda driver, event: None
+        for name in NAMES:
+            bench.join(name, rings[name].trust(name, MODEL, 0))
+        for _ in range(5):
+            bench.now += 2.0
+            bench.settle()
+        bob, host = bench.nodes["bob"].endpoint, bench.service.coordinator
+        before = host._sealing.broadcast_name
+        assert bob._sealing.broadcast_name == before
+        line = rotation_text(rings["ada"].begin_rotation())
+        answer = bench.service.enrol({"enrol": change, "name": "ada", "rotation": line})
+        assert "error" not in answer
+        bench.settle()
+        assert bob._sealing.broadcast_name == host._sealing.broadcast_name != before

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +108,7 @@ def fleet(tmp_path):
 def over_link(monkeypatch, fleet, act):
     """Run `act(keyring of ada)` with a link to the host's desk."""
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk = Desk(NoCoordinator(), host)
+        desk = Desk(NoCoordinator(), host, Counter())
         monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk))
         return act(ada)
 
@@ -192,7 +192,8 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
 
 def test_a_stranger_at_the_desk_is_told_no_at_once(fleet, monkeypatch, caplog):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk = Desk(NoCoordinator(), host)
+        refused = Counter()
+        desk = Desk(NoCoordinator(), host, refused)
         monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk, "bob"))
         ada.begin_rotation()
         with pytest.raises(TrustError, match="does not know this board's key"):
@@ -202,6 +203,7 @@ def test_a_stranger_at_the_desk_is_told_no_at_once(fleet, monkeypatch, caplog):
         with pytest.raises(TrustError, match="revoked"):
             joining.rotate(LINK, "ada", Path("nowhere"), ada)
     assert "refused at the desk" in caplog.text
+    assert refused == {"unknown key": 1, "revoked": 1}
 
 
 def test_a_refused_code_is_told_at_once(fleet, monkeypatch):
@@ -210,7 +212,7 @@ def test_a_refused_code_is_told_at_once(fleet, monkeypatch):
 
     nora = make_identity("nora", Role.NODE, os.urandom(64)).public
     with fleet.open("host") as host:
-        desk = Desk(NoCoordinator(), host)
+        desk = Desk(NoCoordinator(), host, Counter())
         monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk, "nora"))
 
         def join(text):
@@ -229,7 +231,7 @@ def test_a_refused_code_is_told_at_once(fleet, monkeypatch):
 def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
         behind = NoCoordinator()
-        desk = Desk(behind, host)
+        desk = Desk(behind, host, Counter())
         frame = seal.seal(seal.Header(0, 0), rotation.write_request(ada.begin_rotation()))
         other = seal.seal(seal.Header(0, 0), b"\x01hello")
         for now in (0.0, 0.5, 1.0):
@@ -249,7 +251,7 @@ def ask(desk, frame, now):
 
 def test_a_member_changes_its_keys_once_an_hour(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk, now = Desk(NoCoordinator(), host), 0.0
+        desk, now = Desk(NoCoordinator(), host, Counter()), 0.0
         requests = []
         for _ in range(2):
             body = rotation.write_request(ada.begin_rotation())
@@ -270,7 +272,7 @@ def test_a_member_changes_its_keys_once_an_hour(fleet):
 
 def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk, now = Desk(NoCoordinator(), host), 0.0
+        desk, now = Desk(NoCoordinator(), host, Counter()), 0.0
         answers = []
         for _ in range(ROTATED_MAX + 1):
             now += ROTATED_MIN_S

@@ -33,7 +33,7 @@ from models.split import (
 )
 from models.split_export import export_cut
 from models.whole import train_whole
-from ternmesh.errors import TernmeshError
+from ternmesh.errors import TernmeshError, TrustError
 from ternmesh.split.host import Settings
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire import activation
@@ -292,6 +292,24 @@ def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None
     assert nicolas.counts["lost"] <= 1
 
 
+def test_a_step_waits_no_longer_when_the_other_board_is_gone(
+    train: Callable[..., Training],
+) -> None:
+    training = train()
+    service = training.host(wait_s=1e6)
+    theo, nicolas = training.board("theo"), training.board("nicolas")
+    training.until(lambda: nicolas.counts["learned"] == 2)
+    del training.boards["nicolas"]
+    training.until(lambda: theo.board.number == 20)
+    training.until(lambda: not service.poll(0.0))
+    steps = service._stage.steps
+    service._hold(1, 19, np.zeros((BATCH, LENGTH * LATENT), np.float32))
+    assert service._stage.steps == steps
+    service.host.boards[2].moved_at = training.clock.now - service.host.settings.silence_s
+    service.poll(0.0)
+    assert service._stage.steps == steps + 1
+
+
 def test_lost_micro_batches_are_skipped_and_counted(train: Callable[..., Training]) -> None:
     training = train()
 
@@ -363,6 +381,18 @@ def test_a_board_that_is_stopped_keeps_all_that_it_learned(train: Callable[..., 
     again = training.board("theo")
     assert again.counts["learned"] == 13
     np.testing.assert_array_equal(again.first.vector, before.first.vector)
+
+
+def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
+    train: Callable[..., Training],
+) -> None:
+    training = train()
+    before = training.board("theo")
+    training.until(lambda: before.counts["learned"] == 7 and not before.board.ready)
+    before.save()  # as a stop does
+    again = training.board("theo")
+    training.finish()
+    assert again.counts["learned"] + again.counts["lost"] == 40
 
 
 def test_a_host_of_another_run_makes_boards_begin_anew(train: Callable[..., Training]) -> None:
@@ -548,6 +578,11 @@ def test_rotation_and_codes_end_at_a_split_host(
         assert board.rotation is None
         assert rotation is not None
         assert ring.roster.find("theo") == board.own.public
+        board.begin_rotation()
+        clock.now += 10.0
+        with pytest.raises(TrustError, match="within the last hour"):
+            rotate(LinkConfig(fleet="garden"), "theo", tmp_path, board)
+        assert service.status()["refused"] == {"early": 1}
 
 
 @pytest.mark.parametrize("action", [["join", "AAAA"], ["rotate"]])

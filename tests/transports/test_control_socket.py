@@ -43,6 +43,12 @@ def test_only_the_owner_may_connect(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_a_folder_that_is_not_there_is_made_for_its_owner_alone(tmp_path):
+    folder = tmp_path / "state"
+    with ControlServer(folder / "control.sock", echo):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_the_socket_is_gone_when_the_server_is(path):
     with ControlServer(path, echo):
         pass
@@ -174,9 +180,10 @@ def test_a_path_that_is_too_long_is_a_sentence(tmp_path):
         ask(path, {})
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "state").symlink_to("nowhere")
     with pytest.raises(ControlError, match="cannot listen on"):
-        ControlServer(tmp_path / "nowhere" / "control.sock", echo).__enter__()
+        ControlServer(tmp_path / "state" / "control.sock", echo).__enter__()
 
 
 def test_a_server_that_hangs_does_not_hang_its_client(path):

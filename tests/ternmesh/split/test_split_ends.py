@@ -14,6 +14,7 @@ from ternmesh.split.events import Answered, Arrived, Lost, Welcomed
 from ternmesh.split.host import Settings, SplitHost
 from ternmesh.split.plan import SplitPlan, from_numbers, to_numbers
 from ternmesh.swarm.events import Refused
+from ternmesh.swarm.pace import Pace
 from ternmesh.trust.roster import HOST
 from ternmesh.wire import activation, control, pieces, seal
 from ternmesh.wire.activation import (
@@ -160,10 +161,38 @@ def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> No
     frame = welcome(instance=ada._instance, plan=to_numbers(plan))
     ada.receive_frames("host", [frame], wire.now)
     assert ada.plan == PLAN
-    ada._say_hello()
-    ada._greeting.again(wire.now)
+    ada._hello(wire.now)
     ada.receive_frames("host", [frame], wire.now)
     assert ada.plan == plan
+
+
+def test_a_board_whose_hello_is_answered_follows_no_other_run_while_it_waits() -> None:
+    board = SplitBoard("a", MODEL, 10, b"a       ", np.random.default_rng(1))
+    board.start(0.0)
+    board.receive_frames(HOST, [welcome(phase=GATHERING)], 0.0)
+    assert (board.run, board.next_timeout() is not None) == (RUN, True)
+    other = welcome(instance=board._instance, run=b"another!")
+    board.receive_frames(HOST, [other], 0.0)
+    assert board.run == RUN
+    asks_at = board.next_timeout()
+    assert asks_at is not None
+    board.handle_timeout(asks_at)
+    board.receive_frames(HOST, [other], asks_at)
+    assert board.run == b"another!"
+
+
+def test_behind_a_link_hellos_are_as_seldom_as_its_pace() -> None:
+    pace = Pace(hello_s=40.0, hello_longest_s=600.0)
+    board = SplitBoard("a", MODEL, 10, bytes(8), np.random.default_rng(1), pace=pace)
+    board.start(0.0)
+    asks_at = board.next_timeout()
+    assert asks_at is not None
+    assert asks_at >= 20.0
+    host = SplitHost(PLAN, Settings(), MODEL, RUN, ((1, "a", PLAN.micro_batches),), pace=pace)
+    host.start(0.0)
+    leave_at = host.leave_at(0.0)
+    assert leave_at is not None
+    assert leave_at > 900.0
 
 
 @pytest.mark.parametrize("answer_s", [0.02, 0.6, 1.5])
@@ -324,7 +353,8 @@ def test_an_open_board_does_not_follow_it_either() -> None:
     board.receive_frames(HOST, [welcome(run=b"another!", phase=GATHERING)], 0.0)
     assert board.run == RUN
     renewed = hashlib.sha256(b"a       " + RUN).digest()[:8]
-    board.receive_frames(HOST, [welcome(run=b"another!", instance=renewed)], 0.0)
+    board.handle_timeout(10.0)  # it asks again, as it waits
+    board.receive_frames(HOST, [welcome(run=b"another!", instance=renewed)], 10.0)
     assert board.run == b"another!"
 
 
@@ -387,6 +417,32 @@ def test_a_host_stays_until_all_know_of_the_end() -> None:
     wire.pass_time(asks_at - wire.now)
     assert board.phase == FINISHED
     assert host.leave_at(wire.now) == wire.now + 6.0
+
+
+def test_a_micro_batch_that_was_under_way_does_not_show_that_its_board_knows_of_the_end() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    board.number = PLAN.micro_batches
+    board.finish(wire.now)
+    wire.deaf.add("a")
+    wire.settle()
+    leave_at = host.leave_at(wire.now)
+    send(wire, written(micro_batch(4)))
+    assert host.boards[1].refused == {"stale": 1}
+    assert host.leave_at(wire.now) == leave_at
+
+
+def test_nobody_waits_for_a_board_that_was_revoked() -> None:
+    wire = make_wire("a", "b", keys=Keys("a", "b"))
+    host = wire.host
+    assert host.waited_for(wire.now) == {1, 2}
+    roster = host._notary._roster  # type: ignore[attr-defined]
+    roster._revoked.add(roster.find("b").fingerprint)
+    assert host.waited_for(wire.now) == {1}
+    wire.boards["a"].number = PLAN.micro_batches
+    wire.boards["a"].finish(wire.now)
+    wire.settle()
+    assert wire.boards["a"].phase == FINISHED
 
 
 def test_a_host_that_begins_after_the_end_knows_that_it_is_over() -> None:
@@ -504,6 +560,15 @@ def test_what_is_refused_changes_nothing(body: bytes, reason: str) -> None:
     assert wire.of("a", Refused) == [Refused("", reason)]
     assert wire.of(HOST, Arrived) == []
     assert wire.host.boards[1].number == 0
+
+
+def test_an_activation_in_context_0_is_of_the_wrong_kind() -> None:
+    wire = make_wire("a")
+    send(wire, written(micro_batch(0)), context=seal.ENROL)
+    assert wire.host.refused == {"kind": 1}
+    frame = seal.seal(seal.Header(seal.ENROL, 0), written(micro_batch(0)))
+    wire.boards["a"].receive_frames(HOST, [frame], wire.now)
+    assert wire.boards["a"].refused["kind"] == 2  # its own word, and the host's
 
 
 def test_a_micro_batch_is_taken_once() -> None:

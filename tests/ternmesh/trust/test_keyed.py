@@ -11,11 +11,13 @@ from ternmesh.trust.keyed import SYNC_OVERHEAD
 from ternmesh.trust.pair import ASK_MAX_S, BAD_ASK, BAD_MAX
 from ternmesh.trust.sealing import OpenSealing
 from ternmesh.trust.session import (
+    ANSWER,
     QUESTION,
     PeerState,
     read_group,
     read_peer,
     write_group,
+    write_keys,
     write_peer,
 )
 from ternmesh.wire import seal
@@ -149,6 +151,41 @@ def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:
     second = twin.seal("host", UP, node.counter + 5, b"the other board")
     assert host.hear("theo", second) == "clone"
     assert host.sealing.clones == {"theo": 1}
+
+
+def test_another_frame_under_the_counter_that_began_a_session_is_a_clones() -> None:
+    host, node = met()
+    before = node.sealing  # a copy of the disk, still running
+    node.boot()
+    assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+    begun = node.counter - 1
+    assert host.hear("theo", before.seal("host", UP, begun, b"of the session before")) == "clone"
+    assert host.hear("theo", node.sealing.seal("host", UP, begun, b"another body")) == "clone"
+    assert host.sealing.clones == {"theo": 2}
+
+
+@pytest.mark.parametrize("own", [QUESTION, ANSWER, write_keys(1, bytes(16), 0)])
+def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:
+    host, node = met()
+    header, body = host.sealing.open("theo", node.say("host", UP, own))
+    assert not host.sealing.is_own(header.context, body)
+    assert host.sealing.is_own(0, own)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (QUESTION[:1], "length"),
+        (QUESTION + b"x", "length"),
+        (b"\x0a\x02", "length"),
+        (write_keys(1, bytes(16), 0)[:-1], "length"),
+        (write_keys(1, bytes(16), 0), "kind"),  # a node has none to give
+    ],
+)
+def test_a_body_of_the_seals_own_has_one_form(body: bytes, reason: str) -> None:
+    host, node = met()
+    assert host.hear("theo", node.say("host", 0, body)) == reason
+    assert host.sealing.due(LATER) == []  # nobody was asked anything
 
 
 def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> None:
@@ -405,7 +442,7 @@ def test_the_open_form_is_that_of_the_wire() -> None:
     frame = sealing.seal("host", 3, 4, b"x")
     assert frame == seal.seal(seal.Header(3, 4), b"x")
     assert sealing.open("host", frame) == seal.open_seal(frame)
-    assert (sealing.due(0.0), sealing.changes(), sealing.is_own(QUESTION)) == ([], (), False)
+    assert (sealing.due(0.0), sealing.changes(), sealing.is_own(0, QUESTION)) == ([], (), False)
 
 
 def test_patience_ends_somewhere() -> None:

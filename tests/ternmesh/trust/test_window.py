@@ -72,6 +72,11 @@ def test_a_closed_window_takes_nothing_old() -> None:
     assert window.take(5001, b"aaaa") is NEW
 
 
+def test_the_frame_that_opened_a_window_is_told_from_another() -> None:
+    for window in (open_window(7, b"aaaa"), closed_window(7, b"aaaa")):
+        assert [window.take(7, b"aaaa"), window.take(7, b"bbbb")] == [REPLAY, CLONE]
+
+
 def test_a_leap_over_the_whole_window() -> None:
     window = open_window(3)
     assert window.take(3 + 10 * SIZE, b"aaaa") is NEW
