@@ -42,7 +42,8 @@ class AirtimeStore:
 
     def open(self, now: Moment) -> None:
         """Take the file, or make it. Where a damaged one was replaced, the hour is spent."""
-        existed = self._path.exists()
+        # Also where a damaged one was set aside, and the power failed before the new one was there.
+        existed = any(self._path.parent.glob(f"{self._path.name}*"))
         self._database.open()
         if self._database.get(_KEPT) is None:
             if existed:

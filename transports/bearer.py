@@ -31,7 +31,7 @@ LINK_MTU_MAX = 1024  # without a radio among them: brokers with a limit take suc
 PATIENCE = 3  # idle times without an answer until another bearer is tried
 QUEUE_MAX = 2  # frames that wait for the modem: what waits in the link may still be superseded
 IDLE_FRAMES = 6  # a silence of so many frames' airtime ends a burst
-IDLE_MIN_S, LONGEST_S, MAKE_WAY_S, GIVE_UP_S = 2.0, 600.0, 7200.0, 7 * 86_400.0
+IDLE_MIN_S = 2.0
 SPREAD_FRAMES = 2  # frames' airtime for each node, over which answers to a broadcast are spread
 HOLD_S = 10.0  # for how long a modem may keep a frame that it was given
 
@@ -201,13 +201,13 @@ def _ble(name: str, link: LinkConfig, role: str) -> Bearer:
 
 def link_timing(mtu: int, frame_us: int, nodes: int, speed: float) -> LinkSettings:
     """How patient a link is on a radio whose longest frame takes `frame_us`."""
-    frame_s = frame_us / 1e6
-    return LinkSettings(
-        mtu=mtu,
+    real, frame_s = LinkSettings(mtu), frame_us / 1e6
+    return replace(
+        real,
         idle_s=max(IDLE_MIN_S, IDLE_FRAMES * frame_s) / speed,
-        longest_s=LONGEST_S / speed,
-        give_up_s=GIVE_UP_S / speed,
-        make_way_s=MAKE_WAY_S / speed,
+        longest_s=real.longest_s / speed,
+        give_up_s=real.give_up_s / speed,
+        make_way_s=real.make_way_s / speed,
         spread_s=SPREAD_FRAMES * frame_s * nodes / speed,
         contexts={ALL: seal.BROADCAST},
     )

@@ -17,6 +17,7 @@ from ternmesh.wire.seal import BODY_MAX
 GENERATION_MAX = 128
 SOURCES_MAX = 1 << 15
 INDEX_END = 1 << 16
+SYMBOL_BYTES_MAX = BODY_MAX - 3  # behind its kind and index
 _BLOCK = 16  # bytes of one block of the generator
 _BLOCKS = GENERATION_MAX // _BLOCK  # a symbol has its own, whether its generation uses all or not
 
@@ -34,9 +35,9 @@ class Layout:
     symbol_bytes: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.symbol_bytes <= BODY_MAX:
+        if not 0 < self.symbol_bytes <= SYMBOL_BYTES_MAX:
             raise WireError(
-                "symbol", f"a symbol is of 1 to {BODY_MAX} bytes, not {self.symbol_bytes}"
+                "symbol", f"a symbol is of 1 to {SYMBOL_BYTES_MAX} bytes, not {self.symbol_bytes}"
             )
         if not 0 < self.size <= SOURCES_MAX * self.symbol_bytes:
             raise WireError("symbol", f"an object is of 1 to {SOURCES_MAX} symbols, not {self}")

@@ -13,7 +13,7 @@ from ternmesh.link.code import GENERATION_MAX, Layout
 from ternmesh.link.coder import Coder
 from ternmesh.link.frames import Offer, Question, Status, Symbol, write
 from ternmesh.link.outbound import object_name
-from ternmesh.link.receiving import GAPS, Early, Receiving
+from ternmesh.link.receiving import GAPS, SYMBOL_COST, Early, Receiving
 from ternmesh.link.records import (
     ARRIVED_MAX,
     IncomingDropped,
@@ -89,13 +89,15 @@ class Inbound:
             is_over = now - receiving.moved_at >= self._settings.idle_s
             self._speak(slot, answer_at + (0.0 if is_over else self._quiet_s(receiving)))
             return
+        early = self._early.get(slot)
         receiving = self._open(peer, offer, now)
-        early = self._early.pop(slot, None)
-        if early is not None:
-            for index, data in early.symbols.items():
-                if len(data) == offer.symbol_bytes:
-                    self._add(peer, receiving, index, data, now)
-            self._speak(slot, answer_at)
+        if early is None:
+            self._speak(slot, answer_at + self._settings.idle_s)
+            return
+        for index, data in early.symbols.items():
+            if len(data) == offer.symbol_bytes:
+                self._add(peer, receiving, index, data, now)
+        self._speak(slot, answer_at)
 
     def symbol(self, peer: str, symbol: Symbol, is_broadcast: bool, now: float) -> None:
         """A symbol of an object under way, of one that is there, or of one not offered.
@@ -111,7 +113,7 @@ class Inbound:
         elif finished is not None and now < finished.until:
             self._end(slot, finished.name, now)
         else:
-            self._keep_early(slot, symbol)
+            self._keep_early(slot, symbol, now)
         wait_s = 0.0 if symbol.is_last else quiet_s
         self._speak(slot, now + wait_s + self._spread_s(is_broadcast))
 
@@ -132,14 +134,14 @@ class Inbound:
         self._end((peer, offer.slot), offer.name, now)
         self._events.append(ObjectArrived(peer, offer.name, payload))
 
-    def _keep_early(self, slot: Slot, symbol: Symbol) -> None:
+    def _keep_early(self, slot: Slot, symbol: Symbol, now: float) -> None:
         if slot not in self._early and len(self._early) >= PEERS_MAX:
             del self._early[next(iter(self._early))]
         self._finished.pop(slot, None)
         early = self._early.setdefault(slot, Early())
-        held = sum(early.size for early in self._early.values())
-        if held + len(symbol.data) <= self._settings.incoming_bytes_max:
-            early.keep(symbol.index, symbol.data)
+        held = sum(item.memory_bytes for item in self._held().values())
+        if held + len(symbol.data) + SYMBOL_COST <= self._settings.incoming_bytes_max:
+            early.keep(symbol.index, symbol.data, now)
 
     # Timers
 
@@ -221,41 +223,50 @@ class Inbound:
         if offer.size > self._settings.object_max or room < 0:
             raise WireError("link", f"an object of {offer.size} bytes is too large here")
         slot = (peer, offer.slot)
-        self._drop(slot)
-        while self._is_full(memory_bytes):
-            self._drop(self._who_makes_way(peer, memory_bytes, now))
-        incoming = self._incoming
+        self._make_room(slot, memory_bytes, now)
         decoder = self._coder.decoder(layout, offer.name)
         at = now + self._settings.idle_s
         self._finished.pop(slot, None)
-        incoming[slot] = Receiving(offer, decoder, memory_bytes, at, moved_at=now)
-        return incoming[slot]
+        self._incoming[slot] = Receiving(offer, decoder, memory_bytes, at, moved_at=now)
+        return self._incoming[slot]
 
-    def _is_full(self, memory_bytes: int) -> bool:
-        held = sum(receiving.memory_bytes for receiving in self._incoming.values())
-        limit = self._settings.incoming_bytes_max
-        return len(self._incoming) >= PEERS_MAX or held + memory_bytes > limit
+    def _held(self) -> dict[Slot, Receiving | Early]:
+        return {**self._incoming, **self._early}
 
-    def _who_makes_way(self, peer: str, memory_bytes: int, now: float) -> Slot:
+    def _make_room(self, slot: Slot, memory_bytes: int, now: float) -> None:
+        """Forget what the slot holds, and others as far as needed; WireError forgets nothing."""
+        kept = self._held()
+        kept.pop(slot, None)
+        costs = dict.fromkeys((key for key in kept if key in self._incoming), 1)
+        if len(costs) >= PEERS_MAX:
+            del kept[self._who_makes_way(slot[0], 1, costs, now)]
+        costs = {key: item.memory_bytes for key, item in kept.items()}
+        while sum(costs.values()) + memory_bytes > self._settings.incoming_bytes_max:
+            del costs[self._who_makes_way(slot[0], memory_bytes, costs, now)]
+        for key in (slot, *(key for key in self._held() if key not in costs)):
+            self._drop(key)
+
+    def _who_makes_way(self, peer: str, cost: int, costs: dict[Slot, int], now: float) -> Slot:
         """Of the peer that claims most, what moved longest ago: an offer is cheap, symbols not.
 
         Who would claim most and has nothing takes the place of what moves no longer, or none.
         """
-        is_many = len(self._incoming) >= PEERS_MAX
-        claims: Counter[str] = Counter({peer: 1 if is_many else memory_bytes})
-        for (sender, _), receiving in self._incoming.items():
-            claims[sender] += 1 if is_many else receiving.memory_bytes
-        moved = {slot: receiving.moved_at for slot, receiving in self._incoming.items()}
-        most = max(claims[sender] for sender, _ in moved)
-        found = [slot for slot in moved if claims[slot[0]] == most >= claims[peer]]
+        claims: Counter[str] = Counter({peer: cost})
+        for (sender, _), each in costs.items():
+            claims[sender] += each
+        moved = {slot: item.moved_at for slot, item in self._held().items() if slot in costs}
+        most = max(claims[sender] for sender, _ in costs)
+        found = [slot for slot in costs if claims[slot[0]] == most >= claims[peer]]
         if not found:
             end = now - self._settings.make_way_s
-            found = [slot for slot, at in moved.items() if at <= end]
+            found = [slot for slot in costs if moved[slot] <= end]
         if not found:
             raise WireError("link", "others are sending what fills the memory: offer it later")
         return min(found, key=lambda slot: moved[slot])
 
     def _drop(self, slot: Slot) -> None:
+        self._early.pop(slot, None)
+        self._answers.pop((slot[0], bytes((slot[1],))), None)  # the question about it
         receiving = self._incoming.pop(slot, None)
         if receiving is not None:
             self._answers.pop((slot[0], receiving.offer.name), None)

@@ -65,8 +65,8 @@ class LinkSettings:
     mtu: int
     idle_s: float = 4.0
     longest_s: float = 600.0
-    give_up_s: float = 86_400.0
-    make_way_s: float = 900.0
+    give_up_s: float = 7 * 86_400.0
+    make_way_s: float = 7200.0
     spread_s: float = 0.0
     object_max: int = 1 << 22
     incoming_bytes_max: int = 1 << 23
@@ -245,8 +245,8 @@ class Link:
     def _open(self, peer: str, frame: bytes, now: float) -> None:
         header, body = self._sealing.open(peer, frame)
         if is_link(body):
-            if header.context == seal.ENROL:
-                raise WireError("link", "that context is open to those who have no role here")
+            if header.context not in (NEIGHBOUR, seal.BROADCAST):
+                raise WireError("link", "what a link says is between neighbours, or for all")
             message, is_broadcast = read(body), header.context == seal.BROADCAST
             if is_broadcast and not _may_be_for_all(message):
                 raise WireError("link", "what is said to all is about what all are to have")

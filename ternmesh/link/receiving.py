@@ -33,13 +33,14 @@ class Early:
     """Symbols in a slot whose offer was lost, until it is sent again."""
 
     symbols: dict[int, bytes] = field(default_factory=dict)
-    size: int = 0  # in memory, about
+    memory_bytes: int = 0  # about
     at: float | None = None
     attempts: int = 0
+    moved_at: float = 0.0
 
-    def keep(self, index: int, data: bytes) -> None:
+    def keep(self, index: int, data: bytes, now: float) -> None:
         """Hold a symbol."""
-        self.attempts = 0
+        self.attempts, self.moved_at = 0, now
         if index not in self.symbols:
             self.symbols[index] = data
-            self.size += len(data) + SYMBOL_COST
+            self.memory_bytes += len(data) + SYMBOL_COST

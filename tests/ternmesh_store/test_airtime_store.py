@@ -133,6 +133,17 @@ def test_a_damaged_file_has_spent_the_hour_everywhere(path):
     store.close()
 
 
+def test_a_damaged_file_without_a_new_one_has_spent_the_hour_too(path):
+    """The power failed between the two."""
+    path.with_name(f"{path.name}.damaged-1").write_bytes(b"no database")
+    store = opened(path)
+    assert spent_us(store, START) == BUDGET_US
+    store.close()
+    store = opened(path, at(HOUR_S + HOLD_MAX_S))
+    assert store.reserve(BAND, at(HOUR_S + HOLD_MAX_S), FRAME_US), "once, not at each start"
+    store.close()
+
+
 def test_where_no_law_limits_nothing_is_kept(path):
     store = opened(path)
     wire = UNREGULATED.sub_bands[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh.config import ConfigError
+from ternmesh.link.link import LinkSettings
 from ternmesh.link.regions import EU868
 from ternmesh.trust.sealing import OpenSealing
 from ternmesh.wire.seal import Header, seal
@@ -79,6 +80,12 @@ def test_a_link_is_as_patient_as_its_radio_is_slow() -> None:
     assert slow.idle_s == pytest.approx(54.0)
     assert link_timing(240, 400_000, 3, 10.0).idle_s == pytest.approx(0.24)
     assert slow.spread_s > quick.spread_s > 0
+
+
+def test_a_link_is_patient_for_a_week_and_two_hours_where_others_wait() -> None:
+    for speed, settings in ((1.0, LinkSettings(240)), (10.0, link_timing(240, 400_000, 3, 10.0))):
+        times = settings.longest_s, settings.make_way_s, settings.give_up_s
+        assert [speed * time for time in times] == [600, 2 * 3600, 7 * 86_400]
 
 
 def test_two_ends_over_emulated_radios_that_lose_frames(tmp_path: Path) -> None:

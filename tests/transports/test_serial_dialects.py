@@ -277,6 +277,7 @@ def test_meshcores_word_about_airtime_counts_where_it_is_longer() -> None:
     assert meshcore_up(airtime_ms=1).airtime_us(255) == ours_us
     longer = meshcore_up(airtime_ms=ours_us // 1000 + 80)
     assert ours_us + 80_000 <= longer.airtime_us(255) <= ours_us + 81_000
+    assert meshcore_up(airtime_ms=1 << 20).airtime_us(255) == 2 * ours_us
     assert longer.airtime_us(10) - airtime_us(SF9, 10) == longer.airtime_us(255) - ours_us
 
 
@@ -303,6 +304,11 @@ def meshtastic_up(now: float = 0.0) -> Meshtastic:
     assert modem.receive_bytes(b"log\r\n" + meshtastic.frame(number(7, asked[3])), now + 0.3) == []
     assert (modem.ready, modem.idle) == (True, True)
     return modem
+
+
+def test_meshtastics_airtime_has_the_preamble_of_its_firmware() -> None:
+    modem = Meshtastic(settings_for("meshtastic"))
+    assert modem.airtime_us(231) == airtime_us(LoraSetting(9, 125, 1, 16), 255)
 
 
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:

@@ -121,13 +121,16 @@ class BleProtocol:
             self._full_since = self._deadline = None
         elif status.window == 0:
             since = self._full_since = now if self._full_since is None else self._full_since
-            if now < since + FULL_MAX_S:
-                self._deadline = None
+            self._deadline = None
+            if now >= since + FULL_MAX_S:
+                self._fail(f"the other end has had no room for {FULL_MAX_S:g} s")
 
     def _greet(self, hello: Hello) -> None:
         """Begin the session of `hello`; the greeted end answers, each time it is greeted."""
         if self._initiator and hello.session != self._session:
             raise WireError("session", "an answer is not to our latest hello")
+        if hello.identity == 0 or (hello.frames_taken == 0) != (hello.peer_identity == 0):
+            raise WireError("state", "a hello is from nobody, or counts nobody's frames")
         if not (self.established and hello.session == self._session):
             knows_us = hello.peer_identity == self._identity
             self.sender.restart(hello.frames_taken if knows_us else None, hello.window)

@@ -6,6 +6,7 @@ A frame is 0x94 0xC3, the length in two bytes with the higher one first, then a 
 
 import random
 import struct
+from dataclasses import replace
 
 from ternmesh.errors import WireError
 from ternmesh.link.airtime import airtime_us
@@ -19,6 +20,7 @@ MESSAGE_MAX = 512
 WAKE = b"\xc3" * 32
 # A Data message holds 233 bytes; its flags, which the firmware adds, take two of them.
 PAYLOAD_MAX = 231
+PREAMBLE_SYMBOLS = 16  # the firmware's, whatever is set here
 HEADER = 16  # bytes on the air before the Data message
 DATA_OVERHEAD = 8  # port number, length of the payload, flags
 PRIVATE_APP, ROUTING_APP = 256, 5
@@ -110,6 +112,8 @@ class Meshtastic:
         self.deadline: float | None = None
         self.ready = False
         self._settings = settings
+        preamble = max(settings.radio.preamble_symbols, PREAMBLE_SYMBOLS)
+        self._radio = replace(settings.radio, preamble_symbols=preamble)
         self._rng = rng or random.Random()
         self._unframer = Unframer()
         self._malformed = 0
@@ -127,7 +131,7 @@ class Meshtastic:
 
     def airtime_us(self, payload_bytes: int) -> int:
         """The time on air of a payload with Meshtastic's header, in microseconds."""
-        return airtime_us(self._settings.radio, payload_bytes + HEADER + DATA_OVERHEAD)
+        return airtime_us(self._radio, payload_bytes + HEADER + DATA_OVERHEAD)
 
     def start(self, now: float) -> list[Event]:
         """Wake the node, and ask for its configuration a moment later."""

@@ -441,6 +441,17 @@ def test_answers_to_a_broadcast_are_spread() -> None:
     assert answers[-1] < 60.0 + IDLE_S
 
 
+def test_answers_to_an_offer_alone_are_spread() -> None:
+    """Its sender may be kept silent, by the law say, before its first symbol."""
+    air = broadcast(content(3 * ROOM), (), replace(SETTINGS, spread_s=60.0))
+    assert said(air.send(HOST)) == ["offer"]
+    times = sorted(due for name in NODES if (due := air.ends[name].next_timeout()) is not None)
+    assert len(times) == len(NODES)
+    assert all(later - earlier > FRAME_S for earlier, later in pairwise(times))
+    assert air.now + IDLE_S <= times[0]
+    assert times[-1] < air.now + IDLE_S + 60.0
+
+
 def test_whoever_missed_the_offer_asks_after_the_burst() -> None:
     air = broadcast(content(3 * ROOM), [lose(Offer, "n1")])
     frames = air.run()
@@ -616,7 +627,7 @@ def test_no_object_falls_so_far_behind_that_it_looks_new() -> None:
     name = object_name(0, b"first")
     air.losses = [lambda _, m: isinstance(m, Status) and m.name == name] * 8
     air.run(until=600.0)
-    assert 1 < len(air.got(NODE)) <= LEAD_MAX < ARRIVED_MAX
+    assert len(air.got(NODE)) == LEAD_MAX < ARRIVED_MAX
     air.run()
     assert Counter(air.got(NODE))[b"first"] == 1
     assert len(air.got(NODE)) == 3 * ARRIVED_MAX + 1
@@ -1012,6 +1023,23 @@ def test_early_symbols_are_asked_for_and_then_forgotten() -> None:
     assert said(air.run(until=air.now + IDLE_S)) == ["needs [2]"]
 
 
+def test_who_has_stopped_speaking_still_answers_each_offer() -> None:
+    air = Air()
+    offer = sealed(Offer(0, 0, b"name", 90, 30))
+    for attempts in (SILENCES_MAX, 1, 1):
+        air.node.receive_frame(HOST, offer, air.now)
+        assert said(air.run(until=air.now + 20_000.0)) == ["needs [3]"] * attempts
+
+
+def test_a_question_that_waits_is_not_asked_once_its_offer_has_come() -> None:
+    air = Air()
+    air.node.receive_frame(HOST, sealed(Symbol(0, 0, bytes(30), False)), 0.0)
+    air.node.handle_timeout(IDLE_S)
+    assert air.node.has_frames  # and may not speak, by the law say
+    air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), IDLE_S)
+    assert said(air.run(until=2 * IDLE_S)) == ["needs [2]"]
+
+
 def test_a_sender_held_back_within_a_burst_is_not_nagged() -> None:
     """Its duty cycle is spent for an hour."""
     air, payload = Air(), content(10 * ROOM)
@@ -1084,6 +1112,13 @@ HOSTILE = {
     "an object too large": sealed(replace(OFFER, size=(1 << 22) + 1)),
     "too many symbols": sealed(replace(OFFER, size=40_000, symbol_bytes=1)),
     "symbols too large": sealed(replace(OFFER, symbol_bytes=5000)),
+    "symbols that fit a body without their head": sealed(replace(OFFER, symbol_bytes=4080)),
+    "no neighbour's context": sealed(OFFER, 2),
+    "the context of enrolment": sealed(OFFER, seal.ENROL),
+    "a context downward": sealed(OFFER, seal.DOWN | 1),
+    "a status for all": sealed(Status(b"name", (1,)), seal.BROADCAST),
+    "a question for all": sealed(Question(2), seal.BROADCAST),
+    "an offer for all in a slot of one": sealed(OFFER, seal.BROADCAST),
 }
 UNHEARD = {
     "a receipt of nobody": Status(object_name(0, content(6 * ROOM)), ()),
@@ -1218,6 +1253,10 @@ def test_offers_do_not_take_the_room_of_what_another_has_sent() -> None:
     assert {event.peer for event in air.of(NODE, IncomingDropped)} == {"b"}
     assert air.events[NODE][-1] == LinkRefused("c", "link")
     assert ("a", 0) in air.node._in._incoming
+    air.node.receive_frame("a", sealed(Offer(0, 1, b"more", 600, 10)), 30.0)
+    air.take()
+    assert air.events[NODE][-1] == LinkRefused("a", "link")
+    assert air.node._in._incoming["a", 0].offer == mine  # what is refused has changed nothing
     late = SETTINGS.make_way_s + 30.0  # nothing has moved: then the room is theirs
     air.node.receive_frame("c", sealed(Offer(0, 0, b"huge", 600, 10)), late)
     assert list(air.node._in._incoming) == [("c", 0)]
@@ -1234,6 +1273,24 @@ def test_early_symbols_are_bounded() -> None:
     for _ in range(5):
         air.node.receive_frame("peer 2047", sealed(Symbol(1, 0, b"x" * 900, False)), 0.0)
     assert len(early["peer 2047", 1].symbols) <= 1
+
+
+def test_early_symbols_and_objects_share_the_memory() -> None:
+    object_bytes = 20 * (10 + GENERATION_MAX)
+    air = Air(settings=replace(SETTINGS, incoming_bytes_max=3 * object_bytes))
+    air.node.receive_frame("a", sealed(Offer(0, 0, b"mine", 200, 10)), 0.0)
+    for index in range(100):
+        air.node.receive_frame("b", sealed(Symbol(index % 2, index, bytes(20), False)), 1.0)
+
+    def held() -> int:
+        state = air.node._in
+        return sum(i.memory_bytes for i in (*state._incoming.values(), *state._early.values()))
+
+    assert 2 * object_bytes < held() <= 3 * object_bytes
+    air.node.receive_frame("c", sealed(Offer(0, 0, b"more", 200, 10)), 2.0)
+    assert held() <= 3 * object_bytes
+    assert set(air.node._in._incoming) == {("a", 0), ("c", 0)}
+    assert list(air.node._in._early) == [("b", 1)]  # who claimed most made way
 
 
 def test_answers_and_names_are_bounded() -> None:
