@@ -14,7 +14,7 @@ from ternmesh.plan import (
     Plan,
     make_plan,
 )
-from ternmesh.swarm.records import Settings
+from ternmesh.swarm.records import NODES_BUNDLED_MAX, Settings
 from ternmesh_store.keyring import TrustConfig
 from transports.base import HOST
 from transports.bearer import check_link
@@ -56,7 +56,7 @@ class RunConfig:
     silence_rounds: int = field(default=0, metadata=limits(0, 1000))
     manifest_repeats: int = field(default=0, metadata=limits(0, MANIFEST_REPEATS_MAX))
     min_peers: int = field(default=1, metadata=limits(1, 1024))
-    deadline_s: float = field(default=60.0, metadata=limits(0.1, 2_592_000.0))
+    deadline_s: float = field(default=60.0, metadata=limits(1.0, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, 4096))
     chain_max: int = field(default=256, metadata=limits(1, 65_536))
     bundles: bool = False
@@ -94,6 +94,11 @@ def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
     config.trust.check(has_radio=config.link.has_radio)
     plan_of(config.run, load_bundle(config.bundle).dimension)
+    if config.run.bundles and config.run.nodes_max > NODES_BUNDLED_MAX:
+        raise ConfigError(
+            f"run.nodes_max is {config.run.nodes_max}: where bundles are taken it must be at most "
+            f"{NODES_BUNDLED_MAX}"
+        )
     return config
 
 

@@ -27,7 +27,7 @@ from ternmesh.swarm.events import (
     RoundOpened,
 )
 from ternmesh.swarm.pace import NETWORK
-from ternmesh.swarm.records import Settings
+from ternmesh.swarm.records import NODES_BUNDLED_MAX, Settings
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh_store.host_store import HostStore, Round, StoredRun
 from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
@@ -45,7 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 class HostService:
-    """One run while it is hosted. The store is open, and all calls come from one thread."""
+    """One run while it is hosted. The store is open, and all calls come from one thread.
+
+    ConfigError where the run has more nodes than one that takes bundles can have.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,11 @@ class HostService:
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | NoKeyring | None = None,
     ) -> None:
+        if settings.bundles and len(stored.state.nodes) > NODES_BUNDLED_MAX:
+            raise ConfigError(
+                f"run.bundles is for at most {NODES_BUNDLED_MAX} nodes, and this run has "
+                f"{len(stored.state.nodes)}: switch it off, or begin another run"
+            )
         self._keyring = keyring or NoKeyring()
         trust = self._keyring.trust(HOST, model_hash, stored.state.counter)
         self.coordinator = Coordinator(

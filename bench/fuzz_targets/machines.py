@@ -46,7 +46,7 @@ def _check_intake(data: bytes) -> None:
 def _check_step(data: bytes) -> None:
     bodies = list(parts(data))[: wire.SHARES_MAX]
     read_shares((share.read_share(body) for body in bodies), wire.PLAN.down)
-    step_units(bodies, wire.MODEL, 1, wire.PLAN)
+    step_units(bodies, wire.MODEL, 0, wire.PLAN)
 
 
 class HostRun:

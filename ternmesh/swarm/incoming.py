@@ -24,6 +24,8 @@ def round_of(body: bytes, version: int, plan: Plan, takes_bundles: bool) -> int:
     """The round that a node's body is for; WireError where a host takes no such body."""
     of_bundle = (contributions.KIND, contributions.SHARE_KIND) if takes_bundles else ()
     if body[0] in (manifest.KIND, share.KIND, *of_bundle):
+        if len(body) < share.HEAD_SIZE:
+            raise WireError("length", "a body of a packet is shorter than its shortest head")
         return share.whole_round(int.from_bytes(body[1:3], "little"), version)
     message = control.read_control(body) if body[0] == control.KIND else None
     if not isinstance(message, Silent) or plan.silence_rounds == 0:

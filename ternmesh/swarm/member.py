@@ -42,8 +42,9 @@ from ternmesh.swarm.events import (
     known_reason,
 )
 from ternmesh.swarm.outgoing import Outgoing
-from ternmesh.swarm.pace import NETWORK, Pace
+from ternmesh.swarm.pace import ANNOUNCES_MISSED, NETWORK, Pace
 from ternmesh.swarm.records import MemberState
+from ternmesh.swarm.seldom import Seldom
 from ternmesh.swarm.step import step_units
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh.wire import control, manifest, pieces, seal
@@ -52,7 +53,7 @@ from ternmesh.wire.reference import Counted, Reference, Snapshot
 
 HOST = "host"
 REASONS_MAX = 64
-ANNOUNCES_MISSED = 3  # in a row, before a node doubts that the host knows it
+OTHER_RUNS_MAX = 16  # whose announces are known
 
 
 def new_state(dimension: int) -> MemberState:
@@ -94,7 +95,7 @@ class Member:
             self.pending = packet.sign_again(self.pending, self.run, self._notary.sign_packet)
         self._events: deque[NodeEvent] = deque()
         self._arriving = Arriving(self.fixed.size, model_hash)
-        self._offered, self._next_run = -1, self.run
+        self._offered, self._other_runs = -1, Seldom(float("inf"), OTHER_RUNS_MAX)
         self._greeting = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self._resend = Backoff(pace.packet_s, pace.packet_longest_s, rng)
         self._amends = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # hellos after refusals
@@ -249,9 +250,8 @@ class Member:
         if not self.joined:
             return
         if message.run != self.run:
-            if self._greeting.at is None or message.run != self._next_run:
+            if self._other_runs.may(message.run.hex(), now) or self._greeting.at is None:
                 self._greeting.soon(now)
-            self._next_run = message.run
             return
         if message.version < self.target:
             raise WireError("replay", "an announce of a version before one that was announced")

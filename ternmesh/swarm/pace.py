@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+ANNOUNCES_MISSED = 3  # in a row, before a node doubts that the host knows it
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:

@@ -32,7 +32,7 @@ from ternmesh.wire.reference import (
     reference_hash,
     split_certificate,
 )
-from ternmesh.wire.share import Share, read_share, write_share
+from ternmesh.wire.share import ROUND_BITS, Share, read_share, write_share
 
 Vector = NDArray[np.float32]
 Units = NDArray[np.int64]
@@ -60,7 +60,10 @@ def update_units(
 
 def step_units(shares: Sequence[bytes], model_hash: bytes, version: int, plan: Plan) -> Units:
     """What the step to `version` adds, in units of 2**-24 (int64, D); WireError if not whole."""
-    vector = read_shares(map(read_share, shares), plan.down)
+    read = [read_share(body) for body in shares]
+    if any(share.round_low != version % (1 << ROUND_BITS) for share in read):
+        raise WireError("reference", "a share of a reference is of another version")
+    vector = read_shares(read, plan.down)
     if len(shares) != plan.down.count or not vector.present.all():
         raise WireError("reference", f"a reference of this run has {plan.down.count} shares")
     return scatter(vector.units(), order(model_hash, version, plan.dimension))

@@ -151,9 +151,9 @@ def read_cbor(data: bytes) -> Any:
         )
         same = cbor2.dumps(content, canonical=True) == data
     except (cbor2.CBORError, ValueError, TypeError, OverflowError) as error:
-        raise WireError("control", f"not a control message: {error}") from error
+        raise WireError("control", f"not CBOR of a message: {error}") from error
     if not same:
-        raise WireError("control", "a control message is not in its canonical encoding")
+        raise WireError("control", "CBOR is not in its canonical encoding")
     _check_types(content)
     return content
 
@@ -164,7 +164,7 @@ def _check_types(content: Any) -> None:
             _check_types(item)
     elif type(content) is int:
         if not 0 <= content <= INTEGER_MAX:
-            raise WireError("control", f"a number of a control message is 0 to {INTEGER_MAX}")
+            raise WireError("control", f"a number is 0 to {INTEGER_MAX}")
     elif type(content) not in (bytes, str):
         raise WireError("control", f"{type(content).__name__} does not belong in a message")
 

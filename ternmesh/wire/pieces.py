@@ -74,7 +74,7 @@ class Assembly:
 
     def __init__(self, frame_mtu: int, object_max: int, objects_max: int = 4) -> None:
         self._piece_size = piece_size(frame_mtu)
-        self._object_max = object_max
+        self._object_max = min(object_max, PIECES_MAX * self._piece_size)
         self._objects_max = objects_max
         self._partials: dict[tuple[bytes, int], _Partial] = {}  # by name and size
         self.forged = 0
@@ -86,20 +86,24 @@ class Assembly:
         _, name, size, index = _HEAD.unpack_from(body)
         data = body[HEAD_SIZE:]
         self._check(size, index, len(data))
+        count = self._count(size)
         partial = self._partials.pop((name, size), None) or _Partial()
+        is_whole = partial.take(index, data) and len(partial.parts) == count
+        content = partial.find(name, size, index, data) if is_whole else None
+        if content is not None:
+            self.forged += partial.spare
+            return content
+        if not is_whole or (count > 1 and partial.spare < SPARE_MAX):
+            self._keep((name, size), partial)
+        if is_whole:
+            raise WireError("piece", "the pieces do not add up to the object that they name")
+        return None
+
+    def _keep(self, key: tuple[bytes, int], partial: _Partial) -> None:
+        """What waits for a piece from now on is the last to be forgotten."""
         while len(self._partials) >= self._objects_max:
             del self._partials[next(iter(self._partials))]
-        self._partials[name, size] = partial  # now the last to be forgotten
-        if not partial.take(index, data) or len(partial.parts) < self._count(size):
-            return None
-        content = partial.find(name, size, index, data)
-        if content is None:
-            if self._count(size) == 1 or partial.spare >= SPARE_MAX:
-                del self._partials[name, size]
-            raise WireError("piece", "the pieces do not add up to the object that they name")
-        self.forged += partial.spare
-        del self._partials[name, size]
-        return content
+        self._partials[key] = partial
 
     def _count(self, size: int) -> int:
         return -(-size // self._piece_size)

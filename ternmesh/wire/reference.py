@@ -146,7 +146,11 @@ def _rows(counted: tuple[Counted, ...]) -> list[list[object]]:
 
 
 def _read_head(data: bytes) -> _Head:
-    match read_cbor(data):
+    try:
+        head = read_cbor(data)
+    except WireError as error:
+        raise WireError("reference", f"the head of an object: {error}") from error
+    match head:
         case (int(version), bytes(parent), bytes(model), 0 | 1 as finished, int(deadline), rows):
             sizes_fit = len(parent) == HASH_SIZE and len(model) in (len(NO_MODEL), 8)
             if sizes_fit and type(rows) is tuple and len(rows) <= COUNTED_MAX:

@@ -13,7 +13,7 @@ from ternmesh.config import ConfigError
 from ternmesh.plan import make_plan
 from ternmesh.swarm.events import PacketForgotten, WorkReady
 from ternmesh.swarm.member import Member, new_state
-from ternmesh.swarm.records import Settings
+from ternmesh.swarm.records import NodeRecord, Settings
 from ternmesh.trust.identity import rotation_text
 from ternmesh.trust.notary import OPEN, Trust
 from ternmesh_cli.keys import enrol_fleet
@@ -261,6 +261,17 @@ def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
         bench.boot(replace(PLAN, rounds=4))
     bench.boot()
     assert bench.service.status()["run"] == before["run"]
+
+
+def test_a_run_of_too_many_nodes_takes_no_bundles(bench):
+    """The rows of all nodes and bundles must fit a reference."""
+    stored = bench.store.load(MODEL)
+    settings = replace(SETTINGS, bundles=True)
+    nodes = tuple(NodeRecord(context, f"node-{context}", 9) for context in range(1, 2732))
+    full, over = (replace(stored.state, nodes=some) for some in (nodes[:-1], nodes))
+    HostService(replace(stored, state=full), settings, MODEL, bench.store, bench.bearer)
+    with pytest.raises(ConfigError, match="is for at most 2730 nodes, and this run has 2731"):
+        HostService(replace(stored, state=over), settings, MODEL, bench.store, bench.bearer)
 
 
 def test_a_changed_plan_begins_a_new_run_when_told_to_and_says_so(bench, caplog):

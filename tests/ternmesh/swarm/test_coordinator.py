@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ternmesh.errors import WireError
 from ternmesh.swarm import open_round, records, step
 from ternmesh.swarm.coordinator import ALL, Coordinator
 from ternmesh.swarm.events import (
@@ -19,8 +20,9 @@ from ternmesh.swarm.events import (
     RoundOpened,
     WorkReady,
 )
+from ternmesh.swarm.incoming import round_of
 from ternmesh.swarm.member import HOST
-from ternmesh.wire import control, manifest, pieces, seal, share
+from ternmesh.wire import contributions, control, manifest, pieces, seal, share
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 
 MODEL = bytes(range(32))
@@ -124,6 +126,13 @@ def test_a_bad_frame_is_counted_by_its_reason_and_loses_no_round(bench: Any, nam
     bench.host.receive_frames("theo", frames, bench.now)
     assert bench.host.version == 1
     assert bench.host.refused == {reason: 1}
+
+
+@pytest.mark.parametrize("kind", [manifest.KIND, share.KIND, contributions.KIND])
+def test_a_body_without_its_round_is_of_no_round(bench: Any, kind: int) -> None:
+    with pytest.raises(WireError) as caught:
+        round_of(bytes([kind, 0]), 70_000, bench.plan, takes_bundles=True)
+    assert caught.value.reason == "length"
 
 
 HELLO = control.Hello("yan", bytes(8), MODEL[:8], bytes(8), 0, bytes(16), 5)

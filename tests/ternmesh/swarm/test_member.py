@@ -364,6 +364,25 @@ def test_an_announce_that_is_repeated_makes_nobody_speak_again(bench: Any) -> No
         assert bench.take("theo") == []
 
 
+def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> None:
+    """Whoever plays two of them by turns must not make it speak for ever."""
+    theo = bench.nodes["theo"]
+    calls = [control.Announce(bytes([run] * 8), 0, OPEN, 0) for run in range(16)]
+    for call in calls:
+        from_host(bench, theo, call)
+    for _ in range(8):
+        bench.now = theo.next_timeout()
+        theo.handle_timeout(bench.now)
+    bench.take("theo")
+    due = theo.next_timeout()
+    assert due > bench.now + 20
+    for call in 3 * calls:
+        from_host(bench, theo, call)
+    assert theo.next_timeout() == due
+    from_host(bench, theo, control.Announce(b"new run!", 0, OPEN, 0))
+    assert theo.next_timeout() <= bench.now + 1.0
+
+
 def test_a_call_into_another_run_is_not_forgotten(bench: Any) -> None:
     """A last reference of the old run stops the question; the next announce asks it again."""
     theo = bench.nodes["theo"]
@@ -522,6 +541,17 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:
     assert theo.version == 0
     assert theo.pending is not None
     assert np.array_equal(theo.residual, residual)
+
+
+def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any) -> None:
+    """It names no model; its parent stands for that. So a run can give up its keys."""
+    theo = bench.nodes["theo"]
+    step = reference.Reference(1, theo.reference, b"", False, 0, (), new_step(bench))
+    content = reference.certify(reference.write_reference(step))
+    for body in pieces.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal.seal(seal.Header(seal.BROADCAST, 0), body)], bench.now)
+    assert theo.refused == {}
+    assert theo.version == 1
 
 
 def test_a_strangers_words_take_a_bounded_place(bench: Any) -> None:

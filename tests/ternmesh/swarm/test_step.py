@@ -91,6 +91,15 @@ def test_a_step_must_be_whole() -> None:
             step.step_units(wrong, MODEL, 9, PLAN)
 
 
+def test_the_shares_of_a_step_are_of_its_version() -> None:
+    shares = step.encode_step(np.ones(3000, np.float32), MODEL, 70_000, PLAN)
+    other = step.encode_step(np.ones(3000, np.float32), MODEL, 69_999, PLAN)
+    assert step.step_units(shares, MODEL, 70_000, PLAN).any()
+    with pytest.raises(WireError) as caught:
+        step.step_units((*shares[:-1], other[-1]), MODEL, 70_000, PLAN)
+    assert caught.value.reason == "reference"
+
+
 def test_a_share_beyond_the_packet_is_refused() -> None:
     body = bytearray(update(1)[1][0])
     body[3] = PLAN.up.count

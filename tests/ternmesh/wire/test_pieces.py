@@ -64,6 +64,29 @@ def test_why_a_piece_is_refused(body: bytes, reason: str) -> None:
     assert not assembly._partials
 
 
+def test_an_object_of_65_536_pieces_is_refused_with_its_first() -> None:
+    assembly = pieces.Assembly(MTU, object_max=1 << 30)
+    longest = pieces.object_max(MTU)
+    assert assembly.add(head(longest, 0) + bytes(SIZE)) is None
+    with pytest.raises(WireError) as caught:
+        assembly.add(head(longest + 1, 0) + bytes(SIZE))
+    assert caught.value.reason == "piece"
+
+
+def test_a_refused_object_of_one_piece_takes_no_place() -> None:
+    """Forgeries of one piece each would otherwise make a node forget all that it waits for."""
+    contents = [bytes([number]) * 100 for number in range(4)]
+    assembly = pieces.Assembly(MTU, object_max=1000)
+    for content in contents:
+        assembly.add(pieces.cut(content, MTU)[0])
+    for _ in range(4):
+        with pytest.raises(WireError, match="add up"):
+            assembly.add(head(3, 0) + b"abc")
+    assert assembly.add(pieces.cut(b"abc", MTU)[0]) == b"abc"
+    for content in contents:
+        assert [assembly.add(body) for body in pieces.cut(content, MTU)[1:]][-1] == content
+
+
 def test_pieces_that_disagree_about_the_size_are_of_two_objects() -> None:
     assembly = pieces.Assembly(MTU, object_max=1000)
     first, *rest = pieces.cut(bytes(200), MTU)

@@ -129,6 +129,8 @@ HOSTILE = {
     "a row within a row": with_head([*GOOD[:5], [[ROW, 0, bytes(4), b""]]]),
     "4,097 rows": with_head([*GOOD[:5], [ROW] * 4097]),
     "a head that ends early": with_head(GOOD)[:10],
+    "a head whose CBOR ends early": b"\x01\x05\x00\x00\x00" + with_head(GOOD)[5:10] + bytes(2),
+    "a head with a byte more": b"\x01\x20\x00\x00\x00" + cbor2.dumps(GOOD) + bytes(3),
     "no count of shares": with_head(GOOD, b""),
     "1,025 shares": with_head(GOOD, b"\x01\x04" + bytes(2 * 1025)),
     "a share that is not there": with_head(GOOD, b"\x01\x00"),
@@ -140,8 +142,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
 def test_hostile_objects_are_refused(data: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(WireError) as caught:
         reference.read_object(data, 10)
+    assert caught.value.reason == "reference"
 
 
 def test_the_hostile_objects_are_otherwise_good() -> None:
