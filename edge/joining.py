@@ -36,8 +36,9 @@ _REFUSALS = {
     "revoked",
     "revoked": "the host has revoked this board's key: move its identity away for a new one",
     "early": "this board's keys were changed within the last hour: ask again then",
-    "full": "this board has changed its keys as often as it may: enrol it under another name, or "
-    "delete identity.next beside its identity to keep the keys that it has",
+    "full": "this board has changed its keys as often as it may: enrol it under another name; or, "
+    "where `ternmesh enrol list` at the host still shows the fingerprint that it has, stop it and "
+    "delete identity.next beside its identity",
     "unknown key": "the host does not know this board's key: enrol it first",
 }
 T = TypeVar("T")

@@ -139,7 +139,8 @@ class Inbound:
             del self._early[next(iter(self._early))]
         self._finished.pop(slot, None)
         early = self._early.setdefault(slot, Early())
-        held = sum(item.memory_bytes for item in self._held().values())
+        held = sum(receiving.memory_bytes for receiving in self._incoming.values())
+        held += sum(other.memory_bytes for other in self._early.values())
         if held + len(symbol.data) + SYMBOL_COST <= self._settings.incoming_bytes_max:
             early.keep(symbol.index, symbol.data, now)
 
@@ -181,7 +182,8 @@ class Inbound:
 
     def _wait(self, item: Receiving | Early, now: float, quiet_s: float, end: float) -> None:
         item.attempts += 1
-        delay_s = min(self._settings.longest_s, quiet_s * 2.0 ** (item.attempts - 1))
+        doublings = min(item.attempts - 1, SILENCES_MAX)  # offers may come without an end
+        delay_s = min(self._settings.longest_s, quiet_s * 2.0**doublings)
         jitter = 0.75 + 0.5 * self._rng.random()
         item.at = end if item.attempts >= SILENCES_MAX else now + delay_s * jitter
 
@@ -230,20 +232,26 @@ class Inbound:
         self._incoming[slot] = Receiving(offer, decoder, memory_bytes, at, moved_at=now)
         return self._incoming[slot]
 
-    def _held(self) -> dict[Slot, Receiving | Early]:
-        return {**self._incoming, **self._early}
-
     def _make_room(self, slot: Slot, memory_bytes: int, now: float) -> None:
-        """Forget what the slot holds, and others as far as needed; WireError forgets nothing."""
-        kept = self._held()
-        kept.pop(slot, None)
-        costs = dict.fromkeys((key for key in kept if key in self._incoming), 1)
-        if len(costs) >= PEERS_MAX:
-            del kept[self._who_makes_way(slot[0], 1, costs, now)]
-        costs = {key: item.memory_bytes for key, item in kept.items()}
-        while sum(costs.values()) + memory_bytes > self._settings.incoming_bytes_max:
-            del costs[self._who_makes_way(slot[0], memory_bytes, costs, now)]
-        for key in (slot, *(key for key in self._held() if key not in costs)):
+        """Forget what the slot holds, and others as far as needed; WireError forgets nothing.
+
+        What nobody has offered is the first to go, as it cost its sender nothing.
+        """
+        left = self._settings.incoming_bytes_max - memory_bytes
+        kept = [key for key in self._incoming if key != slot]
+        if len(kept) >= PEERS_MAX:
+            kept.remove(self._who_makes_way(slot[0], 1, dict.fromkeys(kept, 1), now))
+        costs = {key: self._incoming[key].memory_bytes for key in kept}
+        left -= sum(costs.values())
+        while left < 0:
+            left += costs.pop(self._who_makes_way(slot[0], memory_bytes, costs, now))
+        for key in (slot, *(key for key in tuple(self._incoming) if key not in costs)):
+            self._drop(key)
+        left -= sum(early.memory_bytes for early in self._early.values())
+        for key in sorted(self._early, key=lambda key: self._early[key].moved_at):
+            if left >= 0:
+                break
+            left += self._early[key].memory_bytes
             self._drop(key)
 
     def _who_makes_way(self, peer: str, cost: int, costs: dict[Slot, int], now: float) -> Slot:
@@ -254,7 +262,7 @@ class Inbound:
         claims: Counter[str] = Counter({peer: cost})
         for (sender, _), each in costs.items():
             claims[sender] += each
-        moved = {slot: item.moved_at for slot, item in self._held().items() if slot in costs}
+        moved = {slot: self._incoming[slot].moved_at for slot in costs}
         most = max(claims[sender] for sender, _ in costs)
         found = [slot for slot in costs if claims[slot[0]] == most >= claims[peer]]
         if not found:

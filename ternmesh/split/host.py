@@ -45,8 +45,8 @@ class Board:
 
     `open` is the one that waits for a gradient from the board's head, `held` the one that the host
     has yet to answer with a gradient. `moved_at` is when the last one was taken, or the board.
-    `instance` is what it expects in a welcome that it has not asked for. `knows_end`: it has spoken
-    since it was told that the run is finished.
+    `instance` is what it expects in a welcome that it has not asked for. `knows_end`: it has said
+    hello since it was told that the run is finished.
     """
 
     context: int
@@ -109,7 +109,7 @@ class SplitHost:
         return FINISHED if is_over and any(b.is_done for b in boards) else RUNNING
 
     def waited_for(self, now: float) -> set[int]:
-        """The contexts of the boards that have more to send, and are neither done nor silent."""
+        """The contexts of the boards that have more to send, and are neither done nor gone."""
         last = self.plan.micro_batches
         return {
             board.context
@@ -211,7 +211,6 @@ class SplitHost:
             if len(self._events) >= EVENTS_MAX:
                 raise WireError("full", "more activations at once than a host keeps")
             self._check(board, item, now)
-            board.knows_end = self._told == FINISHED
             self._events.append(Arrived(board.context, item))
 
     def _check(self, board: Board, item: Activation, now: float) -> None:
@@ -296,7 +295,10 @@ class SplitHost:
         return board
 
     def _is_gone(self, board: Board, now: float) -> bool:
-        """By its micro-batches: any other word costs a board nothing, and would hold a run up."""
+        """By its micro-batches: any other word costs a board nothing, and would hold a run up.
+
+        Who was revoked is gone at once.
+        """
         if board.moved_at is None or not self._notary.may_train(board.name):
             return True
         return now >= board.moved_at + self.settings.silence_s

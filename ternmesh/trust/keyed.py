@@ -228,12 +228,11 @@ class KeyedSealing:
     def _open_sync(self, peer: str, pair: Pair, head: bytes, low: int, content: bytes) -> bytes:
         if len(content) <= SYNC_OVERHEAD - HEAD_SIZE:
             raise WireError("length", "a frame with context 0 has claims and a body")
-        body, epoch = pair.open_sync(head, ENROL, low, content, self._unused)
+        is_hub = peer == self._hub_name
+        body, epoch = pair.open_sync(head, ENROL, low, content, self._unused, is_hub=is_hub)
         if self._hub is not None and self._hub.lacks(pair.held):
             pair.owes = True
-        if body[0] == KEYS:
-            if self._listener is None or peer != self._hub_name:
-                raise WireError("kind", f"{peer} has no broadcast key to give away")
+        if body[0] == KEYS and self._listener is not None:
             self._listener.take(pair.other.fingerprint, epoch, read_keys(body))
         return body
 

@@ -18,6 +18,7 @@ from ternmesh.trust.session import (
     EPOCH_MAX,
     HIGH_SIZE,
     INSTANCE_SIZE,
+    KEYS,
     LINEAGE_SIZE,
     NOBODY,
     QUESTION,
@@ -186,11 +187,12 @@ class Pair:
         )
 
     def open_sync(
-        self, head: bytes, context: int, low: int, content: bytes, unused: int
+        self, head: bytes, context: int, low: int, content: bytes, unused: int, *, is_hub: bool
     ) -> tuple[bytes, int]:
         """The body of a frame with claims, and the epoch of the session that it is of.
 
-        `unused` is the first of this end's seal counters that was certainly never used. WireError.
+        `unused` is the first of this end's seal counters that was certainly never used; `is_hub`
+        whether the peer may give a broadcast key. WireError.
         """
         instance, high = content[:INSTANCE_SIZE], content[INSTANCE_SIZE:CLEAR_SIZE]
         counter = int.from_bytes(high, "little") << COUNTER_BITS | low
@@ -203,6 +205,8 @@ class Pair:
             raise
         self._sync_in = instance, cipher
         claims, body = read_claims(plain)
+        if body[0] == KEYS and not is_hub:
+            raise WireError("kind", "a broadcast key comes from nobody but the hub")
         self._place(claims, instance, counter, sealed)
         self.heard, self.held = _echo(claims.lineage, instance), claims.group
         self._in_a_row, self.asks = 0, False

@@ -1,9 +1,12 @@
 """Boards and a host train one small model together, in one process over a loopback bearer."""
 
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+import edge.split
+import host.split
 from edge.config import DataConfig
 from edge.errors import DataError
 from edge.joining import rotate
@@ -21,7 +26,7 @@ from edge.split_config import SplitBoardConfig, SplitTrainingConfig, read_split_
 from edge.split_node import SplitNode, drawn, load_parts, with_labels
 from host.split import SplitService
 from host.split_config import read_split_host_config
-from host.split_stage import Stage
+from host.split_stage import Stage, load_stage
 from models.split import (
     HOST,
     Cut,
@@ -34,10 +39,14 @@ from models.split import (
 from models.split_export import export_cut
 from models.whole import train_whole
 from ternmesh.errors import TernmeshError, TrustError
-from ternmesh.split.host import Settings
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.bodies import Intake
+from ternmesh.split.host import Board, Settings, SplitHost
 from ternmesh.split.plan import SplitPlan
+from ternmesh.swarm.pace import Pace
 from ternmesh.wire import activation
 from ternmesh.wire.activation import Activation
+from ternmesh.wire.control import FINISHED
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import MISUSED, main
 from ternmesh_cli.status_text import describe
@@ -534,10 +543,10 @@ def test_a_host_goes_on_after_what_gives_no_gradient(train: Callable[..., Traini
     assert host.boards[1].held == 5
 
 
-def test_rotation_and_codes_end_at_a_split_host(
+def test_rotation_codes_and_revocations_end_at_a_split_host(
     folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enrol_fleet("garden", tmp_path / "host", {"theo": tmp_path / "theo"})
+    enrol_fleet("garden", tmp_path / "host", {n: tmp_path / n for n in ("theo", "nora")})
     rings = {name: Keyring(tmp_path / name, TrustConfig()) for name in ("host", "theo")}
     hub, store = LoopbackHub(), SplitStore(tmp_path / "split.sqlite")
     numbers = dict(zip(SplitPlan.__slots__, _NUMBERS, strict=True))
@@ -553,7 +562,7 @@ def test_rotation_and_codes_end_at_a_split_host(
         )
         transport.open()
         service.start()
-        assert service.enrol({"enrol": "list"})["members"][0]["name"] == "theo"
+        assert len(service.enrol({"enrol": "list"})["members"]) == 2
         assert service.enrol({"enrol": "code", "role": "node", "minutes": 1.0})["code"]
 
         class Served:
@@ -583,6 +592,15 @@ def test_rotation_and_codes_end_at_a_split_host(
         with pytest.raises(TrustError, match="within the last hour"):
             rotate(LinkConfig(fleet="garden"), "theo", tmp_path, board)
         assert service.status()["refused"] == {"early": 1}
+        boards = (
+            Board(1, "theo", 40, Intake(plan), is_done=True),
+            Board(2, "nora", 0, Intake(plan)),
+        )
+        service.host.boards = {board.context: board for board in boards}
+        service.host.start(clock.now)
+        assert service.status()["phase"] == "open"
+        service.enrol({"enrol": "revoke", "name": "nora"})
+        assert service.host._told == FINISHED, "the others are told at once"
 
 
 @pytest.mark.parametrize("action", [["join", "AAAA"], ["rotate"]])
@@ -663,6 +681,41 @@ def test_wrong_configurations(
     insecure = [] if end == "export" else ["--insecure"]
     assert main(["split", end, "--config", str(config), *insecure]) == MISUSED
     assert sentence in capsys.readouterr().err
+
+
+def test_ends_have_the_pace_of_their_bearer_and_the_clip_of_the_plan(
+    folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, pace, ends = threading.Event(), Pace(hello_s=77.0, hello_longest_s=777.0), []
+    stop.set()
+    for program in (edge.split, host.split):
+        monkeypatch.setattr(program, "pace_of", lambda _: pace)
+
+    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: object, **options: object) -> object:
+            ends.append(make(*arguments, **options))
+            return ends[-1]
+
+        return made
+
+    monkeypatch.setattr(edge.split_node, "SplitBoard", noted(SplitBoard))
+    monkeypatch.setattr(host.split, "SplitHost", noted(SplitHost))
+    np.savez(tmp_path / "clips.npz", **samples())  # type: ignore[arg-type]
+    parts = f"bundle = {str(folders[False])!r}"
+    text = HOST_TOML.replace('bundle = "parts"', parts) + f"[run]\nbatch = {BATCH}\n"
+    (tmp_path / "host.toml").write_text(text + "clip_norm = 1.6e-6\n")
+    (tmp_path / "board.toml").write_text(BOARD_TOML.replace('bundle = "parts"', parts))
+    monkeypatch.setattr("host.split_stage.make_cut", lambda *_, **__: make_cut(labels_stay=False))
+    monkeypatch.setattr("host.split_stage.load_middle", lambda *_: None)
+    served_config = read_split_host_config(tmp_path / "host.toml")
+    stage, classes = load_stage(served_config)
+    host.split.run_split_host(served_config, lambda _: (stage, classes), stop, insecure=True)
+    config = read_split_board_config(tmp_path / "board.toml")
+    edge.split.run_split_board(config, stop, insecure=True)
+    served, board = ends
+    assert served._hello_longest_s == pace.hello_longest_s
+    assert stage._clip_norm == served.plan.clip_norm == 2e-6
+    assert board._greeting.at - time.monotonic() > 30.0
 
 
 @pytest.mark.parametrize("name", ["host.toml", "board.toml"])

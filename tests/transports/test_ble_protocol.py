@@ -326,6 +326,26 @@ def test_an_end_that_is_full_is_given_time_but_not_for_ever(opens_at_s: float | 
         assert (node.failed, node.sender.waiting) == (None, False)
 
 
+def test_a_room_that_came_back_counts_no_more() -> None:
+    node, _ = established()
+    session = node._session
+    for now, window in ((1.0, 0), (2.0, WINDOW), (500.0, 0)):
+        node.receive_value(values.encode(Status(0, window, 0), session), now)
+    assert node.failed is None
+    node.receive_value(values.encode(Status(0, 0, 0), session), 500.0 + FULL_MAX_S)
+    assert node.failed == "the other end has had no room for 60 s"
+
+
+def test_a_new_session_begins_with_room() -> None:
+    _, bridge = established()
+    bridge.receive_value(values.encode(Status(0, 0, 0), bridge._session), 1.0)
+    session = bridge._session + 1
+    bridge.receive_value(values.encode(Hello(False, session, 9, 0, 0, WINDOW), session), 2.0)
+    assert bridge._session == session
+    bridge.receive_value(values.encode(Status(0, 0, 0), session), 500.0)
+    assert bridge.failed is None
+
+
 U8, U16, U32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))
 ANY_VALUE = st.one_of(
     st.builds(Hello, st.booleans(), U16, U32, U32, U32, U8),

@@ -124,6 +124,8 @@ class BleProtocol:
             self._deadline = None
             if now >= since + FULL_MAX_S:
                 self._fail(f"the other end has had no room for {FULL_MAX_S:g} s")
+        else:
+            self._full_since = None
 
     def _greet(self, hello: Hello) -> None:
         """Begin the session of `hello`; the greeted end answers, each time it is greeted."""
@@ -140,7 +142,7 @@ class BleProtocol:
                 self._receiver.frames_taken = 0
             self._session = hello.session
             self.established = True
-            self._deadline = None
+            self._full_since = self._deadline = None
         if not self._initiator:
             self._due = [self._hello()]
 

@@ -1293,6 +1293,27 @@ def test_early_symbols_and_objects_share_the_memory() -> None:
     assert list(air.node._in._early) == [("b", 1)]  # who claimed most made way
 
 
+def test_symbols_that_nobody_offered_push_out_no_object() -> None:
+    object_bytes = 20 * (10 + GENERATION_MAX)
+    air = Air(settings=replace(SETTINGS, incoming_bytes_max=4 * object_bytes))
+    air.node.receive_frame("a", sealed(Offer(0, 0, b"mine", 200, 10)), 0.0)
+    for slot, at in ((3, 3.0), (2, 2.0)):  # the younger one first
+        for index in range(10):
+            air.node.receive_frame("a", sealed(Symbol(slot, index, bytes(20), False)), at)
+    for slot, early in ((4, {("a", 2), ("a", 3)}), (5, {("a", 3)}), (6, set())):
+        air.node.receive_frame("a", sealed(Offer(slot, slot, b"more", 200, 10)), 4.0)
+        assert set(air.node._in._early) == early
+    assert ("a", 0) in air.node._in._incoming
+
+
+def test_an_offer_without_an_end_stops_nothing() -> None:
+    air = Air()
+    for number in range(1100):  # the node hears no symbol, and its host no answer
+        air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 200, 10)), 100.0 * number)
+        air.node.handle_timeout(100.0 * number + 50.0)
+    assert air.node._in._incoming
+
+
 def test_answers_and_names_are_bounded() -> None:
     air = Air()
     for peer in many(2 * PEERS_MAX):

@@ -141,7 +141,8 @@ def test_of_two_keys_with_one_number_the_first_stays() -> None:
 def test_nobody_but_the_hub_gives_keys() -> None:
     host, node = met()
     body = write_keys(99, bytes(16), 0)
-    assert host.hear("theo", node.say("host", 0, body)) == "kind"
+    frame = node.say("host", 0, body)
+    assert [host.hear("theo", frame) for _ in range(2)] == ["kind"] * 2  # it changes nothing
     assert host.sealing.broadcast_name == node.sealing.broadcast_name != group_name(bytes(16))
 
 
