@@ -92,11 +92,16 @@ def _content(result: Result) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is measured, with '+' where the tree has changes."""
+    """The commit that is measured, with '+' where the tree has changes (kept results are none)."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
+    return head + "+" * bool(changed) or "unknown"
+
+
+def _git(*ask: str) -> str:
     root = Path(__file__).parents[1]
-    ask = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    answer = subprocess.run(ask, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
+    command = ["git", "-C", str(root), *ask]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def machine() -> dict[str, Any]:
