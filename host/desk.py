@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Desk(Generic[Event]):
-    """See `transports.driver.Endpoint`. `refused` is where that counts, as status tells it."""
+    """See `transports.driver.Endpoint`. `refused` counts what it refuses, for status."""
 
     def __init__(self, endpoint: Endpoint[Event], keyring: Keyring, refused: Counter[str]) -> None:
         self._endpoint, self._keyring, self._refused = endpoint, keyring, refused

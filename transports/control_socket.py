@@ -204,7 +204,7 @@ def _clear(path: Path) -> None:
             probe.connect(str(path))
         raise ControlError(f"another process answers on {path}: stop it first")
     except FileNotFoundError:
-        pass  # Nothing is in the way.
+        return  # nothing is in the way
     except ConnectionRefusedError:
         path.unlink()
     except OSError as error:
