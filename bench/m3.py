@@ -67,8 +67,8 @@ NOTES = (
     "(74,883 numbers); 1600b: one vector of 36,000 read as that LoRA; all train the "
     "head",
     "carried_over: runs of older code; after a change the first seed of each arm is run anew, and "
-    "only where its accuracy and bytes are the same to the last digit do the others stand; a run on "
-    "another processor rounds otherwise, which moved the accuracy of a seed by up to 0.1 points",
+    "only where its accuracy and bytes are the same to the last digit do the others stand; another "
+    "processor rounds otherwise: it moved a seed's accuracy by up to 0.2 points, by 0.9 in drop20",
     "keys: the 1.6 kB arm again with seals and signatures; points_apart is the largest difference "
     "of its accuracy from that without, seed by seed",
     "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
