@@ -68,7 +68,8 @@ NOTES = (
     "head",
     "carried_over: runs of older code; after a change the first seed of each arm is run anew, and "
     "only where its accuracy and bytes are the same to the last digit do the others stand; another "
-    "processor rounds otherwise: it moved a seed's accuracy by up to 0.2 points, by 0.9 in drop20",
+    "processor rounds otherwise: it moved a seed's accuracy by up to 0.2 points; drop20 was run "
+    "anew whole, since newer code sends other frames, and so others are lost",
     "keys: the 1.6 kB arm again with seals and signatures; points_apart is the largest difference "
     "of its accuracy from that without, seed by seed",
     "alone: each board trains its 500 steps without the other; m3b: LoRA states as trits, as "
