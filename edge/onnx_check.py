@@ -143,16 +143,18 @@ def _check_node(node: Node, flow: _Flow) -> None:
 
 def _check_growth(node: Node, flow: _Flow) -> None:
     """Constants must not blow up: a hundred bytes can ask for gigabytes."""
-    known = [flow.fixed.get(name) for name in node.inputs]
+    places = SIZES.get(node.operator, ())
+    known = [flow.fixed.get(node.inputs[at]) for at in places if at < len(node.inputs)]
+    size = known[0] if known else None
     match node.operator:
-        case b"ConstantOfShape" if not known or known[0] is None:
+        case b"ConstantOfShape" if size is None:
             raise ModelError("the size of what 'ConstantOfShape' makes is no constant")
         case b"ConstantOfShape" | b"Expand":
-            flow.made_bytes += 8 * math.prod(map(abs, known[-1] or ()))  # the last is the shape
+            flow.made_bytes += 8 * math.prod(map(abs, size or ()))
             if flow.made_bytes > MADE_BYTES_MAX:
                 raise ModelError(f"its constants blow up to more than {MADE_BYTES_MAX} bytes")
         case b"Pad":
-            _check_padding(known[1] if len(known) > 1 else None)
+            _check_padding(size)
         case b"Cast" if node.attributes.get(b"to") not in {(kind,) for kind in CAST_TO}:
             raise ModelError("'Cast' makes a data type that a board does not take")
     _check_padding(node.attributes.get(b"pads"))

@@ -306,6 +306,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         ).SerializeToString(),
         "blow up",
     ),
+    "a ConstantOfShape without a size": (
+        lambda: model(node("ConstantOfShape", ())).SerializeToString(), "is no constant"
+    ),
     "an Expand bomb": (lambda: bomb("Expand", 1 << 20, 1 << 20), "blow up"),
     "an Expand to a size from data": (size_of_data, "depends on data"),
     "a Reshape to a size from data": (lambda: resized_by_data("Reshape", 1, 2), "'Reshape' makes"),
@@ -543,6 +546,14 @@ def test_the_onnx_package_reads_the_same(file: str) -> None:
         array = onnx.numpy_helper.to_array(tensor)
         if array.dtype == np.int64 and array.size <= onnx_reader.KNOWN_MAX:
             assert held[tensor.name.encode()] == tuple(array.ravel().tolist())
+
+
+@pytest.mark.parametrize("kind", sorted(OPERATORS))
+def test_an_operator_may_have_any_number_of_inputs(kind: bytes) -> None:
+    """Whether they are too few, onnxruntime says."""
+    for count in range(4):
+        made = model(node(kind.decode(), "s" * count), constants=[numbers("s", 1)])
+        refuse(made.SerializeToString())
 
 
 @given(st.binary(max_size=300))
