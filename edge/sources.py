@@ -24,7 +24,7 @@ BYTES_MAX = 1 << 28  # of all arrays that are kept
 _DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
 _UNREADABLE = (
     *(ValueError, LookupError, TypeError, SyntaxError, RuntimeError),
-    *(MemoryError, struct.error, tokenize.TokenError),
+    *(MemoryError, OverflowError, struct.error, tokenize.TokenError),
 )
 _READ_HEAD = {  # of an array in an .npz, by the version of its format
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -231,13 +231,16 @@ def _array(path: Path, archive: Any, name: str) -> Array:
 
 
 def _claimed_bytes(archive: Any, name: str) -> int:
-    """What numpy would allocate before it reads; ValueError for an array in another format."""
+    """What numpy would allocate before it reads; ValueError for an array in another format.
+
+    Items of no bytes (empty texts) count as one each: a mask has a byte for each sample.
+    """
     with archive.zip.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         if version not in _READ_HEAD:
             raise ValueError(f"{name} is in the .npy format {version}, not in 1.0 or 2.0")
         shape, _, dtype = _READ_HEAD[version](file)
-    return math.prod(shape) * int(dtype.itemsize)
+    return math.prod(shape) * max(1, int(dtype.itemsize))
 
 
 def _looked_up(path: Path, archive: Any, name: str, wanted: object) -> object:

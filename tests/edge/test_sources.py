@@ -1,4 +1,6 @@
+import io
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -117,6 +119,26 @@ def test_data_that_no_model_could_use_is_told_apart(tiny, tiny_data, tmp_path, k
         where = {"room": "attic" if kind == "no such room" else 9}
     with pytest.raises(NoData):
         open_folder(path, tiny.bundle, NpzSettings({}, where))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "sentence"),
+    [
+        ("<f4", (3_000_000_000, 2), "its shape asks for 24000000000"),
+        ("<U0", (3_000_000_000, 2), "its shape asks for 6000000000"),
+        ("<f4", (0, 1 << 70), "cannot be read as .npz"),
+        ("<f4", (-1, 2), "cannot be read as .npz"),
+    ],
+)
+def test_a_head_that_promises_too_much_is_refused(tiny, tmp_path, kind, shape, sentence) -> None:
+    content = io.BytesIO()
+    head = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, head)
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content.getvalue())
+    with pytest.raises(DataError, match=sentence):
+        open_folder(path, tiny.bundle, PLAIN)
 
 
 def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
