@@ -169,6 +169,8 @@ def _arrays() -> Iterator[bytes]:
     yield b"\xff" + packed.getvalue()
     yield b"\0" + plain.getvalue()
     yield b"\0" + plain.getvalue().replace(b"(3, 2)", b"((((2)")
+    yield b"\0" + plain.getvalue().replace(b"<f4", b"|V0")
+    yield b"\0" + plain.getvalue().replace(b"(3, 2)", b"(0, 2)")
     yield b"\0\x93NUMPY\x01\x00" + (900).to_bytes(2, "little") + b"(" * 900
 
 
