@@ -130,9 +130,8 @@ def _check_node(node: Node, flow: _Flow) -> None:
     for name in filter(None, node.inputs):
         if name not in flow.of_data and name not in flow.fixed:
             raise ModelError(f"{shown(name)} is used before a node makes it")
-    for index in SIZES.get(node.operator, ()):
-        if index < len(node.inputs) and node.inputs[index] in flow.of_data:
-            raise ModelError(f"the size of what {shown(node.operator)} makes depends on data")
+    if not flow.of_data.isdisjoint(_sizes(node)):
+        raise ModelError(f"the size of what {shown(node.operator)} makes depends on data")
     _check_growth(node, flow)
     is_size = node.operator in (b"Shape", b"Size")
     of_data = not is_size and any(name in flow.of_data for name in node.inputs)
@@ -141,11 +140,14 @@ def _check_node(node: Node, flow: _Flow) -> None:
         flow.define(name, integers, of_data=of_data)
 
 
+def _sizes(node: Node) -> list[bytes]:
+    """The inputs that say how large its results are, the one that counts first."""
+    return [node.inputs[at] for at in SIZES.get(node.operator, ()) if at < len(node.inputs)]
+
+
 def _check_growth(node: Node, flow: _Flow) -> None:
     """Constants must not blow up: a hundred bytes can ask for gigabytes."""
-    places = SIZES.get(node.operator, ())
-    known = [flow.fixed.get(node.inputs[at]) for at in places if at < len(node.inputs)]
-    size = known[0] if known else None
+    size = next(map(flow.fixed.get, _sizes(node)), None)
     match node.operator:
         case b"ConstantOfShape" if size is None:
             raise ModelError("the size of what 'ConstantOfShape' makes is no constant")
