@@ -132,8 +132,8 @@ def cast(kind: int) -> bytes:
     return model(node("Cast", to=kind)).SerializeToString()
 
 
-def padded(*pads: int) -> bytes:
-    made = model(node("Pad", ("x", "p")), constants=[numbers("p", *pads)])
+def padded(*pads: int, more: tuple[str, ...] = ()) -> bytes:
+    made = model(node("Pad", ("x", "p", *more)), constants=[numbers("p", *pads), numbers("a", 0)])
     return made.SerializeToString()
 
 
@@ -326,6 +326,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: resized_by_data("ReduceSum", 1, 2), "'ReduceSum' makes"
     ),
     "a Pad bomb": (lambda: padded(0, 1 << 40, 0, 0), "padding"),
+    "a Pad bomb that names its axes": (
+        lambda: padded(0, 1 << 40, more=("", "a")), "padding"
+    ),
     "a Pad bomb of many axes": (lambda: padded(999, 999, 999, 999), "padding"),
     "a padding bomb in a pooling": (
         lambda: model(
