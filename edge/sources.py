@@ -21,8 +21,8 @@ from ternmesh.bundle import Bundle, TensorSpec
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays that are kept
 # What zipfile and numpy raise on files that are cut or damaged, and on arrays of another kind.
-_DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
-_UNREADABLE = (
+DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
+UNREADABLE = (
     *(ValueError, LookupError, TypeError, SyntaxError, RuntimeError),
     *(MemoryError, OverflowError, struct.error, tokenize.TokenError),
 )
@@ -192,9 +192,9 @@ def _read_npz(path: Path, bundle: Bundle, settings: NpzSettings) -> dict[str, Ar
     try:
         with np.load(path, allow_pickle=False) as archive:
             return _take(path, archive, bundle, settings)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise NoData(f"{path} cannot be read: {error}") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.sources import DAMAGED, UNREADABLE
 from host.config import RunConfig
 from ternmesh.errors import TernmeshError
 from ternmesh_cli.experiment.errors import ExperimentError
@@ -105,7 +105,7 @@ def load_state(path: Path, initial: Vector) -> State:
     try:
         with np.load(path, allow_pickle=False) as archive:
             state = State(int(archive["version"]), archive["vector"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (*DAMAGED, *UNREADABLE) as error:
         raise ExperimentError(f"{path} cannot be read ({error}): remove it") from error
     if state.vector.shape != initial.shape or state.vector.dtype != np.float32:
         raise ExperimentError(f"{path} belongs to another model: remove it")

@@ -125,7 +125,27 @@ def test_a_state_survives_and_another_models_is_refused(tmp_path):
     np.testing.assert_array_equal(kept.vector, vector(1))
     with pytest.raises(ExperimentError, match="another model"):
         load_state(path, vector()[:5])
-    path.write_bytes(b"spoilt")
+    for damaged in (b"spoilt", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ExperimentError, match="remove it"):
+            load_state(path, vector())
+
+
+# Offsets in an entry of the archive's list of contents: APPNOTE.TXT, section 4.3.12.
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(0, id="signature"),
+        pytest.param(8, id="encrypted"),
+        pytest.param(10, id="compression method"),
+    ],
+)
+def test_a_damaged_state_says_what_to_do(tmp_path, at: int):
+    path = tmp_path / "state.npz"
+    save_state(path, State(3, vector()))
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + at] ^= 1
+    path.write_bytes(content)
     with pytest.raises(ExperimentError, match="remove it"):
         load_state(path, vector())
 
