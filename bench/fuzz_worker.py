@@ -15,11 +15,11 @@ import os
 import sys
 import time
 import traceback
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 from bench.fuzz_files import CORPUS, FINDINGS, INSTRUMENTED, Finding, Stats, write_stats
+from bench.fuzz_traced import TooMuchMemory, check_memory, is_refuted
 
 PATIENCE_S = 60  # for one input, whatever else the machine does
 SLOW_S = 1.0  # of computing, for one input
@@ -45,7 +45,7 @@ class Run:
         self._executions += 1
         try:
             if self._executions % TRACED_EVERY == 0:
-                check_memory(self._target, data)
+                self._check_memory(data)
             else:
                 self._check_time(data)
         except Exception as error:  # noqa: BLE001  (that is what is looked for)
@@ -65,6 +65,13 @@ class Run:
         self._slowest_s = max(self._slowest_s, spent)
         if spent > SLOW_S:
             raise AssertionError(f"{spent:.2f} s for one input, where {SLOW_S} are enough")
+
+    def _check_memory(self, data: bytes) -> None:
+        try:
+            check_memory(self._target, data)
+        except TooMuchMemory:
+            if not is_refuted(self._target, data, self._folder):
+                raise
 
     def _found(self, data: bytes, error: Exception) -> None:
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -87,18 +94,6 @@ class Run:
     def finish(self) -> None:
         """Write how far the run came."""
         self._write(time.process_time())
-
-
-def check_memory(target: Any, data: bytes) -> None:
-    """Run an input; AssertionError where it takes more memory at once than the target declares."""
-    tracemalloc.start()
-    try:
-        target.run(data)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    if peak > target.memory_max:
-        raise AssertionError(f"{peak} bytes at once, where {target.memory_max} are declared")
 
 
 def main() -> None:

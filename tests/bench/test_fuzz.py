@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bench import fuzz, fuzz_corpus, fuzz_reach, fuzz_worker
+from bench import fuzz, fuzz_corpus, fuzz_reach, fuzz_traced, fuzz_worker
 from bench.fuzz_corpus import keep, kept
 from bench.fuzz_files import CORPUS, FINDINGS, REACH, Stats, read_stats, write_stats
 from bench.fuzz_parts import FuzzParts
 from bench.fuzz_reach import Recorder, changed_since, fingerprint
 from bench.fuzz_targets import TARGETS
 from bench.fuzz_targets.target import Target
-from bench.fuzz_worker import Run, check_memory
+from bench.fuzz_traced import TooMuchMemory, check_memory
+from bench.fuzz_worker import TRACED_EVERY, Run
 from ternmesh.errors import WireError
 
 
@@ -51,6 +52,29 @@ def test_too_much_memory_is_a_finding(folder) -> None:
     with pytest.raises(AssertionError, match="bytes at once, where 1048576 are declared"):
         check_memory(target, b"abc")
     check_memory(target, b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "findings"),
+    [
+        pytest.param("batch", 0, id="a fresh process takes little for the same input"),
+        pytest.param("unknown", 1, id="a fresh process that fails refutes nothing"),
+    ],
+)
+def test_too_much_memory_must_show_in_a_fresh_process(folder, name: str, findings: int) -> None:
+    run = Run(Target(name, lambda data: bytes(2 << 20), memory_max=1 << 20), folder)
+    for _ in range(TRACED_EVERY):
+        run.one(b"abc")
+    run.finish()
+    assert len(read_stats(folder).findings) == findings
+
+
+def test_a_fresh_process_finds_too_much_memory(tmp_path, monkeypatch) -> None:
+    greedy = Target("batch", lambda data: bytes(len(data) << 20), memory_max=1 << 20)
+    monkeypatch.setitem(TARGETS, "batch", greedy)
+    (tmp_path / "input").write_bytes(b"abc")
+    with pytest.raises(TooMuchMemory):
+        fuzz_traced.main("batch", tmp_path / "input")
 
 
 def test_a_run_that_never_began_has_no_stats(folder) -> None:
