@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import inspect
+from pathlib import Path
 
 from bench.result import show
 
@@ -23,42 +25,40 @@ NAMES = (
     "adversary",
     "rollback",
     "power_cut",
-    "fuzz",
     "pipeline",
     "split",
     "convergence",
-    "replicas",
-    "pipeline_kill",
-    "subspace",
+    "house",
 )
 
 
 def main() -> None:
-    """Run the named benchmark, or regenerate the README's figures."""
+    """Run the named benchmark, or regenerate the figures of the READMEs."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=(*NAMES, "readme"))
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
     parser.add_argument("--keep", action="store_true", help="write the result to docs/results/")
     parser.add_argument("--check", action="store_true", help="readme: only compare")
-    parser.add_argument("--minutes", type=float, default=10.0, help="fuzz: for each decoder")
-    parser.add_argument("--only", nargs="*", default=(), metavar="TARGET", help="fuzz: of these")
-    parser.add_argument("--rtt-ms", type=float, help="pipeline: of the home link")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="long runs: keep finished parts in FILE, and skip those that it holds",
+    )
+    parser.add_argument("--rtt-ms", type=float, help="pipeline: round-trip time of the home link")
     parser.add_argument("--loss", type=float, help="pipeline: share of packets that it loses")
     arguments = parser.parse_args()
     module = importlib.import_module(f"bench.{arguments.name}")
     if arguments.name == "readme":
         module.main(check=arguments.check)
-    elif arguments.name == "fuzz":
-        result = module.measure(
-            quick=arguments.quick, minutes=arguments.minutes, only=arguments.only
-        )
-        show(result, keep=arguments.keep)
-    elif arguments.name == "pipeline":
-        home = {"rtt_ms": arguments.rtt_ms, "loss": arguments.loss}
-        given = {name: value for name, value in home.items() if value is not None}
-        show(module.measure(quick=arguments.quick, **given), keep=arguments.keep)
-    else:
-        show(module.measure(quick=arguments.quick), keep=arguments.keep)
+        return
+    accepted = inspect.signature(module.measure).parameters
+    options = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in accepted and value is not None
+    }
+    show(module.measure(**options), keep=arguments.keep)
 
 
 if __name__ == "__main__":

@@ -1,127 +1,346 @@
-"""A whole fleet against enemies, over a real mosquitto: what they say is refused and told.
+"""A fleet against an attacker who reads and publishes everything on a real mosquitto.
 
-A host and three nodes are real processes with keys. Enemies hear all, say all, stand in between,
-have stolen keys and copied disks. The yardstick is a run in peace: rounds are deterministic, so the
-fleet must have learned the same to the last bit.
+A host and three boards are processes with keys. One board is stopped in the middle of a round, so
+that no other frames are sent. Then each attack is published, and each receiver must count a refusal
+for every frame. Rounds are deterministic: the adapter must be that of a run without attacks, to the
+last bit. The control is a fleet without keys.
 """
 
+import signal
+import struct
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from bench import adversary_scenes as scenes
-from bench.adversary_air import air
-from bench.adversary_attacks import Attack, refusals
-from bench.adversary_scenes import BY_BROKER, Scene, Stage, copies_told
+import numpy as np
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
+
+from bench.processes import (
+    FLEET,
+    MODEL,
+    PATIENCE_S,
+    POLL_S,
+    ProcessFleet,
+    Status,
+    end,
+    send_signal,
+    shown_status,
+    started,
+    status_of,
+)
 from bench.result import Figure, Result
-from ternmesh_cli.mosquitto import find_mosquitto
+from host.config import load_model_package
+from ternmesh.wire import control
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
+from ternmesh_cli.broker.mosquitto import Mosquitto
+from ternmesh_cli.demo.fleet import BOARDS, HOST
+from transports import batch
+from transports.base import ALL
 
-ROUNDS, ROUNDS_QUICK = 12, 4
-MESSAGES, MESSAGES_QUICK = 400, 20  # of those heard, in each attack
-NOISE = 0.05  # accuracy, of 96 clips
-RADIO_ROUNDS = 6
-SAME = (scenes.wiretap, scenes.middle, scenes.access)
-Pair = tuple[Scene, Scene]  # a run with enemies, and the one in peace to hold it against
+ROUNDS, ROUNDS_QUICK = 12, 2
+FRAMES, FRAMES_QUICK = 400, 40  # of those recorded, in each attack
+STOPPED = BOARDS[0]
+# Frames wait for the stopped board: a broker with its defaults drops what is beyond 1,000.
+BROKER = "max_queued_messages 100000"
+ROOT = f"ternmesh/{FLEET}"
+UP, TO_NODE, EVERYONE = f"{ROOT}/up/", f"{ROOT}/down/", f"{ROOT}/{ALL}"
+HEAD = struct.Struct("<BH3s")  # of a frame: version, suite and key phase; address; counter
+# Without another refusal for so long: a missing one never comes; the host's answers have arrived.
+MISSING_S, SETTLED_S = 5.0, 0.5
+Reasons = Counter[str]
+Alter = Callable[[bytearray, int, np.random.Generator], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A message of one frame."""
+
+    topic: str
+    frame: bytes
+
+    def receivers(self, boards: Sequence[str]) -> list[str]:
+        """The ends among the host and `boards` that are sent it."""
+        if self.topic.startswith(UP):
+            return [HOST]
+        return [name for name in boards if self.topic in (EVERYONE, TO_NODE + name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """What the attacker has before an attack."""
+
+    recorded: Sequence[Shot]
+    boards: Sequence[str]  # that run
+    addresses: Mapping[str, int]  # the address of each board
+    run: bytes
+    model: bytes  # the hash of the model package
+    rng: np.random.Generator
+
+
+def replayed(attacker: Attacker) -> list[Shot]:
+    """Every frame again in another order, so that counters go up and down."""
+    return [attacker.recorded[index] for index in attacker.rng.permutation(len(attacker.recorded))]
+
+
+def altered(alter: Alter) -> Callable[[Attacker], list[Shot]]:
+    """An attack that publishes each frame with a change."""
+    return lambda attacker: [
+        Shot(shot.topic, alter(bytearray(shot.frame), index, attacker.rng))
+        for index, shot in enumerate(attacker.recorded)
+    ]
+
+
+def flipped(frame: bytearray, _index: int, rng: np.random.Generator) -> bytes:
+    """One bit is another one."""
+    frame[int(rng.integers(len(frame)))] ^= 1 << int(rng.integers(8))
+    return bytes(frame)
+
+
+def forged(frame: bytearray, _index: int, rng: np.random.Generator) -> bytes:
+    """A valid head, a counter that comes next, a guessed tag."""
+    first, address, low = HEAD.unpack_from(frame)
+    counter = int.from_bytes(low, "little") + int(rng.integers(1, 50))
+    return _head(first, address, counter) + rng.bytes(len(frame) - HEAD.size)
+
+
+def other_version(frame: bytearray, index: int, _rng: np.random.Generator) -> bytes:
+    """Another wire version, or another suite (0 included)."""
+    other = (0, 2, 3, 7)[index // 2 % 4]
+    frame[0] = frame[0] & 0x1F | other << 5 if index % 2 else frame[0] & ~0x1C | other << 2
+    return bytes(frame)
+
+
+def misdirected(attacker: Attacker) -> list[Shot]:
+    """What one board sent or received, on the topic of another board."""
+    found = []
+    for shot in attacker.recorded:
+        root, _, name = shot.topic.rpartition("/")
+        if name in attacker.boards:
+            other = attacker.boards[(attacker.boards.index(name) + 1) % len(attacker.boards)]
+            found.append(Shot(f"{root}/{other}", shot.frame))
+    return found
+
+
+def unsealed(attacker: Attacker) -> list[Shot]:
+    """What a fleet without keys sends, in the name of every end: suite 0, a right checksum."""
+    found = []
+    for name, address in attacker.addresses.items():
+        hello = control.Hello(name, bytes(8), attacker.model[:8], attacker.run, 0, bytes(16), 100)
+        welcome = control.Welcome(bytes(8), address, attacker.run, 1, control.OPEN, 0, (1,))
+        messages: list[control.Control] = [
+            hello,
+            welcome,
+            control.Announce(attacker.run, 99, control.FINISHED, 0),
+            control.Refusal(1, "unknown node"),
+            control.Receipt(1, bytes(4), b"\xff"),
+        ]
+        places = [(UP + name, UNASSIGNED), (UP + name, address), (TO_NODE + name, UNASSIGNED)]
+        places += [(TO_NODE + name, address | DOWN), (EVERYONE, BROADCAST)]
+        for number, message in enumerate(messages):
+            body = control.write_control(message)
+            found += [Shot(topic, seal_open(Header(to, number), body)) for topic, to in places]
+    return found
+
+
+def _head(first: int, address: int, counter: int) -> bytes:
+    return HEAD.pack(first, address, (counter & 0xFFFFFF).to_bytes(3, "little"))
+
+
+DOWNGRADE = "downgrade: no keys"
+ATTACKS: Mapping[str, Callable[[Attacker], list[Shot]]] = {
+    "replay of every frame": replayed,
+    "bits flipped": altered(flipped),
+    "forged status and control": altered(forged),
+    "another's topic": misdirected,
+    DOWNGRADE: unsealed,
+    "downgrade: versions and suites": altered(other_version),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What became of one attack."""
+
+    name: str
+    heard: int  # frames times the ends that were sent them
+    refused: int
+    reasons: Reasons = field(default_factory=Counter)
+
+    @property
+    def accepted(self) -> int:
+        """Frames that an end did not count as refused."""
+        return max(0, self.heard - self.refused)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run came to."""
+
+    attacks: Sequence[Attack]
+    shown: Reasons  # refusals of all ends in `ternmesh status --json` at the end
+    lost: int  # rounds without one of the boards, or that never came
+    adapter: str  # SHA-256
+
+
+@contextmanager
+def wiretap(url: str) -> Iterator[tuple[list[Shot], Callable[[Sequence[Shot]], None]]]:
+    """Everything that is published on a broker, and a function that publishes."""
+    recorded: list[Shot] = []
+    client = Client(CallbackAPIVersion.VERSION2, client_id="wiretap")
+    client.max_inflight_messages_set(1000)
+    client.on_message = lambda _c, _u, message: recorded.extend(
+        Shot(message.topic, frame) for frame in batch.split(bytes(message.payload))
+    )
+    client.on_connect = lambda client, *_: client.subscribe(f"{ROOT}/#", qos=1)
+    address = urlsplit(url)
+    client.connect(address.hostname or "", address.port or 0)
+    client.loop_start()
+
+    def publish(shots: Sequence[Shot]) -> None:
+        sent = [client.publish(s.topic, batch.join([s.frame]), qos=1) for s in shots]
+        for item in sent:
+            item.wait_for_publish(PATIENCE_S)
+
+    try:
+        yield recorded, publish
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+class Target:
+    """A fleet in the middle of a round, with one board stopped."""
+
+    def __init__(
+        self,
+        fleet: ProcessFleet,
+        recorded: Sequence[Shot],
+        publish: Callable[[Sequence[Shot]], None],
+    ) -> None:
+        self._fleet = fleet
+        self._publish = publish
+        self._boards = [name for name in fleet.boards if name != STOPPED]
+        status = status_of(fleet.host)
+        self._attacker = Attacker(
+            recorded=recorded,
+            boards=self._boards,
+            addresses={node["name"]: node["address"] for node in status["nodes"]},
+            run=bytes.fromhex(status["run"]),
+            model=load_model_package(MODEL).model_hash(),
+            rng=np.random.default_rng(0),
+        )
+
+    def attack(self, name: str) -> Attack:
+        """Publish an attack and count what is refused: at the host first, then at the boards.
+
+        The host answers some refusals to the board in whose name the frame came.
+        """
+        shots = ATTACKS[name](self._attacker)
+        heard, reasons = 0, Counter[str]()
+        for ends in ([HOST], self._boards):
+            mine = [shot for shot in shots if set(shot.receivers(self._boards)) & set(ends)]
+            wanted = sum(len(shot.receivers(self._boards)) for shot in mine)
+            before = self._refused(ends)
+            self._publish(mine)
+            heard += wanted
+            reasons += self._refused_since(ends, before, wanted, MISSING_S)
+            if ends == [HOST]:
+                self._refused_since(self._boards, Counter(), 1 << 30, SETTLED_S)
+        made = Attack(name, heard, min(reasons.total(), heard), reasons)
+        told = ", ".join(f"{reason} {count}" for reason, count in made.reasons.items())
+        print(f"{name:32} {heard:5} heard {made.accepted:4} accepted  {told}", flush=True)
+        return made
+
+    def _refused(self, ends: Sequence[str]) -> Reasons:
+        everyone = self._fleet.everyone
+        return sum((refusals(status_of(everyone[name])) for name in ends), Counter[str]())
+
+    def _refused_since(
+        self, ends: Sequence[str], before: Reasons, wanted: int, quiet_s: float
+    ) -> Reasons:
+        """The further refusals: all that are wanted, or those until none comes for `quiet_s`."""
+        last, changed_at = Counter[str](), time.monotonic()
+        while time.monotonic() < changed_at + quiet_s and last.total() < wanted:
+            found = self._refused(ends) - before
+            if found != last:
+                last, changed_at = found, time.monotonic()
+            time.sleep(POLL_S)
+        return last
+
+
+def refusals(status: Status) -> Reasons:
+    """By reason, what an end has refused since it started."""
+    return +Counter({**status["refused"], "malformed": status["transport"].get("malformed", 0)})
+
+
+@contextmanager
+def attacked(
+    folder: Path, rounds: int, frames: int, options: Sequence[str] = ()
+) -> Iterator[tuple[ProcessFleet, Target]]:
+    """A running fleet with one board stopped in the middle of the run."""
+    folder.mkdir()
+    run = {"rounds": rounds, "local_steps": 4}
+    with (
+        Mosquitto(folder, BROKER) as broker,
+        wiretap(broker.url) as (recorded, publish),
+        started(ProcessFleet(folder, broker.url, run, options=options)) as fleet,
+    ):
+        fleet.hold_open(STOPPED, rounds // 2)
+        yield fleet, Target(fleet, tuple(recorded[:frames]), publish)
+
+
+def play(folder: Path, rounds: int, frames: int, names: Sequence[str]) -> Run:
+    """A run with keys, from its beginning to its end, with these attacks in the middle."""
+    with attacked(folder, rounds, frames) as (fleet, target):
+        attacks = [target.attack(name) for name in names]
+        send_signal(fleet.boards[STOPPED], signal.SIGCONT)
+        fleet.wait_version(rounds, [*fleet.everyone.values()])
+        seen = {name: shown_status(worker) for name, worker in fleet.everyone.items()}
+        for worker in fleet.everyone.values():
+            end(worker)
+        whole = sum(set(item["counted"]) == set(BOARDS) for item in seen[HOST]["history"])
+        shown = sum(map(refusals, seen.values()), Counter[str]())
+        return Run(attacks, shown, rounds - whole, fleet.adapter_hash())
 
 
 def measure(*, quick: bool) -> Result:
-    """The run in peace, then each scene."""
-    program = find_mosquitto()
-    if program is None:
-        raise SystemExit("mosquitto is not installed: apt install mosquitto")
-    rounds, messages = (ROUNDS_QUICK, MESSAGES_QUICK) if quick else (ROUNDS, MESSAGES)
-    with tempfile.TemporaryDirectory() as place:
-        stage = Stage(Path(place), program, rounds, messages)
-        peace = scenes.peace(stage)
-        same = [(_played(scene(stage)), peace) for scene in SAME]
-        other = []
-        if not quick:
-            radio = replace(stage, rounds=RADIO_ROUNDS)
-            same.append((_played(air(radio)), air(radio, is_peace=True)))
-            other = [(_played(scenes.copies(stage)), peace)]
-        control = scenes.without_keys(stage)
-    return result(same, other, control, quick=quick)
+    """A run in peace, one under attack, and the control."""
+    rounds, frames = (ROUNDS_QUICK, FRAMES_QUICK) if quick else (ROUNDS, FRAMES)
+    with tempfile.TemporaryDirectory() as folder:
+        peace = play(Path(folder, "peace"), rounds, 0, ())
+        attack = play(Path(folder, "attack"), rounds, frames, tuple(ATTACKS))
+        place, options = Path(folder, "control"), ("--insecure",)
+        with attacked(place, rounds, frames, options) as (_, target):
+            print("without keys:")
+            control = target.attack(DOWNGRADE)
+    return result(attack, peace, control, quick=quick)
 
 
-def result(same: Sequence[Pair], other: Sequence[Pair], control: Attack, *, quick: bool) -> Result:
-    """The figures. `same`: scenes after which the fleet must have learned what it had in peace."""
-    played = [scene for scene, _ in (*same, *other)]
-    made = [attack for scene in played for attack in scene.attacks]
-    told = [is_told(attack, scene) for scene in played for attack in scene.attacks]
-    shown = [
-        is_seen for attack, is_seen in zip(made, told, strict=True) if attack.name != BY_BROKER
-    ]
+def result(run: Run, peace: Run, control: Attack, *, quick: bool) -> Result:
+    """The figures of a run under attack, of one in peace, and of an attack without keys."""
+    visible = [bool(attack.reasons) and attack.reasons <= run.shown for attack in run.attacks]
     figures = {
-        "attacks": Figure(len(made)),
-        "frames_heard": Figure(sum(attack.heard for attack in made)),
-        "frames_refused": Figure(sum(attack.refused for attack in made)),
-        "frames_accepted": Figure(sum(attack.accepted for attack in made), "<=0"),
-        "honest_rounds_lost": Figure(sum(scene.lost for scene in played), "<=0"),
-        "attacks_visible": Figure(sum(shown) / len(shown), ">=1"),
-        "adapter_unchanged": Figure(
-            sum(scene.adapter == peace.adapter for scene, peace in same) / len(same), ">=1"
-        ),
+        "attacks": Figure(len(run.attacks)),
+        "frames_heard": Figure(sum(attack.heard for attack in run.attacks)),
+        "frames_refused": Figure(sum(attack.refused for attack in run.attacks)),
+        "frames_accepted": Figure(sum(attack.accepted for attack in run.attacks), "<=0"),
+        "honest_rounds_lost": Figure(run.lost, "<=0"),
+        "attacks_visible": Figure(float(np.mean(visible)), ">=1"),
+        "adapter_unchanged": Figure(float(run.adapter == peace.adapter), ">=1"),
+        "control_frames_accepted": Figure(control.accepted, ">=1"),
     }
-    figures["control_frames_accepted"] = Figure(control.accepted, ">=1")
-    if other:
-        change = max(peace.accuracy - scene.accuracy for scene, peace in other)
-        figures["accuracy_lost_to_copies"] = Figure(change, f"<={NOISE}")
     notes = (
-        "a host and three node processes with keys on a real mosquitto, on one machine; frames "
-        "heard: frames of an attack times the ends that were sent them; a frame counts as accepted "
-        "where the end that heard it has not counted a refusal for it",
-        "messages are said while a round is held open by a board that is stopped, so that the "
-        "fleet is at rest and each frame is accounted for; the man in the middle (a TCP proxy "
-        "before each board) works all the time: bends bits, swallows, swaps, repeats, misdirects",
-        "visible: by its reason, or as a clone, in `ternmesh status --json`; what the broker's own "
-        "access rules refuse never reaches a fleet and is told to the one who tried alone",
-        "adapter_unchanged: what the fleet learned has the same SHA-256 as in the run in peace; "
-        "not after copies: a copied disk is a member's key in two hands, which is seen and told, "
-        "and an old copy takes a board's residual back",
+        "a host and three boards, processes with keys on a real mosquitto, on one machine; frames "
+        "heard: frames of an attack times the receivers; accepted: without a counted refusal",
+        "attacks happen while a stopped board keeps a round open; visible: in `ternmesh status`",
+        "adapter_unchanged: the same SHA-256 as without attacks",
         "control: forged frames that a fleet without keys does not refuse",
-        "of the man in the middle, frames bent, repeated and misdirected are compared with what "
-        "all ends have refused together; likewise on the air, where whole runs go over emulated "
-        "radios (no hardware) whose modems hear frames bent, once more and forged: symbols, repair "
-        "symbols, status and all else, in both layers of seals",
     )
-    details = {
-        attack.name: {
-            "heard": attack.heard,
-            "refused": attack.refused,
-            "accepted": attack.accepted,
-            "reasons": dict(attack.reasons),
-            "note": attack.note,
-        }
-        for attack in made
-    }
-    details["scenes"] = {
-        "seconds": [round(scene.seconds) for scene in played],
-        "accuracy": [scene.accuracy for scene in played],
-        "accuracy_in_peace": [peace.accuracy for _, peace in (*same, *other)],
-    }
+    details = {attack.name: dict(attack.reasons) for attack in run.attacks}
     return Result("adversary", figures, notes=notes, details=details, quick=quick)
-
-
-def is_told(attack: Attack, scene: Scene) -> bool:
-    """Whether `ternmesh status --json` showed an attack by its reasons, or as a clone."""
-    if "clones" in attack.reasons:
-        return any(copies_told(status) for status in scene.seen.values())
-    shown = sum(map(refusals, scene.seen.values()), Counter[str]())
-    return bool(attack.reasons) and all(
-        shown[reason] >= count for reason, count in attack.reasons.items()
-    )
-
-
-def _played(scene: Scene) -> Scene:
-    for attack in scene.attacks:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in attack.reasons.items())
-        print(
-            f"{attack.name:36} {attack.heard:5} heard {attack.refused:5} refused "
-            f"{attack.accepted:3} accepted  {reasons}"
-        )
-        if attack.note:
-            print(f"{'':36} {attack.note}")
-    print(f"{'':36} rounds lost: {scene.lost}, {scene.seconds:.0f} s", flush=True)
-    return scene

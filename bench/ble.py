@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from bench.result import Figure, Result, mean_figure
 from transports.base import HOST, Busy, NotConnected
-from transports.ble.settings import BleSettings
+from transports.ble.config import BleSettings
+from transports.ble.simulated import VirtualBle
 from transports.ble.transport import BleTransport
-from transports.ble.virtual import VirtualBle
 
 SIZE = 300_000  # bytes
 FRAME_MAX = 4096
@@ -24,58 +24,54 @@ LOSS, BREAKS = 0.05, 3
 SEEDS, SEEDS_QUICK = 8, 2
 PATIENCE_S = 60.0
 PAUSE_S = 0.002  # before a frame is offered again that the link was too busy for
+NOTES = (
+    f"simulated link, ATT MTU {ATT_MTU}; seconds are those of this machine, with "
+    "three pauses of half a second to one before reconnecting, and not those of a radio",
+    f"loss {LOSS:.0%} of all values both ways, {BREAKS} disconnects; frames of 1 to "
+    f"{FRAME_MAX} bytes; each arrived once and in order",
+    "the bleak adapter has not met hardware and is not measured here",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
+    """One transfer."""
+
     intact: bool
     wall_s: float
-    link_bytes: int
-    values: int
-    values_lost: int
+    bytes_per_byte: float  # link-layer bytes for each byte of the frames
+    lost_share: float  # of values
     reconnects: int
-    resent: int
 
 
 def measure(*, quick: bool) -> Result:
     """Bytes and time per seed with loss and breaks, and on a clean link for comparison."""
     logging.getLogger("transports.ble").setLevel(logging.ERROR)  # It warns of each break.
     seeds = range(SEEDS_QUICK if quick else SEEDS)
-    clean = [_run(seed, ATT_MTU, loss=0.0, breaks=0) for seed in seeds]
-    lossy = [_run(seed, ATT_MTU, loss=LOSS, breaks=BREAKS) for seed in seeds]
-    small = [] if quick else [_run(seed, 23, loss=LOSS, breaks=BREAKS) for seed in seeds]
-    figures = {
-        "intact": Figure(_share_intact([*lossy, *small]), ">=1"),
-        "reconnects": Figure(min(run.reconnects for run in [*lossy, *small]), f">={BREAKS}"),
-        "values_lost_share": mean_figure([run.values_lost / run.values for run in lossy]),
-        "link_bytes_per_byte": mean_figure([run.link_bytes / SIZE for run in lossy], "<=1.2"),
-        "link_bytes_per_byte_clean": mean_figure([run.link_bytes / SIZE for run in clean]),
-        "wall_s": mean_figure([run.wall_s for run in lossy]),
-        "wall_s_clean": mean_figure([run.wall_s for run in clean]),
+    arms = {
+        "": [_run(seed, LOSS, BREAKS) for seed in seeds],
+        "_clean": [_run(seed, 0.0, 0) for seed in seeds],
     }
-    if small:
-        per_byte = [run.link_bytes / SIZE for run in small]
-        figures["link_bytes_per_byte_mtu_23"] = mean_figure(per_byte)
-        figures["wall_s_mtu_23"] = mean_figure([run.wall_s for run in small])
-    notes = (
-        f"simulated link, ATT MTU {ATT_MTU} unless said; seconds are those of this machine, with "
-        "three pauses of half a second to one before reconnecting, and not those of a radio",
-        f"loss {LOSS:.0%} of all values both ways, {BREAKS} disconnects; frames of 1 to "
-        f"{FRAME_MAX} bytes; each arrived once and in order",
-        "the bleak adapter has not met hardware and is not measured here",
-    )
-    details = {"resent": [run.resent for run in lossy], "values": [run.values for run in lossy]}
-    return Result("ble", figures, {}, notes, details, quick=quick)
+    broken = arms[""]
+    figures = {
+        "intact": Figure(sum(run.intact for run in broken) / len(broken), ">=1"),
+        "reconnects": Figure(min(run.reconnects for run in broken), f">={BREAKS}"),
+        "values_lost_share": mean_figure([run.lost_share for run in arms[""]]),
+    }
+    for suffix, runs in arms.items():
+        limit = None if suffix else "<=1.2"
+        per_byte = [run.bytes_per_byte for run in runs]
+        figures[f"link_bytes_per_byte{suffix}"] = mean_figure(per_byte, limit)
+        figures[f"wall_s{suffix}"] = mean_figure([run.wall_s for run in runs])
+    return Result("ble", figures, notes=NOTES, quick=quick)
 
 
-def _share_intact(runs: Sequence[_Run]) -> float:
-    return sum(run.intact for run in runs) / len(runs)
-
-
-def _run(seed: int, att_mtu: int, *, loss: float, breaks: int) -> _Run:
+def _run(seed: int, loss: float, breaks: int) -> Run:
     rng = random.Random(seed)
     frames = _frames(rng)
-    with VirtualBle(rng, central_mtu=att_mtu) as link:
+    arrived: list[bytes] = []
+    received = broken = 0
+    with VirtualBle(rng, central_mtu=ATT_MTU) as link:
         node = BleTransport(BleSettings("board", HOST), link.central, link.loop, rng)
         host = BleTransport(BleSettings(HOST, "board"), link.bridge, link.loop, rng)
         link.set_loss(loss)
@@ -84,31 +80,27 @@ def _run(seed: int, att_mtu: int, *, loss: float, breaks: int) -> _Run:
         begun = time.monotonic()
         sending = threading.Thread(target=_send, args=(node, frames, begun + PATIENCE_S))
         sending.start()
-        arrived: list[bytes] = []
-        received = 0
         while received < SIZE and time.monotonic() < begun + PATIENCE_S:
             arrival = host.receive(0.05)
             if arrival is not None:
                 arrived += arrival.frames
                 received += sum(map(len, arrival.frames))
-            due = received * (BREAKS + 1) > SIZE * (BREAKS + 1 - breaks)
-            if breaks and due and node.connected and host.connected:
+            is_due = broken < breaks and received > SIZE * (broken + 1) / (breaks + 1)
+            if is_due and node.connected and host.connected:
                 link.break_connection()
-                breaks -= 1
+                broken += 1
         wall_s = time.monotonic() - begun
         sending.join()
-        status = node.status()
+        reconnects = int(str(node.status()["reconnects"]))
         for end in (node, host):
             end.close()
     counters = link.link.counters
-    return _Run(
-        arrived == frames,
-        wall_s,
-        counters.packet_bytes,
-        counters.values,
-        counters.values_lost,
-        int(str(status["reconnects"])),
-        int(str(status["resent"])),
+    return Run(
+        intact=arrived == frames,
+        wall_s=wall_s,
+        bytes_per_byte=counters.packet_bytes / SIZE,
+        lost_share=counters.values_lost / counters.values,
+        reconnects=reconnects,
     )
 
 
@@ -120,9 +112,9 @@ def _frames(rng: random.Random) -> list[bytes]:
     return frames
 
 
-def _send(node: BleTransport, frames: Sequence[bytes], deadline: float) -> None:
+def _send(node: BleTransport, frames: Sequence[bytes], give_up_at: float) -> None:
     for frame in frames:
-        while time.monotonic() < deadline:
+        while time.monotonic() < give_up_at:
             try:
                 node.send(HOST, [frame])
                 break

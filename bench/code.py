@@ -1,20 +1,22 @@
-"""The erasure code's claims: its time for an object on a lossy link, and how often it needs more.
+"""The erasure code: its time for an object on a lossy link, and how often it needs more."""
 
-The peer is RaptorQ (the `raptorq` package, in Rust, x86-64 only), on the same losses.
-"""
-
-import importlib
 import time
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.result import Figure, Result, mean_figure
-from ternmesh.link.code import Decoder, Layout, best_symbol_bytes, coefficients, encode
-from ternmesh.link.gf256 import INVERSES, Bytes, multiply
+from ternmesh.link.erasure_code import (
+    INVERSES,
+    Bytes,
+    Decoder,
+    Layout,
+    best_symbol_bytes,
+    coefficients,
+    encode_symbols,
+    multiply,
+)
 
 LOSS = 0.2
 ROOM = 238  # bytes of a symbol
@@ -22,10 +24,8 @@ LARGE, SMALL = 300_000, 10_000
 SEEDS, SEEDS_QUICK = 15, 3
 SOURCES, LOST = 126, 25  # a generation of the large object, and what it loses
 TRIALS, TRIALS_QUICK = 1_000_000, 20_000
-PEER_TRIALS, PEER_TRIALS_QUICK = 100_000, 2_000
 TRIALS_OF_A_NAME = 2_500  # one name has 65,410 repair symbols for such a generation
 CHECKED = 200  # trials of each outcome that the decoder itself runs as well
-PEER_MTU = 236  # 232 bytes of a symbol and 4 of its identifier: a multiple of 8 is what it takes
 Losses = NDArray[np.bool_]
 
 
@@ -43,22 +43,12 @@ def measure(*, quick: bool) -> Result:
         "failures_k": Figure(at_k / trials, ci95=wilson(at_k, trials)),
         "failures_k_plus_1": Figure(above / trials, "<=1e-4", wilson(above, trials)),
     }
-    details: dict[str, Any] = {"trials": trials, "failures": [at_k, above]}
-    details["failures_by_lost"] = {m: failures(trials // 10, m) for m in (1, 2, 5, 10)}
-    notes = [
+    notes = (
         f"times: CPU seconds to encode and decode, until all is there at {LOSS:.0%} loss",
         f"failures: {SOURCES} source symbols of which {LOST} were lost, and {LOST} or {LOST + 1} "
         f"repair symbols; the decoder agreed on the first {CHECKED} trials of each outcome",
-    ]
-    peers: dict[str, float] = {}
-    raptorq = _raptorq()
-    if raptorq is None:
-        notes.append("raptorq was not compared: `pip install raptorq` (x86-64 only)")
-    else:
-        print("raptorq", flush=True)
-        peers = _peer(raptorq, seeds, PEER_TRIALS_QUICK if quick else PEER_TRIALS)
-        notes.append("raptorq has symbols of 232 bytes, and one generation for the whole object")
-    return Result("code", figures, peers, notes, details, quick)
+    )
+    return Result("code", figures, {}, notes, {"trials": trials}, quick)
 
 
 def transfer_s(size: int, seed: int) -> float:
@@ -70,7 +60,7 @@ def transfer_s(size: int, seed: int) -> float:
     following = [layout.count + g for g in range(layout.generations)]
     indexes = list(range(layout.count))
     while indexes:
-        for index, symbol in zip(indexes, encode(layout, name, data, indexes), strict=True):
+        for index, symbol in zip(indexes, encode_symbols(layout, name, data, indexes), strict=True):
             if not next(losses):
                 decoder.add(index, symbol)
         indexes = []
@@ -135,7 +125,7 @@ def _check(name: bytes, gaps: NDArray[np.int64], repairs: NDArray[np.int64], fai
     layout, data = Layout(SOURCES, 1), bytes(range(SOURCES))
     decoder = Decoder(layout, name)
     indexes = [*sorted(set(range(SOURCES)) - set(gaps.tolist())), *repairs.tolist()]
-    for index, symbol in zip(indexes, encode(layout, name, data, indexes), strict=True):
+    for index, symbol in zip(indexes, encode_symbols(layout, name, data, indexes), strict=True):
         decoder.add(index, symbol)
     assert decoder.is_complete != fails
     assert fails or decoder.data() == data
@@ -146,49 +136,3 @@ def _losses(seed: int) -> Iterator[bool]:
     rng = np.random.default_rng([seed, 1])
     while True:
         yield bool(rng.random() < LOSS)
-
-
-def _raptorq() -> ModuleType | None:
-    try:
-        return importlib.import_module("raptorq")
-    except ImportError:
-        return None
-
-
-def _peer(raptorq: Any, seeds: range, trials: int) -> dict[str, float]:
-    """RaptorQ's times and failures."""
-    peers = {
-        "raptorq_300kb_s": float(np.mean([_peer_s(raptorq, LARGE, seed) for seed in seeds])),
-        "raptorq_10kb_ms": 1e3 * float(np.mean([_peer_s(raptorq, SMALL, seed) for seed in seeds])),
-    }
-    data = np.random.default_rng(0).bytes(16 * SOURCES)
-    packets = raptorq.Encoder.with_defaults(data, 16).get_encoded_packets(4000)
-    assert len(packets) == SOURCES + 4000
-    at_k = above = 0
-    for trial in range(trials):
-        rng = np.random.default_rng([trial, 2])
-        kept = rng.permutation(SOURCES)[LOST:]
-        repairs = SOURCES + rng.choice(4000, LOST + 1, replace=False)
-        decoder = raptorq.Decoder.with_defaults(len(data), 16)
-        answers = [decoder.decode(packets[i]) for i in (*kept.tolist(), *repairs[:-1].tolist())]
-        if answers[-1] is None:
-            at_k += 1
-            above += decoder.decode(packets[repairs[-1]]) is None
-    return peers | {
-        "raptorq_failures_k": at_k / trials,
-        "raptorq_failures_k_plus_1": above / trials,
-        "raptorq_trials": float(trials),
-    }
-
-
-def _peer_s(raptorq: Any, size: int, seed: int) -> float:
-    losses, data = _losses(seed), np.random.default_rng(seed).bytes(size)
-    begun = time.process_time()
-    encoder = raptorq.Encoder.with_defaults(data, PEER_MTU)
-    decoder = raptorq.Decoder.with_defaults(size, PEER_MTU)
-    packets = encoder.get_encoded_packets(20 + size // 500)  # enough; it cannot be asked for more
-    received = (decoder.decode(packet) for packet in packets if not next(losses))
-    answer = next((content for content in received if content is not None), None)
-    spent = time.process_time() - begun
-    assert answer == data
-    return spent

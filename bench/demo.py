@@ -4,15 +4,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 
-from bench.fleet import Clips, average_in_float, run_fleet
+from bench.fleet import Clips, accuracy, average_in_float, run_fleet
 from bench.result import Figure, Result, mean_figure
-from edge.session import Inference, LoadedBundle, load_bundle, write_adapter
+from edge.onnx.session import load_model
 from host.config import RunConfig, plan_of
-from models.zoo import bundle_path, fsdd_path
+from models.zoo import fsdd_path, package_path
 from ternmesh_cli.demo.fleet import BOARDS, RUN
 
 SEEDS, SEEDS_QUICK = 8, 2
@@ -20,16 +19,16 @@ SEEDS, SEEDS_QUICK = 8, 2
 
 def measure(*, quick: bool) -> Result:
     """Accuracy over seeds in one process, then the demo itself once, with all its processes."""
-    loaded = load_bundle(bundle_path("keyword"))
+    loaded = load_model(package_path("keyword"))
     train = [_clips("train", board) for board in BOARDS]
     dev = [_clips("dev", board) for board in BOARDS]
-    plan = plan_of(RunConfig(min_peers=len(BOARDS), **RUN), loaded.bundle.dimension)
-    before = _accuracy(loaded, loaded.initial, dev)
+    plan = plan_of(RunConfig(min_peers=len(BOARDS), **RUN), loaded.package.dimension)
+    before = accuracy(loaded, loaded.initial, dev)
     after, peer, up, down = [], [], [], []
     for seed in range(SEEDS_QUICK if quick else SEEDS):
         ours = run_fleet(loaded, train, plan, seed, keys=True)
-        after.append(_accuracy(loaded, ours.vector, dev))
-        peer.append(_accuracy(loaded, average_in_float(loaded, train, plan, seed), dev))
+        after.append(accuracy(loaded, ours.vector, dev))
+        peer.append(accuracy(loaded, average_in_float(loaded, train, plan, seed), dev))
         up.append(ours.bytes_up)
         down.append(ours.bytes_down)
         print(
@@ -68,20 +67,6 @@ def _clips(split: str, speaker: str) -> Clips:
         mine = data["speaker_names"][data["speaker"]] == speaker
         features = data["x"][mine].astype(np.float32) / 255
         return Clips({"features": features, "target": data["y"][mine].astype(np.int64)})
-
-
-def _accuracy(loaded: LoadedBundle, vector: np.ndarray, dev: list[Clips]) -> float:
-    inference = Inference(loaded.folder, loaded.bundle)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bench.onnx_adapter"
-        write_adapter(path, loaded.bundle, vector, 1)
-        inference.use_adapter(path)
-        right = [
-            np.argmax(inference.predict({"features": clips.arrays["features"]})["output"], axis=1)
-            == clips.arrays["target"]
-            for clips in dev
-        ]
-    return float(np.mean(np.concatenate(right)))
 
 
 def _run_demo() -> dict[str, float]:

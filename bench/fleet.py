@@ -1,34 +1,37 @@
 """A fleet in one process for benchmarks: the real state machines, drivers, codec and train step.
 
-Only the bearer is simulated (an in-memory hub that counts bytes as MQTT messages, and may lose
-frames on their way up), and processes are missing; `ternmesh demo` has both.
+Only the bearer is simulated: an in-memory hub that counts bytes as MQTT messages and may lose
+frames on their way up. `ternmesh demo` runs real processes over a real broker.
 """
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.keys import keyed
-from edge import adam
-from edge.session import LoadedBundle, TrainStep
-from edge.trainer import Step, Trainer, round_rng
-from ternmesh.hypervector.scale import to_float
+from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
+from edge.trainer import AdamSettings, Step, Trainer, round_rng
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import HostEvent, NodeEvent, WorkReady
+from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import Plan
-from ternmesh.swarm import member, records
-from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.events import HostEvent, NodeEvent, WorkReady
-from ternmesh.swarm.member import Member
-from ternmesh.trust.notary import OPEN, Trust
-from ternmesh.trust.roster import HOST
-from ternmesh.wire import manifest, seal, share
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.security.membership import HOST
+from ternmesh.wire.frame import open_seal
+from ternmesh.wire.update import CHUNK_KIND, MANIFEST_KIND
 from transports import batch
 from transports.driver import Driver
 from transports.loopback import LoopbackHub, LoopbackTransport
 
 Vector = NDArray[np.float32]
+AT_ONCE = 64  # samples in one prediction
 DEADLINE_S = 1.0  # before any node sends a packet again
 
 
@@ -46,19 +49,40 @@ class Clips:
         return {name: array[indexes] for name, array in self.arrays.items()}
 
 
-def gradient_step(loaded: LoadedBundle, _name: str) -> Step:
-    """What a board trains with if nothing else is asked for."""
-    return TrainStep(loaded.folder, loaded.bundle, 1)
+def correct(loaded: LoadedModel, vector: Vector, clips: Clips) -> NDArray[np.bool_]:
+    """Which samples an adapter (float32, D) gets right, through onnxruntime; bool [samples]."""
+    inference = Inference(loaded.folder, loaded.package)
+    names = [spec.name for spec in loaded.package.inputs]
+    right = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.onnx_adapter"
+        write_adapter(path, loaded.package, vector, 1)
+        inference.use_adapter(path)
+        for first in range(0, len(clips), AT_ONCE):
+            part = {name: a[first : first + AT_ONCE] for name, a in clips.arrays.items()}
+            [logits] = inference.predict({name: part[name] for name in names}).values()
+            right.append(logits.argmax(axis=1) == part["target"])
+    return np.concatenate(right)
 
 
-MakeStep = Callable[[LoadedBundle, str], Step]
+def accuracy(loaded: LoadedModel, vector: Vector, data: Sequence[Clips]) -> float:
+    """The share of samples that an adapter gets right."""
+    return float(np.mean(np.concatenate([correct(loaded, vector, clips) for clips in data])))
+
+
+def gradient_step(loaded: LoadedModel, _name: str) -> Step:
+    """The training step of a board by default."""
+    return TrainStep(loaded.folder, loaded.package, 1)
+
+
+MakeStep = Callable[[LoadedModel, str], Step]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """What a run ended with: the adapter that all agree on, and what each board made of it.
+    """The global adapter at the end, and with each board's residual added (`own`).
 
-    Bytes are those on the wire, for one node and round.
+    Bytes are those on the wire, of one node and round.
     """
 
     vector: Vector
@@ -68,7 +92,7 @@ class FleetRun:
 
 
 def run_fleet(
-    loaded: LoadedBundle,
+    loaded: LoadedModel,
     data: Sequence[Clips],
     plan: Plan,
     seed: int,
@@ -84,13 +108,13 @@ def run_fleet(
     is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
     """
     clock = Clock()
-    hub, model_hash = LoopbackHub(), loaded.bundle.model_hash()
-    settings = records.Settings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
-    state = records.new_state(plan.dimension)
+    hub, model_hash = LoopbackHub(), loaded.package.model_hash()
+    settings = CoordinatorSettings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
+    state = new_coordinator_state(plan.dimension)
     names = [f"board-{index}" for index in range(len(data))]
-    trust = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
+    security = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
     run = (seed + 1).to_bytes(8, "little")
-    host = Coordinator(plan, settings, model_hash, run, state, trust(HOST))
+    host = Coordinator(plan, settings, model_hash, run, state, security(HOST))
     host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     boards = []
     for index, (name, clips) in enumerate(zip(names, data, strict=True)):
@@ -98,11 +122,11 @@ def run_fleet(
         trainer = Trainer(
             make_step(loaded, name),
             clips,
-            loaded.bundle.batch,
-            adam.AdamSettings(),
+            loaded.package.batch,
+            AdamSettings(),
             keep_moments=keep_moments,
         )
-        board = Board(link, name, loaded, trainer, len(clips), seed, clock, trust(name))
+        board = Board(link, name, loaded, trainer, len(clips), seed, clock, security(name))
         boards.append(board)
     host.start(clock.now)
     host_driver.transport.open()
@@ -115,7 +139,7 @@ def run_fleet(
     up = sum(t.bytes_out for t in traffic) / per_round
     down = host_driver.traffic["all"].bytes_out / plan.rounds
     down += sum(host_driver.traffic[b.member.name].bytes_out for b in boards) / per_round
-    vector = loaded.initial + to_float(host.fixed)
+    vector = loaded.initial + to_float(host.model_q24)
     own = tuple(vector + board.member.residual for board in boards)
     return FleetRun(vector, up, down, own)
 
@@ -127,7 +151,7 @@ def run_until_finished(
     rounds: int,
     between: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve everybody in turn; `between` is what stands between host and boards, if anything."""
+    """Serve host and boards in turn; `between` serves a gateway between them, if there is one."""
     coordinator = host.endpoint
     assert isinstance(coordinator, Coordinator)
     while coordinator.version < rounds:
@@ -140,13 +164,13 @@ def run_until_finished(
 
 
 class Clock:
-    """Seconds that pass only while everybody waits."""
+    """Simulated seconds: they pass only while all endpoints wait."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """What time it is."""
+        """The time in seconds."""
         return self.now
 
 
@@ -168,7 +192,7 @@ class _Lossy(LoopbackTransport):
         return total
 
     def _is_lost(self, frame: bytes) -> bool:
-        is_packet = seal.open_seal(frame)[1][0] in (manifest.KIND, share.KIND)
+        is_packet = open_seal(frame)[1][0] in (MANIFEST_KIND, CHUNK_KIND)
         return is_packet and self._rng.random() < self._drop
 
 
@@ -179,21 +203,21 @@ class Board:
         self,
         link: LoopbackTransport,
         name: str,
-        loaded: LoadedBundle,
+        loaded: LoadedModel,
         trainer: Trainer,
         samples: int,
         seed: int,
         clock: Clock,
-        trust: Trust = OPEN,
+        security: SecurityLayer = OPEN,
     ) -> None:
-        self.member = Member(
+        self.member = NodeProtocol(
             name,
-            loaded.bundle.model_hash(),
+            loaded.package.model_hash(),
             samples,
             name.encode().ljust(8)[:8],
-            member.new_state(loaded.bundle.dimension),
+            new_node_state(loaded.package.dimension),
             np.random.default_rng(seed),
-            trust=trust,
+            security=security,
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, link, clock)
         self._initial, self._seed = loaded.initial, seed
@@ -207,9 +231,9 @@ class Board:
             return moved
         plan, number = self.member.plan, self._round
         assert plan is not None
-        reference = self._initial + to_float(self.member.fixed)
+        global_hash = self._initial + to_float(self.member.model_q24)
         rng = round_rng(self._seed, self.member.name, number)
-        self._trainer.begin(number, reference + self.member.residual, plan, rng)
+        self._trainer.begin(number, global_hash + self.member.residual, plan, rng)
         while self._trainer.step():
             pass
         self.member.submit(number, self._trainer.delta(), self._clock())
@@ -222,7 +246,7 @@ class Board:
 
 
 def average_in_float(
-    loaded: LoadedBundle,
+    loaded: LoadedModel,
     data: Sequence[Clips],
     plan: Plan,
     seed: int,
@@ -241,8 +265,8 @@ def average_in_float(
         Trainer(
             make_step(loaded, f"board-{index}"),
             clips,
-            loaded.bundle.batch,
-            adam.AdamSettings(),
+            loaded.package.batch,
+            AdamSettings(),
             keep_moments=keep_moments,
         )
         for index, clips in enumerate(data)

@@ -4,24 +4,26 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ternmesh.trust.identity import Identity, Role, make_identity
-from ternmesh.trust.keyed import KeyedSealing
-from ternmesh.trust.keys import SUITE_HOP
-from ternmesh.trust.notary import Trust, make_trust
-from ternmesh.trust.roster import HOST, Roster, found_fleet
-from ternmesh.trust.session import SealingState
+from ternmesh.security.authenticator import SecurityLayer, make_security_layer
+from ternmesh.security.identity import Identity, Role, make_identity
+from ternmesh.security.key_derivation import SUITE_HOP
+from ternmesh.security.keyed_sealing import KeyedSealing
+from ternmesh.security.membership import HOST, MemberList, found_fleet
+from ternmesh.security.session import SealingState
 
 
-def keyed(names: Sequence[str], model_hash: bytes, seed: int) -> Callable[[str], Trust]:
+def keyed(names: Sequence[str], model_hash: bytes, seed: int) -> Callable[[str], SecurityLayer]:
     """What each end of a fleet is given, by its name."""
     rng = np.random.default_rng((seed, 9))
     own = _identities(names, rng)
 
-    def trust(name: str) -> Trust:
-        roster = _roster(own)
-        return make_trust(own[name], roster, model_hash, rng.bytes(8), 0, SealingState())
+    def security(name: str) -> SecurityLayer:
+        member_list = _member_list(own)
+        return make_security_layer(
+            own[name], member_list, model_hash, rng.bytes(8), 0, SealingState()
+        )
 
-    return trust
+    return security
 
 
 def hop_seals(names: Sequence[str], seed: int) -> Callable[[str], KeyedSealing]:
@@ -32,7 +34,9 @@ def hop_seals(names: Sequence[str], seed: int) -> Callable[[str], KeyedSealing]:
     def sealing(name: str) -> KeyedSealing:
         hub = None if name == HOST else HOST
         state = SealingState()
-        return KeyedSealing(own[name], _roster(own), SUITE_HOP, rng.bytes(8), 0, state, hub=hub)
+        return KeyedSealing(
+            own[name], _member_list(own), SUITE_HOP, rng.bytes(8), 0, state, hub=hub
+        )
 
     return sealing
 
@@ -42,9 +46,9 @@ def _identities(names: Sequence[str], rng: np.random.Generator) -> dict[str, Ide
     return {HOST: host} | {n: make_identity(n, Role.NODE, rng.bytes(64)) for n in names}
 
 
-def _roster(own: Mapping[str, Identity]) -> Roster:
-    roster = Roster(found_fleet("bench", own[HOST].public))
+def _member_list(own: Mapping[str, Identity]) -> MemberList:
+    member_list = MemberList(found_fleet("bench", own[HOST].public))
     for name, identity in own.items():
         if name != HOST:
-            roster.enrol(identity.public)
-    return roster
+            member_list.enrol(identity.public)
+    return member_list

@@ -1,175 +1,251 @@
 """The link's claims: useful bytes over all bytes on the air, completion, broadcast; peer models.
 
-Every frame of either direction is lost with the same chance, independently, or in bursts. All
-frames count whole: seals, offers, statuses, receipts. Large objects are simulated by the ranks of
-their symbols; 30 seeds use real bytes.
+Real links exchange real objects over a simulated channel: one end sends at a time, and each frame
+is lost with the same chance, independently, or in bursts. All frames of both directions count
+whole: seals, offers, statuses, receipts.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.link_air import Outcome, Ranks, transfer
-from bench.link_peers import PEERS
-from bench.link_plot import draw
+from bench.keys import hop_seals
+from bench.link_peers import PEERS, draw
 from bench.result import RESULTS, Figure, Result
-from transports.faults import Bursts
+from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.link.events import Delivered, LinkState, ObjectArrived
+from ternmesh.link.link import Link
+from ternmesh.link.settings import LinkSettings
+from ternmesh.wire.frame import BROADCAST, HEAD_SIZE
+from transports.faulty import Bursts
 
 LIMITS = {
     300_000: {0.0: 0.92, 0.1: 0.83, 0.2: 0.74, 0.3: 0.65, 0.5: 0.46},
     10_000: {0.0: 0.92, 0.1: 0.81, 0.2: 0.71, 0.3: 0.62},
     1_000: {0.0: 0.88, 0.1: 0.76},
 }
-SEEDS = {300_000: 200, 10_000: 300, 1_000: 1_000}
-PEER_SEEDS = {300_000: 10, 10_000: 100, 1_000: 300}
-PLOT_LOSSES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+SEEDS = {300_000: 100, 10_000: 300, 1_000: 1_000}
+CURVE_SEEDS = {300_000: 5, 10_000: 100, 1_000: 300}
+CURVE_LOSSES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+COMPLETION_SEEDS = {300_000: 100, 10_000: 1_000, 1_000: 1_000}
 HEAVY_LOSS, BURSTS = 0.6, Bursts(0.05, 0.25, 0.02, 0.9)
-COMPLETION_SEEDS, REAL_SEEDS = 1_000, 30
-RECEIVERS, BROADCAST_SYMBOLS, SYMBOL_BYTES = 10, 200, 238
+RECEIVERS, BROADCAST_SYMBOLS, SYMBOL_BYTES, BROADCAST_SEEDS = 10, 200, 238, 100
 QUICK = 20  # times fewer seeds
+SENDER, ALL = "host", "all"
+SETTING = LoraSetting(7, 125)
+MEET_S = 100.0  # within which ends with keys have met
+TIME_MAX_S = 30 * 86_400.0
+SETTINGS = LinkSettings(
+    mtu=255,
+    idle_s=2.0,
+    addresses={ALL: BROADCAST},
+    give_up_s=TIME_MAX_S,
+    incoming_bytes_max=1 << 24,
+)
 NOTES = (
     "a simulated channel: one sender at a time, iid losses unless bursts are named, SF7/125 kHz "
     "frames of at most 255 bytes; no collisions, no turnaround, no duty cycle",
     "efficiency: useful bytes of all seeds over the bytes of all frames in both directions; a "
     "transfer ends when its sender holds the receipt",
     "with keys: both ends have met before; meeting for the first time takes 271 bytes on the air",
-    "300 kB and completion: ranks of the code in place of bytes (a random symbol fails with "
-    "1/256 per missing rank); 30 seeds with real bytes at 20 % loss compare the object",
-    "completion: 1,000 seeds each of 1, 10 and 300 kB at 60 % loss and in bursts (Gilbert-"
-    "Elliott .05/.25, loss .02/.9)",
-    "peers are models written from their specifications, not runs of their code (bench/"
+    "completion: 1 and 10 kB 1,000 times, 300 kB 100 times, each at 60 % loss and in bursts "
+    "(Gilbert-Elliott .05/.25, loss .02/.9); real_bytes_equal: of all transfers of this bench",
+    "peers are closed forms written from their specifications, not runs of their code (bench/"
     "link_peers.py names every constant); a peer's efficiency counts completed transfers only",
     "unicast: erasure coding cannot beat selective repeat's capacity of 1 - p; what it buys is "
     "feedback of 20 bytes a burst, resumption, several bearers at once, and broadcast",
 )
+SYMBOL_KIND = 0x50  # the first byte of a symbol without keys, and of nothing below it
+Loss = Callable[[str, str], bool]  # whether a frame is lost between a sender and a receiver
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One transfer. Bytes are those of frames on the air, of all ends."""
+
+    size: int
+    completed: bool = False
+    bytes_sent: int = 0
+    symbols: int = 0
+    arrived: dict[str, list[bytes]] = field(default_factory=dict)
+    is_equal: bool = False  # every receiver has the object, once
+
+
+class Channel:
+    """Links that share one channel in simulated time; ends with an answer come first in `ends`."""
+
+    def __init__(self, ends: Mapping[str, Link], size: int) -> None:
+        self._ends = ends
+        self._now = 0.0
+        self.loss: Loss = lambda _sender, _receiver: False
+        self.outcome = Outcome(size)
+
+    def run(self, until_s: float) -> None:
+        """Carry frames until the object is delivered, or nothing is due before `until_s`."""
+        while self._now < until_s:
+            self._take_events()
+            if self.outcome.completed:
+                return
+            ready = [name for name, end in self._ends.items() if end.has_frames]
+            if ready:
+                self._transmit(ready[0])
+                continue
+            times = [end.next_timeout() for end in self._ends.values()]
+            self._now = min((time for time in times if time is not None), default=until_s)
+            for end in self._ends.values():
+                end.handle_timeout(self._now)
+
+    def _transmit(self, name: str) -> None:
+        for peer, frame in self._ends[name].frames_to_send(self._now, 1):
+            self._now += airtime_us(SETTING, len(frame)) / 1e6
+            self.outcome.bytes_sent += len(frame)
+            self.outcome.symbols += frame[HEAD_SIZE] >= SYMBOL_KIND
+            for receiver in [end for end in self._ends if end != name and peer in (end, ALL)]:
+                if not self.loss(name, receiver):
+                    self._ends[receiver].receive_frame(name, frame, self._now)
+
+    def _take_events(self) -> None:
+        for name, end in self._ends.items():
+            while (event := end.next_event()) is not None:
+                if isinstance(event, Delivered):
+                    self.outcome.completed = True
+                elif isinstance(event, ObjectArrived):
+                    self.outcome.arrived.setdefault(name, []).append(event.payload)
+
+
+def transfer(
+    size: int,
+    loss: Loss,
+    rng: np.random.Generator,
+    receivers: Sequence[str] = ("node",),
+    key_seed: int | None = None,
+) -> Outcome:
+    """One object from `SENDER` to the receivers (several: as a broadcast).
+
+    With `key_seed` every frame is under keys made from it, of ends that have met before.
+    """
+    payload = rng.bytes(size)
+    seals = hop_seals(receivers, key_seed) if key_seed is not None else lambda _name: None
+    ends = {n: Link(SETTINGS, LinkState(), rng, None, seals(n)) for n in (*receivers, SENDER)}
+    for end in ends.values():
+        end.start(0.0)
+    channel = Channel(ends, size)
+    channel.run(MEET_S)
+    channel.loss, channel.outcome = loss, Outcome(size)
+    ends[SENDER].send(receivers[0] if len(receivers) == 1 else ALL, payload, receivers=receivers)
+    channel.run(TIME_MAX_S)
+    outcome = channel.outcome
+    outcome.is_equal = outcome.arrived == {name: [payload] for name in receivers}
+    return outcome
+
+
+def iid(rng: np.random.Generator, loss: float) -> Loss:
+    """Frames that are lost independently."""
+    return lambda _sender, _receiver: bool(rng.random() < loss)
+
+
+def bursts(rng: np.random.Generator) -> Loss:
+    """Each direction has good and bad times of its own."""
+    is_bad: dict[tuple[str, str], bool] = {}
+
+    def is_lost(sender: str, receiver: str) -> bool:
+        bad = is_bad.get((sender, receiver), False)
+        lost = rng.random() < (BURSTS.loss_bad if bad else BURSTS.loss_good)
+        moves = rng.random() < (BURSTS.bad_to_good if bad else BURSTS.good_to_bad)
+        is_bad[sender, receiver] = bad ^ bool(moves)
+        return bool(lost)
+
+    return is_lost
+
+
+def transfers(size: int, loss: float, seeds: int, *, keys: bool = False) -> list[Outcome]:
+    """Transfers to one receiver, one for each seed."""
+    found = []
+    for seed in range(seeds):
+        rng = np.random.default_rng((seed, size))
+        key_seed = seed if keys else None
+        found.append(transfer(size, iid(rng, loss), rng, key_seed=key_seed))
+    return found
 
 
 def measure(*, quick: bool) -> Result:
     """All cells; `quick` takes a twentieth of the seeds."""
-    part = QUICK if quick else 1
+
+    def seeds(count: int) -> int:
+        return max(2, count // QUICK) if quick else count
+
     figures: dict[str, Figure] = {}
+    everything: list[Outcome] = []
     for size, row in LIMITS.items():
         for loss, limit in row.items():
-            for keyed in (False, True):
-                outcomes = ours(size, loss, max(2, SEEDS[size] // part), keyed=keyed)
-                keys = "_keys" if keyed else ""
-                name = f"efficiency_{size // 1000}kb_loss{round(100 * loss)}{keys}"
-                figures[name] = _efficiency(size, outcomes, f">={limit}")
+            for suffix in ("", "_keys"):
+                made = transfers(size, loss, seeds(SEEDS[size]), keys=bool(suffix))
+                name = f"efficiency_{size // 1000}kb_loss{round(100 * loss)}{suffix}"
+                figures[name] = efficiency(made, f">={limit}")
+                everything += made
                 print(f"{name}: {figures[name].value:.4f}", flush=True)
-    seeds = max(2, COMPLETION_SEEDS // part)
-    figures |= {
-        "completion": Figure(completion(seeds), ">=1.0"),
-        **_broadcast(SEEDS[10_000] // part),
-    }
-    figures["real_bytes_equal"] = Figure(real_bytes(max(2, REAL_SEEDS // part)), ">=1.0")
-    peers, curves = _peers(part)
-    if not quick:
-        path = RESULTS / "link.png"
-        draw(path, curves)
-        print(f"plot: {path.name}", flush=True)
-    return Result("link", figures, peers, NOTES, {"curves": curves}, quick)
-
-
-def ours(size: int, loss: float, seeds: int, *, keyed: bool = False) -> list[Outcome]:
-    """Transfers of `size` bytes to one receiver, one for each seed."""
-    found = []
-    for seed in range(seeds):
-        rng = np.random.default_rng((seed, size))
-        lost = partial(_lost, rng, loss)
-        keys = seed if keyed else None
-        found.append(transfer(bytes(size), ["node"], lost, rng, Ranks(rng), keyed=keys))
-    return found
-
-
-def completion(seeds: int) -> float:
-    """The share of transfers that end with a receipt."""
-    done = []
-    for size in LIMITS:
-        for seed in range(seeds):
+    hard = []
+    for size, count in COMPLETION_SEEDS.items():
+        for seed in range(seeds(count)):
             rng = np.random.default_rng((seed, size, 1))
-            lost = partial(_lost, rng, HEAVY_LOSS)
-            done.append(transfer(bytes(size), ["node"], lost, rng, Ranks(rng)).completed)
-            air = _Bursts(rng)
-            done.append(transfer(bytes(size), ["node"], air, rng, Ranks(rng)).completed)
-        print(f"completion, {size} bytes: {np.mean(done):.4f} so far", flush=True)
-    return float(np.mean(done))
-
-
-def real_bytes(seeds: int) -> float:
-    """The share of 300 kB objects that arrive equal, once, through the real code."""
-    equal = []
-    for seed in range(seeds):
-        rng = np.random.default_rng((seed, 2))
-        payload = rng.bytes(300_000)
-        outcome = transfer(payload, ["node"], partial(_lost, rng, 0.2), rng)
-        equal.append(outcome.completed and outcome.arrived == {"node": payload})
-    return float(np.mean(equal))
-
-
-def _broadcast(seeds: int) -> dict[str, Figure]:
+            hard.append(transfer(size, iid(rng, HEAVY_LOSS), rng))
+            hard.append(transfer(size, bursts(rng), rng))
+    broadcasts = []
     names = [f"node-{index}" for index in range(RECEIVERS)]
-    found = []
-    for seed in range(max(2, seeds)):
+    for seed in range(seeds(BROADCAST_SEEDS)):
         rng = np.random.default_rng((seed, 3))
-        lost, payload = partial(_lost, rng, 0.1), bytes(BROADCAST_SYMBOLS * SYMBOL_BYTES)
-        found.append(transfer(payload, names, lost, rng, Ranks(rng)).symbols / BROADCAST_SYMBOLS)
-    half = 1.96 * float(np.std(found, ddof=1)) / len(found) ** 0.5
-    mean = float(np.mean(found))
-    return {"multicast_per_symbol": Figure(mean, "<=1.2", (mean - half, mean + half))}
+        broadcasts.append(transfer(BROADCAST_SYMBOLS * SYMBOL_BYTES, iid(rng, 0.1), rng, names))
+    everything += [*hard, *broadcasts]
+    figures["completion"] = Figure(float(np.mean([o.completed for o in hard])), ">=1.0")
+    figures["multicast_per_symbol"] = _per_symbol(broadcasts)
+    figures["real_bytes_equal"] = Figure(float(np.mean([o.is_equal for o in everything])), ">=1.0")
+    curves = {size: _curves(size, seeds(CURVE_SEEDS[size])) for size in LIMITS}
+    shown = {f"{size // 1000} kB": rows for size, rows in curves.items()}
+    if not quick:
+        draw(RESULTS / "link.png", shown)
+    return Result("link", figures, _peers(), NOTES, {"curves": shown}, quick)
 
 
-def _efficiency(size: int, outcomes: Sequence[Outcome], limit: str) -> Figure:
+def efficiency(outcomes: Sequence[Outcome], limit: str) -> Figure:
+    """Useful bytes over the bytes of all frames."""
     sent = np.array([outcome.bytes_sent for outcome in outcomes], np.float64)
-    mean, half = sent.mean(), 1.96 * sent.std(ddof=1) / len(sent) ** 0.5
+    size, mean, half = outcomes[0].size, sent.mean(), 1.96 * sent.std(ddof=1) / len(sent) ** 0.5
     return Figure(float(size / mean), limit, (size / (mean + half), size / (mean - half)))
 
 
-Curves = dict[str, dict[str, list[tuple[float, float]]]]  # size -> name -> (loss, efficiency)
+def _per_symbol(broadcasts: Sequence[Outcome]) -> Figure:
+    """Symbols on the air for each source symbol."""
+    found = [outcome.symbols / BROADCAST_SYMBOLS for outcome in broadcasts]
+    mean, half = float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / len(found) ** 0.5
+    return Figure(mean, "<=1.2", (mean - half, mean + half))
 
 
-def _peers(part: int) -> tuple[dict[str, float], Curves]:
-    """Efficiencies by name, and those of everybody over the loss for the plot."""
-    found: dict[str, float] = {}
-    curves: Curves = {}
-    for size, seeds in PEER_SEEDS.items():
-        rows = curves.setdefault(f"{size // 1000} kB", {"ternmesh": []})
-        for loss in PLOT_LOSSES:
-            outcomes = ours(size, loss, max(2, seeds // part))
-            sent = float(np.mean([outcome.bytes_sent for outcome in outcomes]))
-            rows["ternmesh"].append((loss, size / sent))
-        for name, peer in PEERS.items():
-            rows[name] = []
-            for loss in PLOT_LOSSES:
-                done = [
-                    peer(size, loss, np.random.default_rng((seed, size)))
-                    for seed in range(max(2, seeds // part))
-                ]
-                good = [one.air_bytes for one in done if one.completed]
-                share = len(good) / len(done)
-                efficiency = size / float(np.mean(good)) if good else 0.0
-                rows[name].append((loss, efficiency if share >= 0.5 else 0.0))
+def _peers() -> dict[str, float]:
+    """Efficiency and share of completed transfers of each peer in each cell."""
+    found = {}
+    for name, peer in PEERS.items():
+        for size, row in LIMITS.items():
+            for loss in row:
                 cell = f"{name}_{size // 1000}kb_loss{round(100 * loss)}"
-                if loss in LIMITS[size]:
-                    found |= {cell: efficiency, f"{cell}_completed": share}
-    return found, curves
+                expected = peer(size, loss)
+                found[cell] = size / expected.air_bytes
+                found[f"{cell}_completed"] = expected.completed
+    return found
 
 
-def _lost(rng: np.random.Generator, loss: float, _sender: str, _receiver: str) -> bool:
-    return bool(rng.random() < loss)
-
-
-class _Bursts:
-    """Each direction has its own good and bad times."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._bad: dict[tuple[str, str], bool] = {}
-
-    def __call__(self, sender: str, receiver: str) -> bool:
-        """Whether this frame is lost; then the state moves."""
-        bad = self._bad.get((sender, receiver), False)
-        lost = self._rng.random() < (BURSTS.loss_bad if bad else BURSTS.loss_good)
-        move = self._rng.random() < (BURSTS.bad_to_good if bad else BURSTS.good_to_bad)
-        self._bad[sender, receiver] = bad ^ bool(move)
-        return bool(lost)
+def _curves(size: int, seeds: int) -> dict[str, list[tuple[float, float]]]:
+    """Efficiency over loss; 0 for a peer of which fewer than half of the transfers complete."""
+    rows = {
+        "ternmesh": [
+            (loss, size / float(np.mean([o.bytes_sent for o in transfers(size, loss, seeds)])))
+            for loss in CURVE_LOSSES
+        ]
+    }
+    for name, peer in PEERS.items():
+        expected = [(loss, peer(size, loss)) for loss in CURVE_LOSSES]
+        rows[name] = [
+            (loss, size / each.air_bytes if each.completed >= 0.5 else 0.0)
+            for loss, each in expected
+        ]
+    return rows

@@ -1,243 +1,202 @@
-"""What a link promises to survive: kill -9 at every event of a transfer, and what comes after it.
+"""kill -9 at every event of a transfer over a lossy link; then another process completes it.
 
-Two nodes send each other objects over a lossy channel, in simulated hours and under a small duty
-cycle. A process runs both and is killed; another goes on with what is on disk.
+Two ends send each other objects. Clock and channel are simulated; files, processes and kills are
+real. One process runs both ends, and logs at once what happens.
 """
 
 import os
 import shutil
+import signal
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from math import inf
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.link_kill_life import (
-    BAND,
-    ENDS,
-    LOSS,
-    MTU,
-    SAME_BOOT,
-    SCRIPT,
-    Entry,
-    Kill,
-    Kind,
-    Life,
-    read_log,
-)
 from bench.result import Figure, Result
-from ternmesh.link.code import best_symbol_bytes
-from ternmesh.link.frames import SYMBOL_HEAD
-from ternmesh.link.ledger import HOUR_S
-from ternmesh.link.outbound import object_name
-from ternmesh.wire import seal
+from ternmesh.link.link import Link
+from ternmesh.link.settings import LinkSettings
+from ternmesh.wire.frame import open_seal
 from ternmesh_store.link_store import LinkStore
+from ternmesh_store.state_file import StateFile
 
-QUICK_STEP = 25
-BOOT_STEP = 4
-RESTART_S = 1.0  # from a kill to the next life
+ENDS = ("host", "node")
+LOSS, FRAME_S = 0.2, 0.1
+RESTART_S, TIME_MAX_S = 1.0, 86_400.0
+QUICK_STEP = 50  # every so many points
 MEMORY = Path("/dev/shm")
-HOUR_US = round(HOUR_S * 1e6)
-Symbol = tuple[int, bytes, int]  # the end that sends it, the name of its object, its index
+SETTINGS = LinkSettings(mtu=51, idle_s=2.0, spread_s=5.0, give_up_s=inf)
+Log = list[list[str]]  # lines of kind, end, time and counter
+SCRIPT = (  # objects: time in seconds, sender, bytes, priority
+    (0, 0, 4420, 2),  # two generations
+    (0, 0, 600, 1),
+    (0, 1, 1700, 1),
+    (0, 1, 900, 0),
+    *((100, 0, 20 + 60 * n, n % 3) for n in range(10)),  # more than are under way
+    *((200, 1, 35 + 50 * n, 2 - n % 3) for n in range(10)),
+    (1000, 1, 33, 0),
+    (2000, 0, 1, 0),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one transfer showed. `faults` counts broken promises by kind."""
+def payload_of(end: int, size: int) -> bytes:
+    """The bytes of an object; no two objects are equal."""
+    return np.random.default_rng([size, end]).bytes(size)
 
-    faults: Counter[str]
-    worst_hour_us: int
+
+class Life:
+    """Both ends in one process from `now` on, until all is delivered or SIGKILL.
+
+    `kill` is the number of the line of the log at which the process is killed; 0 for never.
+    """
+
+    def __init__(self, folder: Path, now: float, kill: int) -> None:
+        self.now = now
+        self.rng = np.random.default_rng(round(now))
+        self._log = os.open(folder / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self._kill = kill
+        self._lines = 0
+        self._ends = [_End(self, folder, number) for number in range(len(ENDS))]
+
+    def log(self, kind: str, end: int, counter: int = -1) -> None:
+        """Write that an `event` is taken, a `commit` is done or a frame is `sent`."""
+        os.write(self._log, f"{kind} {end} {self.now} {counter}\n".encode())
+        self._lines += 1
+        if self._lines == self._kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run(self) -> None:
+        """Return when both ends have delivered everything."""
+        while not all([end.settle() for end in self._ends]):
+            if not any([end.transmit(self._ends[1 - end.number].link) for end in self._ends]):
+                self.now = max(self.now, min(time for end in self._ends for time in end.times()))
+            assert self.now < TIME_MAX_S, "the transfer does not end"
+
+
+class _End:
+    """A link, its file, and the part of the script that it has not sent."""
+
+    def __init__(self, life: Life, folder: Path, number: int) -> None:
+        self.number = number
+        self._life = life
+        self._file = StateFile(folder / ENDS[number])
+        self._file.open()
+        self._store = LinkStore(self._file)
+        state = self._store.load()
+        self._script = [item for item in SCRIPT if item[1] == number][state.number :]
+        self.link = Link(SETTINGS, state, life.rng)
+        self.link.start(life.now)
+
+    def times(self) -> list[float]:
+        """When there is something to do; empty where all is delivered."""
+        timeout = self.link.next_timeout()
+        timeouts = [] if timeout is None else [timeout]
+        return [float(item[0]) for item in self._script[:1]] + timeouts
+
+    def settle(self) -> bool:
+        """Record all events that are due with one commit; whether everything is delivered."""
+        life = self._life
+        self.link.handle_timeout(life.now)
+        while self._script and self._script[0][0] <= life.now:
+            _, end, size, priority = self._script.pop(0)
+            self.link.send(ENDS[1 - end], payload_of(end, size), priority=priority)
+        events = 0
+        while (event := self.link.next_event()) is not None:
+            events += 1
+            life.log("event", self.number)
+            self._store.record(event)
+        self._store.commit()
+        if events:
+            life.log("commit", self.number)
+        return not (self.times() or self.link.has_frames)
+
+    def transmit(self, peer: Link) -> bool:
+        """Send the next frame; whether there was one."""
+        life = self._life
+        for _, frame in self.link.frames_to_send(life.now, 1):
+            life.log("sent", self.number, open_seal(frame)[0].counter)
+            life.now += FRAME_S
+            if life.rng.random() >= LOSS:
+                peer.receive_frame(ENDS[self.number], frame, life.now)
+            return True
+        return False
 
 
 def measure(*, quick: bool) -> Result:
-    """All points; a broken promise is printed as it is found."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
-        folder = Path(name, "files")
-        log = unkilled(folder)
-        whole = check(folder, log, len(log), SAME_BOOT)
-        outcomes: dict[Kill, Outcome] = {}
-        for kill in points(log, QUICK_STEP if quick else 1):
-            outcomes[kill] = survive(folder, kill, log)
-            if outcomes[kill].faults:
-                print(f"{kill}: {dict(outcomes[kill].faults)}", flush=True)
+    """Kill at all points, or at some; a broken promise is printed when it is found."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as place:
+        folder = Path(place, "files")
+        whole = transfer(folder, 0)
+        faults = check(folder, whole)
+        assert not faults, f"the transfer fails without a kill: {dict(faults)}"
+        points = [n for n, (kind, *_) in enumerate(whole, 1) if kind in ("event", "commit")]
+        kills = points[:: QUICK_STEP if quick else 1]
+        for kill in kills:
+            found = check(folder, transfer(folder, kill))
+            faults += found
+            if found:
+                print(f"line {kill}: {dict(found)}", flush=True)
+    figures = {
+        "points": Figure(len(kills), None if quick else ">=500"),
+        "violations": Figure(faults.total(), "<=0"),
+    }
     notes = (
-        f"{len(SCRIPT)} objects of {sum(item.size for item in SCRIPT):,} bytes both ways; "
-        f"{LOSS:.0%} of all frames are lost; {log[-1].time_s / HOUR_S:.1f} simulated hours at a "
-        f"duty cycle of {BAND.duty_cycle:.1%}",
-        "one process has both ends, and is killed at an event (every index) or after a commit",
-        f"files in {MEMORY}" if MEMORY.is_dir() else "files on the disk of temporary files",
+        f"{len(SCRIPT)} objects of {sum(item[2] for item in SCRIPT):,} bytes both ways; "
+        f"{LOSS:.0%} of all frames are lost",
+        "violations: objects that are missing, doubled or damaged, frame counters that are used "
+        "twice, state that stays on disk, and transfers that do not end",
     )
-    return _result(whole, outcomes, notes, quick=quick)
+    return Result("link_kill", figures, notes=notes, details={"faults": faults}, quick=quick)
 
 
-def points(log: Sequence[Entry], step: int) -> Iterator[Kill]:
-    """At every event as it is taken; after every commit; at some events before an unknown boot."""
-    taken = list(accumulate(entry.kind == Kind.EVENT for entry in log))
-    commits = [events for events, e in zip(taken, log, strict=True) if e.kind == Kind.COMMIT]
-    events = range(1, taken[-1] + 1)
-    yield from (Kill(event) for event in events[::step])
-    yield from (Kill(event, is_committed=True) for event in commits[::step])
-    yield from (Kill(event, boot="") for event in events[:: BOOT_STEP * step])
-
-
-def unkilled(folder: Path) -> list[Entry]:
-    """The log of a life that nobody kills; `folder` is made anew, as by `survive`."""
+def transfer(folder: Path, kill: int) -> Log:
+    """The log of a transfer in `folder`, which is made anew, with a kill at that line, or 0."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    status = _live(folder, None, 0.0, SAME_BOOT)
-    assert status == 0, "the transfer fails without a kill"
-    return read_log(folder / "log")
+    status = _live(folder, 0.0, kill)
+    if kill:
+        assert os.WIFSIGNALED(status), f"line {kill} killed nothing"
+        status = _live(folder, float(_log(folder)[-1][2]) + RESTART_S, 0)
+    return [*_log(folder), ["ended", str(status), "", ""]]
 
 
-def survive(folder: Path, kill: Kill, whole: Sequence[Entry]) -> Outcome:
-    """A life until the kill, as far that of the log `whole`, and one to the end."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    status = _live(folder, kill, 0.0, SAME_BOOT)
-    first = read_log(folder / "log")
-    assert os.WIFSIGNALED(status), f"{kill} killed nothing"
-    assert first == whole[: len(first)], "lives differ before the kill"
-    assert sum(entry.kind == Kind.EVENT for entry in first) == kill.event
-    status = _live(folder, None, first[-1].time_s + RESTART_S, kill.boot)
-    outcome = check(folder, read_log(folder / "log"), len(first), kill.boot)
-    if status != 0:
-        outcome.faults["does not go on"] += 1
-    return outcome
+def _log(folder: Path) -> Log:
+    return [line.split() for line in (folder / "log").read_text().splitlines()]
 
 
-def _live(folder: Path, kill: Kill | None, begun_s: float, boot: str) -> int:
+def _live(folder: Path, now: float, kill: int) -> int:
     """The exit status of a process that runs a life; 0 where it came to its end."""
     child = os.fork()
     if child == 0:
         try:
-            log = os.open(folder / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            Life(folder, log, begun_s, kill, boot).run()
+            Life(folder, now, kill).run()
             os._exit(0)
-        except Exception:  # noqa: BLE001
-            traceback.print_exc()
         finally:
+            traceback.print_exc()
             os._exit(1)
     return os.waitpid(child, 0)[1]
 
 
-def check(folder: Path, log: Sequence[Entry], killed_at: int, boot: str) -> Outcome:
-    """What was broken, by the files, and by the log of which `killed_at` entries came first."""
-    faults: Counter[str] = Counter()
-    for end in range(len(ENDS)):
-        faults.update(_check_files(folder, end))
-    sent = [entry for entry in log if entry.kind == Kind.SENT]
-    later = [entry for entry in log[killed_at:] if entry.kind == Kind.SENT]
-    sources = _sources()
-    repairs = [_symbol(e) for e in sent if e.symbol >= sources.get(e.name, 1 << 16)]
-    faults["repair symbol twice"] = _repeated(repairs)
-    faults["seal counter twice"] = _repeated([(entry.end, entry.counter) for entry in sent])
-    faults["held symbol again"] = _resent(log, sources)
-    worst_us = max(worst_hour_us(sent, end) for end in range(len(ENDS)))
-    faults["hour exceeded"] = worst_us > (BAND.budget_us or 0)
-    if boot != SAME_BOOT:
-        free_s = log[killed_at - 1].time_s + RESTART_S + HOUR_S
-        senders = {entry.end for entry in log[:killed_at] if entry.kind == Kind.SENT}
-        early = [entry for entry in later if entry.end in senders and entry.time_s < free_s]
-        faults["hour not spent"] = len(early)
-    return Outcome(+faults, worst_us)
-
-
-def _check_files(folder: Path, end: int) -> Counter[str]:
-    """Each object is there once, and nothing else."""
-    store = LinkStore(folder / f"{ENDS[end]}.sqlite")
-    store.open()
-    got = Counter((peer, payload) for _, peer, payload in store.inbox())
-    state = store.load()
-    store.close()
-    wanted = Counter((ENDS[item.end], item.payload) for item in SCRIPT if item.end != end)
-    return Counter(
-        {
-            "object missing": (wanted - got).total(),
-            "object twice or damaged": (got - wanted).total(),
-            "not forgotten": len(state.outgoing) + len(state.incoming),
-        }
-    )
-
-
-def _sources() -> dict[bytes, int]:
-    """How many source symbols each object has, by its name."""
-    found = {}
-    for end in range(len(ENDS)):
-        for number, item in enumerate(item for item in SCRIPT if item.end == end):
-            size = best_symbol_bytes(item.size, MTU - seal.OVERHEAD - SYMBOL_HEAD)
-            found[object_name(number, item.payload)] = -(-item.size // size)
-    return found
-
-
-def _symbol(entry: Entry) -> Symbol:
-    return entry.end, entry.name, entry.symbol
-
-
-def _repeated(items: Sequence[Hashable]) -> int:
-    return len(items) - len(set(items))
-
-
-def _resent(log: Sequence[Entry], sources: Mapping[bytes, int]) -> int:
-    """How often a symbol left while its receiver had it on disk; of a whole object, any source."""
-    held: set[Symbol] = set()
-    resent = 0
-    for entry in log:
-        sender = 1 - entry.end
-        match entry.kind:
-            case Kind.HELD:
-                held.add((sender, entry.name, entry.symbol))
-            case Kind.ARRIVED:
-                held |= {(sender, entry.name, symbol) for symbol in range(sources[entry.name])}
-            case Kind.SENT:
-                resent += _symbol(entry) in held
-    return resent
-
-
-def worst_hour_us(sent: Sequence[Entry], end: int) -> int:
-    """The most airtime of an end in any window of one hour."""
-    frames = [(e.time_s * 1e6, e.airtime_us) for e in sent if e.end == end]
-    starts, lengths = np.array(frames, np.float64).reshape(-1, 2).T.round().astype(np.int64)
-    if not len(starts):
-        return 0
-    edges = np.concatenate([starts, starts + lengths])
-    # The sum is linear between windows that begin or end where a frame does.
-    begins = np.concatenate([edges, edges - HOUR_US])
-    used = _used_us(starts, lengths, begins + HOUR_US) - _used_us(starts, lengths, begins)
-    return int(used.max())
-
-
-Times = NDArray[np.int64]
-
-
-def _used_us(starts: Times, lengths: Times, at: Times) -> Times:
-    """The airtime before each of many points in time, of frames that follow each other."""
-    last = np.searchsorted(starts, at) - 1
-    before = np.concatenate([[0], np.cumsum(lengths)])[np.maximum(last, 0)]
-    used = before + np.clip(at - starts[last], 0, lengths[last])
-    return np.where(last < 0, 0, used)
-
-
-def _result(
-    whole: Outcome, outcomes: Mapping[Kill, Outcome], notes: Sequence[str], *, quick: bool
-) -> Result:
-    faults = sum((outcome.faults for outcome in [whole, *outcomes.values()]), Counter[str]())
-    worst_us = max(outcome.worst_hour_us for outcome in [whole, *outcomes.values()])
-    figures = {
-        "points": Figure(len(outcomes), None if quick else ">=500"),
-        "violations": Figure(sum(faults.values()), "<=0"),
-        "resent_symbols": Figure(faults["held symbol again"], "<=0"),
-        "worst_hour_of_budget": Figure(worst_us / (BAND.budget_us or 1), "<=1"),
-    }
-    details = {
-        "points_at_events": sum(not k.is_committed and k.boot == SAME_BOOT for k in outcomes),
-        "points_after_commits": sum(k.is_committed for k in outcomes),
-        "points_before_unknown_boot": sum(k.boot != SAME_BOOT for k in outcomes),
-        "faults": dict(faults),
-        "points_with_faults": sum(bool(outcome.faults) for outcome in outcomes.values()),
-    }
-    return Result("link_kill", figures, notes=notes, details=details, quick=quick)
+def check(folder: Path, log: Log) -> Counter[str]:
+    """The broken promises, by the files and the log."""
+    counters = [(end, counter) for kind, end, _, counter in log if kind == "sent"]
+    faults = Counter({"frame counter twice": len(counters) - len(set(counters))})
+    faults["does not end"] += log[-1][:2] != ["ended", "0"]
+    for end, name in enumerate(ENDS):
+        file = StateFile(folder / name)
+        file.open()
+        store = LinkStore(file)
+        received = Counter((peer, payload) for _, peer, payload in store.inbox())
+        state = store.load()
+        file.close()
+        wanted = Counter(
+            (ENDS[sender], payload_of(sender, size))
+            for _, sender, size, _ in SCRIPT
+            if sender != end
+        )
+        faults["object missing"] += (wanted - received).total()
+        faults["object twice or damaged"] += (received - wanted).total()
+        faults["not forgotten"] += len(state.outgoing) + len(state.incoming)
+    return +faults

@@ -1,105 +1,247 @@
 """MQTT through a real mosquitto: messages a second with disk and receipts, and a broker that dies.
 
-The broker is one of its own with its default settings, so it keeps nothing on disk. The peer in the
-same run is plain paho-mqtt at QoS 1, whose last word is on_publish.
+The broker has its default settings, so it keeps nothing on disk.
 """
 
 import logging
+import multiprocessing
+import random
+import struct
 import tempfile
-from collections.abc import Sequence
-from itertools import count
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
-from bench import mqtt_kills, mqtt_outbox, mqtt_plain
-from bench.mosquitto import mosquitto_in
-from bench.mqtt_kills import Outcome, Plan
-from bench.mqtt_outbox import BODY, WINDOW, Sent
+import numpy as np
+
 from bench.result import Figure, Result, mean_figure
+from ternmesh.link.settings import LinkSettings
+from ternmesh_cli.broker.mosquitto import Mosquitto
+from ternmesh_store.database import Database, Schema
+from ternmesh_store.link_store import LinkStore
+from ternmesh_store.state_file import StateFile
+from transports.base import HOST, Busy, NotConnected, Transport
+from transports.mqtt.settings import MqttSettings
+from transports.mqtt.transport import MqttTransport
+from transports.reliable import ReliableTransport
 
 RUNS, RUNS_QUICK = 8, 2
 MESSAGES, MESSAGES_QUICK = 10_000, 3_000
+BODY = 222  # bytes of a message, its number included
+WINDOW = 512  # messages without a receipt; mosquitto drops what waits beyond 1,000 for a reader
+ARRIVALS_MAX = 256
 SEEDS, SEEDS_QUICK = 8, 1
-PLAN = Plan(objects=500, rate=25.0, up_s=(2.0, 4.0), down_s=(0.0, 0.5))
-PLAN_QUICK = Plan(objects=200, rate=25.0, up_s=(2.0, 4.0), down_s=(0.0, 0.5))
+OBJECTS, OBJECTS_QUICK = 500, 200  # of a seed, while the broker is killed
+SIZES, RATE = (1100, 1300), 25.0  # bytes of an object, objects a second
+HALF = 600  # an object is handed over as two frames
+UP_S, DOWN_S = (2.0, 4.0), (0.0, 0.5)  # how long the broker lives, and is away
+LINK = LinkSettings(mtu=184, idle_s=0.25, longest_s=2.0)
+NODE, FLEET = "node", "bench"
+PATIENCE_S, POLL_S = 300.0, 0.02
+SCHEMA = Schema(
+    application=0x544D4242,  # "TMBB"
+    version=1,
+    statements=("CREATE TABLE message (number INTEGER PRIMARY KEY, body BLOB NOT NULL)",),
+)
+NUMBER = struct.Struct("<I")
+Openable = TypeVar("Openable", Database, StateFile, MqttTransport, ReliableTransport)
+NOTES = (
+    f"{MESSAGES:,} messages of {BODY} bytes a run, each a PUBLISH of its own at QoS 1, between "
+    "two processes, through a mosquitto with its defaults on this machine; time ends when the "
+    f"sender has the receipt of every message on disk (SQLite, synchronous=FULL, at both ends)",
+    f"kills: SIGKILL after {UP_S[0]:g} to {UP_S[1]:g} s of life, until all is delivered; "
+    f"{OBJECTS} objects of 1.1 to 1.3 kB a seed, {RATE:g} a second, over the reliable link in "
+    "frames of 184 bytes",
+)
 
 
 def measure(*, quick: bool) -> Result:
-    """Both claims, and paho beside them."""
-    logging.getLogger("transports").setLevel(logging.ERROR)  # Kills are no news here.
+    """Both claims."""
+    logging.getLogger("transports").setLevel(logging.ERROR)  # it warns of each kill
     runs, messages = (RUNS_QUICK, MESSAGES_QUICK) if quick else (RUNS, MESSAGES)
-    plan, seeds = (PLAN_QUICK, SEEDS_QUICK) if quick else (PLAN, SEEDS)
-    with tempfile.TemporaryDirectory() as name:
-        folders = (Path(name, str(number)) for number in count())
-        sent, plain = _throughput(next(folders), runs, messages)
-        outcomes = []
-        for seed in range(seeds):
-            folder = next(folders)
+    objects, seeds = (OBJECTS_QUICK, SEEDS_QUICK) if quick else (OBJECTS, SEEDS)
+    sent, found = [], Counter[str]()
+    with tempfile.TemporaryDirectory() as name, Mosquitto(Path(name)) as broker:
+        for run in range(runs):
+            folder = Path(name, str(run))
             folder.mkdir()
-            outcomes.append(mqtt_kills.run(folder, plan, seed))
-    rates = [messages / run.seconds for run in sent]
-    packets = plan.objects * seeds
+            sent.append(send_messages(broker.url, folder, messages, run))
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as name:
+            found += survive_kills(Path(name), objects, seed)
     figures = {
-        "messages_per_s": mean_figure(rates, ">=1500"),
-        "messages_right": Figure(sum(run.is_right for run in sent) / runs, ">=1"),
-        "messages_per_commit_sender": mean_figure([messages / run.commits for run in sent]),
-        "messages_per_commit_receiver": mean_figure(
-            [messages / run.receiver_commits for run in sent]
-        ),
-        "kills_packets": Figure(packets, None if quick else ">=500"),
-        "kills_packets_lost": Figure(sum(outcome.lost for outcome in outcomes), "<=0"),
-        "kills_packets_twice": Figure(sum(outcome.twice for outcome in outcomes), "<=0"),
-        "kills_packets_not_forgotten": Figure(sum(o.not_forgotten for o in outcomes), "<=0"),
-        "kills": Figure(sum(outcome.kills for outcome in outcomes)),
+        "messages_per_s": mean_figure([messages / seconds for seconds, _ in sent], ">=1500"),
+        "messages_right": Figure(sum(is_right for _, is_right in sent) / runs, ">=1"),
+        "kills_packets": Figure(objects * seeds, None if quick else ">=500"),
+        "kills": Figure(found["kills"]),
     }
-    peers = {
-        "paho_messages_per_s": sum(messages / seconds for seconds, _ in plain) / runs,
-        "paho_messages_lost_share": 1 - sum(arrived for _, arrived in plain) / messages / runs,
-        "paho_kills_lost_share": sum(outcome.paho_lost for outcome in outcomes) / packets,
-        "paho_kills_twice_share": sum(outcome.paho_twice for outcome in outcomes) / packets,
-    }
-    details = _details(sent, outcomes)
-    return Result("mqtt", figures, peers, _notes(plan, messages), details, quick=quick)
+    for kind in ("lost", "twice", "not_forgotten"):
+        figures[f"kills_packets_{kind}"] = Figure(found[kind], "<=0")
+    return Result("mqtt", figures, notes=NOTES, quick=quick)
 
 
-def _throughput(
-    folder: Path, runs: int, messages: int
-) -> tuple[list[Sent], list[tuple[float, int]]]:
-    """Ours and paho by turns, through one broker."""
-    folder.mkdir()
-    sent, plain = [], []
-    with mosquitto_in(folder) as broker:
-        for number in range(runs):
-            files = folder / str(number)
-            files.mkdir()
-            sent.append(mqtt_outbox.run(broker.url, files, messages, number))
-            payloads = list(mqtt_outbox.messages(messages, number))
-            published = mqtt_plain.run(broker.port, payloads, f"plain-{number}")
-            plain.append((published.seconds, published.arrived))
-    return sent, plain
+def bodies(count: int, seed: int) -> Iterator[bytes]:
+    """`count` messages, each with its number in front."""
+    rng = random.Random(seed)
+    for number in range(count):
+        yield NUMBER.pack(number) + rng.randbytes(BODY - NUMBER.size)
 
 
-def _notes(plan: Plan, messages: int) -> tuple[str, ...]:
-    return (
-        f"{messages:,} messages of {BODY} bytes a run, each a PUBLISH of its own at QoS 1, between "
-        "two processes, through a mosquitto with its defaults on this machine; time ends when the "
-        f"sender has the receipt of every message on disk; at most {WINDOW} are without one",
-        "SQLite, synchronous=FULL, at both ends; what happens while a commit lasts shares the next "
-        "one, and the receipts of a commit share a message",
-        "paho: all messages handed over at once, no disk, time ends with the last on_publish (the "
-        "broker has it); lost: what its subscriber did not get",
-        f"kills: SIGKILL after {plan.up_s[0]:g} to {plan.up_s[1]:g} s of life, until all is "
-        f"delivered; {plan.objects} objects of 1.1 to 1.3 kB a seed, {plan.rate:g} a second, over "
-        "the reliable link in frames of 184 bytes, with its file at both ends; paho publishes the "
-        "same objects at the same pace, to a subscriber with a session, over the same broker",
+def send_messages(url: str, folder: Path, count: int, seed: int) -> tuple[float, bool]:
+    """Send messages to a process of its own, through the broker at `url`.
+
+    Returns the seconds until the sender has every receipt on disk, and whether the receiver has
+    each message once and the outbox is empty.
+    """
+    fresh, due, sent = bodies(count, seed), deque[bytes](), set[int]()  # `sent`: without a receipt
+    with (
+        _other_process(_receive, url, folder) as other,
+        _opened(Database(folder / "outbox.sqlite", SCHEMA)) as box,
+        _opened(_transport(url, NODE)) as end,
+    ):
+        begun = time.monotonic()
+        while True:
+            for body in islice(fresh, WINDOW - len(sent)):
+                number = NUMBER.unpack_from(body)[0]
+                box.write("INSERT INTO message VALUES (?, ?)", number, body)
+                due.append(body)
+                sent.add(number)
+            if box.changed:
+                box.commit()
+            if not sent:
+                break
+            with suppress(Busy, NotConnected):  # what is due stays due
+                while due:
+                    end.send(HOST, [due[0]])
+                    due.popleft()
+            for frame in _arrived(end, wait_s=0.002 if due else 0.1):
+                for (number,) in NUMBER.iter_unpack(frame):
+                    if number in sent:
+                        sent.remove(number)
+                        box.write("DELETE FROM message WHERE number = ?", number)
+            assert time.monotonic() - begun < PATIENCE_S, "receipts are missing"
+        seconds = time.monotonic() - begun
+        left = box.rows("SELECT * FROM message")
+        other.send("end")
+        other.recv()
+    with _opened(Database(folder / "inbox.sqlite", SCHEMA)) as box:
+        found = [body for (body,) in box.rows("SELECT body FROM message ORDER BY number")]
+    return seconds, not left and found == list(bodies(count, seed))
+
+
+def _receive(pipe: Connection, url: str, folder: Path) -> None:
+    """The receiving process: disk first, then receipts, until `end` comes over the pipe."""
+    due = b""
+    with (
+        _opened(Database(folder / "inbox.sqlite", SCHEMA)) as box,
+        _opened(_transport(url, HOST)) as end,
+    ):
+        pipe.send("ready")
+        while not pipe.poll():
+            for frame in _arrived(end, wait_s=0.002 if due else 0.1):
+                number = frame[: NUMBER.size]
+                row = NUMBER.unpack(number)[0]
+                box.write("INSERT OR IGNORE INTO message VALUES (?, ?)", row, frame)
+                due += number
+            if box.changed:
+                box.commit()
+            with suppress(Busy, NotConnected):  # what is due stays due
+                if due:
+                    end.send(NODE, [due])
+                    due = b""
+    pipe.send("ended")
+
+
+def _arrived(end: Transport, wait_s: float) -> list[bytes]:
+    """The frames that have arrived; it waits for the first."""
+    frames: list[bytes] = []
+    for _ in range(ARRIVALS_MAX):
+        arrival = end.receive(0.0 if frames else wait_s)
+        if arrival is None:
+            break
+        frames += arrival.frames
+    return frames
+
+
+@contextmanager
+def _other_process(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """A pipe to a process that runs `target(pipe, *arguments)`, once it has sent `ready`."""
+    ours, theirs = multiprocessing.Pipe()
+    address = multiprocessing.get_context("spawn")
+    process = address.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    try:
+        assert ours.poll(PATIENCE_S), f"{target.__name__} did not start"
+        ours.recv()
+        yield ours
+    finally:
+        process.kill()
+
+
+@contextmanager
+def _opened(thing: Openable) -> Iterator[Openable]:
+    """A database or transport that is open in the block, and connected where it can be."""
+    thing.open()
+    try:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not getattr(thing, "connected", True):
+            assert time.monotonic() < give_up_at, "no connection to the broker"
+            time.sleep(0.01)
+        yield thing
+    finally:
+        thing.close()
+
+
+def survive_kills(folder: Path, count: int, seed: int) -> Counter[str]:
+    """Send objects from the node to the host over a broker that is killed."""
+    rng = random.Random(seed)
+    objects = [rng.randbytes(rng.randint(*SIZES)) for _ in range(count)]
+    received: Counter[bytes] = Counter()
+    kills, is_up = 0, True
+    with (
+        Mosquitto(folder) as broker,
+        _opened(StateFile(folder / NODE)) as sent,
+        _opened(StateFile(folder / HOST)) as taken,
+        _opened(_reliable(sent, broker.url, NODE)) as node,
+        _opened(_reliable(taken, broker.url, HOST)) as host,
+    ):
+        begun, waiting = time.monotonic(), deque(objects)
+        change_at = begun + rng.uniform(*UP_S)
+        while waiting or received.total() < count or node.objects_sent < count:
+            now = time.monotonic()
+            if now > begun + PATIENCE_S:
+                break  # what is missing is lost
+            with suppress(Busy):  # the rest is sent later
+                while count - len(waiting) < (now - begun) * RATE and waiting:
+                    node.send(HOST, [waiting[0][:HALF], waiting[0][HALF:]])
+                    waiting.popleft()
+            node.receive(0.0)
+            while (arrival := host.receive(POLL_S)) is not None:
+                received[b"".join(arrival.frames)] += 1
+            if now >= change_at:
+                broker.kill9() if is_up else broker.start()
+                kills, is_up = kills + is_up, not is_up
+                change_at = now + rng.uniform(*(UP_S if is_up else DOWN_S))
+    with _opened(StateFile(folder / NODE)) as file:
+        not_forgotten = len(LinkStore(file).load().outgoing)
+    wanted = Counter(objects)
+    return Counter(
+        kills=kills,
+        lost=(wanted - received).total(),
+        twice=(received - wanted).total(),
+        not_forgotten=not_forgotten,  # objects that stay in the sender's file
     )
 
 
-def _details(sent: Sequence[Sent], outcomes: Sequence[Outcome]) -> dict[str, object]:
-    return {
-        "sent_again": [run.again for run in sent],
-        "kills": [outcome.kills for outcome in outcomes],
-        "kills_seconds": [round(outcome.seconds, 1) for outcome in outcomes],
-        "kills_messages_gone": [outcome.gone for outcome in outcomes],
-        "kills_reconnects": [outcome.reconnects for outcome in outcomes],
-        "paho_kills_lost": [outcome.paho_lost for outcome in outcomes],
-    }
+def _transport(url: str, role: str) -> MqttTransport:
+    return MqttTransport(MqttSettings(url, FLEET, role))
+
+
+def _reliable(state: StateFile, url: str, role: str) -> ReliableTransport:
+    rng = np.random.default_rng()
+    return ReliableTransport(_transport(url, role), LINK, LinkStore(state), time.monotonic, rng)

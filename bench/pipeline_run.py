@@ -7,14 +7,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.slow_links import DEVICE, Link, Namespaces
 from host.pipeline.report import PROGRESS
-from ternmesh_cli.mosquitto import free_port
-from ternmesh_cli.toml import write_toml
+from ternmesh_cli.broker.mosquitto import free_port
+from ternmesh_cli.process import write_toml
 
 POLL_S = 0.02
 NAMESPACES, WRAPPER = "namespaces with tc tbf", "pauses before sends, without a queue"
@@ -25,9 +25,8 @@ Tables = Mapping[str, Mapping[str, object]]
 class Run:
     """What was measured between a run's first report and its last one.
 
-    `socket_bytes` are what all ranks sent for a token, headers and acknowledgements included (None
-    where only payloads could be counted); `payload_bytes` those of all payloads, both ways;
-    `replica_bytes` those that a replica tells each other one.
+    `socket_bytes` of a token are those of all ranks, with headers and acknowledgements (None where
+    only payloads could be counted); `payload_bytes` those of all payloads, both ways.
     """
 
     tokens_per_s: float
@@ -36,7 +35,6 @@ class Run:
     bubble: list[float]
     loss: float
     validation_loss: float | None = None
-    replica_bytes: float = 0.0
 
 
 def run(tables: Tables, link: Link, links: str) -> Run:
@@ -127,14 +125,8 @@ def _summary(seen: list[tuple[dict[str, Any], int]], tables: Tables, counted: bo
         bubble=[sum(r["bubble"][s] for r in every) / len(every) for s in range(stages)],
         loss=last["loss"],
         validation_loss=judged[-1] if judged else None,
-        replica_bytes=last.get("replica_bytes_per_token", 0.0),
     )
 
 
 def _number(tables: Tables, table: str, key: str) -> int:
     return int(str(tables[table][key]))
-
-
-def as_row(made: Run) -> dict[str, Any]:
-    """A run for JSON."""
-    return asdict(made)

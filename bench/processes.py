@@ -1,4 +1,4 @@
-"""A fleet of real processes with keys for benchmarks: a host and boards on a broker."""
+"""A fleet of real processes on a broker: a host and three boards with keys."""
 
 import hashlib
 import json
@@ -10,70 +10,66 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from host.config import load_bundle
+from host.config import load_model_package
 from models.zoo import fsdd_path
 from ternmesh_cli.demo.fleet import BOARDS, HOST
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.toml import write_toml
+from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python
 from ternmesh_store.host_store import HostStore
+from ternmesh_store.state_file import StateFile
 
 FLEET, MODEL, CONFIG = "ternmesh", "keyword", "config.toml"
 PATIENCE_S = 180.0
-LOOK_S = 0.05
-# All boards are counted in every round, so that what a run learns does not hang on who was quick.
+POLL_S = 0.05
+# All boards are counted in every round, so that the result does not depend on their speed.
 RUN: Mapping[str, Any] = {"min_peers": len(BOARDS), "deadline_s": 3600.0, "announce_s": 1}
+# The shipped clips as they are: bytes of 0 to 255, all speakers in one file.
+CLIPS: Mapping[str, Any] = {"arrays": {"features": "x", "target": "y"}, "divide_by": 255.0}
 
 Table = Mapping[str, Any]
 Status = Mapping[str, Any]
 
 
 class ProcessFleet:
-    """Host and boards in folders of their own below `folder`; `link` is the `[link]` of a role.
+    """Host and boards with keys, each in a folder of its own below `folder`; not started yet.
 
-    `members` are enrolled beside the boards and not started; `tables` are further ones of boards,
-    `options` those of every command line.
+    `run` is the host's [run] table, `tables` are further tables of the boards' configuration,
+    `options` are those of every command line.
     """
 
     def __init__(
         self,
         folder: Path,
-        link: Callable[[str], Table],
+        url: str,
         run: Table,
         *,
-        members: Sequence[str] = (),
         tables: Mapping[str, Table] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self.folder, self._link, self._tables = folder, link, dict(tables or {})
-        everyone = (*BOARDS, *members)
-        enrol_fleet(FLEET, folder / HOST, {name: folder / name for name in everyone})
-        own = {"state_dir": ".", "bundle": MODEL}
-        tables = {"": own, "link": link(HOST), "run": {**RUN, **run}}
-        self.host = self._worker(HOST, HOST, tables, *options)
-        self.boards = {name: self.board(name, name, None, *options) for name in BOARDS}
+        self.folder = folder
+        self._options = options
+        enrol_fleet(FLEET, folder / HOST, {name: folder / name for name in BOARDS})
+        own = {"state_dir": ".", "model": MODEL}
+        link = {"url": url}
+        self.host = self._worker("host", HOST, {"": own, "link": link, "run": {**RUN, **run}})
+        self.boards = {}
+        for name in BOARDS:
+            data = {**CLIPS, "where": {"speaker": name}}
+            board = {
+                "": {"name": name, **own},
+                "link": link,
+                "data": {"path": str(fsdd_path("train")), **data},
+                "evaluate": {"path": str(fsdd_path("dev")), **data, "samples_max": 32},
+            }
+            self.boards[name] = self._worker("node", name, {**board, **(tables or {})})
 
-    def board(self, folder: str, name: str, link: Table | None = None, *options: str) -> Worker:
-        """A board called `name` in the folder called `folder`, which has its keys; not started."""
-        # The shipped clips as they are: bytes of 0 to 255, all speakers in one file.
-        speaker = name if name in BOARDS else BOARDS[0]
-        data = {"arrays": {"features": "x", "target": "y"}, "divide_by": 255.0}
-        data |= {"where": {"speaker": speaker}}
-        tables = {
-            "": {"name": name, "state_dir": ".", "bundle": MODEL},
-            "link": link or self._link(name),
-            "data": {"path": str(fsdd_path("train")), **data},
-            "evaluate": {"path": str(fsdd_path("dev")), **data, "samples_max": 32},
-            **self._tables,
-        }
-        return self._worker("node", folder, tables, *options)
-
-    def _worker(self, command: str, folder: str, tables: Table, *options: str) -> Worker:
-        path = self.folder / folder
+    def _worker(self, command: str, name: str, tables: Mapping[str, Table]) -> Worker:
+        path = self.folder / name
         path.mkdir(parents=True, exist_ok=True)
         (path / CONFIG).write_text(write_toml(tables))
-        arguments = python("ternmesh_cli.main", command, "--config", str(path / CONFIG), *options)
-        return Worker(folder, path, arguments)
+        config = ("--config", str(path / CONFIG))
+        return Worker(name, path, python("ternmesh_cli.main", command, *config, *self._options))
 
     @property
     def everyone(self) -> dict[str, Worker]:
@@ -81,30 +77,30 @@ class ProcessFleet:
         return {HOST: self.host, **self.boards}
 
     def wait_version(self, version: int, workers: Sequence[Worker] = ()) -> None:
-        """Until the host (or all of `workers`) has this reference."""
+        """Wait until the host (or all of `workers`) has this global adapter."""
         for worker in workers or (self.host,):
-            wait(worker, lambda now: now["version"] >= version, f"reference {version}")
+            wait(worker, lambda now: now["version"] >= version, f"version {version}")
 
     def hold_open(self, name: str, version: int = 1) -> Status:
-        """Stop a board at that reference; what the host says once it has all other packets."""
+        """Stop a board at that version; returns the host's status once all others have sent."""
         self.wait_version(version)
         send_signal(self.boards[name], signal.SIGSTOP)
         others = set(self.boards) - {name}
-        found = wait(self.host, lambda now: others <= delivered(now), "all other packets")
+        found = wait(self.host, lambda now: others <= delivered(now), "all other updates")
         if found["phase"] != "open" or name in delivered(found):
-            raise RuntimeError("the round would not stay open: stop the board earlier")
+            raise RuntimeError("the round is closed already: stop the board earlier")
         return found
 
     def adapter_hash(self) -> str:
-        """SHA-256 of what the ended host's file holds: all that the fleet has learned."""
-        store = HostStore(self.folder / HOST / "host.sqlite")
-        store.open()
+        """SHA-256 of the global adapter in the file of the host, which must have ended."""
+        state = StateFile(self.folder / HOST)
+        state.open()
         try:
-            stored = store.load(load_bundle(MODEL).model_hash())
+            stored = HostStore(state).load(load_model_package(MODEL).model_hash())
         finally:
-            store.close()
+            state.close()
         assert stored is not None
-        return hashlib.sha256(stored.state.fixed.tobytes()).hexdigest()
+        return hashlib.sha256(stored.state.model_q24.tobytes()).hexdigest()
 
 
 @contextmanager
@@ -125,7 +121,7 @@ def end(worker: Worker) -> None:
 
 
 def send_signal(worker: Worker, number: int) -> None:
-    """Send a signal to a process that runs; RuntimeError with the end of its log otherwise."""
+    """Send a signal to a running process; RuntimeError with the end of its log otherwise."""
     if worker.process is None or worker.process.poll() is not None:
         raise RuntimeError(f"{worker.name} has ended: {worker.last_line()} ({worker.log})")
     worker.process.send_signal(number)
@@ -138,13 +134,11 @@ def kill9(worker: Worker) -> None:
     worker.process.wait(PATIENCE_S)
 
 
-def wait(
-    worker: Worker, condition: Callable[[Status], object], what: str, *, timeout_s: float = 0.0
-) -> Status:
-    """The first status of a process that is so; RuntimeError where it ends or takes too long."""
+def wait(worker: Worker, condition: Callable[[Status], object], what: str) -> Status:
+    """The first status of a process that meets the condition; RuntimeError where none comes."""
     found: list[Status] = []
 
-    def is_so() -> bool:
+    def is_met() -> bool:
         now = worker.status()
         if now is None and worker.process is not None and worker.process.poll() is not None:
             raise RuntimeError(f"{worker.name} has ended: {worker.last_line()}")
@@ -152,29 +146,33 @@ def wait(
             found.append(now)
         return bool(found)
 
-    until(is_so, f"{worker.name}: {what}", timeout_s or PATIENCE_S)
+    until(is_met, f"{worker.name}: {what}")
     return found[0]
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+def status_of(worker: Worker) -> Status:
+    """The status of a process, once it answers."""
+    return wait(worker, lambda _: True, "a status")
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition; RuntimeError where it takes too long."""
-    give_up_at = time.monotonic() + timeout_s
+    give_up_at = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > give_up_at:
-            raise RuntimeError(f"not so within {timeout_s:.0f} s: {what}")
-        time.sleep(LOOK_S)
+            raise RuntimeError(f"not within {PATIENCE_S:.0f} s: {what}")
+        time.sleep(POLL_S)
 
 
 def delivered(status: Status) -> set[str]:
-    """Whose packets the host has."""
+    """The boards whose update the host has as a whole."""
     return {node["name"] for node in status["nodes"] if node["delivered"] == "whole"}
 
 
 def shown_status(worker: Worker) -> Status:
     """What `ternmesh status --json` prints."""
-    command = python(
-        "ternmesh_cli.main", "status", "--json", "--config", str(worker.folder / CONFIG)
-    )
+    config = ("--config", str(worker.folder / CONFIG))
+    command = python("ternmesh_cli.main", "status", "--json", *config)
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
     content: Status = json.loads(answer.stdout)
     return content

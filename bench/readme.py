@@ -1,55 +1,89 @@
 """Tables of figures from the newest kept results: `python -m bench readme`.
 
-The README has those that had an aim, docs/results/README.md all of them.
+README.md has the headlines, docs/results/README.md all figures.
 """
 
 import json
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from bench.result import RESULTS
 
 README, ALL = RESULTS.parents[1] / "README.md", RESULTS / "README.md"
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
+HEADLINES = (
+    ("demo", "accuracy_after", "three unseen speakers after 20 rounds: share of clips right"),
+    ("demo", "bytes_per_round", "the same: bytes up, of a board and round, with keys"),
+    ("demo", "downlink_bytes_per_round", "the same: bytes down"),
+    ("m3", "points_lost_1600b", "SNLI, 22 M encoder: points lost to float32 at 1,562 B up a round"),
+    ("m3", "points_lost_10kb", "the same at 9,870 B up a round"),
+    ("link", "efficiency_300kb_loss20_keys", "radio, 20 % loss: useful bytes of those on the air"),
+    ("seal", "frame_overhead_bytes", "bytes that security adds to a frame"),
+    ("bundle", "uplink_ratio", "gateway of three boards: bytes up over those without merging"),
+    ("pipeline", "speedup_80mbit_subspace", "pipeline, 80 Mbit/s links: times uncompressed speed"),
+    ("pipeline", "speedup_linkbound", "the same over links that slow the uncompressed run 16.4x"),
+    ("split", "activation_ratio", "split training: float32 bytes over bytes of a sample"),
+    ("train_step", "time_ratio_encoder", "train step of the encoder: time over that of torch"),
+    ("train_step", "memory_ratio_encoder", "the same: peak memory over that of torch"),
+    ("link_kill", "violations", "broken promises after kill -9 at every event of a transfer"),
+)
 
 
 def main(*, check: bool) -> None:
     """Rewrite the figures in both files, or with `check` exit 1 if one is not up to date."""
-    for path in (README, ALL):
+    for path, table in ((README, headlines()), (ALL, everything())):
         text = path.read_text()
         head, rest = text.split(BEGIN)
         _, tail = rest.split(END)
-        wanted = f"{head}{BEGIN}\n{figures(with_aim=path == README)}{END}{tail}"
+        wanted = f"{head}{BEGIN}\n{table}{END}{tail}"
         if not check:
             path.write_text(wanted)
         elif wanted != text:
-            sys.exit(f"{path} has other figures than the results: run `python -m bench readme`")
+            sys.exit(f"{path} differs from docs/results: run `python -m bench readme`")
     if check:
         print("the READMEs' figures match docs/results")
 
 
-def figures(*, with_aim: bool) -> str:
-    """One table over the newest result of each benchmark; `with_aim`, of what had an aim."""
-    lines = ["| benchmark | figure | measured | 95 % interval | aim | date, commit |"]
-    lines.append("|---|---|---|---|---|---|")
-    for result in newest():
-        for name, figure in result["figures"].items():
-            if with_aim and not figure["limit"]:
-                continue
-            low, high = figure["ci95"] or (None, None)
-            interval = "" if low is None else f"{low:.4g} to {high:.4g}"
-            aim = figure["limit"] or ""
-            aim += " (missed)" if figure["holds"] is False else ""
-            when = f"{result['date']}, {result['commit']}"
-            row = [result["bench"], name, f"{figure['value']:.4g}", interval, aim, when]
-            lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines) + "\n"
+def headlines() -> str:
+    """The table of README.md; KeyError where a kept result lacks a figure."""
+    results = newest()
+    rows = [
+        (label, *_measured(results[bench], figure), f"`{bench}`, {_where(results[bench])}")
+        for bench, figure, label in HEADLINES
+    ]
+    return _table(("what", "measured", "95 % interval", "aim", "benchmark, processor, date"), rows)
 
 
-def newest() -> list[dict[str, Any]]:
+def everything() -> str:
+    """The table of docs/results/README.md."""
+    rows = [
+        (bench, name, *_measured(result, name), f"{_where(result)}, {result['commit']}")
+        for bench, result in sorted(newest().items())
+        for name in result["figures"]
+    ]
+    head = ("benchmark", "figure", "measured", "95 % interval", "aim", "processor, date, commit")
+    return _table(head, rows)
+
+
+def newest() -> dict[str, dict[str, Any]]:
     """The newest kept result of each benchmark, by name."""
-    latest: dict[str, Path] = {}
-    for path in sorted(RESULTS.glob("*.json")):
-        latest[path.stem[len("2026-01-01-") :]] = path
-    return [json.loads(path.read_text()) for _, path in sorted(latest.items())]
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return {result["bench"]: result for result in results}
+
+
+def _measured(result: dict[str, Any], name: str) -> tuple[str, str, str]:
+    figure = result["figures"][name]
+    low, high = figure["ci95"] or (None, None)
+    missed = " (missed)" if figure["holds"] is False else ""
+    interval = "" if low is None else f"{low:.4g} to {high:.4g}"
+    return f"{figure['value']:.4g}", interval, (figure["limit"] or "") + missed
+
+
+def _where(result: dict[str, Any]) -> str:
+    return f"{result['machine']['cpu']}, {result['date']}"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,4 +1,4 @@
-"""What trust costs: bytes around a frame and a packet, frames a second, signatures a second.
+"""What keys cost: bytes around a frame and an update, frames a second, signatures a second.
 
 COSE is encoded in the same run (cbor2, and the same cryptography); OSCORE, LoRaWAN and Meshtastic
 are the published layouts of their headers, counted.
@@ -8,36 +8,25 @@ import hashlib
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import cbor2
-import numpy as np
 
 from bench.result import Figure, Result, mean_figure
-from ternmesh.errors import TrustError, WireError
-from ternmesh.trust.identity import Identity, Role, make_identity
-from ternmesh.trust.keyed import SYNC_OVERHEAD, KeyedSealing
-from ternmesh.trust.primitives import Ccm, QuantumKey
-from ternmesh.trust.roster import Roster, found_fleet
-from ternmesh.trust.session import ANSWER, SealingState
-from ternmesh.trust.signing import Place, sign_packet, sign_quantum, verify_packet
-from ternmesh.wire import manifest, seal
+from ternmesh.errors import WireError
+from ternmesh.security.identity import Identity, Role, make_identity
+from ternmesh.security.keyed_sealing import SYNC_OVERHEAD, KeyedSealing
+from ternmesh.security.membership import MemberList, found_fleet
+from ternmesh.security.primitives import Ccm
+from ternmesh.security.session import ANSWER, SealingState
+from ternmesh.security.signatures import SigningContext, sign_update, verify_update
+from ternmesh.wire.frame import FRAME_OVERHEAD, UNASSIGNED
+from ternmesh.wire.update import Manifest, write_manifest
 
 FRAME = 222
-UP, BODY = 3, FRAME - seal.OVERHEAD
+UP, BODY = 3, FRAME - FRAME_OVERHEAD
 FRAMES, FRAMES_QUICK = 100_000, 10_000
 CHECKS, KEYS = 10_000, 64
 RUNS, RUNS_QUICK = 5, 2
-PACKET = 1_600  # bytes of shares: a round of the kilobyte class
-# The longest frame of each bearer (SPEC.md section 7.3; a BLE value of 512 holds more than one).
-BEARERS = {
-    "reyax": 237,
-    "ebyte": 231,
-    "meshtastic": 229,
-    "rnode": 252,
-    "meshcore": 253,
-    "mqtt": 4096,
-}
 # Counted from the standards: LoRaWAN 1.0.x data frame (MHDR 1, DevAddr 4, FCtrl 1, FCnt 2, FPort 1,
 # MIC 4); OSCORE's own examples (RFC 8613, C.4 and C.7); Meshtastic's header of 16 and, for a direct
 # message with keys, tag 8 and nonce 4; the same with an XEdDSA signature and its framing.
@@ -57,7 +46,6 @@ def measure(*, quick: bool) -> Result:
     frame_bytes, packet_bytes = frame_overhead(), packet_overhead()
     print("frames", flush=True)
     rates = [frames_per_s(frames) for _ in runs]
-    cose = [cose_per_s(frames) for _ in runs]
     print("signatures", flush=True)
     checks = CHECKS // 10 if quick else CHECKS
     verified = [verify_s(checks, run) * CHECKS / checks for run in runs]
@@ -70,19 +58,18 @@ def measure(*, quick: bool) -> Result:
     peers = {
         "cose_encrypt0_frame_bytes": float(len(_cose_seal(Ccm(bytes(16)), bytes(BODY), 1)) - BODY),
         "cose_sign1_bytes": float(len(cose_sign1(someone("cose", Role.NODE), bytes(100))) - 100),
-        "cose_encrypt0_frames_per_s": float(np.mean(cose)),
         **PUBLISHED,
     }
     notes = [
-        f"a frame of {FRAME} bytes, the same {seal.OVERHEAD} on every bearer; a hello, welcome or "
+        f"a frame of {FRAME} bytes, the same {FRAME_OVERHEAD} on every bearer; a hello, welcome or "
         f"sync has {SYNC_OVERHEAD}",
         "a packet: the Ed25519 signature, and the seal of the frame that it travels in",
         "frames: seal and open with replay window, counter and checks of role and membership",
-        "COSE_Encrypt0: AES-CCM-16-64-128, kid of 2 bytes, Partial IV of 3, no CBOR tag, and no "
-        "replay window in its time; COSE_Sign1: Ed25519, kid of 2 bytes",
+        "COSE_Encrypt0: AES-CCM-16-64-128, kid of 2 bytes, Partial IV of 3, no CBOR tag; "
+        "COSE_Sign1: Ed25519, kid of 2 bytes",
         "LoRaWAN, OSCORE and Meshtastic: counted from their published layouts, not run",
     ]
-    return Result("seal", figures, peers, notes, {"bearers": bearers(), **quantum()}, quick)
+    return Result("seal", figures, peers, notes, quick=quick)
 
 
 def someone(name: str, role: Role) -> Identity:
@@ -93,13 +80,13 @@ def someone(name: str, role: Role) -> Identity:
 def met() -> tuple[KeyedSealing, KeyedSealing]:
     """A host and a node that know each other; they have used the counters below 2."""
     host, node = someone("greenhouse", Role.HOST), someone("theo", Role.NODE)
-    roster = Roster(found_fleet("tomatoes", host.public))
-    roster.enrol(node.public)
-    at_host = KeyedSealing(host, roster, 1, b"Instance", 0, SealingState(), hub=None)
-    at_node = KeyedSealing(node, roster, 1, b"instance", 0, SealingState(), hub="host")
+    member_list = MemberList(found_fleet("tomatoes", host.public))
+    member_list.enrol(node.public)
+    at_host = KeyedSealing(host, member_list, 1, b"Instance", 0, SealingState(), hub=None)
+    at_node = KeyedSealing(node, member_list, 1, b"instance", 0, SealingState(), hub="host")
     with suppress(WireError):  # it does not echo yet
-        at_node.open("host", at_host.seal("theo", seal.ENROL, 0, ANSWER))
-    at_host.open("theo", at_node.seal("host", seal.ENROL, 1, ANSWER))
+        at_node.open("host", at_host.seal("theo", UNASSIGNED, 0, ANSWER))
+    at_host.open("theo", at_node.seal("host", UNASSIGNED, 1, ANSWER))
     return at_host, at_node
 
 
@@ -111,9 +98,9 @@ def frame_overhead() -> float:
 
 def packet_overhead() -> float:
     """Bytes that a packet has for its signature: that, and the seal of its frame."""
-    node, place = someone("theo", Role.NODE), Place(bytes(16), bytes(8), bytes(32))
-    head = manifest.Manifest(0, bytes(8), 1, bytes(4), 8)
-    signed = manifest.write_manifest(sign_packet(node, place, 0, head, bytes(32)))
+    node, place = someone("theo", Role.NODE), SigningContext(bytes(16), bytes(8), bytes(32))
+    head = Manifest(0, bytes(8), 1, bytes(4), 8)
+    signed = write_manifest(sign_update(node, place, 0, head, bytes(32)))
     _, at_node = met()
     unsigned = len(signed) - len(head.signature)
     return float(len(at_node.seal("host", UP, 2, signed)) - unsigned)
@@ -131,19 +118,19 @@ def frames_per_s(frames: int) -> float:
 
 
 def verify_s(checks: int, run: int) -> float:
-    """Seconds to check the signatures of that many packets of 64 nodes."""
+    """Seconds to check the signatures of that many updates of 64 nodes."""
     nodes = [someone(f"node-{number}", Role.NODE) for number in range(KEYS)]
-    place = Place(bytes(16), run.to_bytes(8, "little"), bytes(32))
-    head = manifest.Manifest(0, bytes(8), 1, bytes(4), 8)
+    place = SigningContext(bytes(16), run.to_bytes(8, "little"), bytes(32))
+    head = Manifest(0, bytes(8), 1, bytes(4), 8)
     packets = []
     for number in range(checks):
         packet = hashlib.sha256(number.to_bytes(4, "little")).digest()
         item = replace(head, samples=1 + number, digest=packet[:4])
         node = nodes[number % KEYS]
-        packets.append((node.public, sign_packet(node, place, number, item, packet), packet))
+        packets.append((node.public, sign_update(node, place, number, item, packet), packet))
     begun = time.process_time()
     for number, (public, item, packet) in enumerate(packets):
-        verify_packet(public, place, number, item, packet)
+        verify_update(public, place, number, item, packet)
     return time.process_time() - begun
 
 
@@ -154,45 +141,8 @@ def cose_sign1(own: Identity, body: bytes) -> bytes:
     return cbor2.dumps([protected, {4: b"id"}, body, own.sign(message)])
 
 
-def cose_per_s(frames: int) -> float:
-    """Frames that one thread seals and opens as COSE_Encrypt0 in a second."""
-    cipher, body = Ccm(bytes(16)), bytes(BODY)
-    begun = time.process_time()
-    for counter in range(frames):
-        assert _cose_open(cipher, _cose_seal(cipher, body, counter)) == body
-    return frames / (time.process_time() - begun)
-
-
 def _cose_seal(cipher: Ccm, body: bytes, counter: int) -> bytes:
     protected, partial = cbor2.dumps({1: 10}), counter.to_bytes(3, "big")
     head = cbor2.dumps(["Encrypt0", protected, b""])
     sealed = cipher.seal(bytes(10) + partial, head, body)
     return cbor2.dumps([protected, {4: b"id", 6: partial}, sealed])
-
-
-def _cose_open(cipher: Ccm, data: bytes) -> bytes:
-    protected, other, sealed = cbor2.loads(data)
-    head = cbor2.dumps(["Encrypt0", protected, b""])
-    return cipher.open(bytes(10) + other[6], head, sealed)
-
-
-def bearers() -> dict[str, Any]:
-    """What a packet of 1,600 bytes of shares costs on each bearer, in bytes."""
-    shown = {}
-    for name, mtu in BEARERS.items():
-        frames = -(-PACKET // (mtu - seal.OVERHEAD)) + 1  # and the manifest
-        whole = seal.OVERHEAD * frames + manifest.SIGNATURE_SIZE
-        share = round(100 * whole / (PACKET + whole), 1)
-        shown[name] = {"frame_max": mtu, "frames": frames, "bytes": whole, "percent": share}
-    return shown
-
-
-def quantum() -> dict[str, Any]:
-    """What an ML-DSA-44 signature beside a reference costs: off on radios by default."""
-    try:
-        key = QuantumKey(bytes(range(32)))
-    except TrustError as error:
-        return {"ml_dsa_44": str(error)}
-    data = sign_quantum(key, 0, Place(bytes(16), bytes(8), bytes(32)), b"content")
-    frames = -(-len(data) // (FRAME - seal.OVERHEAD - 11))
-    return {"ml_dsa_44_bytes": len(data), f"ml_dsa_44_frames_of_{FRAME}": frames}

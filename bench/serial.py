@@ -15,12 +15,11 @@ from pathlib import Path
 
 from bench.result import Figure, Result
 from ternmesh.link.airtime import LoraSetting
-from ternmesh.wire.seal import Header, seal
-from ternmesh_store.radio_stores import RadioStores
-from transports.base import ALL, HOST
-from transports.bearer import make_transport
+from ternmesh.wire.frame import Header, seal_open
+from ternmesh_store.state_file import StateFile
+from transports.base import ALL, HOST, StatusTransport
+from transports.factory import make_transport
 from transports.link_config import LinkConfig
-from transports.linked import StatusTransport
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 HOURS = {"reyax": 8.0, "ebyte": 2.0, "meshtastic": 2.0, "rnode": 2.0, "meshcore": 2.0}
@@ -70,7 +69,7 @@ class Run:
     def go(self) -> None:
         """Traffic and faults for `hours`, then quiet until all has settled."""
         next_packet = next_fault = 0.0
-        end_s, told = self.hours * 3600, time.monotonic()
+        end_s = self.hours * 3600
         while self.now_s < end_s:
             now = self.now_s
             if now >= next_packet:
@@ -80,14 +79,10 @@ class Run:
                 self._fault(now)
                 next_fault = now + self.rng.expovariate(1 / FAULT_EVERY_S)
             self._turn(now)
-            if time.monotonic() > told + 20:
-                told = time.monotonic()
-                left_s = (end_s - now) / SPEED
-                print(f"{self.dialect}: {now / 3600:.1f} h, {left_s:.0f} s left", flush=True)
         for _, repair in self.repairs:
             repair()
         self.repairs.clear()
-        while self._missing() and self.now_s < end_s + SETTLE_S:
+        while self.missing and self.now_s < end_s + SETTLE_S:
             self._turn(self.now_s)
 
     def _turn(self, now: float) -> None:
@@ -106,7 +101,7 @@ class Run:
         self.number += 1
         head = b"\x02" + self.number.to_bytes(4, "little")
         frames = [
-            seal(Header(1, index), head + self.rng.randbytes(SHARE_BYTES))
+            seal_open(Header(1, index), head + self.rng.randbytes(SHARE_BYTES))
             for index in range(SHARES)
         ]
         self.ends[sender].send(peer, frames)
@@ -132,35 +127,27 @@ class Run:
             case "error":
                 self.air.fail_next(modem, 12)
 
-    def _missing(self) -> int:
-        return sum((self.sent - self.got).values())
+    @property
+    def missing(self) -> int:
+        """Objects that were sent and have not arrived."""
+        return (self.sent - self.got).total()
 
 
 def measure(*, quick: bool) -> Result:
     """All dialects, one after the other; `quick` takes two and twenty minutes of each."""
     figures: dict[str, Figure] = {}
     details = {}
-    lost = doubled = packets = 0
+    sent, got = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
     for dialect, hours in (HOURS_QUICK if quick else HOURS).items():
         run = play(dialect, hours)
-        missing = sum((run.sent - run.got).values())
-        lost += missing
-        doubled += sum((run.got - run.sent).values())
-        packets += sum(run.sent.values())
-        details[dialect] = {
-            "hours": hours,
-            "deliveries": sum(run.sent.values()),
-            "lost": missing,
-            "faults": dict(run.faults),
-            "wall_s": round(time.monotonic() - run.begun_s),
-        }
-        print(f"{dialect}: {details[dialect]}", flush=True)
+        sent += Counter({(dialect, *item): count for item, count in run.sent.items()})
+        got += Counter({(dialect, *item): count for item, count in run.got.items()})
+        details[dialect] = {"deliveries": run.sent.total(), "faults": dict(run.faults)}
+        print(f"{dialect}: {details[dialect]}, {run.missing} lost", flush=True)
         figures[f"hours_{dialect}"] = Figure(hours)
-    figures |= {
-        "deliveries": Figure(packets),
-        "lost": Figure(lost, "<=0"),
-        "doubled": Figure(doubled, "<=0"),
-    }
+    figures["deliveries"] = Figure(sent.total())
+    figures["lost"] = Figure((sent - got).total(), "<=0")
+    figures["doubled"] = Figure((got - sent).total(), "<=0")
     return Result("serial", figures, {}, NOTES, details, quick)
 
 
@@ -171,10 +158,11 @@ def play(dialect: str, hours: float, seed: int = 0) -> Run:
     air = EmulatedRadios(modems, speed=SPEED, loss=LOSS, seed=seed)
     memory = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as scratch, air:
-        ends = {
-            role: make_transport(_link(dialect, path), role, RadioStores(Path(scratch) / role))
-            for role, path in zip(roles, air.paths, strict=True)
-        }
+        ends = {}
+        for role, path in zip(roles, air.paths, strict=True):
+            state = StateFile(Path(scratch) / role)
+            state.open()
+            ends[role] = make_transport(_link(dialect, path), role, state)
         for end in ends.values():
             end.open()
         run = Run(dialect, hours, random.Random(f"{dialect} {seed}"), air, ends)

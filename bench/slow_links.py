@@ -1,36 +1,46 @@
 """Slow links that are real: network namespaces on a bridge, each behind a kernel token bucket.
 
-Where a link has delay or loss, bench/relay.py takes the bridge's place. It needs root and the
-programs ip and tc; `why_not` says what is missing.
+Where a link has delay or loss, a switch in user space takes the bridge's place (the kernel may have
+no netem): `python -m bench.slow_links DELAY_MS LOSS INTERFACE...`. TCP itself stands between the
+ends: what a lost packet stalls, it stalls. It needs root and the programs ip and tc; `why_not` says
+what is missing.
 """
 
 import json
 import os
+import random
+import select
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 DEVICE = "tm0"  # what a namespace calls its end
 BURST_S, BURST_MIN, QUEUE = 0.01, 16_384, "2s"
+ETH_P_ALL = 3
+SOL_PACKET, VNET_HEADER, IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
+VNET_SIZE = 10  # the checksum and segments that the sender has left to do
+FRAME_MAX = 1 << 17
+PACKETS_MAX = 100_000  # on their way; further ones are lost
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What stands between a host and the others: its rate (None: no limit), delay and loss.
+    """What stands between a host and the others."""
 
-    `rtt_ms` is added to a round trip; `loss` is the share of packets that is lost on each way.
-    """
-
-    mbit: float | None = None
-    rtt_ms: float = 0.0
-    loss: float = 0.0
+    mbit: float | None = None  # its rate; None: no limit
+    rtt_ms: float = 0.0  # added to a round trip
+    loss: float = 0.0  # the share of packets that is lost on each way
 
     @property
     def is_relayed(self) -> bool:
-        """Whether it takes the relay."""
+        """Whether it takes the switch."""
         return self.rtt_ms > 0 or self.loss > 0
 
     def __str__(self) -> str:
@@ -39,7 +49,7 @@ class Link:
 
 
 def why_not() -> str | None:
-    """The sentence that says why there can be no namespaces here, or None."""
+    """The reason why there can be no namespaces here, or None."""
     if os.geteuid() != 0:
         return "not root"
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
@@ -55,41 +65,46 @@ def why_not() -> str | None:
 class Namespaces:
     """`count` hosts that see each other, each behind such a link.
 
-    `relayed` says after the end how many packets the relay has passed and lost.
+    `relayed` tells after the end how many packets the switch has passed and lost.
     """
 
     def __init__(self, count: int, link: Link) -> None:
-        self._count, self._link = count, link
-        self._prefix = f"tm{os.getpid() % 100_000}"
-        self._relay: subprocess.Popen[str] | None = None
         self.relayed: dict[str, int] = {}
+        self._link = link
+        self._prefix = f"tm{os.getpid() % 100_000}"
+        self._names = [f"{self._prefix}-{host}" for host in range(count)]
+        self._outer = [f"{self._prefix}v{host}" for host in range(count)]
+        self._bridge = f"{self._prefix}br"
+        self._switch: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Namespaces":
         try:
             if not self._link.is_relayed:
-                _ip("link", "add", self._bridge, "type", "bridge")
-                _ip("link", "set", self._bridge, "up")
-            for host in range(self._count):
+                _run("ip", "link", "add", self._bridge, "type", "bridge")
+                _run("ip", "link", "set", self._bridge, "up")
+            for host in range(len(self._names)):
                 self._add(host)
             if self._link.is_relayed:
-                self._start_relay()
+                self._start_switch()
         except subprocess.CalledProcessError:
-            self._remove()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        self._remove()
-
-    @property
-    def _bridge(self) -> str:
-        return f"{self._prefix}br"
+    def __exit__(self, *_: object) -> None:
+        if self._switch is not None:
+            self._switch.terminate()
+            output = self._switch.communicate()[0].strip()
+            self.relayed = json.loads(output) if output else {}
+        for name, outer in zip(self._names, self._outer, strict=True):
+            _run("ip", "link", "del", outer, check=False)
+            _run("ip", "netns", "del", name, check=False)
+        if not self._link.is_relayed:
+            _run("ip", "link", "del", self._bridge, check=False)
 
     def inside(self, host: int) -> list[str]:
         """What a command begins with to run on a host."""
-        return ["ip", "netns", "exec", self._name(host)]
+        return ["ip", "netns", "exec", self._names[host]]
 
     def address(self, host: int) -> str:
         """A host's address."""
@@ -100,61 +115,99 @@ class Namespaces:
         paths = [Path(f"/sys/class/net/{name}/statistics/rx_bytes") for name in self._outer]
         return [int(path.read_text()) for path in paths]
 
-    @property
-    def _outer(self) -> list[str]:
-        return [f"{self._prefix}v{host}" for host in range(self._count)]
-
-    def _name(self, host: int) -> str:
-        return f"{self._prefix}-{host}"
-
     def _add(self, host: int) -> None:
-        name, outer = self._name(host), self._outer[host]
-        _ip("netns", "add", name)
-        _ip("link", "add", outer, "type", "veth", "peer", "name", DEVICE, "netns", name)
+        name, outer = self._names[host], self._outer[host]
+        _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", outer, "type", "veth", "peer", "name", DEVICE, "netns", name)
         if self._link.is_relayed:
-            # Else the relay would delay and lose bundles of packets that the kernel has made.
-            _ip("-n", name, "link", "set", DEVICE, "gso_max_segs", "1")
-            _ip("link", "set", outer, "up")
+            # Else the switch would delay and lose groups of packets that the kernel has made.
+            _run("ip", "-n", name, "link", "set", DEVICE, "gso_max_segs", "1")
+            _run("ip", "link", "set", outer, "up")
         else:
-            _ip("link", "set", outer, "master", self._bridge, "up")
-        _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", DEVICE)
-        _ip("-n", name, "link", "set", DEVICE, "up")
-        _ip("-n", name, "link", "set", "lo", "up")
+            _run("ip", "link", "set", outer, "master", self._bridge, "up")
+        _run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", DEVICE)
+        _run("ip", "-n", name, "link", "set", DEVICE, "up")
+        _run("ip", "-n", name, "link", "set", "lo", "up")
         if self._link.mbit is not None:
             rate = self._link.mbit * 1e6
             burst = max(BURST_MIN, int(rate / 8 * BURST_S))
             bucket = ["tbf", "rate", f"{rate:.0f}", "burst", str(burst), "latency", QUEUE]
             _run("tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", *bucket)
 
-    def _start_relay(self) -> None:
-        delay_ms, loss = str(self._link.rtt_ms / 2), str(self._link.loss)
-        self._relay = subprocess.Popen(
-            [sys.executable, "-m", "bench.relay", delay_ms, loss, "0", *self._outer],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[1],
-        )
-        assert self._relay.stdout is not None
-        if self._relay.stdout.readline() != "ready\n":
-            raise subprocess.CalledProcessError(self._relay.wait(), "bench.relay", stderr="")
-
-    def _remove(self) -> None:
-        if self._relay is not None:
-            self._relay.terminate()
-            said = self._relay.communicate()[0].strip()
-            self.relayed = json.loads(said) if said else {}
-        for host, outer in enumerate(self._outer):
-            subprocess.run(["ip", "link", "del", outer], capture_output=True, check=False)
-            subprocess.run(
-                ["ip", "netns", "del", self._name(host)], capture_output=True, check=False
-            )
-        if not self._link.is_relayed:
-            subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+    def _start_switch(self) -> None:
+        arguments = [str(self._link.rtt_ms / 2), str(self._link.loss), *self._outer]
+        command = [sys.executable, "-m", "bench.slow_links", *arguments]
+        root = Path(__file__).parents[1]
+        self._switch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+        assert self._switch.stdout is not None
+        if self._switch.stdout.readline() != "ready\n":
+            raise subprocess.CalledProcessError(self._switch.wait(), command, stderr="")
 
 
-def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
+def _run(*command: str, check: bool = True) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=check)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, capture_output=True, text=True, check=True)
+class Switch:
+    """Packets from each interface to the one that their address was last seen on, or to all."""
+
+    def __init__(self, names: list[str], delay_s: float, loss: float) -> None:
+        self.passed = 0
+        self.lost = 0
+        self._ports = [_open(name) for name in names]
+        self._delay_s = delay_s
+        self._loss = loss
+        self._rng = random.Random(0)
+        self._known: dict[bytes, socket.socket] = {}
+        self._queue: deque[tuple[float, list[socket.socket], bytes]] = deque()
+
+    def turn(self) -> None:
+        """Wait for packets, at most until the next one is due, and pass on what is due."""
+        wait_s = max(0.0, self._queue[0][0] - time.monotonic()) if self._queue else POLL_S
+        for port in select.select(self._ports, [], [], wait_s)[0]:
+            self._take(port)
+        now = time.monotonic()
+        while self._queue and self._queue[0][0] <= now:
+            _, ports, packet = self._queue.popleft()
+            for port in ports:
+                try:
+                    port.send(packet)
+                    self.passed += 1
+                except OSError:  # an end is gone, or its queue is full
+                    self.lost += 1
+
+    def _take(self, port: socket.socket) -> None:
+        packet = port.recv(FRAME_MAX)
+        to, sender = packet[VNET_SIZE : VNET_SIZE + 6], packet[VNET_SIZE + 6 : VNET_SIZE + 12]
+        self._known[sender] = port
+        if self._rng.random() < self._loss or len(self._queue) >= PACKETS_MAX:
+            self.lost += 1
+            return
+        known = self._known.get(to)
+        ports = [known] if known else [other for other in self._ports if other is not port]
+        self._queue.append((time.monotonic() + self._delay_s, ports, packet))
+
+
+def _open(name: str) -> socket.socket:
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    port.setsockopt(SOL_PACKET, VNET_HEADER, 1)
+    port.setsockopt(SOL_PACKET, IGNORE_OUTGOING, 1)
+    port.bind((name, ETH_P_ALL))
+    return port
+
+
+def main() -> None:
+    """Be the switch until SIGTERM; then print as JSON how many packets it passed and lost."""
+    delay_ms, loss, *names = sys.argv[1:]
+    switch = Switch(names, float(delay_ms) / 1000, float(loss))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("ready", flush=True)
+    try:
+        while True:
+            switch.turn()
+    finally:
+        print(json.dumps({"passed": switch.passed, "lost": switch.lost}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,20 +9,19 @@ import threading
 import time
 from pathlib import Path
 
-sys.modules["torch"] = None  # type: ignore[assignment]  # whoever asks for it gets an ImportError
+sys.modules["torch"] = None  # type: ignore[assignment]  # importing it raises ImportError
 
 import numpy as np  # noqa: E402
 
-from edge.split import run_split_board  # noqa: E402
-from edge.split_config import read_split_board_config  # noqa: E402
+from edge.split.config import read_split_board_config  # noqa: E402
+from edge.split.service import run_split_board  # noqa: E402
 from ternmesh_cli.process import set_up_logging  # noqa: E402
 from transports.base import Transport  # noqa: E402
-from transports.faults import Faults  # noqa: E402
-from transports.faulty import FaultyTransport  # noqa: E402
+from transports.faulty import Faults, FaultyTransport  # noqa: E402
 
 
 def main(config_path: str, drop: str, seed: str) -> None:
-    """Be the board until all is done; the last line says how it went."""
+    """Run the board until training is done; the last line is its status as JSON."""
     config = read_split_board_config(Path(config_path))
     set_up_logging(config.log_level)
     rng = np.random.default_rng((int(seed), *config.name.encode()))

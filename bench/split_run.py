@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.mosquitto import mosquitto_in
 from models.zoo import fsdd_path
+from ternmesh_cli.broker.mosquitto import Mosquitto
 from ternmesh_cli.demo.fleet import BOARDS
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.toml import write_toml
+from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running
 
 HOST = "host"
@@ -25,7 +25,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What crosses and how; `drop` is the share of frames lost, each way."""
+    """What crosses the boundary and how; `drop` is the share of frames lost, each way."""
 
     name: str
     method: str = "learned"
@@ -45,38 +45,49 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Where its parts are: arms with the same ones share it."""
+        """The folder of its model parts; arms with the same parts share it."""
         return f"{self.method}-{self.latent}-{self.labels}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run ended with; `boards` are the last words of each."""
+    """How a run ended; `boards` are the last statuses, bytes are of a trained sample.
 
-    accuracy: float
+    Bytes are whole MQTT payloads between a board and the host, hello and seals included.
+    """
+
     boards: Sequence[Mapping[str, Any]]
-    host: Mapping[str, Any]
     seconds: float
     kills: int
 
-    def total(self, count: str) -> int:
-        """The boards' sum of one of their counts."""
-        return sum(board["counts"].get(count, 0) for board in self.boards)
+    @property
+    def right(self) -> int:
+        """Held-out clips that the boards got right."""
+        return sum(board["right"][0] for board in self.boards)
+
+    @property
+    def asked(self) -> int:
+        """Held-out clips."""
+        return sum(board["right"][1] for board in self.boards)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of held-out clips that are right."""
+        return self.right / self.asked
 
     @property
     def bytes_up(self) -> float:
-        """Of a trained sample: whole MQTT payloads of the boards, hello and seals included."""
+        """From the board to the host."""
         return self._traffic("bytes_out")
 
     @property
     def bytes_down(self) -> float:
-        """The same from the host."""
+        """From the host to the board."""
         return self._traffic("bytes_in")
 
-    @property
-    def bytes_both_ways(self) -> float:
-        """The sum of both."""
-        return self.bytes_up + self.bytes_down
+    def total(self, count: str) -> int:
+        """The boards' sum of one of their counts."""
+        return sum(board["counts"].get(count, 0) for board in self.boards)
 
     def _traffic(self, name: str) -> float:
         moved = sum(board["learning_traffic"][name] for board in self.boards)
@@ -98,7 +109,7 @@ def run(arm: Arm, exported: Path, micro_batches: int, seed: int) -> Outcome:
     """Train once with fresh processes and keys."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        broker = stack.enter_context(mosquitto_in(folder))
+        broker = stack.enter_context(Mosquitto(folder))
         folders = {board: folder / board for board in BOARDS}
         enrol_fleet("split", folder / HOST, folders)
         path = folder / HOST / "config.toml"
@@ -114,11 +125,10 @@ def run(arm: Arm, exported: Path, micro_batches: int, seed: int) -> Outcome:
         start = time.monotonic()
         kills = _watch(host, boards, micro_batches if arm.is_killed else 0)
         seconds = time.monotonic() - start
-        said = [json.loads(board.last_line()) for board in boards]
-        if any(board["torch"] for board in said):
-            raise AssertionError(f"a board has loaded {said[0]['torch']}")
-        right, asked = (sum(board["right"][i] for board in said) for i in (0, 1))
-        return Outcome(right / asked, said, host.status() or {}, seconds, kills)
+        ended = [json.loads(board.last_line()) for board in boards]
+        if any(board["torch"] for board in ended):
+            raise AssertionError(f"a board has loaded {ended[0]['torch']}")
+        return Outcome(ended, seconds, kills)
 
 
 def _watch(host: Worker, boards: Sequence[Worker], micro_batches: int) -> int:
@@ -153,7 +163,7 @@ def _command(name: str, path: Path) -> list[str]:
 def _host_config(arm: Arm, exported: Path, own: Path, url: str, micro_batches: int) -> str:
     return write_toml(
         {
-            "": {"state_dir": str(own), "bundle": str(exported / arm.folder)},
+            "": {"state_dir": str(own), "model": str(exported / arm.folder)},
             "link": {"url": url, "fleet": "split"},
             "boundary": arm.boundary,
             "run": {
@@ -175,11 +185,7 @@ def _board_config(arm: Arm, exported: Path, own: Path, url: str, seed: int) -> s
     }
     return write_toml(
         {
-            "": {
-                "name": own.name,
-                "state_dir": str(own),
-                "bundle": str(exported / arm.folder),
-            },
+            "": {"name": own.name, "state_dir": str(own), "model": str(exported / arm.folder)},
             "link": {"url": url, "fleet": "split"},
             "data": {"path": str(fsdd_path("train")), **clips},
             "evaluate": {"path": str(fsdd_path("dev")), **clips},

@@ -1,34 +1,37 @@
-"""What a node is told: its TOML file as frozen dataclasses, and what follows from it."""
+"""The configuration of a node: its TOML file as frozen dataclasses."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge.adam import AdamSettings
-from edge.sources import NpzSettings
-from models.zoo import bundle_path
+from edge.data.sources import NpzSettings
+from edge.trainer import AdamSettings
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
-from ternmesh_store.keyring import TrustConfig
-from transports.bearer import check_link
-from transports.config_file import anchored, check_name, control_path, read_config_file
+from ternmesh_service.config_file import (
+    anchored,
+    anchored_model,
+    check_name,
+    control_path,
+    package_folder,
+    read_config_file,
+)
+from ternmesh_service.keyring import SecurityConfig
+from transports.factory import check_link
 from transports.link_config import LinkConfig
 
-STORE, REPLAY, ADAPTER = "node.sqlite", "replay.sqlite", "current.onnx_adapter"
+ADAPTER = "current.onnx_adapter"
 GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
 
 
 @dataclass(frozen=True, slots=True)
-class DataConfig:
-    """What the node learns from: `path` (.npz file or folder), or the class that `source` names.
+class DataConfig(NpzSettings):
+    """`[data]`, the training data: .npz files at `path`, or the class that `source` names.
 
-    `arrays`, `where` and `divide_by` are those of `edge.sources.NpzSettings`. The class is made
-    with `options`; Python looks for its module in the folder `source_path` too. It is asked every
-    `poll_s`; its samples wait in a buffer on disk for their labels, and stay there after.
+    The class is made with `options`; its module is also searched in the folder `source_path`. The
+    source is polled every `poll_s`. Its samples wait on disk for their labels, and stay there
+    after: at most `replay_samples_max` samples and `replay_bytes_max` bytes.
     """
 
     path: str | None = None
-    arrays: Table = field(default_factory=dict)
-    where: Table = field(default_factory=dict)
-    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
     source: str | None = None
     source_path: str | None = None
     options: Table = field(default_factory=dict)
@@ -38,27 +41,24 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluateConfig:
-    """What each new reference is judged on; the other fields are those of `DataConfig`.
+class EvaluateConfig(NpzSettings):
+    """`[evaluate]`, the samples at `path` on which each new global adapter is evaluated.
 
-    Without `path`, samples of a source are judged as their labels come, before they are learnt.
+    Without `path`, samples of a source are evaluated when their labels come, before training.
     """
 
     path: str | None = None
-    arrays: Table = field(default_factory=dict)
-    where: Table = field(default_factory=dict)
-    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
     samples_max: int = field(default=1000, metadata=limits(1, 1_000_000))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """How the node trains; the host's plan says how many steps, and at what rate.
+    """`[training]`; the number of steps and the learning rate come with the host's plan.
 
-    No round begins with fewer than `samples_min` samples. `keep_moments` lets Adam go on from one
-    round to the next; `clip_norm` 0 means no limit. With `mode` "zeroth_order" the board runs
-    forward.onnx alone and estimates each gradient from `probes` pairs of predictions, `epsilon`
-    to either side of the adapter (`edge.zeroth_order`).
+    No round begins with fewer than `samples_min` samples. With `keep_moments`, Adam keeps its state
+    between rounds; `clip_norm` 0 means no limit. With `mode` "zeroth_order" the board runs only
+    forward.onnx and estimates each gradient from `probes` pairs of predictions, at the adapter plus
+    and minus `epsilon` times a random direction (`edge.zeroth_order`).
     """
 
     threads: int = field(default=1, metadata=limits(1, 256))
@@ -74,9 +74,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReleasesConfig:
-    """Where releases of the model lie, if a node takes any, and what a new one may use at first.
+    """`[releases]`: the folder of the model's releases, if the node takes any.
 
-    `memory_mib` and `cpu_s` limit the process in which it takes its first steps.
+    A new release takes its first steps in a process that may use `memory_mib` and `cpu_s`. With
+    `insecure`, releases need no signature.
     """
 
     dir: str | None = None
@@ -87,95 +88,66 @@ class ReleasesConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """One node. `bundle` is the name of a shipped model, or a folder with a model.json."""
+    """A node. `model` is the name of a shipped model, or the folder of a model package."""
 
     name: str
     state_dir: str
-    bundle: str
+    model: str
     link: LinkConfig
     data: DataConfig
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     releases: ReleasesConfig = field(default_factory=ReleasesConfig)
-    trust: TrustConfig = field(default_factory=TrustConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = None
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
     @property
-    def store_path(self) -> Path:
-        """The file that holds where the node stands in its run."""
-        return Path(self.state_dir) / STORE
-
-    @property
-    def replay_path(self) -> Path:
-        """The file that holds the samples of a source."""
-        return Path(self.state_dir) / REPLAY
-
-    @property
     def adapter_path(self) -> Path:
-        """The adapter of the newest reference, for this node and for any other program."""
+        """The file of the global adapter, for this node and for other programs."""
         return Path(self.state_dir) / ADAPTER
 
     @property
     def control_path(self) -> Path:
-        """The socket that `ternmesh status` asks."""
+        """The socket for `ternmesh status`."""
         return control_path(self.state_dir, self.control_socket)
 
 
 def read_node_config(path: Path) -> NodeConfig:
-    """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
+    """The configuration at `path`; relative paths start from its folder. ConfigError."""
     return read_config_file(NodeConfig, path, lambda c, folder: check_config(_anchor(c, folder)))
 
 
 def check_config(config: NodeConfig) -> NodeConfig:
-    """`config` if it agrees with itself; ConfigError with a sentence otherwise."""
+    """`config`, if its settings are valid and fit together; ConfigError."""
     check_name(config.name)
     check_link(config.link, config.name)
-    config.trust.check(has_radio=config.link.has_radio)
-    bundle_folder(config)
+    config.security.check(has_radio=config.link.has_radio)
+    package_folder(config.model)
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
-    for name, arrays in (("data", config.data.arrays), ("evaluate", config.evaluate.arrays)):
-        for tensor, array in arrays.items():
+    for table, npz in (("data", config.data), ("evaluate", config.evaluate)):
+        for tensor, array in npz.arrays.items():
             if not isinstance(array, str):
-                raise ConfigError(f"{name}.arrays.{tensor} is {array!r}: it must be text")
-    for name, where in (("data", config.data.where), ("evaluate", config.evaluate.where)):
-        for array, value in where.items():
+                raise ConfigError(f"{table}.arrays.{tensor} is {array!r}: it must be text")
+        for array, value in npz.where.items():
             if not isinstance(value, str | int | float):
-                raise ConfigError(f"{name}.where.{array} is {value!r}: it must be text or a number")
+                raise ConfigError(
+                    f"{table}.where.{array} is {value!r}: it must be text or a number"
+                )
     return config
 
 
-def bundle_folder(config: NodeConfig) -> Path:
-    """The folder of the model; ConfigError where there is none."""
-    try:
-        return bundle_path(config.bundle)
-    except ValueError as error:
-        folder = Path(config.bundle)
-        if not folder.is_dir():
-            raise ConfigError(
-                f"bundle is {config.bundle!r}: no such folder, and {error}"
-            ) from error
-        return folder
-
-
-def npz_settings(config: DataConfig | EvaluateConfig) -> NpzSettings:
-    """How .npz files are read."""
-    return NpzSettings(config.arrays, config.where, config.divide_by)
-
-
 def adam_settings(config: TrainingConfig) -> AdamSettings:
-    """Adam's constants."""
     return AdamSettings(weight_decay=config.weight_decay, clip_norm=config.clip_norm)
 
 
 def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
     """`config` with its relative paths made absolute from `folder`."""
-    is_folder = (folder / config.bundle).is_dir()
     return replace(
         config,
         state_dir=str(folder / config.state_dir),
-        bundle=str(folder / config.bundle) if is_folder else config.bundle,
+        model=anchored_model(config.model, folder),
         control_socket=anchored(config.control_socket, folder),
         link=config.link.anchored(folder),
         data=replace(

@@ -1,50 +1,41 @@
-"""The tree of errors of this room; each message is one sentence that says what to do.
+"""The errors of the board's program. Each message is one sentence that says what to do.
 
 TernmeshError
 └── EdgeError
     ├── MissingExtra        an optional dependency is not installed
-    ├── ModelError          a model bundle or adapter that this board cannot load or run
-    │   ├── BoardFault      the board cannot read or try it: nothing is known of the model
-    │   └── NotSigned       a release that too few trusted signers have signed
+    ├── ModelError          a model package or adapter that this board cannot load or run
+    │   ├── BoardFault      the board failed, not the model: a bad disk, or no memory
+    │   └── NotSigned       a release without the signatures that this board requires
     └── DataError           training or evaluation data that does not fit the model
-        └── NoData          data that is missing, damaged or empty, whatever the model
+        └── NoData          data that no model could use: missing, damaged or empty
 """
-
-from pathlib import Path
 
 from ternmesh.errors import TernmeshError
 
 
 class EdgeError(TernmeshError):
-    """The base of every error that this room raises."""
+    """The base of all errors of the board's program."""
 
 
-class MissingExtra(EdgeError):
-    """An optional dependency is not installed; the sentence names the extra."""
+class MissingEdgeExtra(EdgeError):
+    """An optional dependency is not installed; the message names the extra."""
 
 
 class ModelError(EdgeError):
-    """A bundle or an adapter that cannot be used here."""
+    """A model package or an adapter that this board cannot load or run."""
 
 
 class BoardFault(ModelError):
-    """A file that the disk does not give, a process that does not start, a changed [trust]."""
+    """The board cannot read or try a model: this proves nothing about the model."""
 
 
 class NotSigned(ModelError):
-    """A release without the signatures that this board asks for."""
+    """A release without the signatures that this board requires."""
 
 
 class DataError(EdgeError):
-    """Data that does not fit the model; the sentence names the file or the sample."""
+    """Data that does not fit the model; the message names the file or the sample."""
 
 
 class NoData(DataError):
-    """Data of the board's own that no model could use."""
-
-
-def unreadable(path: Path, error: OSError) -> ModelError:
-    """What to raise for a model's file: one that is not there is the model's own fault."""
-    if isinstance(error, FileNotFoundError):
-        return ModelError(f"{path} cannot be read: {error.strerror}")
-    return BoardFault(f"{path} cannot be read ({error.strerror}): check the disk and its rights")
+    """Data that is missing, damaged or empty: no model could use it."""

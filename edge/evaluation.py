@@ -1,75 +1,145 @@
-"""How good the adapter is: on samples kept for that, or on new ones before they are learnt."""
+"""How good each global adapter is on this node's data, and the history of the rounds.
 
+The samples are those set aside for evaluation, or new ones before the node trains on them.
+"""
+
+import json
+import logging
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.sources import input_specs, target_specs
 from edge.errors import DataError
-from edge.sources import input_specs, target_specs
-from edge.trainer import Dataset
-from ternmesh.bundle import Bundle
+from edge.trainer import Arrays, Dataset
+from ternmesh.model_package import ModelPackage
+
+ENTRIES_MAX = 256
+KEY = "history"
 
 Array = NDArray[Any]
-Arrays = Mapping[str, Array]
+
+_log = logging.getLogger(__name__)
 
 
 class Predictor(Protocol):
-    """What computes the outputs; see `edge.session.Inference`."""
+    """Computes the outputs; see `edge.onnx.session.Inference`."""
 
     def predict(self, inputs: Arrays) -> dict[str, Array]:
-        """Outputs by name."""
-
-
-def scores(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
-    """How each prediction of a batch is judged: 0 or 1 for accuracy, else its absolute error."""
-    if metric == "accuracy":
-        guess = output.argmax(-1)
-        if guess.shape != target.shape:
-            raise DataError(f"an accuracy needs targets of shape {guess.shape}, not {target.shape}")
-        hits: NDArray[np.float64] = (guess == target).astype(np.float64)
-        return _each(hits)
-    if output.size != target.size:
-        raise DataError(f"outputs have shape {output.shape}, their targets {target.shape}")
-    error = np.abs(output.reshape(target.shape).astype(np.float64) - target)
-    return _each(error)
-
-
-def _each(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of each sample."""
-    means: NDArray[np.float64] = values.reshape(len(values), -1).mean(axis=1)
-    return means
+        """The outputs by name."""
 
 
 class Evaluator:
-    """Judges the first output against the first target, by the bundle's metric."""
+    """Compares the first output with the first target, by the metric of the model package."""
 
-    def __init__(self, predictor: Predictor, bundle: Bundle) -> None:
+    def __init__(self, predictor: Predictor, package: ModelPackage) -> None:
         self._predictor = predictor
-        self._bundle = bundle
-        self._inputs = [spec.name for spec in input_specs(bundle)]
-        self._target = next((spec.name for spec in target_specs(bundle)), "")
-        self._total, self._count = 0.0, 0
+        self._package = package
+        self._inputs = [spec.name for spec in input_specs(package)]
+        self._target = next((spec.name for spec in target_specs(package)), "")
+        self._total = 0.0  # sum of the scores since the last `take`
+        self._count = 0
 
-    def judge(self, data: Dataset, indexes: NDArray[np.int64]) -> None:
+    def evaluate(self, data: Dataset, indexes: NDArray[np.int64]) -> None:
         """Add the scores of some samples, in batches as large as those of training."""
-        for start in range(0, len(indexes), self._bundle.batch):
-            batch = data.batch(indexes[start : start + self._bundle.batch])
+        for start in range(0, len(indexes), self._package.batch):
+            batch = data.batch(indexes[start : start + self._package.batch])
             outputs = self._predictor.predict({name: batch[name] for name in self._inputs})
-            output = outputs[self._bundle.outputs[0].name]
-            values = scores(self._bundle.metric, output, batch[self._target])
+            output = outputs[self._package.outputs[0].name]
+            values = scores(self._package.metric, output, batch[self._target])
             self._total += float(values.sum())
             self._count += len(values)
 
     def take(self) -> float | None:
-        """The mean score since the last call, where there were samples and it is finite."""
+        """The mean score since the last call; None without samples or if it is not finite."""
         mean = self._total / self._count if self._count else math.nan
-        self._total, self._count = 0.0, 0
+        self._total = 0.0
+        self._count = 0
         return mean if math.isfinite(mean) else None
+
+
+def scores(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
+    """The score of each sample: the share of hits for "accuracy", else the mean absolute error."""
+    if metric == "accuracy":
+        guess = output.argmax(-1)
+        if guess.shape != target.shape:
+            raise DataError(f"an accuracy needs targets of shape {guess.shape}, not {target.shape}")
+        values = (guess == target).astype(np.float64)
+    elif output.size != target.size:
+        raise DataError(f"outputs have shape {output.shape}, their targets {target.shape}")
+    else:
+        values = np.abs(output.reshape(target.shape).astype(np.float64) - target)
+    means: NDArray[np.float64] = values.reshape(len(values), -1).mean(axis=1)
+    return means
 
 
 def spread(count: int, count_max: int) -> NDArray[np.int64]:
     """At most `count_max` of `count` indexes, evenly spread."""
     return np.arange(min(count, count_max)) * count // min(count, count_max)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """The history of one global adapter; bytes and seconds count from the entry before.
+
+    Without evaluation data, `metric` is the score of the previous global adapters on the samples
+    whose labels came since the entry before.
+    """
+
+    version: int
+    metric: float | None
+    loss: float | None  # mean of this node's steps in the round before; None if it took none
+    bytes_up: int  # on the bearer
+    bytes_down: int
+    seconds: float
+
+
+class HistoryValues(Protocol):
+    """A store of bytes by key, durable after the next commit; see `NodeStore`."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, value: bytes) -> None: ...
+
+
+class History:
+    """The newest entries of one run, stored in `values`."""
+
+    def __init__(self, values: HistoryValues) -> None:
+        self._values = values
+        self._entries: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)
+
+    def load(self) -> None:
+        """Read what an earlier process stored; damaged bytes are ignored."""
+        data = self._values.get(KEY)
+        if data is None:
+            return
+        try:
+            self._entries.extend(HistoryEntry(**item) for item in json.loads(data))
+        except (ValueError, TypeError, RecursionError) as error:
+            _log.warning("the history of earlier rounds cannot be read: %s", error)
+
+    def __iter__(self) -> Iterator[HistoryEntry]:
+        return iter(self._entries)
+
+    @property
+    def last(self) -> HistoryEntry | None:
+        return self._entries[-1] if self._entries else None
+
+    def append(self, entry: HistoryEntry) -> None:
+        """Add an entry; beyond `ENTRIES_MAX` the oldest is dropped."""
+        self._entries.append(entry)
+        self._store()
+
+    def clear(self) -> None:
+        """Delete all entries, for another run."""
+        self._entries.clear()
+        self._store()
+
+    def _store(self) -> None:
+        self._values.put(KEY, json.dumps([asdict(entry) for entry in self._entries]).encode())

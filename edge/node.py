@@ -1,6 +1,6 @@
-"""One board: it follows the run, trains, and hands over what it has learned.
+"""One board: it follows the run, trains, and sends what it has learned.
 
-It lives in one thread; while it trains, traffic is served between two batches.
+It runs in one thread and serves traffic between two batches of training.
 """
 
 import logging
@@ -9,133 +9,139 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from edge.config import NodeConfig, adam_settings
+from edge.data.replay import Feed
 from edge.errors import ModelError
-from edge.evaluation import Evaluator, spread
-from edge.feed import Feed
-from edge.history import Entry, History
-from edge.session import Inference, LoadedBundle, trim_memory, write_adapter
+from edge.evaluation import Evaluator, History, HistoryEntry, spread
+from edge.onnx.session import Inference, LoadedModel, trim_memory, write_adapter
 from edge.trainer import Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
+from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
-from ternmesh.hypervector.scale import to_float
-from ternmesh.swarm.events import (
+from ternmesh.federated.events import (
     FIRST_CONTACT,
+    FRAME_SIZE,
     Advanced,
     FellSilent,
     Joined,
     NodeEvent,
-    PacketMade,
-    PacketReceived,
     Refused,
+    UpdateMade,
+    UpdateReceived,
     Vector,
     WorkReady,
 )
-from ternmesh.swarm.member import Member
-from ternmesh.swarm.pace import NETWORK, Pace
-from ternmesh.swarm.records import MemberState
-from ternmesh.wire.manifest import SAMPLES_MAX
-from ternmesh_store.keyring import Keyring, NoKeyring
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import NodeState
+from ternmesh.timers import NETWORK_TIMERS, TimerSettings
+from ternmesh.wire.update import SAMPLES_MAX
+from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_store.node_store import NodeStore
 from transports.base import Transport
 from transports.driver import Driver
+from transports.factory import frame_max
 
-POLL_S = 0.25  # how long an idle node sleeps at most
-RELEASE_AFTER_S = 20.0  # how long an idle node keeps its sessions
+POLL_S = 0.25  # longest wait of an idle node
+RELEASE_AFTER_S = 20.0  # an idle node keeps its onnxruntime sessions for this time
 INSTANCE_SIZE = 8  # bytes
-REFUSALS_TOLD_MAX = 256
+REFUSALS_LOGGED_MAX = 256
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeData:
-    """What a node learns from, what it is judged on if not on that, and its feed if it has one."""
+    """The data of a node."""
 
     training: Dataset
-    held_out: Dataset | None = None
-    feed: Feed | None = None
+    held_out: Dataset | None = None  # for evaluation; without it, new labels are evaluated
+    feed: Feed | None = None  # fills `training` from a source
 
 
 class Node:
-    """One board: `start`, then `turn` for ever. `state` is what `store` has loaded.
+    """One board: call `start`, then `turn` in a loop. `state` is the one that `store` has loaded.
 
-    Raises StoreError, ModelError or DataError where it cannot go on.
+    Methods raise StoreError, ModelError or DataError if the node cannot continue.
     """
 
     def __init__(
         self,
         config: NodeConfig,
-        loaded: LoadedBundle,
+        loaded: LoadedModel,
         data: NodeData,
         store: NodeStore,
-        state: MemberState,
+        state: NodeState,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
         *,
-        pace: Pace = NETWORK,
+        pace: TimerSettings = NETWORK_TIMERS,
         keyring: Keyring | NoKeyring | None = None,
     ) -> None:
-        bundle, training = loaded.bundle, config.training
-        self.config, self.bundle, self.data = config, bundle, data
+        package = loaded.package
+        training = config.training
+        self.config = config
+        self.package = package
+        self.data = data
         self._keyring = keyring or NoKeyring()
-        self.member = Member(
+        self.protocol = NodeProtocol(
             config.name,
-            bundle.model_hash(),
+            package.model_hash(),
             _weight(data),
             os.urandom(INSTANCE_SIZE),
             state,
             np.random.default_rng(),
             pace,
-            self._keyring.trust(config.name, bundle.model_hash(), state.counter),
+            self._keyring.security(config.name, package.model_hash(), state.counter),
+            partial(frame_max, transport),
         )
-        self.driver: Driver[NodeEvent] = Driver(self.member, transport, clock)
+        self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
         self.history = History(store)
-        self.diverged = 0  # rounds that gave nothing to send: NaN, or samples that break the graph
-        self.silent_rounds = 0  # rounds that gave too little for a packet
+        self.diverged = 0  # rounds without a delta: NaN, or samples that break the graph
+        self.silent_rounds = 0  # rounds whose delta was too small for an update
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
-        self._initial = loaded.initial
-        self._store, self._clock = store, clock
-        self._inference = Inference(loaded.folder, bundle, training.threads)
         self._step = make_step(config, loaded)
-        self._evaluator = Evaluator(self._inference, bundle)
         self.trainer = Trainer(
             self._step,
             data.training,
-            bundle.batch,
+            package.batch,
             adam_settings(training),
             keep_moments=training.keep_moments,
         )
+        self._initial = loaded.initial
+        self._store = store
+        self._clock = clock
+        self._inference = Inference(loaded.folder, package, training.threads)
+        self._evaluator = Evaluator(self._inference, package)
         self._run = (state.run, state.plan)
-        self._loss: float | None = None  # of the round that was trained last
+        self._loss: float | None = None  # of the last trained round
         self._events: list[NodeEvent] = []
-        self._told: set[str] = set()  # refusals are logged once each, and counted always
-        self._marked_bytes, self._marked_at = (0, 0), clock()
-        self._busy_at = clock()
-
-    # The verbs
+        self._logged: set[str] = set()  # each refusal is logged once, and always counted
+        self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
+        self._marked_at = clock()  # the time of that entry
+        self._busy_at = clock()  # when it last trained or evaluated; infinite once released
 
     def start(self) -> None:
-        """Begin: the adapter file holds the reference that the store knows."""
+        """Write the stored global adapter into the adapter file, and start the protocol."""
         self.history.load()
-        self._use_reference()
+        self._use_global_adapter()
         self._marked_at = self._clock()
-        self.member.start(self._clock())
+        self.protocol.start(self._clock())
 
     def turn(self, wait_s: float = POLL_S) -> bool:
-        """Serve traffic, then train one batch if there is work; True if anything happened.
+        """Serve traffic, then train on one batch if there is work; True if anything happened.
 
-        It waits at most `wait_s`, and not at all while there is work.
+        Waits at most `wait_s` for traffic, and not at all while there is work.
         """
         now = self._clock()
         if self.trainer.round is not None:
             wait_s = 0.0
         elif self.data.feed is not None:
             wait_s = min(wait_s, self.data.feed.wait_s(now))
-        moved = self.driver.poll(wait_s, self._note, self._commit)
+        moved = self.driver.poll(wait_s, self._note, self._store.commit)
         self._react()
         self._feed()
         self._begin()
@@ -146,30 +152,26 @@ class Node:
         return True
 
     @property
-    def reference(self) -> Vector:
-        """The adapter that all nodes agree on (float32, D)."""
-        return self._initial + to_float(self.member.fixed)
+    def global_adapter(self) -> Vector:
+        """The global adapter (float32, D)."""
+        return self._initial + to_float(self.protocol.model_q24)
 
-    # What the run asks for
+    # Events of the protocol
 
     def _note(self, event: NodeEvent) -> None:
-        """Keep what must survive; what takes time waits until everything is sent."""
+        """Store and log an event; `_react` handles it after everything is sent."""
         self._store.record(event)
         self._keyring.record(event)
         self._events.append(event)
         line = describe(event, self.config.name)
-        if line is not None and line not in self._told:
+        if line is not None and line not in self._logged:
             _log.info("%s", line)
-            if isinstance(event, Refused) and len(self._told) < REFUSALS_TOLD_MAX:
-                self._told.add(line)
-
-    def _commit(self) -> None:
-        """Windows first: what came of a frame may be lost and sent anew, but not taken twice."""
-        self._keyring.commit()
-        self._store.commit()
+            if isinstance(event, Refused) and len(self._logged) < REFUSALS_LOGGED_MAX:
+                self._logged.add(line)
 
     def _react(self) -> None:
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         is_changed = False
         for event in events:
             match event:
@@ -183,75 +185,79 @@ class Node:
                 case WorkReady():
                     self.wanted = event.round
         if is_changed:
-            self._fold_stale_work()
-            self._use_reference()
-        if self._is_news():
-            self._judge()
+            if self.trainer.round not in (None, self.protocol.version):
+                self._submit()  # The round is over: its delta goes into a later update.
+            self._use_global_adapter()
+        if self._is_new_version():
+            self._evaluate()
 
     def _begin_run(self, event: Joined) -> None:
         self._run = (event.run, event.plan)
         self.trainer.stop(forget=True)
-        self.wanted, self._loss = None, None
+        self.wanted = None
+        self._loss = None
         self.history.clear()
 
-    def _is_news(self) -> bool:
-        """Whether the history lacks the current reference of a run."""
+    def _is_new_version(self) -> bool:
+        """Whether the history has no entry for the present global adapter."""
         last = self.history.last
         known = -1 if last is None else last.version
-        return self.member.plan is not None and known != self.member.version
+        return self.protocol.plan is not None and known != self.protocol.version
 
-    def _fold_stale_work(self) -> None:
-        """What was trained for a round that is over rides in a later packet."""
-        if self.trainer.round not in (None, self.member.version):
-            self._submit()
-
-    def _use_reference(self) -> None:
+    def _use_global_adapter(self) -> None:
         path = self.config.adapter_path
-        write_adapter(path, self.bundle, self.reference, self.member.version)
+        write_adapter(path, self.package, self.global_adapter, self.protocol.version)
         self._inference.use_adapter(path)
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
+        """Evaluate the global adapter and add an entry to the history."""
         held_out = self.data.held_out
         if held_out is not None:
             chosen = spread(len(held_out), self.config.evaluate.samples_max)
-            self._evaluator.judge(held_out, chosen)
-        self._busy_at = now = self._clock()
+            self._evaluator.evaluate(held_out, chosen)
+        now = self._clock()
+        self._busy_at = now
         traffic = list(self.driver.traffic.values())
         moved = (sum(t.bytes_out for t in traffic), sum(t.bytes_in for t in traffic))
-        entry = Entry(
-            version=self.member.version,
+        entry = HistoryEntry(
+            version=self.protocol.version,
             metric=self._evaluator.take(),
             loss=self._loss,
             bytes_up=moved[0] - self._marked_bytes[0],
             bytes_down=moved[1] - self._marked_bytes[1],
             seconds=round(now - self._marked_at, 3),
         )
-        self._marked_bytes, self._marked_at, self._loss = moved, now, None
+        self._marked_bytes = moved
+        self._marked_at = now
+        self._loss = None
         self.history.append(entry)
         self._store.commit()
-        _log.info("reference %d: %s %s", entry.version, self.bundle.metric, _shown(entry.metric))
+        shown = "unknown" if entry.metric is None else f"{entry.metric:.4f}"
+        _log.info("global adapter %d: %s %s", entry.version, self.package.metric, shown)
 
-    # Learning
+    # Training
 
     def _feed(self) -> None:
         if self.data.feed is None:
             return
         labelled = self.data.feed.poll(self._clock())
         if labelled.size and self.data.held_out is None:
-            self._evaluator.judge(self.data.training, labelled)
+            self._evaluator.evaluate(self.data.training, labelled)
 
     def _begin(self) -> None:
-        """Begin the round that is wanted, unless it is over or there is too little data."""
-        member, settings = self.member, self.config.training
-        if self.wanted is None or len(self.data.training) < settings.samples_min:
+        """Begin the wanted round, unless it is over or there is too little data."""
+        protocol = self.protocol
+        settings = self.config.training
+        wanted = self.wanted
+        if wanted is None or len(self.data.training) < settings.samples_min:
             return
-        wanted, self.wanted = self.wanted, None
-        if wanted == member.version and member.pending is None and member.plan is not None:
+        self.wanted = None
+        if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:
             rng = round_rng(settings.seed, self.config.name, wanted)
-            # From what it has learned itself: what no packet could carry yet need not be learned
-            # again, and is what the next one carries.
-            start = self.reference + member.residual
-            self.trainer.begin(wanted, start, member.plan, rng)
+            # The residual is what no update has carried yet. The next update carries it, so the
+            # node need not learn it again.
+            start = self.global_adapter + protocol.residual
+            self.trainer.begin(wanted, start, protocol.plan, rng)
 
     def _train(self) -> None:
         self._busy_at = self._clock()
@@ -259,44 +265,46 @@ class Node:
             is_done = not self.trainer.step()
         except ModelError as error:
             if self.data.feed is None:
-                raise  # Files do not change: their owner must.
-            self._lose_round(error)  # A label out of range, say; a restart would find it again.
+                raise  # Files do not change by themselves.
+            # For example a label out of range: a restart would find it again.
+            self._lose_round(error)
             return
         if is_done:
             self._submit()
 
     def _submit(self) -> None:
-        """Hand the round's delta to the member; one that is not finite is lost."""
-        round_number, steps_done = self.trainer.round, self.trainer.progress[0]
+        """Hand the round's delta to the protocol; a delta that is not finite is lost."""
+        round_number = self.trainer.round
+        steps_done, _ = self.trainer.progress
         assert round_number is not None
         if steps_done == 0:
             self.trainer.stop()
             return
-        delta, self._loss = self.trainer.delta(), self.trainer.loss
-        self.member.samples = _weight(self.data)
+        self._loss = self.trainer.loss
+        self.protocol.samples = _weight(self.data)
         try:
-            self.member.submit(round_number, delta, self._clock())
+            self.protocol.submit(round_number, self.trainer.delta(), self._clock())
         except CodecError as error:
             self._lose_round(error)
         else:
             self.trainer.stop()
 
     def _lose_round(self, error: Exception) -> None:
-        """Count a round that gives nothing.
+        """Count a round without a delta.
 
-        Its packet carries what earlier ones could not: nobody has to wait for this node.
+        The node still sends an update, of its residual, so that the round need not wait for it.
         """
         round_number = self.trainer.round
         assert round_number is not None
         self.diverged += 1
         self._loss = None
         self.trainer.stop(forget=True)
-        _log.warning("round %d gives nothing: %s", round_number + 1, error)
-        zeros = np.zeros(self.bundle.dimension, np.float32)
-        self.member.submit(round_number, zeros, self._clock())
+        _log.warning("round %d has no delta: %s", round_number + 1, error)
+        zeros = np.zeros(self.package.dimension, np.float32)
+        self.protocol.submit(round_number, zeros, self._clock())
 
     def _rest(self) -> None:
-        """A node that has nothing to do for long gives its sessions' memory back."""
+        """Free the sessions' memory after a long time without work."""
         if self._clock() >= self._busy_at + RELEASE_AFTER_S:
             self._step.release()
             self._inference.release()
@@ -305,26 +313,27 @@ class Node:
 
 
 def _weight(data: NodeData) -> int:
-    """The sample count that this node's packets weigh."""
+    """The sample count by which the host weighs this node's updates."""
     return min(max(1, len(data.training)), SAMPLES_MAX)
 
 
-def _shown(metric: float | None) -> str:
-    return "unknown" if metric is None else f"{metric:.4f}"
-
-
 def describe(event: NodeEvent, name: str) -> str | None:
-    """The log line for an event, or None where it is not worth one."""
+    """The log line for an event, or None if it needs none."""
     match event:
         case Joined():
             return f"{name} has joined run {event.run.hex()} of {event.plan.rounds} rounds"
-        case PacketMade():
+        case UpdateMade():
             size = sum(map(len, event.pending.bodies))
-            return f"the packet of round {event.pending.round + 1} is ready: {size} bytes"
+            return f"the update of round {event.pending.round + 1} is ready: {size} bytes"
         case FellSilent():
-            return f"silent in round {event.round + 1}: what was learned waits for a later packet"
-        case PacketReceived():
-            return f"the host has the packet of round {event.round + 1}"
+            return f"silent in round {event.round + 1}: its delta waits for a later update"
+        case UpdateReceived():
+            return f"the host has the update of round {event.round + 1}"
+        case Refused(reason=reason) if reason == FRAME_SIZE:
+            return (
+                f"{name} does not join: its bearer does not carry frames as long as this run's. "
+                "Give [link] of host and boards the same service, or begin a new run on the host"
+            )
         case Refused() if event.reason == FIRST_CONTACT:
             return None
         case Refused():

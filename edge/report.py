@@ -1,4 +1,4 @@
-"""What a node says of itself: the answer to `ternmesh status`."""
+"""The status of a node: its answer to `ternmesh status`."""
 
 import os
 from dataclasses import asdict
@@ -6,41 +6,42 @@ from pathlib import Path
 from typing import Any
 
 from edge.node import Node
-from ternmesh.swarm.events import FIRST_CONTACT, refusals
+from ternmesh.federated.events import FIRST_CONTACT, refusals
 from ternmesh.wire.control import PHASES
 from transports.base import HOST
 from transports.driver import PeerTraffic
 
 
 def status(node: Node) -> dict[str, Any]:
-    """How the node is, ready for JSON. Refusals, bytes and silent rounds: since it began."""
-    member, plan = node.member, node.member.plan
+    """The node's state, ready for JSON; refusals, bytes and silent rounds since it started."""
+    protocol = node.protocol
+    plan = protocol.plan
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
     metrics = [entry.metric for entry in node.history if entry.metric is not None]
     return {
         "role": "node",
         "name": node.config.name,
         "fleet": node.config.link.fleet,
-        "model": node.bundle.name,
-        "joined": member.joined,
-        "run": member.run.hex(),
-        "version": member.version,
+        "model": node.package.name,
+        "joined": protocol.joined,
+        "run": protocol.run.hex(),
+        "version": protocol.version,
         "rounds": None if plan is None else plan.rounds,
-        "target": member.target,
-        "phase": PHASES[member.phase],
+        "target": protocol.target,
+        "phase": PHASES[protocol.phase],
         "activity": _activity(node),
         "training": _training(node),
         "samples": len(node.data.training),
         "source": _source(node),
-        "metric_name": node.bundle.metric,
-        "metric": metrics[-1] if metrics else None,  # the newest that is known
+        "metric_name": node.package.metric,
+        "metric": metrics[-1] if metrics else None,  # the newest
         "outbox": _outbox(node),
         "bytes_up": traffic.bytes_out,
         "bytes_down": traffic.bytes_in,
         "traffic": {peer: asdict(moved) for peer, moved in node.driver.traffic.items()},
         "frames_unsent": node.driver.frames_unsent,
-        "refused": refusals(member.refused),
-        "first_contacts": member.refused[FIRST_CONTACT],
+        "refused": refusals(protocol.refused),
+        "first_contacts": protocol.refused[FIRST_CONTACT],
         "diverged": node.diverged,
         "silent_rounds": node.silent_rounds,
         "history": [asdict(entry) for entry in node.history],
@@ -50,7 +51,7 @@ def status(node: Node) -> dict[str, Any]:
 
 
 def rss_mib() -> float | None:
-    """The memory of this process in MiB, where the system tells."""
+    """The memory of this process in MiB; None where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -59,20 +60,20 @@ def rss_mib() -> float | None:
 
 
 def _activity(node: Node) -> str:
-    member = node.member
-    if not member.joined:
+    protocol = node.protocol
+    if not protocol.joined:
         return "joining"
     if node.trainer.round is not None:
         return "training"
     if node.wanted is not None:
         return "waiting for samples"
-    if member.finished:
+    if protocol.finished:
         return "finished"
-    if member.version < member.target:
+    if protocol.version < protocol.target:
         return "catching up"
-    if member.pending is not None:
-        return "waiting for the reference" if member.received else "sending"
-    if member.silent:
+    if protocol.pending is not None:
+        return "waiting for the global update" if protocol.received else "sending"
+    if protocol.silent:
         return "silent in this round"
     return "waiting for work"
 
@@ -90,11 +91,11 @@ def _training(node: Node) -> dict[str, Any] | None:
 
 
 def _outbox(node: Node) -> dict[str, Any] | None:
-    pending = node.member.pending
+    pending = node.protocol.pending
     if pending is None:
         return None
     size = sum(map(len, pending.bodies))
-    return {"round": pending.round, "bytes": size, "received": node.member.received}
+    return {"round": pending.round, "bytes": size, "received": node.protocol.received}
 
 
 def _source(node: Node) -> dict[str, Any] | None:

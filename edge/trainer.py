@@ -1,4 +1,10 @@
-"""One round of local training, one batch at a time, so that traffic is served in between."""
+"""Local training of one round with Adam, one batch at a time, so that traffic is served in between.
+
+Adam is in numpy, with optax's interface: `init_adam` returns the state, `adam_update` the change of
+the vector and the next state. Kingma and Ba, "Adam: a method for stochastic optimization", ICLR
+2015; weight decay is decoupled as in Loshchilov and Hutter, "Decoupled weight decay
+regularization", ICLR 2019.
+"""
 
 import hashlib
 import math
@@ -9,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge import adam
 from ternmesh.plan import Plan
 
 Vector = NDArray[np.float32]
@@ -17,59 +22,117 @@ Indexes = NDArray[np.int64]
 Arrays = Mapping[str, NDArray[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class AdamSettings:
+    """The constants of Adam; 0 switches `weight_decay` and `clip_norm` off."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdamState:
+    """The steps so far, and running means of gradients and squared gradients (float32, D)."""
+
+    steps: int
+    mean: Vector
+    square: Vector
+
+
+def init_adam(dimension: int) -> AdamState:
+    """The state before the first step."""
+    zeros = np.zeros(dimension, dtype=np.float32)
+    return AdamState(0, zeros, zeros)
+
+
+def adam_update(
+    state: AdamState,
+    gradient: Vector,
+    vector: Vector,
+    learning_rate: float,
+    settings: AdamSettings,
+) -> tuple[Vector, AdamState]:
+    """The change to add to `vector` for `gradient` (all float32, D), and the next state."""
+    gradient = clip_gradient(gradient, settings.clip_norm)
+    one = np.float32(1)
+    beta1 = np.float32(settings.beta1)
+    beta2 = np.float32(settings.beta2)
+    steps = state.steps + 1
+    mean = beta1 * state.mean + (one - beta1) * gradient
+    square = beta2 * state.square + (one - beta2) * gradient * gradient
+    rate = np.float32(learning_rate / (1 - settings.beta1**steps))
+    shrink = np.float32(1 / math.sqrt(1 - settings.beta2**steps))
+    root: Vector = np.sqrt(square) * shrink + np.float32(settings.epsilon)
+    change = -rate * mean / root
+    if settings.weight_decay:
+        change -= np.float32(learning_rate * settings.weight_decay) * vector
+    return change, AdamState(steps, mean, square)
+
+
+def clip_gradient(gradient: Vector, norm_max: float) -> Vector:
+    """`gradient`, scaled down to length `norm_max` if it is longer; 0 means no limit."""
+    norm = float(np.linalg.norm(gradient)) if norm_max else 0.0
+    return gradient * np.float32(norm_max / norm) if norm > norm_max else gradient
+
+
 class Dataset(Protocol):
-    """Samples that can be trained on."""
+    """Samples to train on."""
 
     def __len__(self) -> int:
-        """How many there are now."""
+        """The present number of samples; it may change."""
 
     def batch(self, indexes: Indexes) -> Arrays:
-        """The arrays of the given samples by name, as train_step.onnx takes them."""
+        """The arrays of some samples by name, as train_step.onnx needs them."""
 
 
 class Step(Protocol):
-    """What computes loss and gradient; see `edge.session.TrainStep`."""
+    """Computes loss and gradient; see `edge.onnx.session.TrainStep`."""
 
     def run(self, adapter: Vector, batch: Arrays) -> tuple[float, Vector]:
         """Loss and gradient (float32, D)."""
 
 
 def round_rng(seed: int, name: str, round_number: int) -> np.random.Generator:
-    """The generator of one node and round: a round that is begun again draws the same batches."""
+    """The generator of one node and round: a repeated round draws the same batches."""
     word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, word, round_number))))
 
 
 @dataclass(slots=True)
 class _Work:
-    """One round on its way; `order` are the samples that are shuffled and not yet dealt."""
+    """The state of one round."""
 
     round: int
-    start: Vector
-    vector: Vector
-    steps: int
+    start: Vector  # the adapter at the start
+    vector: Vector  # the adapter now
+    steps: int  # to do in all
     learning_rate: float
     rng: np.random.Generator
     steps_done: int = 0
-    losses: float = 0.0
-    samples: int = 0
-    order: Indexes = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    losses: float = 0.0  # sum over the steps
+    samples: int = 0  # size of the data set when `order` was drawn
+    order: Indexes = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # shuffled, unused
 
     def draw(self, count: int, samples: int) -> Indexes:
-        """`count` of `samples` samples: all are dealt once before any is dealt again."""
+        """`count` of `samples` indexes; every sample is used once before any is used again."""
         assert samples > 0
-        if samples != self.samples:  # some came or went
-            self.order, self.samples = self.order[:0], samples
+        if samples != self.samples:  # the data set has changed: shuffle it anew
+            self.order = self.order[:0]
+            self.samples = samples
         while self.order.size < count:
             self.order = np.concatenate([self.order, self.rng.permutation(samples)])
-        drawn, self.order = self.order[:count], self.order[count:]
+        drawn = self.order[:count]
+        self.order = self.order[count:]
         return drawn
 
 
 class Trainer:
     """Trains one round: `begin`, then `step` until it returns False, then `delta`.
 
-    With `keep_moments` Adam goes on where the round before ended, else each round starts afresh.
+    With `keep_moments`, Adam keeps its state between rounds.
     """
 
     def __init__(
@@ -77,7 +140,7 @@ class Trainer:
         step: Step,
         data: Dataset,
         batch_size: int,
-        settings: adam.AdamSettings,
+        settings: AdamSettings,
         *,
         keep_moments: bool = False,
     ) -> None:
@@ -86,47 +149,48 @@ class Trainer:
         self._batch_size = batch_size
         self._settings = settings
         self._keep_moments = keep_moments
-        self._moments: adam.AdamState | None = None
+        self._moments: AdamState | None = None
         self._work: _Work | None = None
 
     @property
     def round(self) -> int | None:
-        """The round that it is training, or None."""
+        """The round in training, or None."""
         return self._work.round if self._work else None
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps done, and steps to do."""
+        """Steps done, and steps of the round in all."""
         return (self._work.steps_done, self._work.steps) if self._work else (0, 0)
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the steps so far, where there were any and it is finite."""
+        """The mean loss of the steps so far; None without steps or if it is not finite."""
         work = self._work
         mean = work.losses / work.steps_done if work and work.steps_done else math.nan
         return mean if math.isfinite(mean) else None
 
     def begin(self, round_number: int, start: Vector, plan: Plan, rng: np.random.Generator) -> None:
-        """Begin a round at `start` (float32, D) with the steps and the rate of `plan`."""
+        """Begin a round at `start` (float32, D) with the steps and the learning rate of `plan`."""
         self._work = _Work(
-            round_number,
-            start,
-            start,
-            plan.local_steps,
-            plan.learning_rate(round_number),
-            rng,
+            round=round_number,
+            start=start,
+            vector=start,
+            steps=plan.local_steps,
+            learning_rate=plan.learning_rate(round_number),
+            rng=rng,
         )
         if self._moments is None or not self._keep_moments:
-            self._moments = adam.init(start.size)
+            self._moments = init_adam(start.size)
 
     def step(self) -> bool:
-        """Train on one batch; True while there are more to do in this round."""
-        work, moments = self._work, self._moments
+        """Train on one batch; True while the round has more steps."""
+        work = self._work
+        moments = self._moments
         assert work is not None
         assert moments is not None
         batch = self._data.batch(work.draw(self._batch_size, len(self._data)))
         loss, gradient = self._step.run(work.vector, batch)
-        change, self._moments = adam.update(
+        change, self._moments = adam_update(
             moments, gradient, work.vector, work.learning_rate, self._settings
         )
         work.vector = work.vector + change
@@ -135,12 +199,12 @@ class Trainer:
         return work.steps_done < work.steps
 
     def delta(self) -> Vector:
-        """What this round has learned so far: adapter minus where it began (float32, D)."""
+        """The change of the adapter in this round so far (float32, D)."""
         assert self._work is not None
         return self._work.vector - self._work.start
 
     def stop(self, *, forget: bool = False) -> None:
-        """End the round; `forget` starts Adam afresh, as another run or divergence asks for."""
+        """End the round; `forget` also resets Adam, for another run or after divergence."""
         self._work = None
         if forget:
             self._moments = None

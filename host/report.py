@@ -1,34 +1,61 @@
-"""What a host says of itself: a line of log for each event, and the answer to `ternmesh status`."""
+"""The host's reports: costs of each round, log lines, and the answer to `ternmesh status`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ternmesh.plan import SNAPSHOT_HEAD_MAX
-from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.drift import Drift
-from ternmesh.swarm.events import (
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.drift import Drift
+from ternmesh.federated.events import (
     FIRST_CONTACT,
+    FRAME_SIZE,
+    GlobalUpdateMade,
     HostEvent,
     NodeJoined,
-    PacketForgotten,
-    ReferenceMade,
     Refused,
     RoundExtended,
     RoundOpened,
+    UpdateForgotten,
     refusals,
 )
-from ternmesh.swarm.open_round import BUNDLE
-from ternmesh.swarm.records import Node
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE
+from ternmesh.federated.state import RegisteredNode
+from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX
 from ternmesh.wire.control import OPEN, PHASES
-from ternmesh_store.host_store import Round, Tally
+from ternmesh_store.host_store import StoredRound, Tally
+from transports.driver import PeerTraffic
 
 HISTORY_MAX = 100
-HISTORY_CELLS_MAX = 20_000  # nodes times rounds in one answer, so that it stays below its limit
+HISTORY_CELLS_MAX = 20_000  # nodes times rounds in one answer, which has a limit of bytes
+
+
+class RoundCosts:
+    """What was spent since the last call: bytes, from a driver's running totals, and seconds."""
+
+    def __init__(self, traffic: Mapping[str, PeerTraffic], now: float) -> None:
+        self._traffic = traffic
+        self._taken: dict[str, tuple[int, int]] = {}
+        self._since = now
+
+    def take_bytes(self) -> dict[str, tuple[int, int]]:
+        """Bytes (up, down) by peer since the last call, without peers that moved none."""
+        moved = {}
+        for peer, total in self._traffic.items():
+            up, down = self._taken.get(peer, (0, 0))
+            if (total.bytes_in, total.bytes_out) != (up, down):
+                moved[peer] = (total.bytes_in - up, total.bytes_out - down)
+                self._taken[peer] = (total.bytes_in, total.bytes_out)
+        return moved
+
+    def take_seconds(self, now: float) -> float:
+        """Seconds since the last call."""
+        seconds = now - self._since
+        self._since = now
+        return seconds
 
 
 def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | None:
-    """The log line for an event, or None where it is not worth one."""
+    """The log line for an event, or None for an event that has none."""
     rounds = coordinator.plan.rounds
     match event:
         case NodeJoined():
@@ -37,21 +64,27 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             left = f"{max(0.0, event.deadline - now):.0f} s"
             return f"round {event.round + 1} of {rounds} is open for {left}"
         case RoundExtended():
-            return f"round {event.round + 1} goes on: too few packets by its deadline"
-        case PacketForgotten():
-            name = _names(coordinator, [event.context % BUNDLE])
-            return f"the packet of {name} does not add up: it must come again"
-        case ReferenceMade():
-            counted = _names(coordinator, [entry.context for entry in event.counted])
+            return f"round {event.round + 1} goes on: too few updates by its deadline"
+        case UpdateForgotten():
+            name = _names(coordinator, [event.address % PARTIAL_AGGREGATE])
+            return f"the update of {name} is not consistent: it must be sent again"
+        case GlobalUpdateMade():
+            counted = _names(coordinator, [entry.address for entry in event.counted])
             missing = _names(coordinator, event.missing)
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
-            return f"reference {event.version} of {rounds} counts {counted or 'nobody'}{rest}{end}"
+            head = f"global update {event.version} of {rounds} counts"
+            return f"{head} {counted or 'no node'}{rest}{end}"
         case Refused(reason="ahead"):
             return (
-                f"{event.peer} holds a newer reference of this run than this host: was its "
-                "state_dir restored from an old copy? Bring a newer one back, or begin a new run "
-                "in an empty state_dir"
+                f"{event.peer} holds a newer global update of this run than this host. Was the "
+                "host's state_dir restored from an old copy? Restore a newer one, or begin a new "
+                "run in an empty state_dir"
+            )
+        case Refused(reason=reason) if reason == FRAME_SIZE:
+            return (
+                f"{event.peer} does not join: its bearer does not carry frames as long as this "
+                "run's. Give [link] of host and boards the same service, or begin a new run"
             )
         case Refused() if event.reason == FIRST_CONTACT:
             return None
@@ -65,12 +98,12 @@ def status(
     coordinator: Coordinator,
     tallies: Mapping[str, Tally],
     drifts: Mapping[int, Drift],
-    history: Sequence[Round],
+    history: Sequence[StoredRound],
     now: float,
 ) -> dict[str, Any]:
-    """Where the run stands, ready for JSON. Refusals are those since this process began."""
+    """The state of the run, ready for JSON. Refusals are counted since this process began."""
     is_open = coordinator.phase == OPEN
-    kept = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(coordinator.nodes)))
+    rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(coordinator.nodes)))
     return {
         "role": "host",
         "run": coordinator.run.hex(),
@@ -80,39 +113,42 @@ def status(
         "phase": PHASES[coordinator.phase],
         "deadline_s": round(max(0.0, coordinator.deadline - now), 1) if is_open else None,
         "min_peers": coordinator.settings.min_peers,
-        "reference": coordinator.reference.hex(),
-        # What a node costs at most that comes back after any time away.
-        "snapshot_bytes_max": 4 * coordinator.plan.dimension + SNAPSHOT_HEAD_MAX,
+        "global_hash": coordinator.global_hash.hex(),
+        # The most that it costs to bring a node up to date after any absence.
+        "snapshot_bytes_max": 4 * coordinator.plan.dimension + GLOBAL_SNAPSHOT_HEAD_MAX,
         "nodes": [
             {
-                **_node(node, coordinator.delivered(node.context), now),
+                **_node(node, coordinator.delivered(node.address), now),
                 **asdict(tallies.get(node.name, Tally())),
-                **_drift(drifts.get(node.context, Drift())),
+                **_drift(drifts.get(node.address, Drift())),
             }
             for node in coordinator.nodes.values()
         ],
         "refused": refusals(coordinator.refused),
         "first_contacts": coordinator.refused[FIRST_CONTACT],
-        "history": [asdict(item) for item in history[-kept:]],
+        "history": [asdict(item) for item in history[-rows:]],
     }
 
 
-def _node(node: Node, delivered: str, now: float) -> dict[str, Any]:
+def _node(node: RegisteredNode, delivered: str, now: float) -> dict[str, Any]:
     return {
         "name": node.name,
-        "context": node.context,
+        "address": node.address,
         "samples": node.samples,
         "active": node.active,
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
         "delivered": delivered,
-        # In whose name the bundle came in which it was counted last; None: its own packet was.
-        "bundle": None if node.bundle is None else node.bundle.context,
+        # The gateway whose partial aggregate counted it last; None: its own update was counted.
+        "partial_aggregate": None
+        if node.partial_aggregate is None
+        else node.partial_aggregate.address,
         "refused": refusals(node.refused),
     }
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
-    own, others = drift.similarity_own, drift.similarity_others
+    own = drift.similarity_own
+    others = drift.similarity_others
     return {
         "similarity_own": None if own is None else round(own, 3),
         "similarity_others": None if others is None else round(others, 3),
@@ -120,5 +156,5 @@ def _drift(drift: Drift) -> dict[str, Any]:
     }
 
 
-def _names(coordinator: Coordinator, contexts: Sequence[int]) -> str:
-    return ", ".join(coordinator.nodes[context].name for context in contexts)
+def _names(coordinator: Coordinator, addresses: Sequence[int]) -> str:
+    return ", ".join(coordinator.nodes[address].name for address in addresses)

@@ -1,4 +1,4 @@
-"""The host's program: the coordinator over a transport, kept in a store, seen over a socket."""
+"""The host program: a coordinator with its transport, its store and its control socket."""
 
 import logging
 import os
@@ -10,36 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from host import membership
-from host.config import HostConfig, load_bundle, plan_of, settings_of
-from host.desk import Desk
-from host.ledger import Ledger
-from host.report import HISTORY_MAX, describe, status
+from host.config import HostConfig, load_model_package, plan_of, settings_of
+from host.enrolment import EnrolmentService
+from host.report import HISTORY_MAX, RoundCosts, describe, status
 from ternmesh.config import ConfigError
-from ternmesh.plan import Plan
-from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.drift import DriftWatch
-from ternmesh.swarm.events import (
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.drift import DriftWatch
+from ternmesh.federated.events import (
     BodyAccepted,
+    GlobalUpdateMade,
     HostEvent,
-    PacketForgotten,
-    ReferenceMade,
     Refused,
     RoundOpened,
+    UpdateForgotten,
 )
-from ternmesh.swarm.pace import NETWORK
-from ternmesh.swarm.records import NODES_BUNDLED_MAX, Settings
+from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
+from ternmesh.plan import Plan
+from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, OPEN
-from ternmesh_store.host_store import HostStore, Round, StoredRun
-from ternmesh_store.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
-from ternmesh_store.radio_stores import RadioStores
+from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
+from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
+from ternmesh_store.state_file import HOST as HOST_TABLES
+from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Transport
-from transports.bearer import make_transport
-from transports.control_socket import ControlServer, Relay
 from transports.driver import Driver
+from transports.factory import make_transport, pace_of, profile_of
 
-POLL_S = 0.1  # how long a status request or a stop may have to wait
+POLL_S = 0.1  # the longest wait of a status request or a stop
 RUN_SIZE = 8
-REFUSALS_TOLD_MAX = 1024  # pairs of peer and reason that get a line in the log
+LOGGED_MAX = 1024  # pairs of peer and reason that get a line in the log
 
 _log = logging.getLogger(__name__)
 
@@ -47,52 +47,55 @@ _log = logging.getLogger(__name__)
 class HostService:
     """One run while it is hosted. The store is open, and all calls come from one thread.
 
-    ConfigError where the run has more nodes than one that takes bundles can have.
+    ConfigError where the run has too many nodes for partial aggregates.
     """
 
     def __init__(
         self,
         stored: StoredRun,
-        settings: Settings,
+        settings: CoordinatorSettings,
         model_hash: bytes,
         store: HostStore,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | NoKeyring | None = None,
+        pace: TimerSettings = NETWORK_TIMERS,
     ) -> None:
-        if settings.bundles and len(stored.state.nodes) > NODES_BUNDLED_MAX:
+        if settings.partial_aggregates and len(stored.state.nodes) > NODES_AGGREGATED_MAX:
             raise ConfigError(
-                f"run.bundles is for at most {NODES_BUNDLED_MAX} nodes, and this run has "
-                f"{len(stored.state.nodes)}: switch it off, or begin another run"
+                f"run.partial_aggregates is for at most {NODES_AGGREGATED_MAX} nodes, and this run "
+                f"has {len(stored.state.nodes)}: switch it off, or begin another run"
             )
         self._keyring = keyring or NoKeyring()
-        trust = self._keyring.trust(HOST, model_hash, stored.state.counter)
+        security = self._keyring.security(HOST, model_hash, stored.state.counter)
         self.coordinator = Coordinator(
-            stored.plan, settings, model_hash, stored.run, stored.state, trust
+            stored.plan, settings, model_hash, stored.run, stored.state, security, pace
         )
-        self.desk: Desk[HostEvent] | None = None
+        self.enrolment: EnrolmentService[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
-            self.desk = Desk(self.coordinator, self._keyring, self.coordinator.refused)
-        endpoint = self.desk or self.coordinator
+            self.enrolment = EnrolmentService(
+                self.coordinator, self._keyring, self.coordinator.refused
+            )
+        endpoint = self.enrolment or self.coordinator
         self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
         self._store = store
         self._clock = clock
-        self._drift = DriftWatch(stored.plan, model_hash)  # begins anew with the process
-        self._ledger = Ledger(self.driver.traffic, clock())
-        self._history: deque[Round] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
-        self._made: list[int] = []  # the references of the current poll, rarely more than one
+        self._drift = DriftWatch(stored.plan, model_hash)  # starts empty with each process
+        self._costs = RoundCosts(self.driver.traffic, clock())
+        self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
+        self._made: list[int] = []  # versions of this poll's global updates, rarely more than one
         self._finished_at: float | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def start(self) -> None:
-        """Begin the run, or go on with it."""
+        """Begin the run, or continue it."""
         self.coordinator.start(self._clock())
 
     def poll(self, wait_s: float) -> bool:
-        """Take what arrives within `wait_s`; True if anything happened."""
+        """Handle what arrives within `wait_s` seconds; True if anything happened."""
         moved = self.driver.poll(wait_s, self._handle, self._commit)
         if self._made:
-            # The reference went out after the commit that made it: its bytes belong to its round.
+            # The global update was sent after its commit: its bytes still belong to its round.
             self._charge(self._made[-1], 0.0)
             self._store.commit()
             self._history.extend(self._store.history(len(self._made)))
@@ -103,29 +106,33 @@ class HostService:
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members."""
-        if request[membership.ASK] == "code" and self.desk is not None:
-            return membership.code(self.desk, request, self._clock())
+        if request[membership.ASK] == "code" and self.enrolment is not None:
+            return membership.code(self.enrolment, request, self._clock())
         answer = membership.answer(self._keyring, request)
         if "error" not in answer:
             match request[membership.ASK]:
                 case "revoke":
                     self.coordinator.exclude(str(request["name"]), self._clock())
-                case "rotate":  # there is a new broadcast key, which the others must be given
+                case "rotate":  # there is a new group key, which the others must get
                     self.coordinator.handle_timeout(self._clock())
         return answer
 
     def status(self) -> dict[str, Any]:
-        """Where the run stands, ready for JSON."""
-        history = list(self._history)
-        tallies, found = self._store.tallies(), self._drift.found
-        return status(self.coordinator, tallies, found, history, self._clock())
+        """The state of the run, ready for JSON."""
+        return status(
+            self.coordinator,
+            self._store.tallies(),
+            self._drift.found,
+            list(self._history),
+            self._clock(),
+        )
 
     def may_leave(self) -> bool:
-        """Whether the run is over, and whoever missed its end has had the time to ask for it.
+        """Whether the run is over, and nodes that missed its end had time to ask for it.
 
-        A node that missed the last reference hears so from the next announcement.
+        A node that missed the last global update learns of it from the next announcement.
         """
-        linger_s = self.coordinator.plan.announce_s + 2 * NETWORK.catch_up_s
+        linger_s = self.coordinator.plan.announce_s + 2 * NETWORK_TIMERS.catch_up_s
         return self._finished_at is not None and self._clock() >= self._finished_at + linger_s
 
     def _handle(self, event: HostEvent) -> None:
@@ -134,67 +141,65 @@ class HostService:
         self._keyring.record(event)
         match event:
             case BodyAccepted():
-                self._drift.accept(event.context, event.body)
-            case PacketForgotten():
-                self._drift.forget(event.context)
-            case ReferenceMade():
-                self._drift.close(event.version - 1, [c.context for c in event.counted])
-                self._charge(event.version, self._ledger.take_seconds(now))
+                self._drift.accept(event.address, event.body)
+            case UpdateForgotten():
+                self._drift.forget(event.address)
+            case GlobalUpdateMade():
+                self._drift.close(event.version - 1, [c.address for c in event.counted])
+                self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
             case RoundOpened():
-                self._ledger.take_seconds(now)  # The time before belongs to no round.
+                self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.coordinator, now)
         if line is not None:
             _log.log(self._level(event), "%s", line)
 
     def _commit(self) -> None:
-        self._keyring.commit()
         if not self._store.changed:
-            return  # Refusals alone must not wear the disk.
+            return  # refusals alone must not wear the disk
         is_open = self.coordinator.phase == OPEN
-        seconds = self._ledger.take_seconds(self._clock()) if is_open else 0.0
+        seconds = self._costs.take_seconds(self._clock()) if is_open else 0.0
         self._charge(self.coordinator.version + 1, seconds)
         self._store.commit()
 
     def _charge(self, version: int, seconds: float) -> None:
-        self._store.charge(version, self._ledger.take_bytes(), seconds)
+        self._store.charge(version, self._costs.take_bytes(), seconds)
 
     def _level(self, event: HostEvent) -> int:
-        """How loudly to say it; a peer's refusals of one kind are news only once."""
+        """The log level of an event; a peer's refusals for one reason are logged only once."""
         if not isinstance(event, Refused):
             return logging.INFO
         pair = (event.peer, event.reason)
-        if pair in self._told or len(self._told) >= REFUSALS_TOLD_MAX:
+        if pair in self._logged or len(self._logged) >= LOGGED_MAX:
             return logging.DEBUG
-        self._told.add(pair)
+        self._logged.add(pair)
         return logging.ERROR if event.reason == "ahead" else logging.INFO
 
 
 def continue_or_begin(
     store: HostStore, plan: Plan, model_hash: bytes, *, new_run: bool = False
 ) -> StoredRun:
-    """The run that the store holds if it is of this model and plan, or else a new one.
+    """The stored run if it has this model and plan, otherwise a new one.
 
-    ConfigError where that would give up what another run has learned, unless `new_run` says so.
+    ConfigError where a new run would discard what another one has learned, unless `new_run` is set.
     """
     stored = store.load(model_hash)
     if stored is not None and stored.plan == plan:
-        _log.info("run %s goes on at reference %d", stored.run.hex(), stored.state.version)
+        _log.info("run %s goes on at global update %d", stored.run.hex(), stored.state.version)
         if new_run:
             _log.warning(
-                "--new-run changes nothing, as model and [run] are those of this run: to begin "
-                "anew all the same, stop the host and move %s away",
-                store.path,
+                "--new-run changes nothing, because model and [run] are those of this run: to "
+                "begin another run all the same, change a value of [run] besides"
             )
         return stored
     learned = store.learned_run()
     if learned is not None and not new_run:
         raise ConfigError(
-            f"the model or [run] has changed since run {learned[0].hex()}, which stands at "
-            f"reference {learned[1]}: restore them, or start once with --new-run to give it up"
+            f"the model or [run] has changed since run {learned[0].hex()}, which has reached "
+            f"global update {learned[1]}: restore them, or start once with --new-run to give it up"
         )
     if learned is not None:
-        _log.warning("run %s is given up at reference %d", learned[0].hex(), learned[1])
+        _log.warning("run %s is given up at global update %d", learned[0].hex(), learned[1])
     begun = store.begin(os.urandom(RUN_SIZE), plan, model_hash)
     _log.info("run %s begins: %d rounds", begun.run.hex(), plan.rounds)
     return begun
@@ -208,35 +213,48 @@ def run_host(
     new_run: bool = False,
     insecure: bool = False,
 ) -> None:
-    """Host a fleet until `stop` is set, or until the run is over and all had time to hear of it.
+    """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
 
-    Raises ConfigError, TrustError or BundleError before anything is changed; then StoreError,
-    TransportError or ControlError where the host cannot start or go on. `new_run`: see
+    ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
+    TransportError or ControlError where the host cannot start or continue. `new_run`: see
     `continue_or_begin`. `insecure`: without keys.
     """
-    bundle = load_bundle(config.bundle)
-    plan, settings = plan_of(config.run, bundle.dimension), settings_of(config.run)
-    folder, is_loopback = Path(config.state_dir), config.link.is_loopback
-    keyring = choose_keyring(folder, config.trust, insecure=insecure, is_loopback=is_loopback)
-    if config.run.bundles and not insecure:
-        raise ConfigError("run.bundles needs --insecure so far: sealed packets cannot be added up")
-    store, stores = HostStore(config.store_path, settings.chain_max), RadioStores(folder)
+    package = load_model_package(config.model)
+    plan = plan_of(config.run, package.dimension, profile_of(config.link))
+    settings = settings_of(config.run)
+    state = StateFile(Path(config.state_dir))
+    keyring = choose_keyring(
+        state, config.security, insecure=insecure, is_loopback=config.link.is_loopback
+    )
+    if config.run.partial_aggregates and not insecure:
+        raise ConfigError(
+            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
+        )
+    store = HostStore(state, settings.chain_max)
     keys, relay = hop_keys(keyring, HOST), Relay()
-    transport = make_transport(config.link, HOST, stores, keys)
-    keyring.open()
+    transport = make_transport(config.link, HOST, state, keys)
+    # A damaged run is given up only with --new-run: all nodes would follow the new one.
+    state.open(keep=keyring.must_keep if new_run else (*keyring.must_keep, HOST_TABLES))
     try:
+        keyring.open()
         keyring.check_fleet(config.link.fleet)
-        store.open(give_up_damaged=new_run)
-        stored = continue_or_begin(store, plan, bundle.model_hash(), new_run=new_run)
+        stored = continue_or_begin(store, plan, package.model_hash(), new_run=new_run)
         service = HostService(
-            stored, settings, bundle.model_hash(), store, transport, keyring=keyring
+            stored,
+            settings,
+            package.model_hash(),
+            store,
+            transport,
+            keyring=keyring,
+            pace=pace_of(transport),
         )
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if membership.ASK in request:
                 return service.enrol(request)
-            about = {"fleet": config.link.fleet, "model": bundle.name, "trust": keyring.status()}
-            return {**service.status(), **about, "transport": transport.status()}
+            about = {"fleet": config.link.fleet, "model": package.name}
+            now = {"security": keyring.status(), "transport": transport.status()}
+            return {**service.status(), **about, **now}
 
         with ControlServer(config.control_path, relay.ask):
             transport.open()
@@ -246,5 +264,4 @@ def run_host(
                 relay.serve(answer)
     finally:
         transport.close()
-        store.close()
-        keyring.close()
+        state.close()

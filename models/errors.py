@@ -1,7 +1,7 @@
-"""The tree of errors of this room.
+"""The errors of models/.
 
 TernmeshError
-├── ExportError         a module that cannot become a bundle; the sentence says why
+├── ExportError         a torch module that cannot become a model package
 └── BottleneckError     a payload between two stages that cannot be used
 """
 
@@ -9,8 +9,8 @@ from ternmesh.errors import TernmeshError
 
 
 class ExportError(TernmeshError):
-    """A torch module that cannot be exported, or whose export does not compute the same."""
+    """A torch module cannot be exported, or its export computes something else."""
 
 
 class BottleneckError(TernmeshError):
-    """A payload between two stages that is damaged, not finite or of another size."""
+    """A payload between two stages is damaged, not finite, or of another size."""

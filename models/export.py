@@ -1,4 +1,4 @@
-"""From a torch module to the bundle that boards run and train on plain onnxruntime.
+"""Exports a torch module as a model package, which boards run and train on plain onnxruntime.
 
 Loss and gradient are traced together into one graph of standard operators (`make_fx` over
 `torch.func.grad_and_value`), because exporting `torch.func.grad` itself fails.
@@ -20,7 +20,7 @@ try:
     import onnx_ir as ir
     import onnx_ir.passes.common as common
     import onnxruntime
-    import onnxscript  # noqa: F401  torch.onnx needs it and would say so less clearly
+    import onnxscript  # noqa: F401  torch.onnx needs it, and its own error is less clear
     import torch
     from torch import nn
     from torch._decomp import core_aten_decompositions
@@ -31,25 +31,25 @@ except ImportError as error:
         "export needs torch, onnx and onnxruntime: pip install 'ternmesh[train]'"
     ) from error
 
-from models.adapter import Adapter
+from models.adapters.base import Adapter
 from models.errors import ExportError
 from models.graph_passes import make_overridable, name_by_place, optimise
-from ternmesh.bundle import (
+from ternmesh.model_package import (
     ADAPTER,
     FORWARD,
     METRICS,
     TRAIN_STEP,
-    Bundle,
+    ModelPackage,
     TensorSpec,
-    write_bundle,
+    write_model_package,
 )
 
 DESCRIPTION = "model.json"
 RELATIVE_ERROR_MAX = 1e-4
 TINY = 1e-30  # keeps an error relative to zero finite
-BATCH_MIN = 2  # torch.export takes sizes 0 and 1 for constants
-GRAPH_BYTES_MAX = (1 << 31) - 1  # what one protobuf file may hold
-RANK_TRACED = 2  # likewise
+BATCH_MIN = 2  # torch.export treats sizes 0 and 1 as constants
+RANK_TRACED = 2  # for the same reason
+GRAPH_BYTES_MAX = (1 << 31) - 1  # the limit of a protobuf file
 OPERATOR_PATTERNS = (
     r"OpOverload\(op='([\w.:]+)'",  # torch.onnx has no translation
     r"implementation for ([\w.:]+)",  # onnxruntime has no kernel
@@ -71,17 +71,17 @@ def export(
     version: int = 1,
     metric: str | None = None,
     input_gradient: bool = False,
-) -> Bundle:
-    """Write the bundle of `module` to `folder` and return its description.
+) -> ModelPackage:
+    """Write the model package of `module` to `folder` and return its description.
 
     `example_batch` is (inputs, targets), each a tuple of tensors with the batch axis first; its
     size becomes the batch size of a training step. `loss(outputs, *targets)` returns a scalar, the
-    mean over the batch. `metric` says how the first output is judged by the first target, one of
-    ternmesh.bundle.METRICS: "accuracy" for logits [batch, classes] and whole numbers [batch], the
-    default where they look like that, else "mean_absolute_error". With `input_gradient`, that of
-    the inputs follows the adapter's in the train step. The module is exported in evaluation mode:
-    no dropout, no batch statistics. Raises ExportError when an operator cannot be exported, when
-    the metric does not fit, or when the graphs do not compute what torch does.
+    mean over the batch. `metric` compares the first output with the first target and is one of
+    ternmesh.model_package.METRICS: "accuracy" for logits [batch, classes] and whole numbers
+    [batch], which is the default for such shapes, else "mean_absolute_error". With
+    `input_gradient`, the train step also returns the gradient of the inputs, after the adapter's.
+    The module is exported in evaluation mode: no dropout, no batch statistics. ExportError where an
+    operator cannot be exported, the metric does not fit, or the graphs compute something else.
     """
     inputs, targets = example_batch
     _check_batch(inputs + targets)
@@ -104,7 +104,7 @@ def export(
     metric = _metric(metric, outputs, targets)
     vector = adapter.vector().astype("<f4").tobytes()
     contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
-    bundle = Bundle(
+    package = ModelPackage(
         name=name,
         version=version,
         inputs=_specs(input_names, inputs, batch_free=True),
@@ -117,12 +117,12 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in contents.items():
         (folder / file).write_bytes(data)
-    (folder / DESCRIPTION).write_bytes(write_bundle(bundle))
-    return bundle
+    (folder / DESCRIPTION).write_bytes(write_model_package(package))
+    return package
 
 
 class _WithAdapter(nn.Module):
-    """The module with the adapter tensors as further arguments."""
+    """The module with the adapter tensors as additional arguments."""
 
     def __init__(self, module: nn.Module, adapter: Adapter) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def _forward_graph(
 
 
 def _with_rank(adapter: Adapter, rank: int) -> Tensors:
-    """Zeros in the adapter's shapes at another rank; tensors without a rank axis as they are."""
+    """Zeros in the adapter's shapes at another rank; tensors without a rank axis do not change."""
     return tuple(
         tensor if axis is None else tensor.new_zeros(_replaced(tensor.shape, axis, rank))
         for tensor, axis in zip(adapter.initial, adapter.rank_axes, strict=True)
@@ -182,7 +182,7 @@ def _train_step(
         return loss(torch.func.functional_call(module, parameters, inputs), *targets)
 
     def step(vector: torch.Tensor, *batch: torch.Tensor) -> Tensors:
-        # The split stays outside what is differentiated: its gradient would pad every tensor to D.
+        # Split before differentiating: the gradient of a split pads every tensor to length D.
         parameters = adapter.split(vector)
         inputs, targets = batch[:inputs_count], batch[inputs_count:]
         of_inputs: Tensors = ()
@@ -235,7 +235,7 @@ def _onnx(
 
 
 def _serialise(model: ir.Model, file: str) -> bytes:
-    """One self-contained file without the names, paths and traces of the exporting machine."""
+    """One self-contained file, without names, paths and traces of the exporting machine."""
     size = sum(
         value.const_value.nbytes
         for value in model.graph.initializers.values()
@@ -243,7 +243,7 @@ def _serialise(model: ir.Model, file: str) -> bytes:
     )
     if size > GRAPH_BYTES_MAX:
         raise ExportError(
-            f"{file} would hold {size} bytes of weights, and one file holds {GRAPH_BYTES_MAX}"
+            f"{file} would hold {size} bytes of weights: the limit of a file is {GRAPH_BYTES_MAX}"
         )
     name_by_place(model)
     common.ClearMetadataAndDocStringPass()(model)
@@ -302,13 +302,13 @@ def _compare(file: str, actual: Arrays, expected: Tensors) -> None:
 
 def _session(graph: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it would warn once for every overridable initializer
+    options.log_severity_level = 3  # no warning for every overridable initializer
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
 def _one_sentence(what: str) -> Iterator[None]:
-    """Turn whatever an exporter raises into an ExportError that names the operator."""
+    """Turn any error of an exporter into an ExportError that names the operator."""
     try:
         yield
     except ExportError:
@@ -340,7 +340,7 @@ def _check_batch(tensors: Tensors) -> None:
 
 
 def _metric(wanted: str | None, outputs: Tensors, targets: Tensors) -> str:
-    """The metric, if it fits: a board would find out only when it judges its first reference."""
+    """The metric, checked here: a board would use it first on the first global update."""
     if wanted not in (None, *METRICS):
         raise ExportError(f"metric is {wanted!r}: it must be one of {', '.join(METRICS)}")
     if not targets:
@@ -350,8 +350,8 @@ def _metric(wanted: str | None, outputs: Tensors, targets: Tensors) -> str:
     metric = wanted or ("accuracy" if are_classes else "mean_absolute_error")
     if not (are_classes if metric == "accuracy" else target.numel() == output.numel()):
         raise ExportError(
-            f"the metric {metric} cannot judge an output of shape {list(output.shape)} by a target "
-            f"of {target.dtype} and shape {list(target.shape)}"
+            f"the metric {metric} cannot compare an output of shape {list(output.shape)} with a "
+            f"target of {target.dtype} and shape {list(target.shape)}"
         )
     return metric
 

@@ -1,8 +1,8 @@
-"""Passes over exported graphs; each keeps what the graph computes.
+"""Passes over exported graphs. A pass never changes the result of a graph.
 
 `make_overridable` is for forward graphs, `name_by_place` for all. `optimise` is for train-step
-graphs, where a frozen weight is used as W going forward and as W^T going back: a runtime folds each
-Transpose into a second copy.
+graphs. They use a frozen weight as W forward and as W^T backward, and a runtime would fold each
+Transpose into a second copy of the weight.
 """
 
 import math
@@ -14,7 +14,7 @@ import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 from onnx_ir.tape import Tape
 
-SHARED_SIZE_MAX = 1 << 20  # numbers; frozen weights above it are never equal
+SHARED_SIZE_MAX = 1 << 20  # numbers; larger frozen weights are never equal
 
 
 def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]]) -> None:
@@ -26,10 +26,10 @@ def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]
 
 
 def name_by_place(model: ir.Model, kept: str = "module.") -> None:
-    """Name nodes and what is between them by their places; names that begin with `kept` stay.
+    """Name nodes and values by their position; names that begin with `kept` stay.
 
-    Names that an exporter makes up differ from run to run, and with them the hash of a model that
-    computes the same. No input's name has a colon.
+    Names that an exporter invents differ from run to run, and so would the hash of equal models.
+    No input's name has a colon, so new names cannot collide with inputs.
     """
     initializers = model.graph.initializers
     inputs = {value.name for value in model.graph.inputs}
@@ -50,18 +50,18 @@ def name_by_place(model: ir.Model, kept: str = "module.") -> None:
 
 
 def optimise(model: ir.Model) -> None:
-    """All passes for a train-step graph, in their order."""
+    """Run all passes for a train-step graph, in their order."""
     cancel_transposes(model)
     gemm_with_frozen_transpose(model)
     transpose_in_gemm(model)
     merge_reshapes(model)
     common.RemoveUnusedNodesPass()(model)
-    # Each gradient that is added up from zeros brings a block of zeros of its own.
+    # Each gradient that is a sum beginning at zeros has its own block of zeros.
     common.DeduplicateInitializersPass(size_limit=SHARED_SIZE_MAX)(model)
 
 
 def cancel_transposes(model: ir.Model) -> None:
-    """Transpose(Transpose(x)) becomes x where the two permutations undo each other."""
+    """Transpose(Transpose(x)) becomes x where the two permutations cancel."""
     for node in list(model.graph):
         inner = _producer(node, "Transpose", 0) if node.op_type == "Transpose" else None
         if inner is None:
@@ -72,7 +72,7 @@ def cancel_transposes(model: ir.Model) -> None:
 
 
 def gemm_with_frozen_transpose(model: ir.Model) -> None:
-    """MatMul(x, Transpose(w)) becomes Gemm of x as a matrix, for a frozen matrix w."""
+    """MatMul(x, Transpose(w)) becomes Gemm, with x reshaped to a matrix, for a frozen matrix w."""
     for node in list(model.graph):
         transpose = _producer(node, "Transpose", 1) if node.op_type == "MatMul" else None
         if transpose is None or not _is_frozen_matrix(_input(transpose, 0)):
@@ -103,7 +103,7 @@ def transpose_in_gemm(model: ir.Model) -> None:
 
 
 def merge_reshapes(model: ir.Model) -> None:
-    """Reshape(Reshape(x)) becomes one Reshape, or x where its shape comes back."""
+    """Reshape(Reshape(x)) becomes one Reshape, or x where the shape is that of x."""
     for node in list(model.graph):
         if node.op_type != "Reshape":
             continue
@@ -116,7 +116,7 @@ def merge_reshapes(model: ir.Model) -> None:
 
 
 def _names_all_sizes(reshape: ir.Node) -> bool:
-    """Whether the target shape has no 0, which would copy a size from the input."""
+    """Whether the target shape has no 0 (a 0 copies the size of the input)."""
     target = ir.convenience.get_const_tensor(_input(reshape, 1))
     return target is not None and bool((target.numpy() != 0).all())
 
@@ -139,7 +139,7 @@ def _reshape(tape: Tape, x: ir.Value, shape: Sequence[int]) -> ir.Value:
 
 
 def _replace(model: ir.Model, node: ir.Node, tape: Tape, result: ir.Value) -> None:
-    """Put the nodes of `tape` where `node` was; `result` takes over its output."""
+    """Put the nodes of `tape` in the place of `node`; `result` replaces its output."""
     old = node.outputs[0]
     result.shape, result.type = old.shape, old.type
     ir.convenience.replace_nodes_and_values(

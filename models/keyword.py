@@ -1,22 +1,29 @@
-"""A small keyword-spotting transformer: one second of log-mel features to one of ten words."""
+"""The keyword model: a small transformer from one second of log-mel features to one of ten words.
 
+The shipped one was trained on the clips of three speakers; the other three are new to it.
+"""
+
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from models.adapter import Adapter
-from models.lora import add_lora
+from models.adapters.base import Adapter
+from models.adapters.lora import add_lora
 
 FRAMES, MELS, WORDS = 50, 32, 10
 FRAMES_PER_TOKEN = 2
 TOKEN_SIZE = FRAMES_PER_TOKEN * MELS
-CENTRE, SPREAD = 0.4, 4.0  # bring the features near zero mean and unit variance
+CENTRE, SPREAD = 0.4, 4.0  # give the features nearly zero mean and unit variance
+SPEAKERS = ("george", "jackson", "lucas")  # whose clips the shipped model was trained on
 LORA_PATTERNS = ("layers.*.q", "layers.*.k", "layers.*.v", "layers.*.o", "head")
 LORA_RANK, LORA_ALPHA = 8, 16.0
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer layer; attention in plain operators, so that it traces well."""
+    """One pre-norm transformer layer. Attention is written in plain operators to trace well."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -31,7 +38,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Float32 [batch, tokens, width] to the same shape."""
+        """x: float32 [batch, tokens, width] to the same shape."""
         x = x + self.o(self._attend(self.norm_attention(x)))
         change: torch.Tensor = self.down(functional.gelu(self.up(self.norm_mlp(x))))
         return x + change
@@ -40,12 +47,12 @@ class Layer(nn.Module):
         split = (*x.shape[:-1], self.heads, -1)
         q, k, v = (part(x).reshape(split).transpose(1, 2) for part in (self.q, self.k, self.v))
         scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-        mixed: torch.Tensor = scores.softmax(-1) @ v
+        mixed: torch.Tensor = scores.softmax(-1) @ v  # [batch, heads, tokens, width / heads]
         return mixed.transpose(1, 2).reshape(x.shape)
 
 
 class KeywordTransformer(nn.Module):
-    """Log-mel features, float32 in [0, 1] (uint8 / 255), [batch, 50, 32], to logits [batch, 10]."""
+    """A classifier of ten words; its inputs are log-mel features in [0, 1] (uint8 / 255)."""
 
     def __init__(self, width: int = 112, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
@@ -56,13 +63,28 @@ class KeywordTransformer(nn.Module):
         self.head = nn.Linear(width, WORDS)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        tokens = ((features - CENTRE) * SPREAD).reshape(-1, len(self.position), TOKEN_SIZE)
-        x = self.embed(tokens) + self.position
+        """features: float32 [batch, 50, 32] to logits [batch, 10]."""
+        x = to_tokens(features, self.embed, self.position)
         for layer in self.layers:
             x = layer(x)
         logits: torch.Tensor = self.head(self.norm(x).mean(1))
         return logits
+
+
+def to_tokens(features: torch.Tensor, embed: nn.Linear, position: torch.Tensor) -> torch.Tensor:
+    """features [batch, 50, 32] to x [batch, 25, width]; `position` is [25, width]."""
+    tokens = ((features - CENTRE) * SPREAD).reshape(-1, len(position), TOKEN_SIZE)
+    x: torch.Tensor = embed(tokens) + position
+    return x
+
+
+def load_clips(path: Path, speakers: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features float32 [clips, 50, 32] in [0, 1] and digits int64 [clips] of these speakers."""
+    with np.load(path, allow_pickle=False) as data:
+        wanted = np.isin(data["speaker_names"][data["speaker"]], speakers)
+        features = data["x"][wanted].astype(np.float32) / 255
+        digits = data["y"][wanted].astype(np.int64)
+    return torch.from_numpy(features), torch.from_numpy(digits)
 
 
 def add_keyword_lora(model: KeywordTransformer, seed: int = 0) -> Adapter:

@@ -1,9 +1,9 @@
-"""Pre-train the keyword model on three speakers and export its bundle.
+"""Pre-train the keyword model on three speakers and export its model package.
 
     python -m models.pretrain_keyword --data CLIPS.npz --out models/zoo/keyword
 
-CLIPS.npz is by default the copy in models/zoo/fsdd. Only george, jackson and lucas are heard, so
-that the other three speakers stay new for the boards.
+CLIPS.npz is by default the copy in models/zoo/fsdd. Only the clips of three speakers are used, so
+that the boards have something to learn from the other three.
 """
 
 import argparse
@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 try:
     import torch
     from torch.nn import functional
@@ -21,42 +19,35 @@ except ImportError as error:
     raise ImportError("pre-training needs torch: pip install 'ternmesh[train]'") from error
 
 from models.export import export
-from models.keyword import KeywordTransformer, add_keyword_lora
+from models.keyword import SPEAKERS, KeywordTransformer, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
-SPEAKERS = ("george", "jackson", "lucas")
-NAME, VERSION = "keyword", 1
-STEPS, BATCH = 2000, 32
-LEARNING_RATE_MAX, WEIGHT_DECAY = 2e-3, 0.05
+NAME = "keyword"
+VERSION = 1
+STEPS = 2000
+BATCH = 32
+LEARNING_RATE_MAX = 2e-3
+WEIGHT_DECAY = 0.05
 GRADIENT_NORM_MAX = 1.0
 BATCH_ON_BOARD = 32
 PROGRESS_EVERY_S = 1.0
 
-# Augmentation: each bound is the largest change, drawn per clip. Gentle changes were best, judged
-# by what boards then learn, on training clips of theirs that were set aside.
+# Augmentation: the largest change of each kind; a change is drawn for each clip. Small changes were
+# best, measured by what boards learn afterwards on held-out training clips.
 SPEED_LOG, SHIFT_FRAMES = 0.1, 4.0
-WARP_LOG, SHIFT_BANDS = 0.06, 0.5  # stretches the mel axis, as a longer or shorter throat does
+WARP_LOG, SHIFT_BANDS = 0.06, 0.5  # stretches the mel axis, like a longer or shorter vocal tract
 GAIN, TILT, NOISE = 0.03, 0.03, 0.03  # of the feature range [0, 1]
 MASKS, MASK_FRAMES_MAX, MASK_BANDS_MAX = 2, 5.0, 3.0
 
 
-def load_clips(path: Path, speakers: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features float32 [clips, 50, 32] in [0, 1] and digits int64 [clips] of these speakers."""
-    with np.load(path) as data:
-        wanted = np.isin(data["speaker_names"][data["speaker"]], speakers)
-        features = data["x"][wanted].astype(np.float32) / 255
-        digits = data["y"][wanted].astype(np.int64)
-    return torch.from_numpy(features), torch.from_numpy(digits)
-
-
 def augment(clips: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Clips [n, 50, 32] as another voice, speed, place and microphone might have given them."""
+    """Clips [n, 50, 32] with random changes of voice, speed, position and microphone."""
 
     def draw(bound: float) -> torch.Tensor:
         return (2 * torch.rand(len(clips), 1, generator=generator) - 1) * bound
 
     clips = _warp(clips, draw)
-    sound = (clips > 0).to(clips.dtype)  # padding stays silent
+    sound = (clips > 0).to(clips.dtype)  # padding stays zero
     slope = torch.linspace(-1, 1, clips.shape[2])
     clips = clips + sound * (draw(GAIN) + draw(TILT) * slope)[:, None, :]
     clips = clips + NOISE * torch.rand(len(clips), 1, 1, generator=generator) * torch.randn(
@@ -81,7 +72,7 @@ def _warp(clips: torch.Tensor, draw: Callable[[float], torch.Tensor]) -> torch.T
 def _mask(
     clips: torch.Tensor, axis: int, width_max: float, generator: torch.Generator
 ) -> torch.Tensor:
-    """One block of zeros per clip along `axis`; [n, size], else ones."""
+    """Ones with one random block of zeros for each clip: [n, size of `axis`]."""
     size = clips.shape[axis]
     start = torch.rand(len(clips), 1, generator=generator) * size
     width = torch.rand(len(clips), 1, generator=generator) * width_max
@@ -97,7 +88,10 @@ def pretrain(
     seed: int = 0,
     report: Callable[[int, float], None] | None = None,
 ) -> KeywordTransformer:
-    """A model trained on augmented clips; the same seed and thread count give the same weights."""
+    """A model trained on augmented clips [n, 50, 32] and their digits [n].
+
+    The same seed and thread count give the same weights. `report` gets each step and its loss.
+    """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = KeywordTransformer()
@@ -122,7 +116,7 @@ def pretrain(
 
 
 class _Progress:
-    """One line that says how far the training is and how long it still takes."""
+    """Prints one line with the step, the loss and the time left."""
 
     def __init__(self, steps: int, start: float) -> None:
         self.steps = steps
@@ -143,21 +137,21 @@ def main() -> None:
     """The command in the module's docstring."""
     parser = argparse.ArgumentParser(description="Pre-train and export the keyword model.")
     parser.add_argument("--data", type=Path, default=fsdd_path("train"), help="training clips")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the bundle")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model package")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    torch.set_num_threads(1)  # sums in another order would give other weights
+    torch.set_num_threads(1)  # sums in another order give other weights
     clips, digits = load_clips(options.data, SPEAKERS)
     progress = _Progress(options.steps, time.monotonic())
     model = pretrain(clips, digits, steps=options.steps, seed=options.seed, report=progress)
     adapter = add_keyword_lora(model)
     example = (clips[:BATCH_ON_BOARD],), (digits[:BATCH_ON_BOARD],)
-    bundle = export(
+    package = export(
         model, adapter, functional.cross_entropy, example, options.out, name=NAME, version=VERSION
     )
-    sys.stdout.write(f"{options.out}: {bundle.name}, adapter of {bundle.dimension} numbers\n")
+    sys.stdout.write(f"{options.out}: {package.name}, adapter of {package.dimension} numbers\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """A sequence of layers cut into stages, with a boundary at each cut.
 
-A stage takes the tensors of a payload and gives those of the next one; the first takes tokens and
-the last gives logits. Stages that are called one after the other in one process compute and learn
-what a pipeline of ranks does.
+A stage maps the tensors of one payload to those of the next. The first stage takes tokens, and the
+last returns logits. All stages in one process compute and learn the same as a pipeline of ranks.
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from models.bottleneck.payload import Bottleneck, Context, Payload, unpack_ids
 class Stage(nn.Module):
     """Some layers between an entry (None in the first stage) and an exit (None in the last).
 
-    All micro-batches have the shape [batch, length]. With `recompute`, the activations inside the
-    layers are computed again on the way back instead of kept.
+    All micro-batches have the shape [batch, length]. With `recompute`, the backward pass computes
+    the activations inside the layers again, and they are not kept.
     """
 
     def __init__(
@@ -32,8 +31,11 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.entry, self.exit = entry, exit_
-        self.batch, self.length, self.recompute = batch, length, recompute
+        self.entry = entry
+        self.exit = exit_
+        self.batch = batch
+        self.length = length
+        self.recompute = recompute
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Tokens [batch, length] or a payload's tensors, to a payload's tensors or logits."""
@@ -56,13 +58,13 @@ class Stage(nn.Module):
 
 
 def cut(layers: Sequence[nn.Module], stages: int) -> list[Sequence[nn.Module]]:
-    """The layers in runs of nearly equal length; the first and the last layer count for none.
+    """The layers in groups of nearly equal size; the first and the last layer do not count.
 
     ValueError where there are fewer layers between these two than stages.
     """
     inner = len(layers) - 2
     if inner < stages:
-        raise ValueError(f"{inner} layers cannot make {stages} stages: there must be one for each")
+        raise ValueError(f"{inner} layers cannot make {stages} stages: use fewer stages")
     ends = [1 + inner * (stage + 1) // stages for stage in range(stages)]
     starts = [0, *ends[:-1]]
     ends[-1] = len(layers)
@@ -70,7 +72,7 @@ def cut(layers: Sequence[nn.Module], stages: int) -> list[Sequence[nn.Module]]:
 
 
 def run_stages(stages: Sequence[Stage], tokens: Tensor) -> Tensor:
-    """All stages in one process: logits [batch, length, vocabulary]."""
+    """All stages in one process: tokens [batch, length] to logits [batch, length, vocabulary]."""
     tensors: Tensor | tuple[Tensor, ...] = (tokens,)
     for stage in stages:
         tensors = stage(*tensors)

@@ -1,4 +1,4 @@
-"""A small causal transformer as a plain sequence of modules, so that it can be cut anywhere."""
+"""A small causal transformer as a sequence of modules that can be cut anywhere."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ TOKENS = "tokens"  # the token table
 
 
 class Embedding(nn.Module):
-    """Tokens to x: a table, and sines for the positions."""
+    """A token table, and sines for the positions."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -20,13 +20,13 @@ class Embedding(nn.Module):
         self.register_buffer("positions", sines(shape.length, shape.width), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64 [batch, length] to [batch, length, width]."""
+        """tokens: int64 [batch, length] to x [batch, length, width]."""
         x: Tensor = self.tokens(tokens)
         return x + self.get_buffer("positions")[: tokens.shape[1]]
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a norm and around a residual path."""
+    """Attention and a feed-forward network, each behind a norm and with a residual path."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """x to the logits of the next token."""
+    """The last norm, and the logits of the next token."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class Head(nn.Module):
         self.logits = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, length, width] to [batch, length, vocabulary]."""
+        """x [batch, length, width] to logits [batch, length, vocabulary]."""
         logits: Tensor = self.logits(self.norm(x))
         return logits
 
 
 def sines(length: int, width: int) -> Tensor:
-    """Fixed positions [length, width] of Vaswani et al. 2017, at the scale of a token table."""
+    """The fixed positions of Vaswani et al. 2017 [length, width], scaled like a token table."""
     places = torch.arange(length).unsqueeze(1)
     rates = 10_000 ** (-torch.arange(0, width, 2) / width)
     angles = places * rates
@@ -78,7 +78,7 @@ def sines(length: int, width: int) -> Tensor:
 
 
 def transformer(shape: Shape, seed: int) -> list[nn.Module]:
-    """Embedding, blocks and head, with the weights that `seed` draws: the same on every rank."""
+    """Embedding, blocks and head. The seed draws the weights: they are equal on all ranks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Head(shape)]

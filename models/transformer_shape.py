@@ -1,4 +1,6 @@
-"""The sizes of the small transformer; needs no torch."""
+"""The sizes of the small transformer: a module of its own, because `host.pipeline.config` reads
+configurations where torch is not installed, and `models.transformer` imports torch.
+"""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +9,7 @@ from ternmesh.config import limits
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The transformer's sizes; `length` is the longest sequence that it can read."""
+    """The transformer's sizes; `length` is the longest sequence in tokens."""
 
     vocabulary: int = field(default=256, metadata=limits(2, 1 << 20))
     width: int = field(default=128, metadata=limits(2, 65_536))

@@ -1,8 +1,8 @@
-"""TOML text to frozen dataclasses: a wrong key or value is one sentence that names it.
+"""TOML text to frozen dataclasses, with one clear sentence for a wrong key or value.
 
 A settings class is a frozen dataclass whose fields are str, int, float, bool, optional str, tuples
-of str, free tables (`Table`: whoever uses one checks it), or further settings classes. A field may
-carry limits: `field(metadata=limits(1, 10))`, or choices: `field(metadata=choices("a", "b"))`.
+of str, free tables (`Table`, checked by the code that uses one), or other settings classes. A field
+may have limits: `field(metadata=limits(1, 10))`, or choices: `field(metadata=choices("a", "b"))`.
 """
 
 import tomllib
@@ -13,54 +13,54 @@ from typing import Any, TypeVar, get_type_hints
 from ternmesh.errors import TernmeshError
 
 T = TypeVar("T")
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 Table = dict[str, Any]
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class ConfigError(TernmeshError):
-    """A configuration that cannot be used: the key, its value and what is allowed."""
+    """A configuration cannot be used; the message has the key, its value and what is allowed."""
 
 
 def limits(low: float, high: float) -> dict[str, Any]:
-    """Metadata for a number's field: both ends are allowed."""
+    """Field metadata: the smallest and the largest allowed number."""
     return {"limits": (low, high)}
 
 
 def choices(*allowed: str) -> dict[str, Any]:
-    """Metadata for a text's field."""
+    """Field metadata: the allowed texts."""
     return {"choices": allowed}
 
 
 def read_config(kind: type[T], text: str) -> T:
-    """The settings of class `kind` that TOML `text` holds, or ConfigError."""
+    """The settings of class `kind` in a TOML text, or ConfigError."""
     return _table(kind, read_toml(text), "")
 
 
 def read_toml(text: str) -> Table:
-    """What TOML `text` holds, or ConfigError, also for a text in it that no path can be."""
+    """The content of a TOML text; ConfigError, also for a string with a NUL character in it."""
     try:
         content = tomllib.loads(text)
         _refuse_nul(content, "")
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of 4300 digits
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of 4300 digits
         raise ConfigError(f"this is not TOML: {error}") from error
     return content
 
 
 def read_table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
-    """The settings of class `kind` in the free table called `name`, or ConfigError."""
+    """The settings of class `kind` in the free table `name`, or ConfigError."""
     return _table(kind, content, f"{name}.")
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is a whole number that TOML promises to carry: of 64 bits. All fit a float."""
+    """Whether a value is an integer that TOML guarantees to carry (64 bits)."""
     return type(value) is int and abs(value) < 1 << 63
 
 
 def _refuse_nul(value: Any, name: str) -> None:
-    """ConfigError for a NUL character in any text: the system's calls cannot take one."""
+    """ConfigError for a NUL character in any string: system calls reject it."""
     match value:
         case str() if "\0" in value:
-            raise ConfigError(f"{name} is {value!r}: take the character \\u0000 out of it")
+            raise ConfigError(f"{name} is {value!r}: remove the character \\u0000")
         case dict():
             for key, item in value.items():
                 _refuse_nul(item, f"{name}.{key}" if name else key)
@@ -75,7 +75,8 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
     types = get_type_hints(kind)
     for key in content:
         if key not in known:
-            allowed, where = ", ".join(sorted(known)), f"[{prefix[:-1]}]" if prefix else "the file"
+            allowed = ", ".join(sorted(known))
+            where = f"[{prefix[:-1]}]" if prefix else "the file"
             raise ConfigError(f"{prefix}{key} is not a setting: {where} allows {allowed}")
     values = {}
     for name, item in known.items():
@@ -97,8 +98,8 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
         value = float(value)
     if wanted == tuple[str, ...] and type(value) is list:
         value = tuple(value)
-    if not _is(wanted, value):
-        raise ConfigError(f"{name} is {value!r}: it must be {_word(wanted)}")
+    if not _has_type(wanted, value):
+        raise ConfigError(f"{name} is {value!r}: it must be {_type_name(wanted)}")
     if "limits" in item.metadata and not _within(value, item.metadata["limits"]):
         low, high = item.metadata["limits"]
         raise ConfigError(f"{name} is {value!r}: it must be {low} to {high}")
@@ -109,10 +110,10 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
 
 
 def _within(value: float, ends: tuple[float, float]) -> bool:
-    return ends[0] <= value <= ends[1]  # false for NaN too
+    return ends[0] <= value <= ends[1]  # False for NaN
 
 
-def _is(wanted: Any, value: Any) -> bool:
+def _has_type(wanted: Any, value: Any) -> bool:
     if wanted == tuple[str, ...]:
         return type(value) is tuple and all(type(item) is str for item in value)
     if wanted == str | None:
@@ -122,8 +123,9 @@ def _is(wanted: Any, value: Any) -> bool:
     return type(value) is wanted
 
 
-def _word(wanted: Any) -> str:
+def _type_name(wanted: Any) -> str:
     if wanted == Table:
         return "a table of options"
-    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    return words.get(wanted, "a list of texts" if wanted == tuple[str, ...] else "text")
+    if wanted == tuple[str, ...]:
+        return "a list of texts"
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(wanted, "text")

@@ -1,22 +1,23 @@
-"""The tree of errors of the core.
+"""The errors of the core.
 
     TernmeshError
-    ├── WireError           bytes that arrived are not what SPEC.md allows (the peer's fault)
-    │   └── SealError       a frame whose seal does not open: nothing in it was believed
+    ├── WireError           received bytes break SPEC.md (an error of the peer)
+    │   └── SealError       a frame whose tag is wrong; none of its content was used
     ├── CodecError          a vector that cannot be encoded (NaN, wrong length, out of range)
-    ├── BundleError         a model bundle whose description is wrong or does not match its files
-    └── TrustError          an identity, code or roster that cannot be used (an operator's input)
+    ├── ModelPackageError   a model package with a wrong description, or with other files
+    ├── SecurityError       an identity, code or member list that cannot be used (operator input)
+    └── ConfigError         a configuration that cannot be used (ternmesh.config)
 
-ValueError stays for wrong arguments in our own code.
+ValueError is for wrong arguments in our own code.
 """
 
 
 class TernmeshError(Exception):
-    """The base of every error that this core raises on bad input."""
+    """The base of every error that the core raises for bad input."""
 
 
 class WireError(TernmeshError):
-    """Bytes that arrived break SPEC.md; `reason` is a short word that status counts by."""
+    """Received bytes break SPEC.md; `reason` is a short word by which status counts refusals."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -24,16 +25,16 @@ class WireError(TernmeshError):
 
 
 class SealError(WireError):
-    """A frame whose tag does not match its bytes."""
+    """A frame's tag does not match its bytes."""
 
 
 class CodecError(TernmeshError):
-    """A vector that cannot become a hypervector."""
+    """A vector cannot be encoded."""
 
 
-class BundleError(TernmeshError):
-    """A model bundle that cannot be used; the sentence says which file or field is wrong."""
+class ModelPackageError(TernmeshError):
+    """A model package cannot be used; the message names the wrong file or field."""
 
 
-class TrustError(TernmeshError):
-    """An identity, a code or a roster that cannot be used; the sentence says what to do."""
+class SecurityError(TernmeshError):
+    """An identity, a code or a member list cannot be used; the message says what to do."""

@@ -1,5 +1,4 @@
-"""The one generator behind every seeded object: Philox4x32-10, counter-based, 32-bit arithmetic
-only.
+"""The generator of every seeded object: Philox4x32-10, counter-based, in 32-bit arithmetic.
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Any word can be
 computed alone, so a Cortex-M0 needs no table and no state. SPEC.md section 2 defines it bit for
@@ -17,11 +16,12 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 ROUNDS = 10
 
-Key = tuple[int, int]
+Key = tuple[int, int]  # two 32-bit words
+Lanes = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
 
 
 def derive_key(label: str, *parts: bytes) -> Key:
-    """The two key words for a purpose: the first 8 bytes of SHA-256 over length-prefixed parts."""
+    """The key for a purpose: the first 8 bytes of SHA-256 over length-prefixed parts."""
     digest = hashlib.sha256()
     for part in (label.encode("ascii"), *parts):
         digest.update(len(part).to_bytes(2, "little") + part)
@@ -31,7 +31,8 @@ def derive_key(label: str, *parts: bytes) -> Key:
 
 def words(key: Key, count: int, start: int = 0) -> NDArray[np.uint32]:
     """Words `start` to `start + count` of the stream of `key`, uint32."""
-    first, last = start // 4, (start + count + 3) // 4
+    first = start // 4
+    last = (start + count + 3) // 4
     index = np.arange(first, last, dtype=np.uint64)
     zero = np.zeros_like(index)
     blocks = np.stack(philox(key, (index & _LOW, index >> _HALF, zero, zero)), axis=1)
@@ -39,7 +40,13 @@ def words(key: Key, count: int, start: int = 0) -> NDArray[np.uint32]:
     return blocks.astype(np.uint32).reshape(-1)[offset : offset + count]
 
 
-Lanes = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
+def seeded_signs(key: Key, count: int) -> NDArray[np.float32]:
+    """`count` signs (float32, -1 or 1): the bits of the key's words, lowest first, 1 is minus."""
+    raw = words(key, -(-count // 32)).astype("<u4").view(np.uint8)
+    signs = np.unpackbits(raw, count=count, bitorder="little").astype(np.float32)
+    signs *= -2
+    signs += 1
+    return signs
 
 
 def philox(key: Key, counter: Lanes) -> Lanes:

@@ -1,77 +1,85 @@
-"""The plan: what the host decides once for a whole run, and every node follows."""
+"""The plan: the constants that the host chooses once for a run and that every node follows.
+
+A plan may be made from rate targets: so many bytes for an update, so many for a global update. The
+bytes are those of MQTT messages: code, headers, seals and length prefixes. Hellos, receipts and
+announces are not included.
+"""
 
 import hashlib
 from dataclasses import astuple, dataclass, fields
 
+from ternmesh.codec.encoder import SPAN_MAX, SPARE_BYTES, Slicing, choose_span
+from ternmesh.codec.entropy_coder import bits_per_trit
 from ternmesh.errors import WireError
-from ternmesh.hypervector.encoder import SPAN_MAX, Slicing, choose_span
-from ternmesh.rate import down_rate, up_rate
-from ternmesh.wire import pieces, seal, share
+from ternmesh.wire import fragments
+from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD
+from ternmesh.wire.update import CHUNK_HEAD_SIZE, MANIFEST_SIZE_MIN
 
-FRAME_MTU_MIN, FRAME_MTU_MAX = 164, seal.FRAME_MAX  # the longest manifest takes 164
+FRAME_MTU_MIN = 164  # the longest manifest in a frame
+FRAME_MTU_MAX = FRAME_MAX
 DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
 DROP_MAX = 10 * PERMILLE
 MANIFEST_REPEATS_MAX = 3
-SNAPSHOT_HEAD_MAX = 2048  # its head with one counted entry, and the longest certificate
-NUMBERS_MIN = 11  # what came later is 0 where it is not used, and zeros at the end do not travel
+GLOBAL_SNAPSHOT_HEAD_MAX = 2048  # header with one counted entry, and the longest certificate
+NUMBERS_MIN = 11  # later numbers are 0 if unused; zeros at the end are not sent
+
+ZEROS_MIN, ZEROS_MAX = 500, 999  # in thousandths; fewer zeros capture less of a Gaussian vector
+ROOM_MIN = 16  # bytes of code that justify the header of a chunk
+LENGTH_PREFIX = 2  # bytes before each frame in a message
+GLOBAL_UPDATE_HEAD = 140  # largest header of a global update, without chunks and counted entries
+COUNTED_ENTRY = 20  # approximate bytes of one counted entry in a global update
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The constants of a run. All integers, so that the plan travels and hashes exactly.
+    """The constants of a run. All are integers, so that their bytes and hash are exact."""
 
-    `*_zeros_permille` is the share of zeros in thousandths; `*_span` the coordinates that a
-    frame holds; `learning_rate_e6` the learning rate in millionths; `scale_max` the largest
-    scale of a share that the host believes, in units of 2**-24; `announce_s` how often the host
-    repeats where the run stands. `learning_rate_drop_permille` is how much of the rate has gone
-    when the run ends: above 1,000 it has gone before, and the last rounds only send what is
-    left. A node whose update has less than `silence_permille` of the energy of what the
-    reference has learned so far sends none, for at most `silence_rounds` in a row. Each time that
-    a packet is sent, its manifest follows `manifest_repeats` times more: its shares need it.
-    """
-
-    dimension: int
-    frame_mtu: int
-    up_zeros_permille: int
-    up_span: int
-    down_zeros_permille: int
+    dimension: int  # D, the length of the adapter vector
+    frame_mtu: int  # bytes of the longest frame
+    up_zeros_permille: int  # the fraction of zeros in an update, in thousandths
+    up_span: int  # coordinates in one chunk of an update
+    down_zeros_permille: int  # the same for a global update
     down_span: int
     rounds: int
-    local_steps: int
-    learning_rate_e6: int
-    scale_max: int
-    announce_s: int
+    local_steps: int  # training steps of a node in a round
+    learning_rate_e6: int  # of the first round, in millionths
+    scale_max: int  # the largest scale of a chunk that the host accepts, in units of 2**-24
+    announce_s: int  # interval between the host's announces
+    # The part of the learning rate that is gone at the end of the run, in thousandths. Above 1,000
+    # it reaches 0 earlier, and the last rounds only send residuals.
     learning_rate_drop_permille: int = 0
+    # A node is silent if its update has less than this many thousandths of the energy of the global
+    # adapter, for at most so many rounds in a row.
     silence_permille: int = 0
     silence_rounds: int = 0
-    manifest_repeats: int = 0
+    manifest_repeats: int = 0  # how often a manifest is repeated: no chunk counts without it
 
     @property
     def up(self) -> Slicing:
-        """How a node's update is cut."""
+        """The slicing of a node's update."""
         return Slicing(self.dimension, self.up_span)
 
     @property
     def down(self) -> Slicing:
-        """How a reference is cut."""
+        """The slicing of a global update."""
         return Slicing(self.dimension, self.down_span)
 
     @property
-    def share_room(self) -> int:
-        """Bytes of code that one sealed share may hold."""
-        return share_room(self.frame_mtu)
+    def chunk_room(self) -> int:
+        """How many bytes of code one sealed chunk can hold."""
+        return chunk_room(self.frame_mtu)
 
     def learning_rate(self, round_number: int) -> float:
-        """The learning rate of a round: it falls in a straight line over the run, at most to 0."""
+        """The learning rate of a round. It falls linearly over the run, at most to 0."""
         left = PERMILLE * self.rounds - self.learning_rate_drop_permille * round_number
         return self.learning_rate_e6 * 1e-6 * max(left, 0) / (PERMILLE * self.rounds)
 
 
-def share_room(frame_mtu: int) -> int:
-    """Bytes of code that fit in a sealed share of `frame_mtu` bytes."""
-    return frame_mtu - seal.OVERHEAD - share.HEAD_SIZE
+def chunk_room(frame_mtu: int) -> int:
+    """How many bytes of code fit in a sealed chunk of `frame_mtu` bytes."""
+    return frame_mtu - FRAME_OVERHEAD - CHUNK_HEAD_SIZE
 
 
 def make_plan(
@@ -93,14 +101,13 @@ def make_plan(
     down_bytes: int = 0,
     nodes: int = 1,
 ) -> Plan:
-    """The plan of a run; the spans follow from the frame size and the share of zeros.
+    """The plan of a run; the spans follow from the frame size and the fraction of zeros.
 
-    `up_bytes` and `down_bytes` are rate targets, for a packet and for a reference that counts
-    `nodes` nodes; where they are not 0 they choose the share of zeros. WireError where nothing
-    fits.
+    If they are not 0, `up_bytes` and `down_bytes` choose the fraction of zeros: they are the sizes
+    of an update and of a global update that counts `nodes` nodes. WireError if nothing fits.
     """
-    up_permille, up_span = _cut(dimension, frame_mtu, up_zeros)
-    down_permille, down_span = _cut(dimension, frame_mtu, down_zeros)
+    up_permille, up_span = _zeros_and_span(dimension, frame_mtu, up_zeros)
+    down_permille, down_span = _zeros_and_span(dimension, frame_mtu, down_zeros)
     if up_bytes:
         up_permille, up_span = up_rate(dimension, frame_mtu, up_bytes, 1 + manifest_repeats)
     if down_bytes:
@@ -126,30 +133,30 @@ def make_plan(
     return plan
 
 
-def _cut(dimension: int, frame_mtu: int, zeros: float) -> tuple[int, int]:
-    """A share of zeros in thousandths, and the span for which its slices fill their frames."""
+def _zeros_and_span(dimension: int, frame_mtu: int, zeros: float) -> tuple[int, int]:
+    """The fraction of zeros in thousandths, and the span whose slices fill their frames."""
     permille = round(zeros * PERMILLE)
     if dimension < 1 or frame_mtu < FRAME_MTU_MIN or not 0 <= permille < PERMILLE:
-        return permille, max(dimension, 1)  # check_plan says what is wrong
-    return permille, choose_span(dimension, share_room(frame_mtu), permille / PERMILLE)
+        return permille, max(dimension, 1)  # check_plan raises the error
+    return permille, choose_span(dimension, chunk_room(frame_mtu), permille / PERMILLE)
 
 
 def to_numbers(plan: Plan) -> tuple[int, ...]:
-    """The plan as it travels in a welcome: without the zeros at its end, but 11 at least."""
+    """The plan's numbers as a welcome carries them: at least 11, without zeros after these."""
     numbers = astuple(plan)
     used = [index for index, number in enumerate(numbers, 1) if number]
     return numbers[: max(NUMBERS_MIN, *used)]
 
 
 def from_numbers(numbers: tuple[int, ...]) -> Plan:
-    """The plan that a welcome holds, or WireError."""
+    """The plan in a welcome, or WireError."""
     most = len(fields(Plan))
     if not NUMBERS_MIN <= len(numbers) <= most:
         raise WireError("plan", f"a plan has {NUMBERS_MIN} to {most} numbers, not {len(numbers)}")
     plan = Plan(*numbers)
     check_plan(plan)
     if to_numbers(plan) != numbers:
-        raise WireError("plan", "zeros at the end of a plan do not travel")
+        raise WireError("plan", "a plan must not end in zeros")
     return plan
 
 
@@ -176,18 +183,47 @@ def check_plan(plan: Plan) -> None:
         value = getattr(plan, name)
         if not low <= value <= high:
             raise WireError("plan", f"{name} is {value}: it must be {low} to {high}")
-    if plan.dimension > (dimension_max := snapshot_max(plan.frame_mtu)):
+    if plan.dimension > (dimension_max := global_snapshot_max(plan.frame_mtu)):
         raise WireError(
-            "plan", f"dimension is {plan.dimension}: frames of this size carry {dimension_max}"
+            "plan", f"dimension is {plan.dimension}: frames of this size allow {dimension_max}"
         )
 
 
-def snapshot_max(frame_mtu: int) -> int:
-    """The longest adapter vector whose snapshot still fits the pieces of one object."""
-    return (pieces.object_max(frame_mtu) - SNAPSHOT_HEAD_MAX) // 4
+def global_snapshot_max(frame_mtu: int) -> int:
+    """The longest adapter vector whose global snapshot fits in the fragments of one object."""
+    return (fragments.object_max(frame_mtu) - GLOBAL_SNAPSHOT_HEAD_MAX) // 4
 
 
 def genesis(model_hash: bytes, run: bytes, plan: Plan) -> bytes:
-    """The 16-byte hash that stands before the first reference of a run."""
+    """The 16-byte hash that the first global update of a run has as its parent."""
     numbers = b"".join(number.to_bytes(4, "little") for number in to_numbers(plan))
     return hashlib.sha256(b"ternmesh genesis" + model_hash + run + numbers).digest()[:16]
+
+
+def up_rate(dimension: int, frame_mtu: int, bytes_max: int, manifests: int = 1) -> tuple[int, int]:
+    """Zeros in thousandths and span for updates of `bytes_max`; WireError if nothing fits."""
+    manifest = LENGTH_PREFIX + FRAME_OVERHEAD + MANIFEST_SIZE_MIN
+    per_chunk = LENGTH_PREFIX + FRAME_OVERHEAD + CHUNK_HEAD_SIZE
+    left = bytes_max - manifests * manifest
+    return _fit(dimension, bytes_max, left, chunk_room(frame_mtu), per_chunk)
+
+
+def down_rate(dimension: int, frame_mtu: int, bytes_max: int, nodes: int) -> tuple[int, int]:
+    """Zeros in thousandths and span for global updates of `bytes_max` that count `nodes` nodes."""
+    content = bytes_max * fragments.fragment_size(frame_mtu) // (frame_mtu + LENGTH_PREFIX)
+    per_chunk = LENGTH_PREFIX + CHUNK_HEAD_SIZE
+    left = content - GLOBAL_UPDATE_HEAD - COUNTED_ENTRY * nodes
+    return _fit(dimension, bytes_max, left, chunk_room(frame_mtu), per_chunk)
+
+
+def _fit(
+    dimension: int, bytes_max: int, left: int, room_max: int, per_chunk: int
+) -> tuple[int, int]:
+    """As few chunks as possible, filled as far as `left` bytes allow."""
+    chunks = max(1, -(-left // (room_max + per_chunk)), -(-dimension // SPAN_MAX))
+    room = min(room_max, left // chunks - per_chunk)
+    span = -(-dimension // chunks)
+    for zeros in range(ZEROS_MIN, ZEROS_MAX + 1):
+        if room >= ROOM_MIN and bits_per_trit(zeros / 1000) * span <= 8 * (room - SPARE_BYTES):
+            return zeros, span
+    raise WireError("plan", f"{bytes_max} bytes are too few for {dimension} numbers")

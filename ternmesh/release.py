@@ -1,32 +1,40 @@
-"""The manifest of a model release: what is signed before a board runs a model.
+"""Releases of a model: their signed manifest, and which release a board runs.
 
 The manifest is a canonical CBOR array `[tag, name, version, model, files, loss_max, latency_max,
 previous]`; `files` is an array of `[size, sha256]` in the order of `FILES`, so that no name or path
 comes from a peer. Versions only grow. `previous` is the SHA-256 of the manifest that this one
 replaces, empty for the first.
+
+A board puts a new release on trial. If the trial fails it goes back to the last good release.
+`Standing` is the board's state of this on disk; only the functions here change it, without a clock.
+A trial that ends in a crash or a power cut has its attempt on disk already.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 import cbor2
 
-from ternmesh import bundle
-from ternmesh.errors import BundleError, WireError
+from ternmesh import model_package
+from ternmesh.errors import ModelPackageError, WireError
 from ternmesh.wire.control import INTEGER_MAX, NAME, read_cbor
 
-TAG: Final = "ternmesh release 1"  # what else a signer signs never begins like this
+TAG: Final = "ternmesh release 1"  # no other signed content begins like this
 DESCRIPTION: Final = "model.json"
-FILES: Final = (DESCRIPTION, *bundle.FILES)
+FILES: Final = (DESCRIPTION, *model_package.FILES)
 MANIFEST_MAX: Final = 1024  # bytes
 SIGNATURES_MAX: Final = 16_384  # bytes, all signers together
 FILE_BYTES_MAX: Final = (1 << 31) - 1
 HASH_SIZE: Final = 32
-LOSS_UNIT, LATENCY_UNIT = 1e-6, 1e-3  # what the two limits are whole numbers of: seconds for time
+LOSS_UNIT = 1e-6
+LATENCY_UNIT = 1e-3  # seconds
+ATTEMPTS_MAX = 3  # trials in which the process may die; one of them may be a power cut
+BAD_MAX = 32  # failed versions whose reasons are kept; older ones are still below the floor
+REASON_MAX = 300  # characters
 
-# Raises an error of its own unless enough signers that it trusts have signed the content.
+# Called with content and signatures; raises an error unless enough trusted signers have signed.
 Verify = Callable[[bytes, bytes], None]
 
 
@@ -39,78 +47,139 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a release promises; `model` is the bundle's model hash.
-
-    On a board's own held-out data the loss must be at most `loss_max` millionths, and a step take
-    at most `latency_max` milliseconds.
-    """
+class ReleaseManifest:
+    """The description of a release: its files, and the limits that it must keep on a board."""
 
     name: str
     version: int
-    model: bytes
+    model: bytes  # the model hash, 32 bytes
     files: tuple[FileEntry, ...]
-    loss_max: int
-    latency_max: int
-    previous: bytes = b""
+    loss_max: int  # on the board's own held-out data, in millionths
+    latency_max: int  # of one step, in milliseconds
+    previous: bytes = b""  # the hash of the manifest that this one replaces
 
 
-def write_manifest(manifest: Manifest) -> bytes:
-    """The bytes that are signed."""
-    files = [[entry.size, entry.sha256] for entry in manifest.files]
-    fields = (manifest.name, manifest.version, manifest.model, files)
-    limits = (manifest.loss_max, manifest.latency_max)
-    content: bytes = cbor2.dumps([TAG, *fields, *limits, manifest.previous], canonical=True)
+def write_manifest(manifest: ReleaseManifest) -> bytes:
+    """The bytes of a manifest, which are signed."""
+    fields = [
+        TAG,
+        manifest.name,
+        manifest.version,
+        manifest.model,
+        [[entry.size, entry.sha256] for entry in manifest.files],
+        manifest.loss_max,
+        manifest.latency_max,
+        manifest.previous,
+    ]
+    content: bytes = cbor2.dumps(fields, canonical=True)
     return content
 
 
 def manifest_hash(content: bytes) -> bytes:
-    """What the next manifest names as its `previous`."""
+    """The hash by which the next manifest names this one as its `previous`."""
     return hashlib.sha256(content).digest()
 
 
-def read_manifest(content: bytes) -> Manifest:
-    """The manifest in `content`, or BundleError; whether it is signed is another question."""
+def read_manifest(content: bytes) -> ReleaseManifest:
+    """The manifest in `content`, or ModelPackageError. Its signatures are not checked here."""
     if len(content) > MANIFEST_MAX:
-        raise BundleError(f"a release's manifest has at most {MANIFEST_MAX} bytes")
+        raise ModelPackageError(f"a release's manifest has at most {MANIFEST_MAX} bytes")
     try:
-        found = read_cbor(content)
+        fields = read_cbor(content)
     except WireError as error:
-        raise BundleError("this is not the manifest of a release of this version") from error
-    match found:
+        raise ModelPackageError("this is not the manifest of a release of this version") from error
+    match fields:
         case (tag, str(name), int(version), bytes(model), tuple(rows), int(loss), int(late), last):
             sizes = len(model) == HASH_SIZE and type(last) is bytes and len(last) in (0, HASH_SIZE)
             numbers = version > 0 and loss > 0 and late > 0
             if tag == TAG and NAME.match(name) and sizes and numbers and len(rows) == len(FILES):
                 files = tuple(map(_read_entry, rows))
-                return Manifest(name, version, model, files, loss, late, last)
-    raise BundleError("this is not the manifest of a release of this version")
+                return ReleaseManifest(name, version, model, files, loss, late, last)
+    raise ModelPackageError("this is not the manifest of a release of this version")
 
 
 def _read_entry(row: object) -> FileEntry:
     match row:
         case (int(size), bytes(digest)) if size <= FILE_BYTES_MAX and len(digest) == HASH_SIZE:
             return FileEntry(size, digest)
-    raise BundleError("a release's manifest has a file entry that is none")
+    raise ModelPackageError("a file entry in a release's manifest is not valid")
 
 
 def make_manifest(
-    loaded: bundle.Bundle,
+    loaded: model_package.ModelPackage,
     version: int,
     files: tuple[FileEntry, ...],
     limits: tuple[float, float],
     previous: bytes = b"",
-) -> Manifest:
-    """The manifest of a bundle; `limits` are loss and seconds. BundleError for what it cannot say.
+) -> ReleaseManifest:
+    """The manifest of a model package; `limits` are loss and seconds. ModelPackageError.
 
     `previous` is the content of the manifest that this one replaces, if there is one.
     """
-    loss_max, latency_max = round(limits[0] / LOSS_UNIT), round(limits[1] / LATENCY_UNIT)
+    loss_max = round(limits[0] / LOSS_UNIT)
+    latency_max = round(limits[1] / LATENCY_UNIT)
     if not all(0 < value <= INTEGER_MAX for value in (version, loss_max, latency_max)):
-        raise BundleError("a release's version, loss and latency are more than 0 and not enormous")
+        raise ModelPackageError(
+            f"a release's version, loss and latency must be more than 0 and at most {INTEGER_MAX} "
+            "units"
+        )
     if previous and read_manifest(previous).version >= version:
-        raise BundleError(f"version {version} is not above that of the release it replaces")
+        raise ModelPackageError(f"version {version} is not above that of the release it replaces")
     if not NAME.match(loaded.name):
-        raise BundleError(f"a release's name is 1 to 32 of A-Z a-z 0-9 _ . -, not {loaded.name!r}")
+        raise ModelPackageError(
+            f"a release's name has 1 to 32 of A-Z a-z 0-9 _ . -, not {loaded.name!r}"
+        )
     last = manifest_hash(previous) if previous else b""
-    return Manifest(loaded.name, version, loaded.model_hash(), files, loss_max, latency_max, last)
+    return ReleaseManifest(
+        loaded.name, version, loaded.model_hash(), files, loss_max, latency_max, last
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Which release a board runs. Version 0 is the model package of the board's configuration."""
+
+    current: int = 0
+    last_good: int = 0
+    floor: int = 0  # versions up to this one are not tried (again)
+    attempts: int = 0  # trials of the current release that have begun
+    bad: tuple[tuple[int, str], ...] = ()  # failed versions with the reason
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the current release has not yet passed its trial."""
+        return self.current != self.last_good
+
+
+def adopt(standing: Standing, installed: Collection[int]) -> Standing:
+    """Put the newest release on trial, if it is newer than every release tried so far."""
+    newest = max(installed, default=0)
+    if newest <= standing.floor:
+        return standing
+    return replace(standing, current=newest, floor=newest, attempts=0)
+
+
+def attempt(standing: Standing) -> Standing:
+    """Count the beginning of a trial, or go back if too many have died. Store it, then begin."""
+    if not standing.on_trial:
+        return standing
+    if standing.attempts >= ATTEMPTS_MAX:
+        return fail(standing, f"the node died in {standing.attempts} trials of it")
+    return replace(standing, attempts=standing.attempts + 1)
+
+
+def excuse(standing: Standing) -> Standing:
+    """Take back the last attempt: the trial could not run, for a reason outside the release."""
+    return replace(standing, attempts=max(0, standing.attempts - 1))
+
+
+def succeed(standing: Standing) -> Standing:
+    """The trial has passed: the current release becomes the last good one."""
+    return replace(standing, last_good=standing.current, attempts=0)
+
+
+def fail(standing: Standing, reason: str) -> Standing:
+    """Go back to the last good release; if that one has failed, to the configured package."""
+    back = standing.last_good if standing.on_trial else 0
+    bad = (*standing.bad, (standing.current, reason[:REASON_MAX]))[-BAD_MAX:]
+    return replace(standing, current=back, last_good=back, attempts=0, bad=bad)

@@ -1,55 +1,195 @@
-"""Keys for a whole fleet on one machine: what `ternmesh enrol` does board by board."""
+"""Keys as commands need them: an end's configuration, its keyring, and a whole fleet's keys.
+
+An end is a host, a node or a gateway. Its configuration is read only as far as keys need it, so
+the rest of the file may still be wrong.
+"""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ternmesh.errors import TrustError
-from ternmesh.trust.identity import Role
-from ternmesh.trust.neighbours import write_fleet
-from ternmesh.trust.roster import HOST, found_fleet
-from ternmesh_store.keyring import Keyring, TrustConfig, make_identity_file
+from ternmesh.config import ConfigError, read_table, read_toml
+from ternmesh.errors import SecurityError
+from ternmesh.security.identity import Identity, PublicIdentity, Role, parse_identity
+from ternmesh.security.membership import HOST, found_fleet, write_fleet
+from ternmesh.security.signatures import Signers, choose_signers
+from ternmesh_service.config_file import control_path
+from ternmesh_service.control_socket import NobodyAnswers, ask
+from ternmesh_service.keyring import (
+    Keyring,
+    SecurityConfig,
+    make_identity_file,
+    read_identity_file,
+)
+from ternmesh_store.state_file import StateFile
+from transports.link_config import LinkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The part of an end's configuration that concerns its keys."""
+
+    name: str
+    role: Role
+    fleet: str
+    folder: Path  # its state_dir
+    socket: Path  # of the running process
+    security: SecurityConfig
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer of the running process; None where it does not run."""
+        try:
+            return ask(self.socket, request)
+        except NobodyAnswers:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKeys:
+    """The 16 bytes that name a fleet, and the signers of its global updates and releases."""
+
+    name: bytes
+    signers: Signers
+
+
+def read_end(path: Path) -> dict[str, Any]:
+    """The tables of a configuration; ConfigError where it is no TOML."""
+    try:
+        return read_toml(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def socket_of(path: Path, content: Mapping[str, Any]) -> Path:
+    """The control socket of the process with this configuration; ConfigError."""
+    state_dir = content.get("state_dir")
+    chosen = content.get("control_socket")
+    if not isinstance(state_dir, str) or not isinstance(chosen, str | None):
+        raise ConfigError(f"{path}: state_dir or control_socket is missing or no text")
+    return path.resolve().parent / control_path(state_dir, chosen)
+
+
+def read(path: Path) -> End:
+    """The end that a configuration describes; ConfigError."""
+    content = read_end(path)
+    is_gateway = "network" in content
+    link = content.get("network" if is_gateway else "link", {})
+    security = content.get("security", {})
+    if not isinstance(link, dict) or not isinstance(security, dict):
+        raise ConfigError(f"{path}: [link], [network] and [security] must be tables")
+    name = content.get("name")
+    fleet = link.get("fleet")
+    if not isinstance(name, str | None) or not isinstance(fleet, str | None):
+        raise ConfigError(f"{path}: name and link.fleet must be texts")
+    role = Role.HOST if name is None else Role.NODE
+    if is_gateway:
+        role = Role.GATEWAY
+    return End(
+        name=name or (Role.GATEWAY.name.lower() if is_gateway else HOST),
+        role=role,
+        fleet=fleet or LinkConfig().fleet,
+        socket=socket_of(path, content),  # checks state_dir too
+        folder=path.resolve().parent / content["state_dir"],
+        security=read_table(SecurityConfig, security, "security"),
+    )
+
+
+def link_of(path: Path, end: End) -> LinkConfig:
+    """The link of a node, or of a board of a split training; ConfigError."""
+    from transports.base import check_node
+    from transports.factory import check_link
+
+    table = read_end(path).get("link", {})
+    try:
+        check_node(end.name)
+        link = read_table(LinkConfig, table, "link").anchored(path.resolve().parent)
+        check_link(link, end.name)
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return link
+
+
+def fleet_of(path: Path) -> FleetKeys:
+    """The fleet of the host or node with this configuration, running or not; SecurityError."""
+    end = read(path)
+    answer = end.ask({"command": "status"})
+    if answer is not None:
+        security = answer["security"]
+        if security["mode"] == "insecure":
+            raise SecurityError(f"{end.name} runs with --insecure: it has no keys")
+        return _fleet_keys(end, bytes.fromhex(security["fleet"]), parse_identity(security["host"]))
+    with _opened(end.folder, end.security) as keyring:
+        return _fleet_keys(end, keyring.member_list.fleet, keyring.member_list.host)
+
+
+def _fleet_keys(end: End, fleet: bytes, host: PublicIdentity) -> FleetKeys:
+    rule = end.security
+    return FleetKeys(fleet, choose_signers(host, rule.signers, rule.threshold, rule.quantum))
+
+
+def host_of(path: Path) -> tuple[Identity, FleetKeys]:
+    """The private identity of the host with this configuration, and its fleet; SecurityError."""
+    end = read(path)
+    if end.role is not Role.HOST:
+        raise ConfigError(f"{path} is of a node: give the file of a host")
+    return read_identity_file(end.security.path(end.folder)), fleet_of(path)
+
+
+def keyring_of(end: End) -> AbstractContextManager[Keyring]:
+    """The open keyring of an end, with a new identity where there is none."""
+    return keyring_at(end.folder, end.name, end.role, end.security)
+
+
+@contextmanager
+def keyring_at(
+    folder: Path, name: str, role: Role, config: SecurityConfig | None = None
+) -> Iterator[Keyring]:
+    """The open keyring of a state folder, with a new identity where there is none."""
+    config = config or SecurityConfig()
+    path = config.path(folder)
+    if not path.exists():
+        make_identity_file(path, name, role)
+    with _opened(folder, config) as keyring:
+        if keyring.own.public.name != name:
+            raise SecurityError(
+                f"{path} is the identity of {keyring.own.public.name}, not of {name}: move it away "
+                "for a new one"
+            )
+        yield keyring
+
+
+@contextmanager
+def _opened(folder: Path, config: SecurityConfig) -> Iterator[Keyring]:
+    state = StateFile(folder)
+    keyring = Keyring(state, config)
+    state.open()
+    try:
+        keyring.open()
+        yield keyring
+    finally:
+        state.close()
 
 
 def enrol_fleet(
     fleet: str, host: Path, nodes: Mapping[str, Path], gateways: Mapping[str, Path] | None = None
 ) -> None:
-    """Make and exchange the keys of a host, its nodes and gateways, by their state folders.
+    """Make and exchange the keys of a whole fleet on this machine, by the ends' state folders.
 
-    Those that have keys already keep them.
+    An end that has keys keeps them. On separate machines `ternmesh enrol` does the same.
     """
-    ends = [(name, folder, Role.NODE) for name, folder in nodes.items()]
-    ends += [(name, folder, Role.GATEWAY) for name, folder in (gateways or {}).items()]
+    ends = [(folder, name, Role.NODE) for name, folder in nodes.items()]
+    ends += [(folder, name, Role.GATEWAY) for name, folder in (gateways or {}).items()]
     with keyring_at(host, HOST, Role.HOST) as own:
-        own.adopt(found_fleet(fleet, own.own.public))
+        public = own.own.public
+        own.adopt(found_fleet(fleet, public))
         for end in ends:
-            with keyring_at(end[1], end[0], end[2]) as member:
-                member.adopt(found_fleet(fleet, own.own.public))
-                own.roster.enrol(member.own.public)
-        own.keep_roster()
-        everybody = write_fleet(own.own, own.roster.state)
+            with keyring_at(*end) as member:
+                member.adopt(found_fleet(fleet, public))
+                own.member_list.enrol(member.own.public)
+        own.keep_member_list()
+        fleet_list = write_fleet(own.own, own.member_list.state)
     for end in ends if gateways else ():
-        with keyring_at(end[1], end[0], end[2]) as member:
-            member.learn(everybody)
-
-
-@contextmanager
-def keyring_at(
-    folder: Path, name: str, role: Role, config: TrustConfig | None = None
-) -> Iterator[Keyring]:
-    """The open keyring of a state folder, with a new identity where there is none."""
-    config = config or TrustConfig()
-    path = config.path(folder)
-    if not path.exists():
-        make_identity_file(path, name, role)
-    keyring = Keyring(folder, config)
-    keyring.open()
-    try:
-        if keyring.own.public.name != name:
-            raise TrustError(
-                f"{path} is the identity of {keyring.own.public.name}, not of {name}: move it away "
-                "for a new one"
-            )
-        yield keyring
-    finally:
-        keyring.close()
+        with keyring_at(*end) as member:
+            member.learn(fleet_list)

@@ -10,61 +10,70 @@ from typing import NamedTuple
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import ble, enrol, gateway, host, node, pipeline, radio, release, split, status
+from ternmesh_cli import ble, enrol, pipeline, programs, radio, release, split, status
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
-from ternmesh_cli.experiment import command as experiment
-from ternmesh_cli.said import HelpText, as_run, program
+from ternmesh_cli.process import HelpText, Run, Subcommands, as_run, program
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken, TransportError
 
-REFUSED, MISUSED, NAME_TAKEN, INTERRUPTED = 1, 2, 3, 130
+REFUSED = 1
+MISUSED = 2
+NAME_TAKEN = 3
+INTERRUPTED = 130
 EXIT_CODES = """\
 exit codes:
   0  done, or stopped by SIGINT or SIGTERM
-  1  cannot start or go on, for want of data, disk or model; a sentence on stderr says why
+  1  cannot start or continue: data, disk or model is missing; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
-  3  another process has this one's name on the broker, and was there before
-  130  interrupted before it was done (demo, experiment, status)
+  3  another process uses this name on the broker already
+  130  interrupted before it was done (demo, status)
 """
 
 _log = logging.getLogger(__name__)
 
 
 class Command(NamedTuple):
-    """A subcommand; `run` returns an exit code, or raises an error that is a sentence."""
+    """A command. `run` returns an exit code or raises; None where each subcommand has its own."""
 
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    run: Run | None = None
 
 
 COMMANDS = (
-    Command("ble", "try BLE without hardware", ble.add_arguments, ble.run),
-    Command("broker", "deploy a mosquitto for a fleet", broker.add_arguments, broker.run),
+    Command("ble", "try BLE without hardware", ble.add_arguments),
+    Command("broker", "deploy a mosquitto for a fleet", broker.add_arguments),
     Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
-    Command("enrol", "say who belongs to a fleet", enrol.add_arguments, enrol.run),
-    Command("experiment", "run a published experiment", experiment.add_arguments, experiment.run),
+    Command("enrol", "manage the members of a fleet and their keys", enrol.add_arguments),
     Command(
-        "gateway", "join a radio neighbourhood to a broker", gateway.add_arguments, gateway.run
+        "gateway",
+        "join a radio neighbourhood to a broker",
+        programs.add_arguments,
+        programs.run_gateway,
     ),
-    Command("host", "host a fleet", host.add_arguments, host.run),
-    Command("node", "take part in a fleet with this board's data", node.add_arguments, node.run),
-    Command("pipeline", "train a model in stages far apart", pipeline.add_arguments, pipeline.run),
-    Command("radio", "plan a radio channel", radio.add_arguments, radio.run),
-    Command("release", "make and install releases of a model", release.add_arguments, release.run),
-    Command("split", "train a model cut between boards and host", split.add_arguments, split.run),
-    Command("status", "ask a running host or node", status.add_arguments, status.run),
+    Command("host", "host a fleet", programs.add_host_arguments, programs.run_host),
+    Command(
+        "node",
+        "take part in a fleet with this board's data",
+        programs.add_arguments,
+        programs.run_node,
+    ),
+    Command("pipeline", "train a model in stages far apart", pipeline.add_arguments),
+    Command("radio", "plan a radio channel, and emulate radios", radio.add_arguments),
+    Command("release", "make and install releases of a model", release.add_arguments),
+    Command("split", "train a model cut between boards and host", split.add_arguments),
+    Command("status", "ask a running host, node or gateway", status.add_arguments, status.run),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (that of the process by default) and return its exit code."""
     options = _parser().parse_args(arguments)
-    command: Command = options.command
+    run: Run = options.run
     try:
-        return command.run(options)
+        return run(options)
     except ConfigError as error:
         return _complain(error, MISUSED)
     except NameTaken as error:
@@ -72,11 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TernmeshError, StoreError, TransportError) as error:
         return _complain(error, REFUSED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has enough
+        # The reader, `| head` say, has closed the pipe: the last flush must not fail as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return REFUSED
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except Exception as error:  # noqa: BLE001  (the outermost loop: nothing else would tell)
+    except Exception as error:  # noqa: BLE001  (the outermost frame: log any error)
         _log.critical("an error that should not happen", exc_info=error)
         return _complain(f"{type(error).__name__}: {error}", REFUSED)
 
@@ -87,21 +97,16 @@ def _complain(sentence: object, code: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    text = HelpText
-    parser = argparse.ArgumentParser(program(), formatter_class=text, epilog=EXIT_CODES)
-    parser.description = "Boards learn together over links that carry almost nothing."
+    parser = argparse.ArgumentParser(
+        program(),
+        formatter_class=HelpText,
+        description="Boards learn together over links that carry almost nothing.",
+        epilog=EXIT_CODES,
+    )
     parser.add_argument("--version", action="version", version=f"ternmesh {__version__}")
-    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    rows = Subcommands(parser)
     for command in COMMANDS:
-        row = rows.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.summary.capitalize() + ".",
-            formatter_class=text,
-            epilog=EXIT_CODES,
-        )
-        row.set_defaults(command=command)
-        command.add_arguments(row)
+        command.add_arguments(rows.add(command.name, command.summary, command.run))
     return parser
 
 

@@ -1,9 +1,9 @@
-"""What every report is made of: one HTML page, its tables, and plots as inline SVG (matplotlib)."""
+"""The parts of a report: one HTML page, its notes and tables, and plots as inline SVG."""
 
 import html
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,13 +18,13 @@ td { border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }
 .note { color: #555; font-size: .9rem }
 """
+LegendPlace = Literal["upper right", "lower right", "center right"]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito: safe for colour-blind eyes
 
 
 def page(title: str, parts: Sequence[str], style: str = "", refresh_s: int = 0) -> str:
-    """The whole page; `parts` are HTML, and `style` is added to the usual one.
-
-    Where `refresh_s` is not 0, a browser loads it again so often.
+    """The whole page. `parts` are HTML, `style` is added to STYLE, and a browser reloads the page
+    every `refresh_s` seconds, if that is not 0.
     """
     body = "\n".join(parts)
     refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
@@ -36,8 +36,18 @@ def page(title: str, parts: Sequence[str], style: str = "", refresh_s: int = 0) 
     )
 
 
-def svg(draw: "Callable[[Axes], None]") -> str:
-    """What `draw` draws."""
+def note(text: str) -> str:
+    """A paragraph in small print."""
+    return f"<p class=note>{html.escape(text)}</p>"
+
+
+def svg(
+    draw: "Callable[[Axes], None]",
+    x_label: str = "",
+    y_label: str = "",
+    legend: "LegendPlace | None" = None,
+) -> str:
+    """The plot that `draw` draws, as inline SVG. `legend` is its place."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -48,13 +58,19 @@ def svg(draw: "Callable[[Axes], None]") -> str:
     axes.grid(visible=True, alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     draw(axes)
+    if x_label:
+        axes.set_xlabel(x_label)
+    if y_label:
+        axes.set_ylabel(y_label)
+    if legend:
+        axes.legend(loc=legend)
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()[out.getvalue().index("<svg") :]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Texts as a table; `kind` is its class."""
+    """A table of texts; `kind` is its CSS class."""
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

@@ -1,11 +1,10 @@
-"""`ternmesh pipeline train`: train a model in stages on this machine's ranks."""
+"""`ternmesh pipeline train`: train a model in stages, on this machine's ranks."""
 
 import argparse
 import importlib.util
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ternmesh_cli import process
@@ -15,19 +14,17 @@ if TYPE_CHECKING:
     from host.pipeline.config import PipelineConfig
 
 PAGE = "report.html"
-PAGE_S = 60.0  # drawing takes a second of a core that trains
+PAGE_S = 60.0  # between two pages: to draw one costs a core a second of training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `ternmesh pipeline`."""
-    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    train = rows.add_parser("train", help="train, or go on from the last checkpoint")
-    process.add_arguments(train)
-    train.add_argument("--json", action="store_true", help="reports as lines of JSON")
+    summary = "train, or continue from the last checkpoint"
+    train = process.Subcommands(parser).add("train", summary, _train)
+    process.add_config(train)
+    process.add_json(train, "print reports as lines of JSON")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Train; returns the exit code."""
+def _train(arguments: argparse.Namespace) -> int:
     from host.pipeline.config import read_pipeline_config
     from host.pipeline.launch import Ranks
     from host.pipeline.report import line
@@ -37,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     stop = process.stop_on_signals()
     ranks.start()
     try:
-        page = Page(config)
+        page = ReportFile(config)
         try:
             for report in ranks.reports(stop):
                 print(json.dumps(report) if arguments.json else line(report), flush=True)
@@ -49,34 +46,30 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Page:
-    """The report in the state folder, written anew from time to time."""
+class ReportFile:
+    """The HTML report in the state folder, rewritten from time to time."""
 
     def __init__(self, config: "PipelineConfig") -> None:
         from host.pipeline.report import PROGRESS
-        from ternmesh_cli.pipeline_report import History
+        from ternmesh_cli.pipeline_report import TrainingHistory
 
-        self._config, self._history = config, History()
+        self._config = config
+        self._history = TrainingHistory()
         self._history.read(config.folder / PROGRESS)
-        self._due = 0.0
+        self._due = 0.0  # monotonic seconds of the next page
         self._can_draw = importlib.util.find_spec("matplotlib") is not None
         if not self._can_draw:
             print("no report: pip install matplotlib", file=sys.stderr)
 
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self._config.folder / PAGE
-
     def add(self, report: dict[str, Any], now: float) -> None:
-        """Take a report, and write the page if it is time."""
+        """Add a report, and write the page if it is due."""
         self._history.add(report)
         if now >= self._due and self._history.steps():
             self._write("running")
             self._due = now + PAGE_S
 
     def end(self) -> None:
-        """Write it for the last time."""
+        """Write the page for the last time."""
         if steps := self._history.steps():
             is_done = steps[-1]["step"] == steps[-1]["steps"]
             self._write("finished" if is_done else "stopped")
@@ -86,4 +79,4 @@ class Page:
             from ternmesh_cli.pipeline_report import write_report
 
             content = write_report(self._config, self._history, state)
-            replace_file(self.path, content.encode())
+            replace_file(self._config.folder / PAGE, content.encode())

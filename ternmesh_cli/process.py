@@ -1,54 +1,172 @@
-"""What every long-running command does first: set up logging, mind signals."""
+"""The parts that commands share: options, subcommands, our name, logging, signals, TOML."""
 
 import argparse
+import json
 import logging
+import math
+import os
+import re
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from ternmesh_cli.said import LogText
-
+PROGRAM = "TERNMESH_PROGRAM"  # an environment variable: how the script `run` was called
+SEED_MAX = 2**32 - 1
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LINE = "%(asctime)s %(message)s"
+_COMMAND = re.compile(r"(?<=`)ternmesh(?= [a-z])|^(\s+)ternmesh(?= [a-z]+ )", re.MULTILINE)
+
+Run = Callable[[argparse.Namespace], int]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--config."""
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file")
+def number(low: int, high: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `low` to `high`, as `type` of an argument."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def real(low: float, high: float) -> Callable[[str], float]:
+    """A parser of numbers from `low` to `high`, as `type` of an argument."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a number of {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+class Subcommands:
+    """The subcommands of a command."""
+
+    def __init__(self, parser: argparse.ArgumentParser, epilog: str | None = None) -> None:
+        self._formatter = parser.formatter_class
+        self._epilog = epilog or parser.epilog
+        self._rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(self, name: str, summary: str, run: Run | None = None) -> argparse.ArgumentParser:
+        """A new subcommand. `run` becomes the attribute `run` of the parsed arguments."""
+        row: argparse.ArgumentParser = self._rows.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=self._formatter,
+            epilog=self._epilog,
+        )
+        if run is not None:
+            row.set_defaults(run=run)
+        return row
+
+
+def add_config(parser: argparse.ArgumentParser, what: str = "TOML file") -> None:
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help=what)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "print one JSON object") -> None:
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def add_option(
+    parser: argparse.ArgumentParser,
+    name: str,
+    parse: Callable[[str], float],
+    default: float,
+    what: str,
+) -> None:
+    """An option with a number as its value. Its help names the default."""
+    parser.add_argument(name, type=parse, default=default, help=f"{what} (default: {default})")
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    add_option(parser, "--seed", number(0, SEED_MAX), 0, "of the random losses")
 
 
 def add_insecure(parser: argparse.ArgumentParser) -> None:
-    """--insecure."""
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="without keys: for a broker on this machine; elsewhere [trust] insecure = true too",
+        help="run without keys, with a broker on this machine; any other broker also needs "
+        "insecure = true in [security]",
     )
 
 
+def program() -> str:
+    """The command that the user types to run us."""
+    return os.environ.get(PROGRAM) or "ternmesh"
+
+
+def as_run(text: str) -> str:
+    """`text` with its `ternmesh` commands written as the user types them: `./run enrol`, say."""
+    return _COMMAND.sub(lambda found: (found[1] or "") + program(), text)
+
+
+class HelpText(argparse.RawDescriptionHelpFormatter):
+    """Help that keeps its line ends and names commands as the user types them."""
+
+    def format_help(self) -> str:
+        return as_run(super().format_help())
+
+
+class LogText(logging.Formatter):
+    """Log lines that name commands as the user types them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return as_run(super().format(record))
+
+
 def set_up_logging(level: str) -> None:
-    """One line an event on stderr: for people where that is a terminal, else for programs."""
+    """Log one line an event to stderr; shorter where that is a terminal."""
     is_terminal = sys.stderr.isatty()
-    formatter = LogText(TERMINAL_LINE, "%H:%M:%S") if is_terminal else LogText(LINE)
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
+    handler.setFormatter(LogText(TERMINAL_LINE, "%H:%M:%S") if is_terminal else LogText(LINE))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def stop_on_signals() -> threading.Event:
-    """Set by the first SIGINT, SIGTERM or, unless nohup has it ignored, SIGHUP.
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second signal ends the process.
 
-    A second one ends the process at once.
+    SIGHUP stays ignored where nohup has it ignored.
     """
     stop = threading.Event()
 
-    def ask_to_stop(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, ask_to_stop)
+            signal.signal(number, handle)
     return stop
+
+
+def start(log_level: str) -> threading.Event:
+    """Set up the logging of a long-running command, and return the event that stops it."""
+    set_up_logging(log_level)
+    return stop_on_signals()
+
+
+def write_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
+    """The TOML text of tables by name; "" is the top level. A value of None is left out."""
+    lines = []
+    for table, values in tables.items():
+        lines += [f"[{table}]"] if table else []
+        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)  # A JSON text, number, truth value or list of them is also TOML.

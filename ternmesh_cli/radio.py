@@ -1,35 +1,202 @@
-"""`ternmesh radio`: what radios cost, and radios that are not there."""
+"""`ternmesh radio`: estimate what an object costs on a radio channel, and emulate radio modems."""
 
 import argparse
-from importlib import import_module
-from importlib.util import find_spec
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
 
-SUBCOMMANDS = {
-    "estimate": "frames, airtime and wall time of an object, before it is sent",
-    "emulate": "radio modems on pseudo-terminals, to try a fleet without radios",
-}
+from ternmesh.config import ConfigError
+from ternmesh.link.airtime import BANDWIDTHS_KHZ, CODING_RATES, SPREADING_FACTORS, LoraSetting
+from ternmesh.link.estimate import Estimate, estimate
+from ternmesh.link.ledger import Entry, Ledger
+from ternmesh.link.regions import REGIONS, Channel, SubBand, check, longest_frame
+from ternmesh_cli import process
+from ternmesh_cli.process import add_option, number, real
+from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.settings import DIALECTS
+
+BYTES_MAX = (1 << 24) - 1
+LOSS_MAX = 0.9
+PREAMBLE_MAX = 1000
+FREQUENCY_MAX_MHZ = 3000
+MODEMS_MAX = 100
+SPEED_MAX = 1000.0
+SIMULATED = "These modems are simulated: there is no hardware, and nothing is transmitted."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `ternmesh radio`; each is a module `radio_NAME` beside this one."""
-    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary in SUBCOMMANDS.items():
-        module = f"ternmesh_cli.radio_{name}"
-        if find_spec(module) is None:
-            continue
-        row = rows.add_parser(
-            name,
-            help=summary,
-            description=summary.capitalize() + ".",
-            formatter_class=parser.formatter_class,
-            epilog=parser.epilog,
+    rows = process.Subcommands(parser)
+    summary = "frames, airtime and wall time of an object, before it is sent"
+    _add_estimate_arguments(rows.add("estimate", summary, _estimate))
+    summary = "radio modems on pseudo-terminals, to try a fleet without radios"
+    _add_emulate_arguments(rows.add("emulate", summary, _emulate))
+
+
+def _add_modulation(
+    parser: argparse._ActionsContainer, spreading_factor: int, bandwidth_khz: int
+) -> None:
+    for option, choices, default, unit in (
+        ("--sf", SPREADING_FACTORS, spreading_factor, "spreading factor"),
+        ("--bandwidth", BANDWIDTHS_KHZ, bandwidth_khz, "kHz"),
+        ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
+    ):
+        what = f"{unit} (default: {default})"
+        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
+
+
+def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bytes", type=number(1, BYTES_MAX), required=True, help="of the object")
+    what = "the region whose radio law applies"
+    parser.add_argument("--region", choices=tuple(REGIONS), required=True, help=what)
+    parser.add_argument(
+        "--frequency",
+        type=real(0, FREQUENCY_MAX_MHZ),
+        required=True,
+        metavar="MHZ",
+        help="the middle of the channel",
+    )
+    _add_modulation(parser, 7, 125)
+    add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
+    add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
+    what = "the radio hops over at least 50 channels"
+    parser.add_argument("--hopping", action="store_true", help=what)
+    add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost")
+    add_option(parser, "--spent", real(0, 3600), 0.0, "seconds of airtime used just before")
+    process.add_json(parser)
+
+
+def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
+    add_option(parser, "--modems", number(1, MODEMS_MAX), 3, "how many")
+    what = "the modems' command language (default: reyax)"
+    parser.add_argument("--dialect", choices=DIALECTS, default="reyax", help=what)
+    add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
+    what = "frames that overlap on the air are lost"
+    parser.add_argument("--collisions", action="store_true", help=what)
+    what = "radio seconds in a second; hosts need the same `speed`"
+    add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
+    process.add_seed(parser)
+    what = "where the paths of the modems are made (default: a new folder)"
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
+    what = "reyax: modems that do not carry every byte"
+    parser.add_argument("--text-only", action="store_true", help=what)
+    add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
+    radio = parser.add_argument_group("meshtastic: the setting of its own tools")
+    _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
+    process.add_json(parser)
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    """Estimate and print. ChannelError where the law forbids the channel."""
+    setting = LoraSetting(
+        arguments.sf, arguments.bandwidth, arguments.coding_rate, arguments.preamble
+    )
+    channel = Channel(round(arguments.frequency * 1e6), setting, arguments.power, arguments.hopping)
+    band = check(REGIONS[arguments.region], channel)
+    cost = estimate(
+        arguments.bytes,
+        setting,
+        longest_frame(band, setting),
+        arguments.loss,
+        _ledger(band, arguments.spent),
+    )
+    if arguments.json:
+        print(json.dumps(_summary(arguments.bytes, arguments.region, band, cost)))
+    else:
+        print("\n".join(_text(arguments.bytes, arguments.region, band, setting, cost)))
+    return 0
+
+
+def _ledger(band: SubBand, spent_s: float) -> Ledger | None:
+    if band.budget_us is None:
+        return None
+    return Ledger(band.budget_us, [Entry(0.0, round(spent_s * 1e6))])
+
+
+def _summary(size: int, region: str, band: SubBand, cost: Estimate) -> dict[str, object]:
+    figures = asdict(cost)
+    return {
+        "bytes": size,
+        "region": region,
+        "sub_band": band.name,
+        "duty_cycle": band.duty_cycle,
+        "airtime_s": figures.pop("airtime_us") / 1e6,
+        "reply_airtime_s": figures.pop("reply_airtime_us") / 1e6,
+        **figures,
+        "wall_s": round(cost.wall_s, 6),
+    }
+
+
+def _text(
+    size: int, region: str, band: SubBand, setting: LoraSetting, cost: Estimate
+) -> Iterator[str]:
+    duty = "no duty cycle" if band.budget_us is None else f"duty cycle {100 * band.duty_cycle:g} %"
+    yield (
+        f"{size:,} bytes, {region} {band.name} ({duty}), "
+        f"SF{setting.spreading_factor} at {setting.bandwidth_khz} kHz"
+    )
+    yield (
+        f"frames     {cost.frames:,} of {cost.frame_bytes} bytes "
+        f"({cost.symbols:,} symbols, {cost.frames - cost.symbols:,} repairs), "
+        f"{cost.offers} to offer, {cost.statuses} in reply"
+    )
+    sent = _duration(cost.airtime_us / 1e6)
+    replies = _duration(cost.reply_airtime_us / 1e6)
+    yield f"airtime    {sent}, and {replies} of replies"
+    yield f"wall time  {_duration(cost.wall_s)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min {rest} s" if hours else f"{minutes} min {rest} s"
+
+
+def _emulate(arguments: argparse.Namespace) -> int:
+    """Print the paths of the modems, and emulate them until a signal."""
+    stop = process.stop_on_signals()
+    try:
+        if arguments.folder:
+            arguments.folder.mkdir(parents=True, exist_ok=True)
+        with closing(_radios(arguments)) as radios:
+            radios.start()
+            print(SIMULATED, file=sys.stderr)
+            answer = {
+                "simulated": True,
+                "dialect": arguments.dialect,
+                "speed": radios.speed,
+                "ports": radios.paths,
+            }
+            print(json.dumps(answer) if arguments.json else "\n".join(radios.paths), flush=True)
+            stop.wait()
+    except OSError as error:
+        raise ConfigError(f"cannot make pseudo-terminals: {error}") from error
+    return 0
+
+
+def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
+    setting = LoraSetting(
+        arguments.sf, arguments.bandwidth, arguments.coding_rate, LONG_FAST.preamble_symbols
+    )
+    modems = [
+        new_modem(
+            arguments.dialect,
+            index,
+            radio=setting,
+            air_rate_bps=arguments.air_rate,
+            binary_safe=not arguments.text_only,
         )
-        plugged = import_module(module)
-        row.set_defaults(run_radio=plugged.run)
-        plugged.add_arguments(row)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the subcommand; returns the exit code."""
-    code: int = arguments.run_radio(arguments)
-    return code
+        for index in range(arguments.modems)
+    ]
+    return EmulatedRadios(
+        modems,
+        speed=arguments.speed,
+        loss=arguments.loss,
+        collisions=arguments.collisions,
+        seed=arguments.seed,
+        folder=arguments.folder,
+    )

@@ -1,53 +1,39 @@
-"""`ternmesh release`: make a release of a model, check one, give it to a board, see what it has."""
+"""`ternmesh release`: make, sign, check, install and list releases of a model."""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
-from ternmesh.errors import TrustError
-from ternmesh_cli import key_ends
-from ternmesh_cli.arguments import number, real
+from ternmesh.errors import SecurityError
+from ternmesh_cli import keys
+from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, real
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
-    from edge.releases import Releases
-    from ternmesh.release import Manifest, Verify
+    from edge.releases.store import Releases
+    from ternmesh.release import ReleaseManifest, Verify
 
 EXIT_CODES = """\
 exit codes:
   0  done
-  1  a release or a bundle is refused, or the disk fails; a sentence on stderr says why
+  1  a release or a model package is refused, or the disk fails; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
 """
 VERSION_MAX = (1 << 32) - 1
-UNSIGNED = "who made this release is not checked"
+UNSIGNED = "the signature of this release is not checked"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `ternmesh release`."""
-    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def add(
-        name: str, summary: str, run: Callable[[argparse.Namespace], int]
-    ) -> argparse.ArgumentParser:
-        row = rows.add_parser(
-            name,
-            help=summary,
-            description=summary.capitalize() + ".",
-            formatter_class=parser.formatter_class,
-            epilog=EXIT_CODES,
-        )
-        row.set_defaults(run_release=run)
-        return row
-
-    make = add("make", "write a bundle as an unsigned release", _make)
-    make.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder with a model.json")
+    rows = Subcommands(parser, EXIT_CODES)
+    make = rows.add("make", "write a model package as an unsigned release", _make)
+    make.add_argument("package", type=Path, metavar="PACKAGE", help="folder with a model.json")
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    make.add_argument("--version", type=number(1, VERSION_MAX), required=True, help="only grows")
+    make.add_argument(
+        "--version", type=number(1, VERSION_MAX), required=True, help="greater than the last one"
+    )
     make.add_argument(
         "--loss-max",
         type=real(1e-6, 4000.0),
@@ -63,35 +49,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of one step on a board",
     )
     make.add_argument("--previous", type=Path, metavar="DIR", help="the release that it replaces")
-    sign = add("sign", "sign a release with the key of the host, or of another signer", _sign)
-    sign.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
-    what = "host.toml; with --identity that of any end, whose [trust] names the signers"
-    sign.add_argument("--config", type=Path, required=True, metavar="FILE", help=what)
-    what = "a signer's private identity, in the place of the host's"
+    sign = rows.add("sign", "sign a release with the key of the host or of another signer", _sign)
+    _add_release(sign)
+    add_config(sign, "host.toml; with --identity that of any end, whose [security] names signers")
+    what = "a signer's private identity, instead of the host's"
     sign.add_argument("--identity", type=Path, metavar="FILE", help=what)
-    check = add("check", "check a release and take its first steps here", _check)
-    check.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
-    check.add_argument("--memory-mib", type=number(16, 65_536), default=512)
-    install = add("install", "give a release to the node of a configuration", _install)
-    install.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
-    install.add_argument("--config", type=Path, required=True, metavar="FILE", help="node.toml")
-    listing = add("list", "show the releases that a node has", _list)
-    listing.add_argument("--config", type=Path, required=True, metavar="FILE", help="node.toml")
-    listing.add_argument("--json", action="store_true", help="as one JSON object")
+    check = rows.add("check", "check a release and run its first steps here", _check)
+    _add_release(check)
+    add_option(check, "--memory-mib", number(16, 65_536), 512, "limit of the first steps")
+    install = rows.add("install", "give a release to the node of a configuration", _install)
+    _add_release(install)
+    add_config(install, "node.toml")
+    listing = rows.add("list", "show the releases that a node has", _list)
+    add_config(listing, "node.toml")
+    add_json(listing)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the subcommand; returns the exit code."""
-    code: int = arguments.run_release(arguments)
-    return code
+def _add_release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from edge.releases import make_release
+    from edge.releases.store import make_release
 
     limits = (arguments.loss_max, arguments.latency_max_ms / 1000)
     manifest = make_release(
-        arguments.bundle, arguments.out, arguments.version, limits, arguments.previous
+        arguments.package, arguments.out, arguments.version, limits, arguments.previous
     )
     print(f"{arguments.out}: {_named(manifest)}, not signed")
     return 0
@@ -99,23 +82,25 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _sign(arguments: argparse.Namespace) -> int:
     from edge.errors import ModelError
-    from edge.releases import MANIFEST, SIGNATURES, Releases, accept_unsigned
-    from ternmesh.trust.release_signatures import sign_release, signatures_of
-    from ternmesh.trust.signers import own_quantum
+    from edge.releases.store import MANIFEST, SIGNATURES, Releases, accept_unsigned
+    from ternmesh.security.signatures import own_quantum, sign_release, signatures_of
+    from ternmesh_service.keyring import read_identity_file
     from ternmesh_store.files import replace_file
-    from ternmesh_store.keyring import read_identity_file
 
     if arguments.identity is None:
-        own, fleet = key_ends.host_of(arguments.config)
+        own, fleet = keys.host_of(arguments.config)
         quantum = own_quantum(fleet.signers, own)
     else:
-        own, fleet = read_identity_file(arguments.identity), key_ends.fleet_of(arguments.config)
-        quantum = None  # that is the host's
-    folder, signers = arguments.release, fleet.signers
+        own = read_identity_file(arguments.identity)
+        fleet = keys.fleet_of(arguments.config)
+        quantum = None  # only the host has a post-quantum key
+    folder = arguments.release
+    signers = fleet.signers
     manifest = Releases(folder.parent, accept_unsigned).read(folder)
     if own.public.verify not in [key.verify for key in signers.keys]:
-        raise TrustError(f"{own.public.name} is none of trust.signers in {arguments.config}")
-    content, path = (folder / MANIFEST).read_bytes(), folder / SIGNATURES
+        raise SecurityError(f"{own.public.name} is none of security.signers in {arguments.config}")
+    content = (folder / MANIFEST).read_bytes()
+    path = folder / SIGNATURES
     before = path.read_bytes() if path.exists() else b""
     signed = sign_release(own, fleet.name, content, signers, before, quantum)
     try:
@@ -126,14 +111,15 @@ def _sign(arguments: argparse.Namespace) -> int:
         ) from error
     print(f"{_named(manifest)} is signed by {own.public.name} {own.public.fingerprint.hex()}")
     if len(signers.keys) > 1:
-        have = signatures_of(signers, fleet.name, content, signed)
-        print(f"{have} of {len(signers.keys)} signers have signed, and {signers.needed} are needed")
+        count = signatures_of(signers, fleet.name, content, signed)
+        total = len(signers.keys)
+        print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from edge.model_trial import TrialLimits, try_model
-    from edge.releases import Releases, accept_unsigned, load_release
+    from edge.releases.store import Releases, accept_unsigned, load_release
+    from edge.releases.trial import TrialLimits, try_model
     from ternmesh.release import LATENCY_UNIT, LOSS_UNIT
 
     folder = arguments.release
@@ -143,8 +129,8 @@ def _check(arguments: argparse.Namespace) -> int:
     latency_s = try_model(folder, limits, with_gradient=True)
     size = sum(entry.size for entry in manifest.files)
     print(f"{_named(manifest)}, model {manifest.model.hex()[:16]}, {size:,} bytes")
-    print(f"a step takes {latency_s * 1e3:.1f} ms here", end="")
-    print(f", and {manifest.latency_max * LATENCY_UNIT * 1e3:.0f} ms are allowed on a board")
+    latency_max_ms = manifest.latency_max * LATENCY_UNIT * 1e3
+    print(f"a step takes {latency_s * 1e3:.1f} ms here; a board may take {latency_max_ms:.0f} ms")
     print(f"a loss of {manifest.loss_max * LOSS_UNIT:g} is allowed on a board's held-out data")
     print(UNSIGNED, file=sys.stderr)
     return 0
@@ -160,18 +146,19 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edge.rollout import passed_over, report
+    from edge.releases.rollout import passed_over, report
 
     config, releases = _board(arguments.config)
-    standing, installed = releases.standing(), releases.installed()
+    standing = releases.standing()
+    installed = releases.installed()
     refused = releases.survey(standing.floor)[1]
     if arguments.json:
-        told = {"installed": installed, "passed_over": passed_over(standing, installed)}
-        print(json.dumps({**report(standing, refused), **told}, indent=1))
+        more = {"installed": installed, "passed_over": passed_over(standing, installed)}
+        print(json.dumps(report(standing, refused) | more, indent=1))
         return 0
     bad = dict(standing.bad)
     for version in sorted({0, *installed, *bad}):
-        words = [f"the bundle {config.bundle}"] if version == 0 else []
+        words = [f"the model package {config.model}"] if version == 0 else []
         if version == standing.current:
             words.append("on trial" if standing.on_trial else "current")
         if version == standing.last_good:
@@ -181,7 +168,7 @@ def _list(arguments: argparse.Namespace) -> int:
         elif version > standing.floor:
             words.append("not tried yet")
         if version in passed_over(standing, installed):
-            words.append("passed over: a newer one was taken")
+            words.append("skipped: a newer one was taken")
         if version in bad:
             words.append(f"bad: {bad[version]}")
         print(f"{version:>4}  {', '.join(words)}".rstrip())
@@ -189,20 +176,20 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _board(path: Path) -> "tuple[NodeConfig, Releases]":
-    """The configuration of a node and its releases, which its fleet's host must have signed."""
+    """The configuration of a node, and its releases, which its fleet's host must have signed."""
     from edge.config import read_node_config
-    from edge.release_trust import signed_by
-    from edge.releases import Releases, accept_unsigned
+    from edge.releases.store import Releases, accept_unsigned
+    from edge.releases.watch import signed_by
 
     config = read_node_config(path)
     if config.releases.dir is None:
         raise ConfigError(f"{path} has no releases.dir: this node takes no releases")
     verify: Verify = accept_unsigned
     if not config.releases.insecure:
-        fleet = key_ends.fleet_of(path)
+        fleet = keys.fleet_of(path)
         verify = signed_by(fleet.signers, fleet.name)
     return config, Releases(Path(config.releases.dir), verify)
 
 
-def _named(manifest: "Manifest") -> str:
+def _named(manifest: "ReleaseManifest") -> str:
     return f"version {manifest.version} of {manifest.name}"

@@ -10,49 +10,41 @@ from ternmesh_cli import process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `ternmesh split`."""
-    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary, run in (
-        ("export", "write the parts that a host's configuration names", _export),
-        ("host", "train the later part for all boards", _host),
-        ("board", "train the first part with this board's data", _board),
-    ):
-        row = rows.add_parser(name, help=summary, description=summary.capitalize() + ".")
-        process.add_arguments(row)
-        row.set_defaults(split=run)
-        if name != "export":
-            process.add_insecure(row)
-            row.add_argument("--until-finished", action="store_true", help="exit when all is done")
-        if name == "board":
-            row.add_argument("--json", action="store_true", help="at the end, how it went")
+    rows = process.Subcommands(parser)
+    export = rows.add("export", "write the parts that a host's configuration names", _export)
+    process.add_config(export)
+    host = rows.add("host", "train the later part for all boards", _host)
+    _add_training_arguments(host)
+    board = rows.add("board", "train the first part with this board's data", _board)
+    _add_training_arguments(board)
+    process.add_json(board, "print the final status as one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
-    code: int = arguments.split(arguments)
-    return code
+def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    process.add_config(parser)
+    process.add_insecure(parser)
+    what = "exit when the training is finished"
+    parser.add_argument("--until-finished", action="store_true", help=what)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from host.split_config import read_split_host_config
+    from host.split.config import read_split_host_config
 
     config = read_split_host_config(arguments.config)
     _stage().export(config)
-    print(f"{config.bundle}: copy all but host.safetensors to each board")
+    print(f"{config.model}: copy all but host.safetensors to each board")
     return 0
 
 
 def _host(arguments: argparse.Namespace) -> int:
-    from host.split import run_split_host
-    from host.split_config import read_split_host_config
+    from host.split.config import read_split_host_config
+    from host.split.service import run_split_host
 
     config = read_split_host_config(arguments.config)
-    process.set_up_logging(config.log_level)
-    stop = process.stop_on_signals()
     run_split_host(
         config,
         _stage().load_stage,
-        stop,
+        process.start(config.log_level),
         insecure=arguments.insecure,
         until_finished=arguments.until_finished,
     )
@@ -60,9 +52,9 @@ def _host(arguments: argparse.Namespace) -> int:
 
 
 def _stage() -> ModuleType:
-    """What computes with torch; ConfigError where that is not installed."""
+    """The module that needs torch; ConfigError where torch is not installed."""
     try:
-        return import_module("host.split_stage")
+        return import_module("host.split.stage")
     except ImportError as error:
         raise ConfigError(
             f"the host of a split training needs torch ({error}): "
@@ -71,14 +63,15 @@ def _stage() -> ModuleType:
 
 
 def _board(arguments: argparse.Namespace) -> int:
-    from edge.split import run_split_board
-    from edge.split_config import read_split_board_config
+    from edge.split.config import read_split_board_config
+    from edge.split.service import run_split_board
 
     config = read_split_board_config(arguments.config)
-    process.set_up_logging(config.log_level)
-    stop = process.stop_on_signals()
     status = run_split_board(
-        config, stop, insecure=arguments.insecure, until_finished=arguments.until_finished
+        config,
+        process.start(config.log_level),
+        insecure=arguments.insecure,
+        until_finished=arguments.until_finished,
     )
     if arguments.json:
         print(json.dumps(status))

@@ -1,25 +1,321 @@
-"""`ternmesh status`: how a running host or node stands, as text or as JSON."""
+"""`ternmesh status`: the status of a running host, node, gateway or split training, as text."""
 
 import argparse
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ternmesh_cli.ends import read_end, socket_of
-from ternmesh_cli.status_text import describe
-from transports.control_socket import ask
+from ternmesh_cli.keys import read_end, socket_of
+from ternmesh_cli.process import add_json
+from ternmesh_service.control_socket import ControlError, ask
+
+ROUNDS_SHOWN = 5
+RELEASES_SHOWN = 3  # refused ones
+HASH_SHOWN = 12  # hex digits
+
+Answer = Mapping[str, Any]
+NODE_HEADS = (
+    "node",
+    "active",
+    "heard",
+    "update",
+    "counted",
+    "missed",
+    "samples",
+    "up",
+    "down",
+    "to past",  # similarity to its own earlier updates
+    "to others",  # and to those of other nodes
+)
+ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `ternmesh status`."""
-    whom = parser.add_mutually_exclusive_group(required=True)
-    whom.add_argument("--config", type=Path, metavar="FILE", help="that of the running process")
-    whom.add_argument("--socket", type=Path, metavar="PATH", help="its control socket")
-    parser.add_argument("--json", action="store_true", help="all there is, as one JSON object")
+    target = parser.add_mutually_exclusive_group(required=True)
+    what = "the configuration of the running process"
+    target.add_argument("--config", type=Path, metavar="FILE", help=what)
+    target.add_argument("--socket", type=Path, metavar="PATH", help="its control socket")
+    add_json(parser, "print the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask and print; returns the exit code."""
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
     answer = ask(socket, {"command": "status"})
     print(json.dumps(answer, indent=1) if arguments.json else "\n".join(describe(answer)))
     return 0
+
+
+def describe(answer: Answer) -> Iterator[str]:
+    """The lines of an answer; ControlError where it is of an unknown kind of process."""
+    kinds = {
+        "host": _host,
+        "node": _node,
+        "gateway": _gateway,
+        "split host": _split_host,
+        "split board": _split_board,
+    }
+    if answer.get("role") not in kinds:
+        raise ControlError(
+            "the process that answers is neither a host nor a node nor a gateway of this version"
+        )
+    return kinds[answer["role"]](answer)
+
+
+def _host(answer: Answer) -> Iterator[str]:
+    yield f"host of fleet {answer['fleet']}, model {answer['model']}, run {answer['run']}"
+    yield from _connection(answer)
+    left = "" if answer["deadline_s"] is None else f", {answer['deadline_s']:.0f} s left"
+    digest = answer["global_hash"][:HASH_SHOWN]
+    yield (
+        f"global adapter {answer['version']} of {answer['rounds']} ({digest}), "
+        f"{answer['phase']}{left}"
+    )
+    active = sum(node["active"] for node in answer["nodes"])
+    yield (
+        f"{len(answer['nodes'])} nodes, {active} active, "
+        f"a round needs {answer['min_peers']}{_refused(answer)}"
+    )
+    if answer["nodes"]:
+        yield ""
+        yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
+        yield from (f"{n['name']}{_refused(n)}" for n in answer["nodes"] if n["refused"])
+        yield from (f"{n['name']} is drifting" for n in answer["nodes"] if n["drifting"])
+        added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
+        if added:
+            yield f"counted last in a gateway's partial aggregate: {', '.join(added)}"
+    if answer["history"]:
+        yield ""
+        shown = answer["history"][-ROUNDS_SHOWN:]
+        yield from _table(ROUND_HEADS, [_round_row(item) for item in shown])
+
+
+def _node(answer: Answer) -> Iterator[str]:
+    yield f"node {answer['name']} of fleet {answer['fleet']}, model {answer['model']}"
+    yield from _connection(answer)
+    total = f" of {answer['rounds']}" if answer["rounds"] else ", no run joined yet"
+    yield f"global adapter {answer['version']}{total}, {answer['phase']}; {_activity(answer)}"
+    yield f"{answer['samples']} samples; {_metric(answer)}"
+    yield (
+        f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} "
+        f"since it started{_refused(answer)}"
+    )
+    outbox = answer["outbox"]
+    if outbox is not None:
+        fate = "received by the host" if outbox["received"] else "no receipt yet"
+        yield f"outbox: the update of round {outbox['round'] + 1}, {_size(outbox['bytes'])}, {fate}"
+    releases = answer.get("releases")
+    if releases is not None:
+        yield from _releases(releases)
+
+
+def _split_host(answer: Answer) -> Iterator[str]:
+    yield (
+        f"split training in fleet {answer['fleet']}, run {answer['run']}, {answer['phase']}: "
+        f"{answer['steps']} steps{_learned(answer)}{_refused(answer)}"
+    )
+    for board in answer["boards"]:
+        heard = board["heard_s_ago"]
+        yield (
+            f"{board['name']}: {board['number']} of {answer['micro_batches']} micro-batches, "
+            f"{board['skipped']} skipped, "
+            f"{'never heard' if heard is None else f'heard {heard:.0f} s ago'}{_refused(board)}"
+        )
+    yield from _connection(answer)
+
+
+def _split_board(answer: Answer) -> Iterator[str]:
+    total = answer["micro_batches"]
+    counts = answer["counts"]
+    where = f" of {total} micro-batches" if total else ", not joined yet"
+    yield (
+        f"board {answer['name']} of fleet {answer['fleet']}, model {answer['model']}, run "
+        f"{answer['run']}"
+    )
+    yield (
+        f"{answer['number']}{where}, {answer['phase']}: {counts.get('lost', 0)} lost, "
+        f"{counts.get('diverged', 0)} diverged{_learned(answer)}"
+    )
+    moved = answer["traffic"].get("host", {"bytes_out": 0, "bytes_in": 0})
+    yield (
+        f"{answer['samples']} samples; up {moved['bytes_out']:,} B, down {moved['bytes_in']:,} B "
+        f"since it started{_refused(answer)}"
+    )
+    yield from _connection(answer)
+
+
+def _learned(answer: Answer) -> str:
+    loss = "" if answer["loss"] is None else f"; loss {answer['loss']:.3f}"
+    accuracy = "" if answer["accuracy"] is None else f"; accuracy {answer['accuracy']:.1%}"
+    return f"{loss}{accuracy}"
+
+
+def _connection(answer: Answer) -> Iterator[str]:
+    """The keys and links of any process."""
+    yield from _security(answer.get("security"))
+    yield from _links(answer["transport"])
+
+
+def _security(security: Answer | None) -> Iterator[str]:
+    if security is None:
+        return
+    if security["mode"] == "insecure":
+        yield "INSECURE: there are no keys, so every message is accepted"
+        return
+    yield f"keys {security['fingerprint'][:HASH_SHOWN]}, sealed and signed"
+    for peer, count in sorted(security["clones"].items()):
+        if peer == "all":
+            yield f"received {count} times: a broadcast that a member has forged; see SECURITY.md"
+        else:
+            what = f"frames from a copied or restored disk of {peer}"
+            yield f"received {count} times: {what}; see SECURITY.md"
+
+
+def _releases(releases: Answer) -> Iterator[str]:
+    current = releases["current"]
+    if current:
+        yield f"release {current} of the model"
+    else:
+        yield "no release: the configured model package"
+    for refused in releases["bad"][-RELEASES_SHOWN:]:
+        yield f"release {refused['version']} was bad: {refused['reason']}"
+    for refused in releases["not_taken"][-RELEASES_SHOWN:]:
+        yield f"release {refused['version']} is not taken: {refused['reason']}"
+
+
+def _activity(answer: Answer) -> str:
+    training = answer["training"]
+    if training is None:
+        return str(answer["activity"])
+    return f"{answer['activity']}, step {training['steps_done']} of {training['steps']}"
+
+
+def _metric(answer: Answer) -> str:
+    name = answer["metric_name"].replace("_", " ")
+    if answer["metric"] is not None:
+        return f"{name} {answer['metric']:.3g}"
+    if answer["source"] is None and answer["history"]:
+        return f"{name} not measured: [evaluate] names the data for that"
+    return f"{name} not measured yet"
+
+
+def _gateway(answer: Answer) -> Iterator[str]:
+    yield f"gateway for {', '.join(answer['network'])}"
+    yield from _connection(answer)
+    yield from (f"{board}: {_link(link)}" for board, link in answer["network"].items())
+    lost = f", {answer['frames_refused']} too long" if answer["frames_refused"] else ""
+    lost += f", {answer['frames_lost']} lost before the login" if answer["frames_lost"] else ""
+    yield f"{answer['frames_up']} frames up, {answer['frames_down']} down{lost}"
+    if answer.get("partial_aggregates") is not None:
+        yield _partial_aggregates(answer["partial_aggregates"])
+
+
+def _partial_aggregates(counts: Answer) -> str:
+    if counts["refused"]:
+        return (
+            "this host takes no partial aggregates ([run] partial_aggregates): updates pass as "
+            "they are"
+        )
+    if counts["run"] is None:
+        return "no partial aggregates yet: no board has joined a run since the gateway started"
+    return (
+        f"{counts['made']} partial aggregates of {counts['updates']} updates, "
+        f"{counts['counted']} counted so far"
+    )
+
+
+def _links(transport: Answer) -> Iterator[str]:
+    """A line for each transport, and one for the link where it combines several."""
+    if "bearers" not in transport:
+        yield _link(transport)
+        yield from _link_refusals(transport)
+        return
+    for name, part in transport["bearers"].items():
+        frames = f"; {part['frames_sent']} frames sent"
+        for line in _links(part):
+            yield f"{name}: {line}{frames}"
+    if "link" in transport:
+        yield f"together: {_objects(transport['link'])}"
+        yield from _link_refusals(transport)
+
+
+def _link(transport: Answer) -> str:
+    if "dialect" in transport:
+        return _radio(transport)
+    if "peer" in transport:
+        return _connected(transport, f"{transport['peer']} over BLE")
+    protocol = f" with MQTT {transport['protocol']}" if transport["connected"] else ""
+    return f"{_connected(transport, transport['broker'])}{protocol}"
+
+
+def _connected(transport: Answer, end: str) -> str:
+    if transport["connected"]:
+        return f"connected to {end}"
+    return f"not connected to {end}: {transport['last_error']}"
+
+
+def _radio(transport: Answer) -> str:
+    modem = f"the {transport['dialect']} modem at {transport['port']}"
+    objects = f", {_objects(transport['link'])}" if "link" in transport else ""
+    airtime_s = transport["airtime_us"] / 1e6
+    return f"{_connected(transport, modem)}; {airtime_s:.1f} s on the air{objects}"
+
+
+def _link_refusals(transport: Answer) -> Iterator[str]:
+    for peer, reasons in transport.get("link", {}).get("refused", {}).items():
+        yield f"the link refused from or for {peer}: {_counts(reasons)}"
+
+
+def _objects(link: Answer) -> str:
+    return f"{link['objects_under_way']} objects under way, {link['objects_lost']} given up"
+
+
+def _refused(answer: Answer) -> str:
+    return f"; refused: {_counts(answer['refused'])}" if answer["refused"] else ""
+
+
+def _counts(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+
+
+def _node_row(node: Answer) -> tuple[str, ...]:
+    heard = node["heard_s_ago"]
+    return (
+        node["name"],
+        "yes" if node["active"] else "no",
+        "never" if heard is None else f"{heard:.0f} s ago",
+        node["delivered"],
+        str(node["rounds_counted"]),
+        str(node["rounds_missed"]),
+        str(node["samples"]),
+        _size(node["bytes_up"]),
+        _size(node["bytes_down"]),
+        _similarity(node["similarity_own"]),
+        _similarity(node["similarity_others"]),
+    )
+
+
+def _similarity(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _round_row(item: Answer) -> tuple[str, ...]:
+    return (
+        str(item["version"]),
+        f"{item['seconds']:.1f}",
+        ", ".join(item["counted"]),
+        ", ".join(item["missing"]) or "-",
+        _size(sum(item["bytes_up"].values())),
+        _size(item["bytes_down"]),
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _size(count: int) -> str:
+    return f"{count} B" if count < 10_000 else f"{count / 1000:.1f} kB"

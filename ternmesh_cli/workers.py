@@ -1,4 +1,4 @@
-"""The processes of a demo or experiment: started, watched, started again when killed, ended."""
+"""The processes of a demo or experiment: start, watch, restart when killed, end."""
 
 import os
 import subprocess
@@ -10,46 +10,43 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh.errors import TernmeshError
-from transports.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError, ask
 
 STOP_S = 10.0
 RESTARTS_MAX = 20
 
 
 class WorkerError(TernmeshError):
-    """A process that cannot go on; the sentence names its log."""
+    """A process has failed; the sentence names its log."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One process in a folder of its own; `command` begins with a program.
-
-    One that `may_end` is left alone when it has ended well. One that is asked to end has `stop_s`.
-    """
+    """One process in a folder of its own."""
 
     name: str
     folder: Path
-    command: Sequence[str]
-    may_end: bool = False
-    stop_s: float = STOP_S
+    command: Sequence[str]  # begins with a program
+    may_end: bool = False  # with code 0: it is not started again then
+    stop_s: float = STOP_S  # from SIGTERM to SIGKILL
     restarts: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> Path:
-        """Where it writes what it does."""
+        """The file that collects its output."""
         return self.folder / "log.txt"
 
     def start(self) -> None:
-        """Start the process; what it says is added to its log."""
+        """Start the process; its output is appended to its log."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # One thread each: all share this machine's cores.
+        # One thread each, because all share this machine's cores.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(self.command, stdout=out, stderr=out, env=environment)
 
     def stop(self) -> None:
-        """End the process, by force if it does not obey."""
+        """End the process, by force after `stop_s`."""
         if self.process is None:
             return
         self.process.terminate()
@@ -60,7 +57,10 @@ class Worker:
             self.process.wait()
 
     def keep_alive(self) -> None:
-        """Start it again if it was killed; WorkerError if it gave up or dies too often."""
+        """Restart the process if a signal killed it.
+
+        WorkerError if it ended with an error, or was killed too often.
+        """
         code = self.process.poll() if self.process else None
         if code is None or (code == 0 and self.may_end):
             return
@@ -70,18 +70,18 @@ class Worker:
         self.start()
 
     def wait(self) -> None:
-        """Wait until it has ended well; WorkerError otherwise."""
+        """Wait until the process ends; WorkerError where its exit code is not 0."""
         assert self.process is not None
         if code := self.process.wait():
             raise self._ended(code)
 
     def last_line(self) -> str:
-        """The last thing that it said."""
+        """The last line of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
     def status(self) -> Mapping[str, Any] | None:
-        """What a host or node says of itself, or None while it does not answer."""
+        """The status of a host, node or gateway; None while it does not answer."""
         try:
             return ask(self.folder / "control.sock", {"command": "status"}, timeout_s=2.0)
         except ControlError:
@@ -92,13 +92,13 @@ class Worker:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of ours."""
+    """The command line that runs a Python module."""
     return [sys.executable, "-m", module, *arguments]
 
 
 @contextmanager
 def running(worker: Worker) -> Iterator[Worker]:
-    """The worker while it runs; it is ended when the block ends."""
+    """Run the worker until the block ends."""
     try:
         worker.start()
         yield worker

@@ -1,6 +1,6 @@
-"""The airtime ledgers of one device on disk, in a file of their own.
+"""The airtime ledgers of one radio, in a file of their own.
 
-A reservation is durable when `reserve` returns; only then may the frame be handed to the radio.
+A reservation is durable when `reserve` returns. Only then may the frame be handed to the radio.
 A store is used from the thread that opened it.
 """
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ternmesh.link.ledger import Entry, Ledger, Moment, Record, fully_spent, resume
 from ternmesh.link.regions import HOUR_US, SubBand
-from ternmesh_store.database import Database, Schema, StoreError, checked
+from ternmesh_store.database import Database, Schema, StoreError
+from ternmesh_store.store import Store, checked
 
 SCHEMA = Schema(
     application=0x544D4154,  # "TMAT"
-    version=1,
+    version=2,
     statements=(
-        """CREATE TABLE airtime (
+        """CREATE TABLE airtime_ledger (
             band TEXT PRIMARY KEY,
             boot TEXT NOT NULL,
             now_s REAL NOT NULL,
@@ -24,43 +25,48 @@ SCHEMA = Schema(
             ahead_us INTEGER NOT NULL,
             entries BLOB NOT NULL
         )""",
+        "CREATE TABLE airtime_begun (begun INTEGER NOT NULL)",  # has a row once the file is in use
     ),
 )
-HOLD_S = 5.0  # a slow disk and a busy channel, and a clock that NTP makes 500 ppm too fast
-UNKNOWN = "*"  # stands for every sub-band without a row, where a damaged file was replaced
+HOLD_S = 5.0  # for a slow disk, a busy channel, and a clock that NTP makes 500 ppm too fast
+UNKNOWN = "*"  # every sub-band without a row, after a damaged file was replaced
 _ENTRY = struct.Struct("<dQ")  # end_s, airtime_us
-_KEPT = "airtime.kept"
 
 
-class AirtimeStore:
-    """The file of one device; see `Database` for errors. One row for each sub-band in use."""
+class AirtimeStore(Store):
+    """The file of one radio. One row for each sub-band in use."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._database = Database(path, SCHEMA)
+        super().__init__(Database(path, SCHEMA))
         self._ledgers: dict[str, Ledger] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open. An error closes it."""
+        return self._database.is_open
+
     def open(self, now: Moment) -> None:
-        """Take the file, or make it. Where a damaged one was replaced, the hour is spent."""
-        # Also where a damaged one was set aside, and the power failed before the new one was there.
-        existed = any(self._path.parent.glob(f"{self._path.name}*"))
-        self._database.open()
-        if self._database.get(_KEPT) is None:
+        """Open the file, or create it. Where a damaged one was replaced, the hour is spent."""
+        # A damaged file that was set aside counts, too: the power may have failed after that.
+        existed = any(self.path.parent.glob(f"{self.path.name}*"))
+        self._ledgers.clear()
+        self._database.open(keep=())
+        if not self._database.rows("SELECT begun FROM airtime_begun"):
             if existed:
                 self._keep(UNKNOWN, fully_spent(HOUR_US, now.now_s).settle(), now)
-            self._database.put(_KEPT, b"1")
-            self._database.commit()
+            self._database.write("INSERT INTO airtime_begun VALUES (1)")
+            self.commit()
 
     def close(self) -> None:
-        """Give the file back. Air that was granted ahead counts as spent, unless `settle` was."""
+        """Close the file. Airtime that was reserved ahead counts as spent, unless `settle` ran."""
         self._ledgers.clear()
         self._database.close()
 
     def reserve(self, band: SubBand, now: Moment, airtime_us: int, hold_s: float = HOLD_S) -> bool:
-        """Whether the hour has room for a frame; if so it is entered, and no crash takes it out.
+        """Whether the hour has room for a frame; if so its airtime is reserved on disk.
 
-        It must be handed to the radio so soon that it is sent within `hold_s` of `now`: this disk,
-        the radio's queue and its listening before talking count. ValueError as `Ledger.reserve`.
+        The frame must be sent within `hold_s` of `now`, after this commit, the radio's queue and
+        its listening before talking. Raises ValueError as `Ledger.reserve` does.
         """
         if band.budget_us is None:
             return True
@@ -73,27 +79,27 @@ class AirtimeStore:
         return True
 
     def ledger(self, band: SubBand, now: Moment) -> Ledger:
-        """The ledger of a sub-band with a budget, for questions; reservations go through `reserve`.
+        """The ledger of a sub-band, to read. Reservations go through `reserve`.
 
-        ValueError where the sub-band has no budget.
+        Raises ValueError where the sub-band has no budget.
         """
         if band.budget_us is None:
             raise ValueError(f"{band.name} has no budget, and so no ledger")
         if band.name not in self._ledgers:
             ledger = self._load(band.name, band.budget_us, now)
-            # What this restart takes for spent must not be spent anew at the next one.
+            # What this restart counts as spent must be on disk before the next one.
             self._keep(band.name, ledger.settle(), now)
             self._ledgers[band.name] = ledger
         return self._ledgers[band.name]
 
     def settle(self, now: Moment) -> None:
-        """Before `close`, in peace: give back what was granted ahead and not used."""
+        """Give back airtime that was reserved ahead and not used, before `close`."""
         for name, ledger in tuple(self._ledgers.items()):
             self._keep(name, ledger.settle(), now)
 
     @checked
     def _load(self, name: str, budget_us: int, now: Moment) -> Ledger:
-        sql = "SELECT boot, now_s, wall_s, ahead_us, entries FROM airtime WHERE band = ?"
+        sql = "SELECT boot, now_s, wall_s, ahead_us, entries FROM airtime_ledger WHERE band = ?"
         found = self._database.rows(sql, name) or self._database.rows(sql, UNKNOWN)
         if not found:
             return Ledger(budget_us)
@@ -101,16 +107,18 @@ class AirtimeStore:
         entries = tuple(Entry(*fields) for fields in _ENTRY.iter_unpack(blob))
         times = (now_s, wall_s or 0.0, *(entry.end_s for entry in entries))
         if not all(map(isfinite, times)) or not 0 <= ahead_us <= budget_us:
-            raise ValueError("airtime that nobody has reserved")
+            raise ValueError("airtime that was never reserved")
         return resume(budget_us, Record(entries, ahead_us), Moment(boot, now_s, wall_s), now)
 
     def _keep(self, name: str, record: Record, now: Moment) -> None:
         blob = b"".join(_ENTRY.pack(entry.end_s, entry.airtime_us) for entry in record.entries)
         row = (name, now.boot, now.now_s, now.wall_s, record.ahead_us, blob)
         try:
-            self._database.write("INSERT OR REPLACE INTO airtime VALUES (?, ?, ?, ?, ?, ?)", *row)
-            self._database.commit()
+            self._database.write(
+                "INSERT OR REPLACE INTO airtime_ledger VALUES (?, ?, ?, ?, ?, ?)", *row
+            )
+            self.commit()
         except StoreError:
-            # The ledgers would go on with air that the disk did not grant.
+            # The ledgers would go on with airtime that is not reserved on disk.
             self._ledgers.clear()
             raise

@@ -1,52 +1,51 @@
-"""One SQLite file that one process owns: durable once `commit` returns, whatever is killed.
+"""One SQLite file that one process owns. What `commit` has returned for survives any kill.
 
-SQLite before 3.51.3 can damage a WAL file where two connections write and checkpoint at the same
-time, and Python links whatever the system has. So a file has exactly one connection, and holds an
-exclusive lock that turns a second process away. A commit is an fsync (synchronous=FULL). Files hold
-users' samples and broadcast keys: only their owner may read them.
+SQLite before 3.51.3 can damage a WAL file when two connections write and checkpoint at the same
+time, and Python links the SQLite of the system. So a file has exactly one connection, with an
+exclusive lock that refuses a second process. A commit is an fsync (synchronous=FULL). Files hold
+users' samples and keys of the fleet: only their owner may read them.
 """
 
-import hashlib
 import logging
 import sqlite3
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final
 
-from ternmesh.errors import WireError
+from ternmesh_store.files import PRIVATE, sync_folder
 
-MEMORY: Final = Path(":memory:")  # SQLite's name for a database that has no file
-PRIVATE = 0o600
-LOCK_WAIT_S = 1.0  # how long to wait for a process that is just ending
-DAMAGED_MAX = 3  # files that are kept aside; then the last is replaced
+MEMORY: Final = Path(":memory:")  # SQLite's name for a database without a file
+LOCK_WAIT_S = 1.0  # how long to wait for a process that is about to end
+DAMAGED_MAX = 3  # damaged files that are kept; a further one replaces the last
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_TABLE_DAMAGE = (*_DAMAGE, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)  # ERROR: no such table
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-# What readers of values raise on those that nobody wrote: SQLite checks its pages, not their bits.
-_UNREADABLE = (
-    *(ValueError, TypeError, LookupError, AttributeError),
-    *(OverflowError, RecursionError),
-)
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
 class StoreError(Exception):
-    """State on disk cannot be read or written; the sentence says which file and what to do."""
+    """State on disk cannot be read or written. The sentence names the file and says what to do."""
+
+
+class DamagedError(StoreError):
+    """The file is no sound database. The arguments are its path and what was found."""
+
+    def __str__(self) -> str:
+        path, found = self.args
+        return f"{path} is damaged ({found}): bring back a copy of it, or move it away"
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What a file holds. `application` (a positive int32) tells our kinds of file apart.
+    """What a file holds. `statements` create the tables of a new file.
 
-    `statements` make a new file; besides, each file has the table of `Database.put`.
+    The first word of a table's name is its group: `node_run` is in the group `node`. A group is
+    copied or lost as a whole when a damaged file is replaced.
     """
 
-    application: int
+    application: int  # SQLite's application_id, a positive int32: the kind of file
     version: int
     statements: tuple[str, ...]
 
@@ -54,32 +53,36 @@ class Schema:
 class Database:
     """The file at `path`. A transaction begins with the first write and ends with `commit`.
 
-    Every method may raise StoreError; the file is closed then, and what was not committed is lost.
+    Every method may raise StoreError. The file is then closed, and what was not committed is lost.
     """
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
         self._schema = schema
         self._connection: sqlite3.Connection | None = None
-        self._written: dict[str, bytes] = {}
 
-    def open(self, *, replace_damaged: bool = True) -> None:
-        """Take the file, or make it. One that is damaged is kept under another name, or refused."""
+    def open(self, keep: Collection[str] | None = None) -> None:
+        """Open the file, or create it.
+
+        A damaged file is set aside, and a new one takes its place with all groups that are still
+        whole. It is refused and stays as it is where a group in `keep` (all by default) is damaged.
+        """
         try:
             self._connect()
-        except _Damaged as error:
-            if not replace_damaged:
-                raise
-            aside = _set_aside(self.path)
-            _log.error("%s is damaged (%s): it is now %s, and a new one begins", *error.args, aside)
+        except DamagedError as error:
+            self._replace_damaged(error, keep)
             self._connect()
 
     def close(self) -> None:
-        """Forget what was not committed, and give the file back; may be called twice."""
+        """Close the file. What was not committed is lost. May be called twice."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-        self._written.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open; an error closes it."""
+        return self._connection is not None
 
     @property
     def changed(self) -> bool:
@@ -87,7 +90,7 @@ class Database:
         return self._connected().in_transaction
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """The rows that a query gives."""
+        """The rows of a query."""
         return self._execute(sql, values)
 
     def write(self, sql: str, *values: object) -> None:
@@ -101,42 +104,16 @@ class Database:
             self.write(sql, *values)
 
     def commit(self) -> None:
-        """Make all that was written durable; nothing happens if nothing was."""
+        """Make everything that was written durable. Does nothing if nothing was written."""
         if self.changed:
             self._execute("COMMIT")
-
-    def get(self, key: str) -> bytes | None:
-        """What `put` has kept under `key`."""
-        found = self.rows("SELECT value FROM value WHERE key = ?", key)
-        if not found:
-            return None
-        value = bytes(found[0][0])
-        self._written[key] = hashlib.sha256(value).digest()
-        return value
-
-    def put(self, key: str, value: bytes) -> None:
-        """Keep bytes under a key; the same bytes as before are not written again."""
-        digest = hashlib.sha256(value).digest()
-        if self._written.get(key) == digest:
-            return
-        self.write(
-            "INSERT INTO value VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
-            key,
-            value,
-        )
-        self._written[key] = digest
-
-    def forget(self) -> None:
-        """Delete everything that `put` has kept."""
-        self.write("DELETE FROM value")
-        self._written.clear()
 
     def _begin(self) -> None:
         if not self.changed:
             self._execute("BEGIN IMMEDIATE")
 
     def _connected(self) -> sqlite3.Connection:
-        assert self._connection is not None, "open the store first"
+        assert self._connection is not None, "open the database first"
         return self._connection
 
     def _execute(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
@@ -144,16 +121,19 @@ class Database:
         try:
             return connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            # Part of a transaction may be gone: nobody may go on as if it were there.
+            # Part of the transaction may be gone: the program must not go on as if it were there.
             self.close()
             raise self._explain(error) from error
+
+    # Opening
 
     def _connect(self) -> None:
         try:
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             if self.path != MEMORY:
+                self._finish_replacing()
                 _keep_private(self.path)
-            # Timeouts are SQLite's own; transactions are ours (isolation_level).
+            # The timeout is SQLite's own. Transactions are ours (isolation_level).
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
@@ -162,14 +142,14 @@ class Database:
         self._prepare()
 
     def _prepare(self) -> None:
-        # Exclusive before the first access: then WAL needs no shared memory, and the lock stays.
+        # Exclusive before the first access: WAL then needs no shared memory, and the lock stays.
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
             self._execute(f"PRAGMA {pragma}")
         self._begin()
         found = self.rows("PRAGMA quick_check(1)")[0][0]
         if found != "ok":
             self.close()
-            raise _Damaged(self.path, found)
+            raise DamagedError(self.path, found)
         self._check_kind()
         self.commit()
 
@@ -189,78 +169,126 @@ class Database:
             )
 
     def _create(self) -> None:
-        self._execute("CREATE TABLE value (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
         for statement in self._schema.statements:
             self._execute(statement)
         self._execute(f"PRAGMA application_id = {self._schema.application}")
         self._execute(f"PRAGMA user_version = {self._schema.version}")
 
-    def _explain(self, error: sqlite3.Error) -> Exception:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part
+    def _explain(self, error: sqlite3.Error) -> StoreError:
+        code = _code(error)
         if code in _DAMAGE:
-            return _Damaged(self.path, error)
+            return DamagedError(self.path, error)
         if code in _BUSY:
             return StoreError(f"another process uses {self.path}: stop it, or choose a state_dir")
         return StoreError(
             f"cannot write {self.path} ({error}): check that the disk has room and may be written"
         )
 
+    # Replacing a damaged file
 
-class _Damaged(StoreError):
-    """The file is no database any more; args are the path and what was found."""
+    @property
+    def _replacement(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.replacement")
 
-    def __str__(self) -> str:
-        path, found = self.args
-        return f"{path} is damaged ({found}): bring back a copy of it, or move it away"
-
-
-class Stored(Protocol):
-    """A store, as far as `checked` needs one."""
-
-    _database: Database
-
-
-S = TypeVar("S", bound=Stored)
-
-
-def checked(
-    load: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[S, P], T]:
-    """A method that reads state, with a StoreError for values that no version of us has written."""
-
-    @wraps(load)
-    def read(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def _replace_damaged(self, error: DamagedError, keep: Collection[str] | None) -> None:
+        unfinished = self.path.with_name(f"{self.path.name}.copy")
+        for file in (unfinished, _wal_of(unfinished)):
+            file.unlink(missing_ok=True)
+        new = Database(unfinished, self._schema)
+        new.open()
         try:
-            return load(store, *args, **kwargs)
-        except (*_UNREADABLE, struct.error, WireError) as error:
-            path = store._database.path
-            raise StoreError(
-                f"{path} holds something that was never written ({error}): bring back a copy of "
-                "it, or move it away"
-            ) from error
+            lost = new._copy_whole_groups(self.path)
+        finally:
+            new.close()
+        if lost if keep is None else lost & set(keep):
+            unfinished.unlink()
+            raise error
+        unfinished.replace(self._replacement)  # from here on a power cut leaves a whole file
+        aside = _set_aside(self.path)
+        self._finish_replacing()
+        _log.error(
+            "%s is damaged (%s): it is now %s, and a new file begins; lost: %s",
+            *error.args,
+            aside,
+            ", ".join(sorted(lost)) or "nothing",
+        )
 
-    return read
+    def _finish_replacing(self) -> None:
+        """The last step, which a power cut may have left to this process."""
+        if self._replacement.exists() and not self.path.exists():
+            self._replacement.replace(self.path)
+            sync_folder(self.path.parent)
+
+    def _copy_whole_groups(self, damaged: Path) -> set[str]:
+        """Copy the groups of tables that are whole in `damaged`; returns the others."""
+        connection = self._connected()
+        groups: dict[str, list[str]] = {}
+        for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            groups.setdefault(table.split("_")[0], []).append(table)
+        lost = set(groups)
+        try:
+            connection.execute("ATTACH ? AS damaged", (str(damaged),))
+            for pragma in ("application_id", "user_version"):
+                here, there = (
+                    connection.execute(f"PRAGMA {name}.{pragma}").fetchall()
+                    for name in ("main", "damaged")
+                )
+                if here != there:
+                    return lost
+        except sqlite3.Error as error:
+            if _code(error) not in _DAMAGE:
+                raise self._explain(error) from error
+            return lost
+        for group, tables in groups.items():
+            if self._copy_group(connection, tables):
+                lost.remove(group)
+        return lost
+
+    def _copy_group(self, connection: sqlite3.Connection, tables: Sequence[str]) -> bool:
+        """Copy tables from the attached file; False, with nothing copied, where one is damaged."""
+        try:
+            connection.execute("BEGIN")
+            for table in tables:
+                found = connection.execute(f"PRAGMA damaged.quick_check({table})").fetchall()
+                if found != [("ok",)]:
+                    connection.execute("ROLLBACK")
+                    return False
+                connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if _code(error) not in _TABLE_DAMAGE:
+                raise self._explain(error) from error
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            return False
+        return True
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _keep_private(path: Path) -> None:
-    """Let nobody but its owner read the file, whatever its folder, the umask or it allowed."""
-    path.touch(PRIVATE)  # never opened where it is there: closing it would drop SQLite's locks
-    for file in (path, _log_of(path)):  # a new log takes its mode from the file
+    """Let only the owner read the file, whatever its folder and the umask allow."""
+    path.touch(PRIVATE)  # an existing file is not opened: closing it would drop SQLite's locks
+    for file in (path, _wal_of(path)):  # a new WAL takes its mode from the file
         if file.exists():
             file.chmod(PRIVATE)
 
 
-def _log_of(path: Path) -> Path:
+def _wal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a damaged file and its log to the first free name, and say which."""
+    """Rename a damaged file and its WAL to the first free name; returns that name."""
     for number in range(1, DAMAGED_MAX + 1):
         aside = path.with_name(f"{path.name}.damaged-{number}")
         if not aside.exists():
             break
+    _wal_of(aside).unlink(missing_ok=True)
+    if _wal_of(path).exists():  # first: SQLite must never find it beside another file
+        _wal_of(path).rename(_wal_of(aside))
     path.rename(aside)
-    if _log_of(path).exists():
-        _log_of(path).rename(_log_of(aside))
     return aside

@@ -1,153 +1,105 @@
-"""What a bundling gateway keeps on disk: its run, its residual, a bundle of unknown fate."""
+"""What an aggregating gateway stores: its run, its residual, a pending partial aggregate."""
 
 import json
-from pathlib import Path
 
-from ternmesh.plan import Plan, from_numbers, to_numbers
-from ternmesh.swarm.bundle_records import (
-    Bundle,
-    BundleMade,
-    BundlerEvent,
-    BundlerState,
-    BundleSettled,
+from ternmesh.federated.events import CountersReserved
+from ternmesh.federated.gateway.partial_aggregate import (
+    GatewayEvent,
+    GatewayState,
+    PartialAggregate,
+    PartialAggregateMade,
+    PartialAggregateSettled,
     RunFollowed,
     VersionReached,
-    new_state,
+    new_gateway_state,
+    read_partial_aggregate,
 )
-from ternmesh.swarm.bundling import bundle_units, read_bundle
-from ternmesh.swarm.events import CountersReserved
-from ternmesh_store.arrays import read_floats, write_floats
-from ternmesh_store.database import Database, Schema, checked
+from ternmesh.federated.state_checks import check_gateway
+from ternmesh.plan import from_numbers, to_numbers
+from ternmesh_store.database import Database
+from ternmesh_store.store import END, Store, StoredValues, checked
 
-SCHEMA = Schema(
-    application=0x544D4757,  # "TMGW"
-    version=1,
-    statements=(
-        """CREATE TABLE standing (
-            model BLOB NOT NULL,
-            dimension INTEGER NOT NULL,
-            run BLOB NOT NULL,
-            plan TEXT NOT NULL,
-            version INTEGER NOT NULL
-        )""",
-        "CREATE TABLE counter (reserved INTEGER NOT NULL)",
-        "INSERT INTO counter VALUES (0)",
-        "CREATE TABLE pending (round INTEGER NOT NULL, board TEXT NOT NULL)",
-        "CREATE TABLE pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    ),
-)
-_RESIDUAL, _WANTED = "bundler.residual", "bundler.wanted"
+_RESIDUAL, _WANTED = "residual", "wanted"
 
 
-class GatewayStore:
-    """The file of one gateway; see `Database` for errors. `load` comes before `record`."""
+class GatewayStore(Store):
+    """The tables of one gateway. `load` comes before `record`."""
 
-    def __init__(self, path: Path) -> None:
-        self._database = Database(path, SCHEMA)
-
-    def open(self) -> None:
-        """Take the file, or make it."""
-        self._database.open()
-
-    def close(self) -> None:
-        """Forget what was not committed, and give the file back."""
-        self._database.close()
-
-    def commit(self) -> None:
-        """Make all that was recorded durable."""
-        self._database.commit()
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._values = StoredValues(database, "gateway_value")
 
     @checked
-    def load(self, model_hash: bytes, dimension: int) -> BundlerState:
-        """The state of the last commit. What was kept for another model is deleted.
+    def load(self, model_hash: bytes, dimension: int) -> GatewayState:
+        """The state of the last commit. The state of another model is deleted.
 
-        The frame counter stays even then: it must never run backwards.
+        The seal counter stays even then: it must never go back.
         """
-        [(counter,)] = self._database.rows("SELECT reserved FROM counter")
-        found = self._database.rows("SELECT * FROM standing")
-        if not found or found[0][:2] != (model_hash, dimension):
+        sql = "SELECT run, plan, version FROM gateway_run WHERE model = ? AND dimension = ?"
+        found = self._database.rows(sql, model_hash, dimension)
+        if not found:
             self._begin(model_hash, dimension)
-            found = self._database.rows("SELECT * FROM standing")
-        _, _, run, plan, version = found[0]
-        residual = read_floats(self._vector(_RESIDUAL))
-        if residual.size != dimension:
-            raise ValueError(f"its residual is not of {dimension} numbers")
-        state = BundlerState(
-            residual=residual,
+            found = self._database.rows(sql, model_hash, dimension)
+        run, plan, version = found[0]
+        state = GatewayState(
+            residual=self._values.floats(_RESIDUAL),
             run=run,
-            plan=_read_plan(plan),
+            plan=from_numbers(tuple(json.loads(plan))) if plan else None,
             version=version,
             pending=self._pending(),
-            counter=counter,
+            counter=self._read_counter(END),
         )
-        _check_pending(state)
+        check_gateway(state, dimension)
         return state
 
-    def record(self, event: BundlerEvent) -> None:
-        """Write what of an event must survive; `commit` makes it durable."""
+    def record(self, event: GatewayEvent) -> None:
+        """Write what must survive of an event. `commit` makes it durable."""
         write = self._database.write
         match event:
             case CountersReserved():
-                write("UPDATE counter SET reserved = ?", event.limit)
+                self._reserve_counters(END, event.limit)
             case RunFollowed():
                 plan = json.dumps(to_numbers(event.plan))
-                write("UPDATE standing SET run = ?, plan = ?, version = 0", event.run, plan)
+                write("UPDATE gateway_run SET run = ?, plan = ?, version = 0", event.run, plan)
                 self._empty(event.plan.dimension)
-            case BundleMade(bundle):
+            case PartialAggregateMade(made):
                 self._drop_pending()
-                self._database.put(_WANTED, write_floats(bundle.wanted))
-                write("INSERT INTO pending VALUES (?, ?)", bundle.round, bundle.board)
-                rows = enumerate(bundle.bodies)
-                self._database.write_many("INSERT INTO pending_body VALUES (?, ?)", rows)
-            case BundleSettled():
+                self._values.put_floats(_WANTED, made.wanted)
+                write("INSERT INTO gateway_pending VALUES (?, ?)", made.round, made.board)
+                self._database.write_many(
+                    "INSERT INTO gateway_pending_body VALUES (?, ?)", enumerate(made.bodies)
+                )
+            case PartialAggregateSettled():
                 self._drop_pending()
-                self._database.put(_RESIDUAL, write_floats(event.residual))
+                self._values.put_floats(_RESIDUAL, event.residual)
             case VersionReached():
-                write("UPDATE standing SET version = ?", event.version)
+                write("UPDATE gateway_run SET version = ?", event.version)
 
     def _begin(self, model_hash: bytes, dimension: int) -> None:
-        self._database.forget()
-        self._database.write("DELETE FROM standing")
-        values = (model_hash, dimension, new_state(dimension).run, "", 0)
-        self._database.write("INSERT INTO standing VALUES (?, ?, ?, ?, ?)", *values)
+        self._values.forget()
+        self._database.write("DELETE FROM gateway_run")
+        self._database.write(
+            "INSERT INTO gateway_run VALUES (?, ?, ?, '', 0)",
+            model_hash,
+            dimension,
+            new_gateway_state(dimension).run,
+        )
         self._empty(dimension)
-        self._database.commit()
+        self.commit()
 
     def _empty(self, dimension: int) -> None:
         self._drop_pending()
-        self._database.put(_RESIDUAL, write_floats(new_state(dimension).residual))
+        self._values.put_floats(_RESIDUAL, new_gateway_state(dimension).residual)
 
     def _drop_pending(self) -> None:
-        self._database.write("DELETE FROM pending")
-        self._database.write("DELETE FROM pending_body")
+        self._database.write("DELETE FROM gateway_pending")
+        self._database.write("DELETE FROM gateway_pending_body")
 
-    def _pending(self) -> Bundle | None:
-        found = self._database.rows("SELECT round, board FROM pending")
+    def _pending(self) -> PartialAggregate | None:
+        found = self._database.rows("SELECT round, board FROM gateway_pending")
         if not found:
             return None
         [(round_number, board)] = found
-        rows = self._database.rows("SELECT body FROM pending_body ORDER BY position")
-        wanted = read_floats(self._vector(_WANTED))
-        return read_bundle(round_number, board, wanted, [body for (body,) in rows])
-
-    def _vector(self, key: str) -> bytes:
-        value = self._database.get(key)
-        if value is None:
-            raise ValueError(f"{key} is missing")
-        return value
-
-
-def _check_pending(state: BundlerState) -> None:
-    """ValueError for a bundle that is not one of this run's plan."""
-    bundle, plan = state.pending, state.plan
-    if bundle is None:
-        return
-    if plan is None or plan.up.count != len(bundle.bodies) - 2:
-        raise ValueError("its bundle is of another plan")
-    if bundle.wanted.size != state.residual.size:
-        raise ValueError(f"its bundle is not of {state.residual.size} numbers")
-    bundle_units(bundle.bodies[2:], plan)
-
-
-def _read_plan(text: str) -> Plan | None:
-    return from_numbers(tuple(json.loads(text))) if text else None
+        rows = self._database.rows("SELECT body FROM gateway_pending_body ORDER BY position")
+        wanted = self._values.floats(_WANTED)
+        return read_partial_aggregate(round_number, board, wanted, [body for (body,) in rows])

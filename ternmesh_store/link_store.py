@@ -1,11 +1,9 @@
-"""What a link keeps on disk: objects on their way out and in, and those nobody has taken yet."""
+"""What a link stores: outgoing and incoming objects, and those that wait in the inbox."""
 
 import json
 from itertools import groupby
-from pathlib import Path
 
-from ternmesh.link.frames import Offer
-from ternmesh.link.records import (
+from ternmesh.link.events import (
     ARRIVED_MAX,
     Delivered,
     GaveUp,
@@ -21,90 +19,58 @@ from ternmesh.link.records import (
     SymbolHeld,
     TransferBegun,
 )
-from ternmesh_store.database import Database, Schema, checked
-from ternmesh_store.state_checks import check_link
-
-SCHEMA = Schema(
-    application=0x544D4C4B,  # "TMLK"
-    version=1,
-    statements=(
-        "CREATE TABLE counter (seal INTEGER NOT NULL, number INTEGER NOT NULL)",
-        "INSERT INTO counter VALUES (0, 0)",
-        """CREATE TABLE outgoing (
-            number INTEGER PRIMARY KEY,
-            peer TEXT NOT NULL,
-            receivers TEXT NOT NULL,
-            payload BLOB NOT NULL,
-            priority INTEGER NOT NULL,
-            key TEXT,
-            repairs INTEGER NOT NULL,
-            slot INTEGER
-        )""",
-        """CREATE TABLE symbol (
-            peer TEXT NOT NULL,
-            slot INTEGER NOT NULL,
-            number INTEGER NOT NULL,
-            name BLOB NOT NULL,
-            size INTEGER NOT NULL,
-            position INTEGER NOT NULL,
-            data BLOB NOT NULL,
-            PRIMARY KEY (peer, slot, position)
-        )""",
-        "CREATE TABLE arrived (place INTEGER PRIMARY KEY, peer TEXT NOT NULL, name BLOB NOT NULL)",
-        "CREATE TABLE inbox (place INTEGER PRIMARY KEY, peer TEXT NOT NULL, payload BLOB NOT NULL)",
-    ),
-)
+from ternmesh.link.messages import Offer
+from ternmesh.link.state_checks import check_link
+from ternmesh_store.store import HOP, Store, checked
 
 
-class LinkStore:
-    """The file of one link; see `Database` for errors. `load` comes before `record`."""
-
-    def __init__(self, path: Path) -> None:
-        self._database = Database(path, SCHEMA)
-
-    def open(self) -> None:
-        """Take the file, or make it."""
-        self._database.open()
-
-    def close(self) -> None:
-        """Forget what was not committed, and give the file back."""
-        self._database.close()
-
-    def commit(self) -> None:
-        """Make all that was recorded durable."""
-        self._database.commit()
+class LinkStore(Store):
+    """The tables of one link. `load` comes before `record`."""
 
     @checked
     def load(self) -> LinkState:
         """The state of the last commit."""
-        rows = self._database.rows
-        [(counter, number)] = rows("SELECT seal, number FROM counter")
+        numbers = self._database.rows("SELECT next FROM link_number")
         arrived: dict[str, tuple[bytes, ...]] = {}
-        for peer, name in rows("SELECT peer, name FROM arrived ORDER BY place"):
+        for peer, name in self._database.rows("SELECT peer, name FROM link_arrived ORDER BY place"):
             arrived[peer] = (*arrived.get(peer, ()), name)
-        state = LinkState(counter, number, self._outgoing(), self._incoming(), arrived)
+        state = LinkState(
+            counter=self._read_counter(HOP),
+            number=numbers[0][0] if numbers else 0,
+            outgoing=self._outgoing(),
+            incoming=self._incoming(),
+            arrived=arrived,
+        )
         check_link(state)
         return state
 
     def record(self, event: LinkEvent) -> None:
-        """Write what of an event must survive; `commit` makes it durable."""
+        """Write what must survive of an event. `commit` makes it durable."""
         write = self._database.write
         match event:
             case LinkCountersReserved():
-                write("UPDATE counter SET seal = ?", event.limit)
+                self._reserve_counters(HOP, event.limit)
             case Queued():
                 self._queue(event)
             case TransferBegun():
-                write("UPDATE outgoing SET slot = ? WHERE number = ?", event.slot, event.number)
+                write(
+                    "UPDATE link_outgoing SET slot = ? WHERE number = ?", event.slot, event.number
+                )
             case RepairsReserved():
-                write("UPDATE outgoing SET repairs = ? WHERE number = ?", event.limit, event.number)
+                write(
+                    "UPDATE link_outgoing SET repairs = ? WHERE number = ?",
+                    event.limit,
+                    event.number,
+                )
             case Delivered() | GaveUp():
-                write("DELETE FROM outgoing WHERE number = ?", event.number)
+                write("DELETE FROM link_outgoing WHERE number = ?", event.number)
             case SymbolHeld():
                 self._hold(event)
             case IncomingDropped():
                 write(
-                    "DELETE FROM symbol WHERE peer = ? AND slot = ?", event.peer, event.offer.slot
+                    "DELETE FROM link_symbol WHERE peer = ? AND slot = ?",
+                    event.peer,
+                    event.offer.slot,
                 )
             case ObjectArrived():
                 self._arrive(event)
@@ -112,19 +78,20 @@ class LinkStore:
                 pass  # Nothing of the other events must survive.
 
     def inbox(self, after: int = 0) -> list[tuple[int, str, bytes]]:
-        """Objects of places beyond `after`: place, peer, payload; the oldest first."""
+        """(place, peer, payload) of the objects at places after `after`, oldest first."""
         return self._database.rows(
-            "SELECT place, peer, payload FROM inbox WHERE place > ? ORDER BY place", after
+            "SELECT place, peer, payload FROM link_inbox WHERE place > ? ORDER BY place", after
         )
 
     def take(self, place: int) -> None:
-        """Forget an object of the inbox: what it led to is on disk elsewhere."""
-        self._database.write("DELETE FROM inbox WHERE place = ?", place)
+        """Delete an object of the inbox."""
+        self._database.write("DELETE FROM link_inbox WHERE place = ?", place)
 
     def _queue(self, event: Queued) -> None:
-        self._database.write("UPDATE counter SET number = ?", event.number + 1)
+        self._database.write("DELETE FROM link_number")
+        self._database.write("INSERT INTO link_number VALUES (?)", event.number + 1)
         self._database.write(
-            "INSERT INTO outgoing VALUES (?, ?, ?, ?, ?, ?, 0, NULL)",
+            "INSERT INTO link_outgoing VALUES (?, ?, ?, ?, ?, ?, 0, NULL)",
             event.number,
             event.peer,
             json.dumps(event.receivers),
@@ -136,7 +103,7 @@ class LinkStore:
     def _hold(self, event: SymbolHeld) -> None:
         offer = event.offer
         self._database.write(
-            "INSERT OR REPLACE INTO symbol VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO link_symbol VALUES (?, ?, ?, ?, ?, ?, ?)",
             event.peer,
             offer.slot,
             offer.number,
@@ -147,12 +114,13 @@ class LinkStore:
         )
 
     def _arrive(self, event: ObjectArrived) -> None:
-        write, peer = self._database.write, event.peer
-        write("INSERT INTO inbox (peer, payload) VALUES (?, ?)", peer, event.payload)
-        write("INSERT INTO arrived (peer, name) VALUES (?, ?)", peer, event.name)
+        write = self._database.write
+        peer = event.peer
+        write("INSERT INTO link_inbox (peer, payload) VALUES (?, ?)", peer, event.payload)
+        write("INSERT INTO link_arrived (peer, name) VALUES (?, ?)", peer, event.name)
         write(
-            "DELETE FROM arrived WHERE peer = ? AND place NOT IN "
-            "(SELECT place FROM arrived WHERE peer = ? ORDER BY place DESC LIMIT ?)",
+            "DELETE FROM link_arrived WHERE peer = ? AND place NOT IN "
+            "(SELECT place FROM link_arrived WHERE peer = ? ORDER BY place DESC LIMIT ?)",
             peer,
             peer,
             ARRIVED_MAX,
@@ -161,7 +129,7 @@ class LinkStore:
     def _outgoing(self) -> tuple[OutRecord, ...]:
         found = self._database.rows(
             "SELECT number, peer, receivers, payload, priority, key, repairs, slot "
-            "FROM outgoing ORDER BY number"
+            "FROM link_outgoing ORDER BY number"
         )
         return tuple(
             OutRecord(Queued(number, peer, tuple(json.loads(names)), *rest), repairs, slot)
@@ -169,11 +137,15 @@ class LinkStore:
         )
 
     def _incoming(self) -> tuple[InRecord, ...]:
-        found = self._database.rows("SELECT * FROM symbol ORDER BY peer, slot, position")
+        found = self._database.rows(
+            "SELECT peer, slot, number, name, size, position, data FROM link_symbol "
+            "ORDER BY peer, slot, position"
+        )
         records = []
         for (peer, slot), rows in groupby(found, key=lambda row: row[:2]):
             held = list(rows)
             _, _, number, name, size, _, data = held[0]
             offer = Offer(slot, number, name, size, len(data))
-            records.append(InRecord(peer, offer, tuple((row[5], row[6]) for row in held)))
+            symbols = tuple((position, data) for *_, position, data in held)
+            records.append(InRecord(peer, offer, symbols))
         return tuple(records)

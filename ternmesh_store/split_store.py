@@ -1,114 +1,93 @@
-"""What one end of a split training keeps on disk: its run, its numbers, and what it has learned."""
+"""What one end of a split training stores: its run, its boards, and what it has learned."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ternmesh.wire.control import NAME
-from ternmesh.wire.seal import NODE_MAX
-from ternmesh_store.database import Database, Schema, checked
+from ternmesh.wire.frame import NODE_MAX
+from ternmesh_store.database import Database
+from ternmesh_store.store import END, Store, StoredValues, checked
 
-SCHEMA = Schema(
-    application=0x544D5350,  # "TMSP"
-    version=1,
-    statements=(
-        "CREATE TABLE counter (reserved INTEGER NOT NULL)",
-        "INSERT INTO counter VALUES (0)",
-        "CREATE TABLE board (context INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
-    ),
-)
-RUN_SIZE = 8
-_STANDING, _LEARNED = "split.standing", "split.learned."
+RUN_SIZE = 8  # bytes
+_CHECKPOINT, _LEARNED = "checkpoint", "learned."
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a run stood: `numbers` are the next micro-batches by board, `learned` bytes by name.
+    """The progress of a run."""
 
-    `counts` is what was counted on the way, by whatever names.
-
-    `model` names what was trained: another one has nothing to do with this checkpoint.
-    """
-
-    model: bytes
+    model: bytes  # the hash of the model; a checkpoint is of no use to another model
     run: bytes
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    learned: Mapping[str, bytes] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)  # the next micro-batch, by board
+    learned: Mapping[str, bytes] = field(default_factory=dict)  # weights and the like, by name
+    counts: Mapping[str, int] = field(default_factory=dict)  # what was counted so far, by name
 
 
-class SplitStore:
-    """The file of one end; see `Database` for errors."""
+class SplitStore(Store):
+    """The tables of one end."""
 
-    def __init__(self, path: Path) -> None:
-        self._database = Database(path, SCHEMA)
-
-    def open(self) -> None:
-        """Take the file, or make it."""
-        self._database.open()
-
-    def close(self) -> None:
-        """Forget what was not committed, and give the file back."""
-        self._database.close()
-
-    def commit(self) -> None:
-        """Make all that was recorded durable."""
-        self._database.commit()
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._values = StoredValues(database, "split_value")
 
     @checked
     def counter(self) -> int:
         """The first seal counter that was never reserved."""
-        [(counter,)] = self._database.rows("SELECT reserved FROM counter")
-        return int(counter)
+        return self._read_counter(END)
 
     def reserve(self, limit: int) -> None:
-        """Keep that counters below `limit` are used."""
-        self._database.write("UPDATE counter SET reserved = ?", limit)
+        """Record that counters below `limit` may be in use: a later process begins at `limit`."""
+        self._reserve_counters(END, limit)
 
     @checked
     def boards(self) -> tuple[tuple[int, str], ...]:
-        """(context, name) of each board that was taken in."""
-        rows = self._database.rows("SELECT context, name FROM board ORDER BY context")
-        if not all(0 < context <= NODE_MAX and NAME.match(name) for context, name in rows):
-            raise ValueError("a board's context or name")
-        return tuple((context, name) for context, name in rows)
+        """(address, name) of each board that has joined."""
+        rows = self._database.rows("SELECT address, name FROM split_board ORDER BY address")
+        if not all(0 < address <= NODE_MAX and NAME.match(name) for address, name in rows):
+            raise ValueError("a board's address or name")
+        return tuple((address, name) for address, name in rows)
 
-    def add_board(self, context: int, name: str) -> None:
-        """Keep a board that was taken in."""
-        self._database.write("INSERT INTO board VALUES (?, ?)", context, name)
+    def add_board(self, address: int, name: str) -> None:
+        """Store a board that has joined."""
+        self._database.write("INSERT INTO split_board VALUES (?, ?)", address, name)
 
     @checked
     def load(self, names: tuple[str, ...]) -> Checkpoint | None:
         """The last checkpoint, with what was learned under `names`; None where there is none."""
-        content = self._database.get(_STANDING)
+        content = self._values.get(_CHECKPOINT)
         if content is None:
             return None
         found = json.loads(content)
         numbers, counts = (
-            {str(name): int(number) for name, number in table.items()}
-            for table in (found["numbers"], found.get("counts", {}))
+            {str(name): int(number) for name, number in found[table].items()}
+            for table in ("numbers", "counts")
         )
-        run, model = bytes.fromhex(found["run"]), bytes.fromhex(found["model"])
+        run = bytes.fromhex(found["run"])
         if len(run) != RUN_SIZE or min((*numbers.values(), *counts.values()), default=0) < 0:
             raise ValueError("its run, its numbers or its counts")
-        learned = {name: self._database.get(_LEARNED + name) for name in names}
-        there = {name: value for name, value in learned.items() if value is not None}
-        return Checkpoint(model, run, numbers, there, counts)
+        learned = {name: self._values.get(_LEARNED + name) for name in names}
+        return Checkpoint(
+            model=bytes.fromhex(found["model"]),
+            run=run,
+            numbers=numbers,
+            learned={name: value for name, value in learned.items() if value is not None},
+            counts=counts,
+        )
 
     def save(self, item: Checkpoint) -> None:
-        """Keep a checkpoint in the place of the last; `commit` makes it durable."""
-        standing = {
+        """Store a checkpoint in place of the last one. `commit` makes it durable."""
+        content = {
             "model": item.model.hex(),
             "run": item.run.hex(),
             "numbers": dict(item.numbers),
             "counts": dict(item.counts),
         }
-        self._database.put(_STANDING, json.dumps(standing).encode())
-        for name, content in item.learned.items():
-            self._database.put(_LEARNED + name, content)
+        self._values.put(_CHECKPOINT, json.dumps(content).encode())
+        for name, value in item.learned.items():
+            self._values.put(_LEARNED + name, value)
 
     def forget(self) -> None:
-        """Begin with nothing but the counter, which must never run backwards."""
-        self._database.forget()
-        self._database.write("DELETE FROM board")
+        """Delete everything but the seal counter, which must never go back."""
+        self._values.forget()
+        self._database.write("DELETE FROM split_board")

@@ -8,9 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from bench.mosquitto import Mosquitto
-from ternmesh_cli.mosquitto import find_mosquitto
-from ternmesh_cli.said import PROGRAM
+from ternmesh_cli.broker.mosquitto import Mosquitto, find_mosquitto
+from ternmesh_cli.process import PROGRAM
 
 # A shell starts what runs behind it with SIGINT ignored, and programs hand that down: those that
 # tests start and interrupt would not hear it. A handler is not handed down.
@@ -23,13 +22,12 @@ os.environ.pop(PROGRAM, None)  # `./run test` sets it, and what we say would nam
 @pytest.fixture
 def new_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mosquitto]]:
     """A function that starts one more mosquitto, with further lines for its mosquitto.conf."""
-    program = find_mosquitto()
-    if program is None:
+    if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed: apt install mosquitto")
     started: list[Mosquitto] = []
 
     def start(config: str = "") -> Mosquitto:
-        broker = Mosquitto(program, tmp_path_factory.mktemp("mosquitto"), config)
+        broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"), config)
         started.append(broker)
         broker.start()
         return broker

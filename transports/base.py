@@ -1,7 +1,7 @@
 """What every transport is: it moves frames of at most `mtu` bytes between peers, nothing else.
 
-A transport neither retries nor remembers: what it could not send is lost, and the protocol above
-sends it again. Errors:
+A plain transport neither retries nor remembers: the protocol above repeats what is lost. One that
+retransmits is a `ReportingTransport`, and the protocol leaves the repeating to it. Errors:
 
     TransportError          base; the sentence says what to do
     ├── NotConnected        nothing was sent: wait for `connected`
@@ -13,9 +13,15 @@ sends it again. Errors:
 """
 
 import re
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from ternmesh.deliveries import Delivery
+from ternmesh.wire.frame import FRAME_MAX
 
 HOST = "host"  # the peer name of the host, as a node sees it
 ALL = "all"  # the peer name of every node at once, as the host sees it
@@ -67,7 +73,7 @@ class UnknownPeer(TransportError, ValueError):
 
 
 class NameTaken(TransportError):
-    """Another process, which was there before, has our name on the bearer: `receive` ends."""
+    """An older process has our name on the bearer: `receive` raises it; end this process."""
 
 
 class MissingExtra(TransportError):
@@ -81,6 +87,16 @@ class Arrival:
     peer: str
     frames: tuple[bytes, ...]
     wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BearerProfile:
+    """What a run's plan takes from the bearer; sizes in bytes, with seal."""
+
+    frame_mtu: int = 184  # of an update's frames
+    frame_max: int = FRAME_MAX  # the longest frame that it carries
+    manifest_repeats: int = 0  # times that a manifest follows its chunks again
+    announce_s: int = 30  # between two announces
 
 
 class Transport(Protocol):
@@ -108,3 +124,58 @@ class Transport(Protocol):
 
     def receive(self, timeout_s: float) -> Arrival | None:
         """The next arrival, or None after `timeout_s`."""
+
+
+@runtime_checkable
+class StatusTransport(Transport, Protocol):
+    """A transport that shows its state."""
+
+    def status(self) -> dict[str, object]:
+        """Counters and state, ready for JSON."""
+
+
+@runtime_checkable
+class ReportingTransport(Transport, Protocol):
+    """A transport that retransmits by itself."""
+
+    def deliveries(self) -> list[Delivery]:
+        """The reports since the last call, in order; also of messages from before a restart."""
+
+
+class Inbox:
+    """Arrivals between the thread of a bearer and the driver, in order.
+
+    An arrival that does not fit is dropped and counted.
+    """
+
+    def __init__(self, arrivals_max: int = 4096, bytes_max: int = 8 << 20) -> None:
+        self.dropped = 0  # arrivals
+        self._arrivals_max = arrivals_max
+        self._bytes_max = bytes_max
+        self._arrivals: deque[Arrival] = deque()
+        self._bytes = 0  # of all that wait
+        self._changed = threading.Condition()
+
+    def put(self, arrival: Arrival) -> None:
+        """Add `arrival`, or count it as dropped where the inbox is full."""
+        with self._changed:
+            is_full = len(self._arrivals) >= self._arrivals_max
+            if is_full or self._bytes + arrival.wire_bytes > self._bytes_max:
+                self.dropped += 1
+                return
+            self._arrivals.append(arrival)
+            self._bytes += arrival.wire_bytes
+            self._changed.notify()
+
+    def get(self, timeout_s: float) -> Arrival | None:
+        """The oldest arrival, or None after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._arrivals:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._changed.wait(left_s)
+            arrival = self._arrivals.popleft()
+            self._bytes -= arrival.wire_bytes
+            return arrival

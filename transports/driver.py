@@ -1,21 +1,30 @@
 """The one loop that joins a sans-I/O endpoint with a transport.
 
-What happened is made durable before a byte about it leaves: events, then `commit`, then sending.
+Events are handled and committed to disk before any frame that follows from them is sent. Where the
+transport retransmits by itself, its delivery reports go to the endpoint.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from transports.base import Arrival, Busy, FrameTooLarge, NotConnected, Transport
+from ternmesh.deliveries import Delivery
+from transports.base import (
+    Arrival,
+    Busy,
+    FrameTooLarge,
+    NotConnected,
+    ReportingTransport,
+    Transport,
+)
 
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
 
 ARRIVALS_MAX = 256  # taken in one poll, so that a flood cannot starve timers and sending
-PEERS_MAX = 1024  # whose traffic is told apart; names come from the bearer, so they are bounded
+PEERS_MAX = 1024  # whose traffic is counted apart; a bearer can bring any number of names
 OTHERS = "(others)"  # the traffic of all further peers
 BUSY_WAIT_S = 0.02  # how soon frames are offered again that the bearer was too busy for
 
@@ -41,6 +50,14 @@ class Endpoint(Protocol[Event_co]):
         """Frames for each peer that should leave now; they are handed out once."""
 
 
+@runtime_checkable
+class DeliveryHandler(Protocol):
+    """An endpoint that repeats messages: it holds its timers while the transport does so."""
+
+    def handle_delivery(self, delivery: Delivery, now: float) -> None:
+        """Take a report of a transport that retransmits."""
+
+
 @dataclass(slots=True)
 class PeerTraffic:
     """What moved between this end and one peer; bytes are those on the bearer."""
@@ -52,33 +69,37 @@ class PeerTraffic:
 
 
 class Driver(Generic[Event]):
-    """Drives `endpoint` over `transport`; call `poll` in a loop, from one thread."""
+    """Drives `endpoint` over `transport`; call `poll` in a loop, always from the same thread."""
 
     def __init__(
         self, endpoint: Endpoint[Event], transport: Transport, clock: Callable[[], float]
     ) -> None:
         self.endpoint = endpoint
         self.transport = transport
+        self._handler = endpoint if isinstance(endpoint, DeliveryHandler) else None
+        self._reporting = transport if isinstance(transport, ReportingTransport) else None
         self.clock = clock
         self.traffic: dict[str, PeerTraffic] = {}
-        self.frames_unsent = 0  # refused by the bearer: too large, or it was not connected
+        self.frames_unsent = 0  # the bearer did not take them: too large, or not connected
+        # Messages that a busy bearer did not take.
         self._held: deque[tuple[str, list[bytes]]] = deque()
         self._fired: float | None = None  # the timeout that was handled last
 
     def poll(
         self, wait_s: float, handle_event: Callable[[Event], None], commit: Callable[[], None]
     ) -> bool:
-        """Wait at most `wait_s` for an arrival or a timeout, then settle; True if it did a thing.
+        """Wait at most `wait_s` for an arrival or a timeout, then settle; True if it did anything.
 
         Settling hands every event to `handle_event`, calls `commit` once if there was one, and only
-        then sends. It is also done before the wait, for what the program asked since the last poll.
+        then sends. It also comes before the wait, for what the program asked since the last poll.
         """
         moved = self._settle(handle_event, commit)
-        received = self._receive(0.0 if moved else self._patience_s(wait_s))
+        received = self._receive(0.0 if moved else self._wait_s(wait_s))
+        self._report_deliveries()
         timed = self._handle_timeout()
         return self._settle(handle_event, commit) or received or timed or moved
 
-    def _patience_s(self, wait_s: float) -> float:
+    def _wait_s(self, wait_s: float) -> float:
         if self._held:
             wait_s = min(wait_s, BUSY_WAIT_S)
         due = self.endpoint.next_timeout()
@@ -123,7 +144,7 @@ class Driver(Generic[Event]):
     def _send(self) -> bool:
         """Send what the endpoint has; what a busy bearer did not take is held for the next poll."""
         if not self.transport.connected:
-            self._drop_held()  # The endpoint sends it again: while offline nothing may pile up.
+            self._drop_held()  # The endpoint sends it again: nothing may pile up while offline.
             return False
         if not self._held:
             self._held.extend(self.endpoint.frames_to_send(self.clock()))
@@ -138,14 +159,22 @@ class Driver(Generic[Event]):
                 break
             self._held.popleft()
             sent = True
+        self._report_deliveries()
         return sent
+
+    def _report_deliveries(self) -> None:
+        if self._reporting is None:
+            return
+        for delivery in self._reporting.deliveries():
+            if self._handler is not None:
+                self._handler.handle_delivery(delivery, self.clock())
 
     def _send_to(self, peer: str, frames: Sequence[bytes]) -> None:
         mtu = self.transport.mtu
         fitting = [frame for frame in frames if len(frame) <= mtu]
         try:
             wire_bytes = self.transport.send(peer, fitting) if fitting else 0
-        except FrameTooLarge:  # The mtu shrank under our hands, as a broker's limit may.
+        except FrameTooLarge:  # The mtu shrank meanwhile: a broker's limit may.
             fitting, wire_bytes = [], 0
         if refused := len(frames) - len(fitting):
             self.frames_unsent += refused

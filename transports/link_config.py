@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 from ternmesh.config import ConfigError, Table, choices, read_table
 from ternmesh.link.regions import REGIONS
-from transports.credentials import Credentials, read_credentials
-from transports.mqtt_settings import MESSAGE_MAX, MqttSettings, parse_url
-from transports.mqtt_tls import check_ca_file, check_certificate
+from transports.mqtt.credentials import Credentials, read_credentials
+from transports.mqtt.settings import MESSAGE_MAX, MqttSettings, parse_url
+from transports.mqtt.tls import check_ca_file, check_certificate
 
 MAIN = "link"  # what the bearer of `[link]` itself is called where there are several
-COMPLETE, AS_IS = "complete", "as-is"
+COMPLETE, UNRELIABLE = "complete", "unreliable"
 _FILES = ("ca_file", "certificate_file", "key_file", "credentials_file")
 
 
@@ -23,14 +23,15 @@ class LinkConfig:
     """A broker and the fleet's name on it, a modem and the law that it is under, or BLE.
 
     A password may stand in the URL, or in a `credentials_file` that only its owner may read
-    (`transports.credentials`). `serial` is checked by `transports.serial_lora.config`, `ble`
+    (`transports.mqtt.credentials`). `serial` is checked by `transports.serial_lora.settings`, `ble`
     by `transports.ble.config`. `also` holds further bearers by name, each a table like this one;
-    `several` says that the other end has them. `gateway` is the name of the gateway that a board's
-    radio reaches in the place of the host: its keys seal the link. `service` is how what we send
-    travels on bearers that lose frames: whole objects until they have arrived, or each frame once.
+    `multipath` says that the other end has several. `gateway` is the name of the gateway that a
+    board's radio reaches in place of the host: its keys seal the link. `radios` says that boards
+    of this host have radios, behind gateways. `service`, the same on host and boards, is how
+    updates travel over radios: whole, with retransmissions, or each frame once.
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
-    and its key for a broker that asks for them. `message_max` (bytes) is for brokers that do not
-    tell their limit, as with MQTT 3.1.1, and hang up on what is longer.
+    and its key for a broker that requests them. `message_max` (bytes) is for brokers that cannot
+    announce their limit, as with MQTT 3.1.1, and close the connection after a longer message.
     """
 
     url: str = ""
@@ -44,20 +45,25 @@ class LinkConfig:
     serial: Table = field(default_factory=dict)
     ble: Table = field(default_factory=dict)
     also: Table = field(default_factory=dict)
-    several: bool = False
+    multipath: bool = False
     gateway: str = ""
-    service: str = field(default=COMPLETE, metadata=choices(COMPLETE, AS_IS))
+    radios: bool = False
+    service: str = field(default=COMPLETE, metadata=choices(COMPLETE, UNRELIABLE))
 
     def bearers(self) -> dict[str, "LinkConfig"]:
         """Each bearer's own table by name, in order of preference; ConfigError."""
-        found = {MAIN: replace(self, also={}, several=False, gateway="", service=COMPLETE)}
+        found = {
+            MAIN: replace(
+                self, also={}, multipath=False, gateway="", radios=False, service=COMPLETE
+            )
+        }
         for name, table in self.also.items():
             where = f"link.also.{name}"
             if not isinstance(table, dict):
                 raise ConfigError(f"{where} is {table!r}: it must be a table, written [{where}]")
             if name == MAIN or not name.replace("-", "").isalnum():
                 raise ConfigError(f"{where}: call it something else, of letters, digits and -")
-            for key in ("also", "several", "gateway", "service"):
+            for key in ("also", "multipath", "gateway", "radios", "service"):
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
             found[name] = read_table(LinkConfig, table, where)

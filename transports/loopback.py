@@ -1,18 +1,26 @@
 """A bearer inside one process: a hub with one host and any number of nodes, for tests and sims.
 
-It behaves as a broker without sessions does: what is sent to an end that is not open is lost.
+It behaves like a broker without sessions: a message to an end that is not open is lost.
 """
 
 import threading
 from collections.abc import Sequence
 
 from transports import batch
-from transports.base import ALL, HOST, Arrival, FrameTooLarge, NotConnected, check_node, check_peer
-from transports.inbox import Inbox
+from transports.base import (
+    ALL,
+    HOST,
+    Arrival,
+    FrameTooLarge,
+    Inbox,
+    NotConnected,
+    check_node,
+    check_peer,
+)
 
 
 class LoopbackHub:
-    """The medium; `up = False` cuts every end off, as a dead broker would."""
+    """The medium; `up = False` disconnects every end, like a broker that is down."""
 
     def __init__(self, mtu: int = 4096, message_max: int = 65_536) -> None:
         if not 1 <= mtu <= message_max - batch.OVERHEAD:
@@ -32,7 +40,7 @@ class LoopbackHub:
         return LoopbackTransport(self, check_node(name))
 
     def attach(self, name: str, end: "LoopbackTransport") -> None:
-        """Deliver to `end` what is sent to `name`; a later end of that name takes its place."""
+        """Deliver messages for `name` to `end`; a later end of that name takes its place."""
         with self._lock:
             self._ends[name] = end
 
@@ -47,7 +55,7 @@ class LoopbackHub:
             return end in self._ends.values()
 
     def inboxes(self, sender: str, peer: str) -> list[Inbox]:
-        """Where a message from `sender` to `peer` goes now."""
+        """The inboxes that a message from `sender` to `peer` goes to now."""
         with self._lock:
             if peer == ALL:
                 return [end.inbox for name, end in self._ends.items() if name != sender]

@@ -15,8 +15,8 @@ from features import FEATURES, HOURS, unscale_pm25, windows
 from torch import nn
 from torch.nn import functional
 
+from models.adapters.lora import add_lora
 from models.export import export
-from models.lora import add_lora
 
 STEPS, BATCH = 800, 128
 LEARNING_RATE_MAX, WEIGHT_DECAY = 1e-3, 1.0
@@ -90,7 +90,7 @@ def main() -> None:
 
     adapter = add_lora(model, ("mix", "hidden", "change"), rank=LORA_RANK, alpha=LORA_ALPHA)
     example = (features[:BATCH_ON_BOARD],), (targets[:BATCH_ON_BOARD],)
-    bundle = export(
+    package = export(
         model,
         adapter,
         loss,
@@ -99,7 +99,7 @@ def main() -> None:
         name="pm25",
         metric="mean_absolute_error",
     )
-    sys.stdout.write(f"{options.out}: adapter of {bundle.dimension} numbers\n")
+    sys.stdout.write(f"{options.out}: adapter of {package.dimension} numbers\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from features import HOURS, encode, scale_pm25
 
-from edge.sources import Label, Sample
+from edge.data.sources import Label, Sample
 
 HOURS_MAX = 240  # in one poll: a board that was suspended catches up bit by bit
 

@@ -1,1 +1,1 @@
-"""Training a model whose stages are far apart: boundaries compressed both ways."""
+"""Training of a model in stages over slow links; boundaries are compressed in both directions."""

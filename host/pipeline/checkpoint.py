@@ -1,4 +1,4 @@
-"""Checkpoints of one rank: safetensors files that are whole or absent, and the last two of them."""
+"""The checkpoints of a rank: safetensors files, complete or absent; the last two are kept."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +15,20 @@ KEPT = 2
 
 
 class Checkpoints:
-    """Those of rank `rank` in a folder; `digest` tells runs apart."""
+    """The checkpoints of rank `rank` in a folder; `digest` identifies the run."""
 
     def __init__(self, folder: Path, rank: int, digest: str) -> None:
-        self._folder, self._rank, self._digest = folder, rank, digest
+        self._folder = folder
+        self._rank = rank
+        self._digest = digest
 
     def steps(self) -> list[int]:
-        """The steps after which there is one, in rising order."""
+        """The steps that have a checkpoint, in rising order."""
         names = self._folder.glob(f"rank-{self._rank}-*.safetensors")
         return sorted(int(path.stem.rpartition("-")[2]) for path in names)
 
     def save(self, step: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Keep the state after `step` steps, on disk when this returns; forget all but two."""
+        """Write the state after `step` steps to disk, and delete all but the last two."""
         self._folder.mkdir(parents=True, exist_ok=True)
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
         scratch = self._path(step).with_suffix(".new")
@@ -38,16 +40,16 @@ class Checkpoints:
             self._path(old).unlink()
 
     def forget_after(self, step: int) -> None:
-        """Delete what ranks have saved after the step from which all go on.
+        """Delete the checkpoints after `step`, from which all ranks go on.
 
-        It is not a part of this run any more, and would be kept in place of what is saved next.
+        They are no longer part of the run, and would be kept in place of the next ones.
         """
         for later in self.steps():
             if later > step:
                 self._path(later).unlink()
 
     def load(self, step: int) -> dict[str, Tensor]:
-        """The state after `step` steps; PipelineError where it is another run's or broken."""
+        """The state after `step` steps; PipelineError where it is damaged or of another run."""
         path = self._path(step)
         try:
             with safe_open(path, framework="pt") as file:
@@ -60,7 +62,7 @@ class Checkpoints:
         if metadata.get("digest") != self._digest:
             raise PipelineError(
                 f"{path} was made with another configuration: give this run its own state_dir, or "
-                "go back to the settings of the checkpoint"
+                "restore the settings of the checkpoint"
             )
         return tensors
 
@@ -69,28 +71,31 @@ class Checkpoints:
 
 
 def common_step(steps: Sequence[Sequence[int]]) -> int:
-    """The last step after which every rank has a checkpoint, or 0 where none has got that far.
+    """The last step for which every rank has a checkpoint, or 0 where there are none yet.
 
-    PipelineError where ranks have checkpoints and none in common: progress would be lost without a
-    word. Only the first one may be missing on some: they died before they had saved it.
+    PipelineError where ranks have checkpoints but none in common: progress would be lost silently.
+    Only the first checkpoint may be missing on some ranks, which died before they saved it.
     """
     sets = [set(each) for each in steps]
-    common, found = set.intersection(*sets), set.union(*sets)
+    common = set.intersection(*sets)
+    found = set.union(*sets)
     if not common and len(found) > 1:
         step = max(found)
-        lacking = [str(rank) for rank, own in enumerate(sets) if step not in own]
+        missing = [str(rank) for rank, own in enumerate(sets) if step not in own]
         raise PipelineError(
             f"ranks have no checkpoint of a step in common: that of step {step} is missing on "
-            f"rank {', '.join(lacking)}; bring it back into state_dir/checkpoints, or remove "
-            "that folder on all machines to begin anew"
+            f"rank {', '.join(missing)}; bring it back into state_dir/checkpoints, or remove "
+            "that folder on all machines to start again"
         )
     return max(common, default=0)
 
 
 def copy_into(parameters: Iterable[tuple[str, Tensor]], tensors: Mapping[str, Tensor]) -> None:
-    """Give named tensors their values; PipelineError where a name or a shape does not fit."""
+    """Copy `tensors` into named parameters; PipelineError for a missing name or another shape."""
     with torch.no_grad():
         for name, parameter in parameters:
             if name not in tensors or tensors[name].shape != parameter.shape:
-                raise PipelineError(f"the checkpoint does not hold {name} as this model has it")
+                raise PipelineError(
+                    f"the checkpoint does not hold {name} in the shape of this model"
+                )
             parameter.copy_(tensors[name])

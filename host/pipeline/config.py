@@ -1,4 +1,4 @@
-"""What a pipeline is told: its TOML file as frozen dataclasses; needs no torch."""
+"""A pipeline's settings: its TOML file as frozen dataclasses; needs no torch."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ from typing import Any
 from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig
 from models.transformer_shape import Shape
 from ternmesh.config import ConfigError, choices, limits, read_table
-from transports.config_file import read_config_file
+from ternmesh_service.config_file import read_config_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
-# What ranks may see differently: where things lie, and what they compute with.
+# Settings that may differ between ranks: paths and hardware.
 LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace", "link_mbit")
-SIZES = (  # what config.json of Hugging Face's families calls a model's sizes
+SIZES = (  # the names of a model's sizes in config.json, by family of Hugging Face
     ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     ("vocab_size", "n_embd", "n_layer", "n_head"),
 )
-OURS = ("vocabulary", "width", "layers", "heads")  # what `Shape` calls them
-# What may change when a run goes on from a checkpoint.
-PASSING = (
+SHAPE_SIZES = ("vocabulary", "width", "layers", "heads")  # their names in `Shape`
+# Settings that may change when a run goes on from a checkpoint.
+CHANGEABLE = (
     "steps",
     "checkpoint_steps",
     "report_steps",
@@ -34,12 +34,13 @@ PASSING = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicasConfig:
-    """Whole pipelines side by side, `count` of them, each on texts of its own.
+    """`count` whole pipelines side by side, which train on different texts.
 
-    With `method` packets or deltas, replicas of a stage exchange what they have learned every
-    `every_steps` steps: as ternary packets, of which `zeros` are zeros (where `up_bytes` is not 0,
-    it chooses: what a stage may send), or as float32. With gradients they average those in each
-    step, as all-reduce does. Above about 0.6 zeros, packets take seconds a million numbers to make.
+    With `method` "packets" or "deltas", the replicas of a stage exchange their changes every
+    `every_steps` steps: as ternary updates with a share of `zeros`, or as float32. Where `up_bytes`
+    is not 0, it is the size of a stage's update and chooses the zeros. With "gradients" the
+    replicas average gradients in each step, like all-reduce. With more than about 0.6 zeros, an
+    update takes seconds of computing for each million numbers.
     """
 
     count: int = field(default=1, metadata=limits(1, 1024))
@@ -51,15 +52,14 @@ class ReplicasConfig:
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """One run; every rank reads the same.
+    """One run; all ranks read the same file.
 
-    A step takes `micro_batches` of `micro_batch` sequences of `model.length` bytes of text; where
-    `model_folder` names a Hugging Face model, that one is trained, on its tokenizer's tokens.
-    `data` is a folder of texts (*.txt or *.txt.gz); without it TERNMESH_DATA's folder `text`.
-    Checkpoints and progress go to `state_dir`. A rank that hears nothing for `timeout_s` gives up
-    and is started again, at most `restarts_max` times. `trace` writes what each rank does in three
-    steps. Where `link_mbit` is not 0, a rank holds its sends back as such a link would, for trials
-    where no slow link is at hand.
+    A step reads `micro_batches` of `micro_batch` sequences of `model.length` bytes of text. Where
+    `model_folder` names a Hugging Face model, that one is trained, with its tokenizer's tokens.
+    `data` is a folder of texts (*.txt or *.txt.gz), by default `text` in TERNMESH_DATA. Checkpoints
+    and progress are in `state_dir`. A rank that receives nothing for `timeout_s` ends and is
+    started again, at most `restarts_max` times. `trace` records three steps of each rank. Where
+    `link_mbit` is not 0, a rank delays its sends like such a link, for trials without a slow link.
     """
 
     state_dir: str
@@ -88,42 +88,41 @@ class PipelineConfig:
 
     @property
     def folder(self) -> Path:
-        """`state_dir`."""
         return Path(self.state_dir)
 
     @property
     def ranks(self) -> int:
-        """Processes: one for each stage of each replica, replica by replica."""
+        """The count of processes: one for each stage of each replica, replica by replica."""
         return self.stages * self.replicas.count
 
     @property
     def rows(self) -> int:
-        """Sequences that a replica reads in a step."""
+        """Sequences of a replica in a step."""
         return self.micro_batch * self.micro_batches
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of one step, of all replicas."""
+        """Tokens of all replicas in a step."""
         return self.rows * self.replicas.count * self.model.length
 
     def shared(self) -> dict[str, Any]:
-        """Settings by dotted name on which all ranks must agree."""
+        """The settings, by dotted name, that must be equal on all ranks."""
         return {name: value for name, value in _flat(asdict(self)) if name not in LOCAL}
 
     @property
     def digest(self) -> str:
-        """16 hex digits of what a run and its checkpoints must agree on."""
-        lasting = {key: value for key, value in self.shared().items() if key not in PASSING}
+        """16 hex digits of the settings that a run and its checkpoints must share."""
+        lasting = {key: value for key, value in self.shared().items() if key not in CHANGEABLE}
         return hashlib.sha256(json.dumps(lasting).encode()).hexdigest()[:16]
 
 
 def read_pipeline_config(path: Path) -> PipelineConfig:
-    """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
+    """The settings in the file at `path`; ConfigError. Paths are relative to its folder."""
     return read_config_file(PipelineConfig, path, lambda c, folder: check(_anchor(c, folder)))
 
 
 def check(config: PipelineConfig) -> PipelineConfig:
-    """`config` itself where its parts fit together; ConfigError otherwise."""
+    """`config` itself; ConfigError where its settings contradict each other."""
     model, boundary = config.model, config.boundary
     if model.layers < config.stages:
         raise ConfigError(f"stages is {config.stages}: model.layers must be at least as many")
@@ -148,8 +147,8 @@ def check(config: PipelineConfig) -> PipelineConfig:
 
 def _anchor(config: PipelineConfig, folder: Path) -> PipelineConfig:
     data = config.data
-    if not data and (around := os.environ.get(DATA_VARIABLE)):
-        data = str(Path(around).absolute() / "text")
+    if not data and (data_folder := os.environ.get(DATA_VARIABLE)):
+        data = str(Path(data_folder).absolute() / "text")
     if not data:
         raise ConfigError(f"data is missing: name a folder of texts, or set {DATA_VARIABLE}")
     anchored = replace(config, state_dir=str(folder / config.state_dir), data=str(folder / data))
@@ -160,11 +159,11 @@ def _anchor(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
 
 def _shape(folder: Path, length: int) -> Shape:
-    """The sizes that a Hugging Face model's config.json says; ConfigError."""
+    """The sizes in a Hugging Face model's config.json; ConfigError."""
     try:
-        said = json.loads((folder / "config.json").read_text("utf-8"))
-        names = next((names for names in SIZES if said.keys() >= {*names}), SIZES[0])
-        sizes = {ours: said[name] for ours, name in zip(OURS, names, strict=True)}
+        model = json.loads((folder / "config.json").read_text("utf-8"))
+        names = next((names for names in SIZES if model.keys() >= {*names}), SIZES[0])
+        sizes = {size: model[name] for size, name in zip(SHAPE_SIZES, names, strict=True)}
     except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"model_folder is {folder}: its config.json cannot be used") from error
     return read_table(Shape, {**sizes, "length": length}, f"{folder / 'config.json'}: model")

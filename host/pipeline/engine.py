@@ -1,7 +1,7 @@
 """One rank's stage on torch's pipeline engine.
 
-The engine moves tensors of fixed sizes. A stage compresses at its end and expands at the next one's
-beginning, so what the engine sends are payloads, and the gradients that come back are payloads too.
+The engine sends tensors of fixed sizes. A stage compresses its output, and the next stage expands
+it, so the engine sends payloads. The gradients that come back are payloads too.
 """
 
 import time
@@ -21,46 +21,44 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class TimedStage(PipelineStage):
-    """A stage that sums the seconds in which it computes, and holds its sends back where asked."""
+    """A stage that measures its computing time and can imitate a slow link."""
 
-    busy_s = 0.0
-    link_mbit = 0.0
+    busy_s = 0.0  # seconds of computing so far
+    link_mbit = 0.0  # 0: no delay
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """As torch's, after the time that a slow link would take."""
-        return self._held(super().get_fwd_send_ops(fwd_chunk_id))
+        return self._delayed(super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """As torch's, after the time that a slow link would take."""
-        return self._held(super().get_bwd_send_ops(bwd_chunk_id))
+        return self._delayed(super().get_bwd_send_ops(bwd_chunk_id))
 
-    def _held(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
+    def _delayed(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
         if self.link_mbit:
             size = sum(send.tensor.numel() * send.tensor.element_size() for send in sends)
             time.sleep(size * 8e-6 / self.link_mbit)
         return sends
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch's, timed."""
         began = time.perf_counter()
         out = super().forward_one_chunk(*args, **kwargs)
         self.busy_s += time.perf_counter() - began
         return out
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch's, timed."""
         began = time.perf_counter()
         super().backward_one_chunk(*args, **kwargs)
         self.busy_s += time.perf_counter() - began
 
 
 class Engine:
-    """Steps of one stage among `config.stages`; `rank` is its number."""
+    """The training steps of one stage; `rank` is its number, from 0."""
 
     def __init__(
         self, stage: Stage, rank: int, config: PipelineConfig, device: torch.device
     ) -> None:
-        self._config, self._rank, self._device = config, rank, device
+        self._config = config
+        self._rank = rank
+        self._device = device
         self.stage = _pipeline_stage(stage, rank, config, device)
         self._schedule = SCHEDULES[config.schedule](
             self.stage, config.micro_batches, loss_fn=next_token_loss
@@ -73,15 +71,15 @@ class Engine:
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage knows the loss."""
+        """Whether this stage computes the loss."""
         return self._rank == self._config.stages - 1
 
     def learn(self, batch: Tensor) -> float | None:
-        """Gradients of a batch [rows, length + 1]; the mean loss where this is the last stage."""
+        """Compute gradients of a batch [rows, length + 1]; the mean loss on the last stage."""
         return self._run(self._schedule.step, batch)
 
     def judge(self, batch: Tensor) -> float | None:
-        """The mean loss of a batch without gradients, where this is the last stage."""
+        """The mean loss of a batch [rows, length + 1] without gradients, on the last stage."""
         return self._run(self._schedule.eval, batch)
 
     def _run(self, step: Callable[..., object], batch: Tensor) -> float | None:
@@ -95,22 +93,22 @@ class Engine:
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy in nats."""
+    """Mean cross-entropy in nats: logits [batch, length, vocabulary], targets [batch, length]."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def sum_over_ranks(tensor: Tensor) -> None:
-    """Replace a tensor by its sum over all ranks."""
+    """Replace a tensor by its sum over all stages of this replica."""
     dist.all_reduce(tensor)
 
 
 def from_first(tensor: Tensor) -> None:
-    """Replace a tensor by rank 0's."""
+    """Replace a tensor by that of the first stage."""
     dist.broadcast(tensor, src=0)
 
 
 def gather_numbers(value: float, ranks: int, device: torch.device) -> list[float]:
-    """One number of each rank, on each rank."""
+    """The number of each stage, in order, on every stage."""
     rows = [torch.zeros(1, device=device) for _ in range(ranks)]
     dist.all_gather(rows, torch.tensor([value], device=device))
     return [float(row) for row in rows]

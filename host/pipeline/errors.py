@@ -1,11 +1,11 @@
-"""The tree of errors of pipeline training.
+"""The errors of pipeline training.
 
 TernmeshError
-└── PipelineError       ranks, checkpoints or texts that do not fit together; the sentence says why
+└── PipelineError       ranks, checkpoints or texts that do not fit together
 """
 
 from ternmesh.errors import TernmeshError
 
 
 class PipelineError(TernmeshError):
-    """Something that a restart cannot mend: all ranks end with the sentence."""
+    """A restart cannot help: all ranks end with this reason."""

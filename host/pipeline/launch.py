@@ -1,8 +1,10 @@
-"""Starts all ranks of a pipeline on this machine with torchrun, and tells what they report.
+"""Starts the ranks of a pipeline on this machine with torchrun, and reads their reports.
 
-torchrun starts all ranks again when one dies; they go on from their last common checkpoint.
+torchrun restarts all ranks when one dies; they go on from their last common checkpoint. A rank
+holds a lock in the state folder as long as it lives.
 """
 
+import fcntl
 import importlib.util
 import os
 import re
@@ -11,23 +13,45 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from host.pipeline.config import PipelineConfig
 from host.pipeline.errors import PipelineError
-from host.pipeline.lock import hold
 from host.pipeline.report import PROGRESS, parse
 
 POLL_S = 0.5
 STOP_S = 15.0
-SAID = "ternmesh: "  # how the sentences of ranks begin
+REASON = "ternmesh: "  # how a line begins in which a rank gives its reason to end
 RAISED = re.compile(r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w+Error: \S.*)")
 
 
-def command(config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = "") -> list[str]:
-    """What starts the ranks of the configuration at `path`, or an even part of them.
+def hold(folder: Path, rank: int) -> TextIO:
+    """Lock a rank's place in a state folder until the returned file is closed or the process ends.
 
-    Each of several machines starts its part; they meet at `endpoint`, HOST:PORT of one of them.
+    PipelineError where other ranks train there, or the folder cannot be used.
+    """
+    path = folder / f"rank-{rank}.lock"
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        file = path.open("a+")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise PipelineError(
+            f"other ranks train in {folder}: end them first (kill {path.read_text().strip()}), or "
+            "choose another state_dir"
+        ) from error
+    except OSError as error:
+        raise PipelineError(f"state_dir cannot be used: {error}") from error
+    file.truncate(0)
+    file.write(f"{os.getppid()}\n")  # torchrun, which would restart this process
+    file.flush()
+    return file
+
+
+def command(config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = "") -> list[str]:
+    """The command that starts the ranks of the configuration at `path`.
+
+    Each of several machines starts an equal part; they meet at `endpoint`, one machine's HOST:PORT.
     """
     meeting = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
     return [
@@ -44,7 +68,7 @@ def command(config: PipelineConfig, path: Path, machines: int = 1, endpoint: str
 
 
 class Ranks:
-    """The ranks of one run, while they run."""
+    """The processes of one run."""
 
     def __init__(
         self, config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = ""
@@ -52,28 +76,28 @@ class Ranks:
         self._config = config
         self._command = command(config, path, machines, endpoint)
         self._process: subprocess.Popen[bytes] | None = None
-        self._read = 0
+        self._read = 0  # bytes of the progress file that have been read
 
     @property
     def log(self) -> Path:
-        """Where ranks and torchrun write."""
+        """The output of ranks and torchrun."""
         return self._config.folder / "ranks.log"
 
     @property
     def process_id(self) -> int:
-        """torchrun's."""
+        """The process id of torchrun."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start them; PipelineError where torch is missing or others train in the folder."""
+        """Start the ranks; PipelineError without torch, or where others train in the folder."""
         if importlib.util.find_spec("torch") is None:
             raise PipelineError("torch is not installed: pip install 'ternmesh[pipeline]'")
         for rank in range(self._config.ranks):
-            hold(self._config.folder, rank).close()  # the ranks will
+            hold(self._config.folder, rank).close()  # the ranks lock it again
         progress = self._config.folder / PROGRESS
         self._read = progress.stat().st_size if progress.exists() else 0
-        # Ranks share this machine's cores; torchrun would say so at length.
+        # Ranks share the cores of this machine; without this, torchrun prints a long warning.
         environment = {"OMP_NUM_THREADS": str(self._config.threads), **os.environ}
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -81,7 +105,7 @@ class Ranks:
             )
 
     def reports(self, stop: threading.Event) -> Iterator[dict[str, Any]]:
-        """Reports as they come, until all ranks have ended or `stop` is set; PipelineError."""
+        """New reports until all ranks have ended or `stop` is set; PipelineError if they failed."""
         assert self._process is not None
         running = True
         while running and not stop.wait(POLL_S):
@@ -91,7 +115,7 @@ class Ranks:
             raise PipelineError(self._reason())
 
     def stop(self) -> None:
-        """End all ranks, by force if they do not obey."""
+        """End all ranks; kill torchrun if it does not end in time."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -115,8 +139,8 @@ class Ranks:
 
     def _reason(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        if said := [line for line in lines if line.startswith(SAID)]:
-            return said[-1].removeprefix(SAID)
+        if reasons := [line for line in lines if line.startswith(REASON)]:
+            return reasons[-1].removeprefix(REASON)
         raised = [found[1] for line in lines if (found := RAISED.match(line))]
         reason = f" ({raised[-1]})" if raised else ""
         return f"the ranks ended badly{reason}: see {self.log}"

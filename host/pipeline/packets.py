@@ -1,4 +1,4 @@
-"""What a stage has learned as the packets that boards send: one message for an exchange."""
+"""A stage's change as ternary updates, in the format that boards send: one message an exchange."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 
 from host.pipeline.config import ReplicasConfig
 from host.pipeline.errors import PipelineError
+from ternmesh.codec.scale import SCALE_MAX
 from ternmesh.errors import WireError
-from ternmesh.hypervector.scale import SCALE_MAX
+from ternmesh.federated.aggregation import update_delta_q24
+from ternmesh.federated.local_update import make_update
 from ternmesh.plan import FRAME_MTU_MAX, Plan, make_plan
-from ternmesh.swarm.packet import make_packet
-from ternmesh.swarm.step import update_units
-from ternmesh.wire import manifest
+from ternmesh.wire.update import MODEL_SIZE, read_manifest, update_digest
 from transports import batch
 
 Vector = NDArray[np.float32]
-Units = NDArray[np.int64]
-PART_MAX = 1 << 22  # numbers of a packet
+DeltaQ24 = NDArray[np.int64]
+PART_MAX = 1 << 22  # numbers in one update; a longer vector is divided
 
 
 class Packets:
-    """Writes and reads the messages of one stage; `name` seeds the order of the numbers."""
+    """Writes and reads the messages of one stage; `name` seeds the permutations."""
 
     def __init__(self, dimension: int, config: ReplicasConfig, name: str) -> None:
         parts = -(-dimension // PART_MAX)
@@ -36,23 +36,26 @@ class Packets:
         self._keys = [hashlib.sha256(f"{name}/{part}".encode()).digest() for part in range(parts)]
 
     def write(self, vector: Vector, number: int) -> bytes:
-        """The message that carries `vector` (float32, D) as far as the plan allows; CodecError."""
+        """The message for `vector` (float32 [D]), quantised as the plan says; CodecError."""
         bodies: list[bytes] = []
         for start, end, plan, key in self._parts():
-            bodies += make_packet(vector[start:end], key, number, 1, plan).bodies
+            bodies += make_update(vector[start:end], key, number, 1, plan).bodies
         return batch.join(bodies)
 
-    def read(self, message: bytes, number: int) -> Units:
-        """What a message is worth, in units of 2**-24 (int64, D); WireError."""
-        bodies, rows = list(batch.split(message)), []
+    def read(self, message: bytes, number: int) -> DeltaQ24:
+        """The vector in a message, in units of 2**-24 (int64 [D]); WireError."""
+        bodies = list(batch.split(message))
+        rows = []
         if len(bodies) != sum(1 + plan.up.count for plan in self._plans):
-            raise WireError("length", "a replica's message is not of as many parts as its plan's")
+            raise WireError(
+                "length", "a replica's message has another count of parts than the plan"
+            )
         for _, _, plan, key in self._parts():
             count = 1 + plan.up.count
-            head, *shares = bodies[:count]
+            manifest, *chunks = bodies[:count]
             del bodies[:count]
-            check_head(head, shares, key, number, plan)
-            rows.append(update_units(shares, key, number, plan))
+            check_manifest(manifest, chunks, key, number, plan)
+            rows.append(update_delta_q24(chunks, key, number, plan))
         return np.concatenate(rows)
 
     def _parts(self) -> "zip[tuple[int, int, Plan, bytes]]":
@@ -60,7 +63,7 @@ class Packets:
 
 
 def make_part_plan(dimension: int, config: ReplicasConfig, parts: int) -> Plan:
-    """The plan for a part's packets; PipelineError where `up_bytes` are too few."""
+    """The plan for the updates of a part; PipelineError where `up_bytes` are too few."""
     try:
         plan = make_plan(
             dimension,
@@ -76,10 +79,12 @@ def make_part_plan(dimension: int, config: ReplicasConfig, parts: int) -> Plan:
     return replace(plan, scale_max=SCALE_MAX)
 
 
-def check_head(head: bytes, shares: Sequence[bytes], key: bytes, number: int, plan: Plan) -> None:
-    """WireError unless a packet is whole and of this exchange."""
-    said = manifest.read_manifest(head)
-    if said.model != key[: manifest.MODEL_SIZE] or said.round_low != number & 0xFFFF:
-        raise WireError("round", "a replica's packet is for another exchange")
-    if len(shares) != plan.up.count or said.digest != manifest.packet_digest(shares):
-        raise WireError("digest", "a replica's packet is not whole")
+def check_manifest(
+    body: bytes, chunks: Sequence[bytes], key: bytes, number: int, plan: Plan
+) -> None:
+    """WireError unless an update is complete and of exchange `number`."""
+    manifest = read_manifest(body)
+    if manifest.model != key[:MODEL_SIZE] or manifest.round_low != number & 0xFFFF:
+        raise WireError("round", "a replica's update is for another exchange")
+    if len(chunks) != plan.up.count or manifest.digest != update_digest(chunks):
+        raise WireError("digest", "a replica's update is not complete")

@@ -1,4 +1,4 @@
-"""One rank of a pipeline: it meets the others, trains, and ends with them."""
+"""One rank of a pipeline: it connects to the others, trains, and ends with them."""
 
 import os
 import time
@@ -12,16 +12,16 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from host.pipeline import agreement
 from host.pipeline.config import PipelineConfig
 from host.pipeline.errors import PipelineError
-from host.pipeline.lock import hold
-from host.pipeline.peers import Peers
-from host.pipeline.train import Place, Trainer
+from host.pipeline.launch import hold
+from host.pipeline.replicas import Peers
+from host.pipeline.train import RankContext, StageTrainer
 from ternmesh.errors import TernmeshError
 
 
 def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
-    """Train as rank `rank`; where a rank refuses, every rank says why and the process ends.
+    """Train as rank `rank`. If a rank refuses, all ranks print its reason and end.
 
-    PipelineError where the ranks do not even meet.
+    PipelineError where the ranks cannot connect.
     """
     torch.set_num_threads(config.threads)
     wait = timedelta(seconds=agreement.AGREE_S)
@@ -43,7 +43,7 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
             agreement.welcome(base, ranks, meeting)
 
     try:
-        # Before links are made: whoever is missing or differs is named within 30 s.
+        # Before links are made: the error names a missing or different rank within 30 s.
         agreement.agree(store, "settings", rank, ranks, config.shared(), answer)
         with hold(config.folder, rank):
             device = choose_device(config, ranks)
@@ -53,8 +53,8 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
         if (reason := refusal_in(error)) is not None:
             watch.stop()
             agreement.refuse(store, rank, ranks, reason)
-        # What another rank has refused breaks the links too: its sentence says more, and the watch
-        # ends this process with it.
+        # A refusal of another rank breaks the links too. Its reason is more useful: wait until the
+        # watch ends this process with it.
         time.sleep(2 * agreement.WATCH_S)
         raise
 
@@ -66,7 +66,7 @@ def train(
     device: torch.device,
     watch: agreement.Watch,
 ) -> None:
-    """Meet the other ranks and train. A replica is a world of its own, with links beside it."""
+    """Connect the stages of this replica, and the replicas of this stage, and train."""
     replica, stage = divmod(rank, config.stages)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -78,20 +78,20 @@ def train(
     peers, count = None, config.replicas.count
     if count > 1:
         peers = Peers(PrefixStore(f"stage/{stage}", store), replica, count, config.timeout_s)
-    trainer = build(config, Place(rank, stage, replica, store, device, peers))
+    trainer = build(config, RankContext(rank, stage, replica, store, device, peers))
     trainer.prepare()
     trainer.run()
-    watch.stop()  # ranks end from here on, and the store with them
+    watch.stop()  # from here on ranks end, and the store with them
     if peers is not None:
-        peers.mean(torch.zeros(1))  # all replicas are here
+        peers.mean(torch.zeros(1))  # wait until all replicas are here
     dist.barrier()
     dist.destroy_process_group()
 
 
-def build(config: PipelineConfig, place: Place) -> Trainer:
-    """The trainer; PipelineError for whatever fails, because it would again after a restart."""
+def build(config: PipelineConfig, context: RankContext) -> StageTrainer:
+    """The trainer; PipelineError for any failure, because a restart would fail again."""
     try:
-        return Trainer(config, place)
+        return StageTrainer(config, context)
     except TernmeshError:
         raise
     except Exception as error:  # texts, tokenizers and models fail in many ways
@@ -101,9 +101,9 @@ def build(config: PipelineConfig, place: Place) -> Trainer:
 
 
 def choose_device(config: PipelineConfig, ranks: int) -> torch.device:
-    """A GPU of this process's own where that is wanted, or the CPU.
+    """A GPU for this process alone, or the CPU.
 
-    PipelineError where GPUs are asked for by name and are fewer than this machine's ranks.
+    PipelineError where `device` is "cuda" and this machine has fewer GPUs than ranks.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     found = torch.cuda.device_count()
@@ -112,7 +112,7 @@ def choose_device(config: PipelineConfig, ranks: int) -> torch.device:
     if found < here:
         raise PipelineError(
             f"device is cuda, and this machine has {found} GPUs for {here} ranks: start fewer "
-            'here, or write device = "cpu"'
+            'here, or set device = "cpu"'
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -120,7 +120,7 @@ def choose_device(config: PipelineConfig, ranks: int) -> torch.device:
 
 
 def refusal_in(error: BaseException | None) -> str | None:
-    """The sentence of a refusal that the engine has wrapped into errors of its own."""
+    """The reason of a TernmeshError that the engine has wrapped into its own errors, or None."""
     while error is not None:
         if isinstance(error, TernmeshError):
             return str(error)

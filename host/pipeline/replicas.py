@@ -1,108 +1,160 @@
-"""Data parallel across whole pipelines: what replicas have learned, in place of all-reduce.
+"""Data parallelism of whole pipelines: replicas exchange ternary updates in place of all-reduce.
 
-All replicas of a stage hold the same reference. Each trains on by itself for some steps (Douillard
-et al., "DiLoCo", 2023), sends its weights minus the reference as a ternary packet, and adds the
-mean of all packets to the reference. Error feedback needs no vector of its own: weights minus
-reference is at any time what no packet has carried yet.
+All replicas of a stage hold the same global weights. Each trains alone for some steps (Douillard
+et al., "DiLoCo", 2023), sends its weights minus the global weights as a ternary update, and adds
+the mean of all updates to the global weights. Error feedback needs no extra vector: weights minus
+global weights are always what no update has carried yet.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from host.pipeline.config import PipelineConfig
 from host.pipeline.errors import PipelineError
-from host.pipeline.packets import Packets, Units
-from host.pipeline.peers import Peers
+from host.pipeline.packets import DeltaQ24, Packets
 from host.pipeline.vector import StageVector
-from models.bottleneck.frame import Frame
-from ternmesh.hypervector.scale import to_vector
+from models.bottleneck.shared_subspace import SharedSubspace
+from ternmesh.codec.scale import to_vector
 
-REFERENCE = "replicas/reference"
+MESSAGE_MAX = 1 << 30
+GLOBAL = "replicas/reference"  # the name of the global weights in a checkpoint
+
+
+class Peers:
+    """The links between the `count` replicas of a stage; this one is number `own`."""
+
+    def __init__(self, store: Store, own: int, count: int, timeout_s: float) -> None:
+        self.own = own
+        self.count = count
+        self.sent_bytes = 0  # to each of the others
+        # Always gloo: messages are bytes on the CPU, even where stages use a GPU.
+        self._group: Any = ProcessGroupGloo(store, own, count, timedelta(seconds=timeout_s))
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """The messages of all replicas, in order; PipelineError for a message that is too long."""
+        sizes = [int(size) for size in self._all(torch.tensor([len(message)]))]
+        if max(sizes) > MESSAGE_MAX:
+            raise PipelineError(f"a replica sends {max(sizes)} bytes: at most {MESSAGE_MAX}")
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        rows = self._all(padded)
+        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean of the replicas' tensors, on the device of `tensor`."""
+        total = tensor.detach().cpu().clone()
+        self._count(total)
+        self._group.allreduce([total]).wait()
+        return (total / self.count).to(tensor.device)
+
+    def first(self, tensor: Tensor) -> Tensor:
+        """The tensor of the first replica, on the device of `tensor`."""
+        same = tensor.detach().cpu().clone()
+        self._count(same)
+        self._group.broadcast(same, 0).wait()
+        return same.to(tensor.device)
+
+    def _all(self, tensor: Tensor) -> list[Tensor]:
+        self._count(tensor)
+        rows = [torch.zeros_like(tensor) for _ in range(self.count)]
+        self._group.allgather([rows], [tensor]).wait()
+        return rows
+
+    def _count(self, tensor: Tensor) -> None:
+        self.sent_bytes += tensor.numel() * tensor.element_size()
 
 
 class Replica:
-    """One stage of one replica."""
+    """One stage of one replica, and the global weights of that stage."""
 
     def __init__(
         self,
         config: PipelineConfig,
         number: int,
         stage: nn.Module,
-        frame: Frame | None,
+        subspace: SharedSubspace | None,
         peers: Peers,
     ) -> None:
-        self._config, self._stage, self._peers = config.replicas, stage, peers
-        self._vector = StageVector(stage, frame)
-        self._packets = Packets(
+        self._config = config.replicas
+        self._stage = stage
+        self._peers = peers
+        self._vector = StageVector(stage, subspace)
+        self._updates = Packets(
             self._vector.dimension, config.replicas, f"{config.digest}/stage {number}"
         )
-        self._reference = self._vector.read()
+        self._global = self._vector.read()
 
     def average_gradients(self) -> None:
-        """All-reduce, before the optimiser's step, where the method is that."""
+        """With the method "gradients", average gradients before the optimiser's step."""
         if self._config.method != "gradients":
             return
         weights = [weight for weight in self._stage.parameters() if weight.grad is not None]
         flat = torch.cat([weight.grad.flatten() for weight in weights])  # type: ignore[union-attr]
-        mean, at = self._peers.mean(flat), 0
+        mean = self._peers.mean(flat)
+        at = 0
         for weight in weights:
             assert weight.grad is not None
             weight.grad.copy_(mean[at : at + weight.numel()].view_as(weight))
             at += weight.numel()
 
     def after_step(self, steps: int, is_last: bool) -> None:
-        """Exchange, where it is time after `steps` steps; PipelineError, WireError."""
+        """Exchange updates if it is time after `steps` steps; PipelineError, WireError."""
         every = self._config.every_steps
         if self._config.method != "gradients" and (steps % every == 0 or is_last):
             self._exchange(-(-steps // every))
 
     def turn(self, basis: Tensor) -> None:
-        """Turn the reference with the weights, before the frame is given the new basis."""
-        self._reference = self._vector.turned(self._reference, basis)
+        """Turn the global weights to `basis`, before the subspace gets it."""
+        self._global = self._vector.turned(self._global, basis)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """The stage as the reference has it, for as long as the context lasts."""
+        """A context in which the stage has the global weights."""
         if self._config.method == "gradients":
             yield
             return
         own = [weight.detach().clone() for weight in self._stage.parameters()]
-        self._vector.write(self._reference)
+        self._vector.write(self._global)
         yield
         with torch.no_grad():
             for weight, kept in zip(self._stage.parameters(), own, strict=True):
                 weight.copy_(kept)
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """What belongs into a checkpoint."""
-        return [(REFERENCE, self._reference)]
+        """The tensors for a checkpoint."""
+        return [(GLOBAL, self._global)]
 
     def _exchange(self, number: int) -> None:
         weights = self._vector.read()
-        unsent = weights - self._reference
+        unsent = weights - self._global
         if not bool(torch.isfinite(unsent).all()):
             raise PipelineError(
-                "what a replica has learned is not finite: lower the learning rate, or go on from "
-                "an older checkpoint"
+                "the change of a replica's weights is not finite: lower the learning rate, or "
+                "continue from an older checkpoint"
             )
         if self._config.method == "deltas":
-            mean, counted = self._peers.mean(unsent), unsent
+            mean = self._peers.mean(unsent)
+            sent = unsent
         else:
-            mean, counted = self._tell(unsent, number)
-        self._reference += mean
-        self._vector.write(weights + (mean - counted))
+            mean, sent = self._exchange_updates(unsent, number)
+        self._global += mean
+        self._vector.write(weights + (mean - sent))
 
-    def _tell(self, unsent: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        message = self._packets.write(unsent.numpy(), number)
-        units = [self._packets.read(each, number) for each in self._peers.gather(message)]
-        return mean_of(units), torch.from_numpy(to_vector(units[self._peers.own]))
+    def _exchange_updates(self, unsent: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The mean of all updates, and what the own one carries of `unsent`: float32 [D]."""
+        message = self._updates.write(unsent.numpy(), number)
+        deltas = [self._updates.read(each, number) for each in self._peers.gather(message)]
+        return mean_of(deltas), torch.from_numpy(to_vector(deltas[self._peers.own]))
 
 
-def mean_of(units: Sequence[Units]) -> Tensor:
-    """The mean of vectors in units of 2**-24, as float32: the same on every machine."""
-    total: Units = np.sum(units, axis=0, dtype=np.int64)
-    return torch.from_numpy(to_vector(total) / np.float32(len(units)))
+def mean_of(deltas: Sequence[DeltaQ24]) -> Tensor:
+    """The mean of vectors in units of 2**-24, as float32 [D]: equal on all machines."""
+    total: DeltaQ24 = np.sum(deltas, axis=0, dtype=np.int64)
+    return torch.from_numpy(to_vector(total) / np.float32(len(deltas)))

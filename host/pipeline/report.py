@@ -1,4 +1,4 @@
-"""What a pipeline says of its progress: lines of JSON in its folder, and a line for people."""
+"""Progress reports of a pipeline: lines of JSON in its folder, and lines for people."""
 
 import json
 import os
@@ -11,10 +11,11 @@ PROGRESS = "progress.jsonl"
 
 
 class Progress:
-    """Writes progress.jsonl; `forward` and `back` are the bytes of a token at each boundary."""
+    """Writes progress.jsonl; `forward` and `back` are bytes for each token at a boundary."""
 
     def __init__(self, config: PipelineConfig, forward: float, back: float) -> None:
-        self._config, self._bytes = config, {"forward": forward, "back": back}
+        self._config = config
+        self._bytes = {"forward": forward, "back": back}
 
     def step(
         self,
@@ -25,12 +26,13 @@ class Progress:
         idle: Sequence[float],
         replica_bytes: float = 0.0,
     ) -> None:
-        """After `step` steps, the last `done` of which took `wall_s`; `idle` shares by stage.
+        """Report after `step` steps; the last `done` of them took `wall_s` seconds.
 
-        `replica_bytes` is what all stages of a replica tell each other replica in a step, on
-        average since the process began.
+        `idle` is the part of the time in which each stage waited. `replica_bytes` is what a replica
+        sends to each other replica in a step, on average since the process began.
         """
-        rate, config = done / wall_s, self._config
+        rate = done / wall_s
+        config = self._config
         row: dict[str, Any] = {
             "step": step,
             "steps": config.steps,
@@ -46,7 +48,7 @@ class Progress:
         self._write(row)
 
     def validation(self, step: int, loss: float) -> None:
-        """The loss on texts that are not learned from."""
+        """Report the loss on held-out text."""
         self._write({"step": step, "steps": self._config.steps, "validation_loss": loss})
 
     def _write(self, row: Mapping[str, Any]) -> None:
@@ -57,7 +59,7 @@ class Progress:
 
 
 def _is_torn(file: IO[bytes]) -> bool:
-    """Whether a rank that died has left half a line at the end."""
+    """Whether the last line is incomplete, because a rank died."""
     if not file.tell():
         return False
     file.seek(-1, os.SEEK_END)
@@ -65,7 +67,7 @@ def _is_torn(file: IO[bytes]) -> bool:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The report in a line of progress.jsonl, or None where a rank died while it wrote it."""
+    """The report in a line of progress.jsonl, or None for an incomplete line."""
     try:
         report = json.loads(line)
     except (ValueError, RecursionError):
@@ -74,7 +76,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def line(report: Mapping[str, Any]) -> str:
-    """A report for people."""
+    """A report as a line for people."""
     head = f"step {report['step']}/{report['steps']}"
     if "validation_loss" in report:
         return f"{head}  validation loss {report['validation_loss']:.4f}"

@@ -2,14 +2,15 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.profiler import profile, schedule
 
 from host.pipeline import engine
 from host.pipeline.agreement import check_agreement, gather
@@ -17,93 +18,119 @@ from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig
 from host.pipeline.engine import Engine
 from host.pipeline.errors import PipelineError
-from host.pipeline.peers import Peers
-from host.pipeline.replicas import Replica
+from host.pipeline.replicas import Peers, Replica
 from host.pipeline.report import Progress
 from host.pipeline.texts import read_texts, tokenizer
-from host.pipeline.trace import tracing
 from models import causal
-from models.bottleneck.assemble import Layout, assemble
-from models.bottleneck.frame import Frame
+from models.bottleneck.assemble import StageLayout, assemble
+from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.training import StageOptimizer
 from models.causal import read_causal
 from models.stages import Stage
 from models.transformer import OUTPUTS, TOKENS, transformer
 
-VALIDATION_PARTS = 4
-OPTIMIZER = "optimizer/"
-LOST_MAX = 1e-3  # of what layers give, beyond which they are not confined
+VALIDATION_PARTS = 4  # batches
+OPTIMIZER = "optimizer/"  # how names of the optimisers' tensors begin in a checkpoint
+LOST_MAX = 1e-3  # of the layers' output; layers that lose more are not confined
+TRACE_WAIT, TRACE_WARMUP, TRACE_STEPS = 2, 1, 3
+
+
+@contextmanager
+def tracing(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
+    """A function to call after each step; steps 4 to 6 are traced to folder/trace-RANK.json.
+
+    Nothing is traced where `folder` is None.
+    """
+    if folder is None:
+        yield lambda: None
+        return
+    path = folder / f"trace-{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with profile(
+        schedule=schedule(wait=TRACE_WAIT, warmup=TRACE_WARMUP, active=TRACE_STEPS, repeat=1),
+        on_trace_ready=lambda made: made.export_chrome_trace(str(path)),
+    ) as profiler:
+        yield profiler.step
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank stands; the store is torchrun's, for words beside the payloads."""
+class RankContext:
+    """The place of a rank in the pipeline, and its links apart from the payloads."""
 
     rank: int
     stage: int
     replica: int
-    store: Store
+    store: Store  # torchrun's
     device: torch.device
-    peers: Peers | None = None
+    peers: Peers | None = None  # the other replicas
 
 
 class Meter:
-    """How long steps took, and the share of it in which this stage waited."""
+    """Measures how long steps took, and the part of that time in which this stage waited."""
 
     def __init__(self, stages: Engine, step: int) -> None:
-        self._engine, self._step = stages, step
-        self._began, self._busy = time.perf_counter(), stages.stage.busy_s
+        self._engine = stages
+        self._step = step
+        self._began = time.perf_counter()
+        self._busy_s = stages.stage.busy_s
 
     def read(self, step: int) -> tuple[int, float, float]:
-        """Steps, seconds and the idle share since the last reading."""
-        now, busy = time.perf_counter(), self._engine.stage.busy_s
-        done, wall_s = step - self._step, now - self._began
-        idle = 1 - (busy - self._busy) / wall_s
-        self._step, self._began, self._busy = step, now, busy
+        """Steps, seconds and the idle part of the time since the last reading."""
+        now = time.perf_counter()
+        busy_s = self._engine.stage.busy_s
+        done = step - self._step
+        wall_s = now - self._began
+        idle = 1 - (busy_s - self._busy_s) / wall_s
+        self._step = step
+        self._began = now
+        self._busy_s = busy_s
         return done, wall_s, idle
 
 
-class Trainer:
-    """One rank's run: made, brought to where the last checkpoint of all ranks is, and run."""
+class StageTrainer:
+    """The training of one rank: make it, `prepare` it, which loads a checkpoint, and `run` it."""
 
-    def __init__(self, config: PipelineConfig, place: Place) -> None:
-        self._config, self._place = config, place
+    def __init__(self, config: PipelineConfig, context: RankContext) -> None:
+        self._config = config
+        self._context = context
         encode = tokenizer(Path(config.model_folder)) if config.model_folder else None
         self._texts = read_texts(Path(config.data), config.model.length, encode)
-        stage, self._frame = own_stage(config, place.stage)
-        self._stage = stage.to(place.device)
-        self._engine = Engine(self._stage, place.stage, config, place.device)
+        stage, self._subspace = own_stage(config, context.stage)
+        self._stage = stage.to(context.device)
+        self._engine = Engine(self._stage, context.stage, config, context.device)
         self._optimizer = StageOptimizer(
-            self._stage, self._frame, config.boundary, config.optimizer
+            self._stage, self._subspace, config.boundary, config.optimizer
         )
-        self._replica = None
-        if place.peers is not None:
-            self._replica = Replica(config, place.stage, self._stage, self._frame, place.peers)
-        self._checkpoints = Checkpoints(config.folder / "checkpoints", place.rank, config.digest)
+        self._replica: Replica | None = None
+        if context.peers is not None:
+            self._replica = Replica(
+                config, context.stage, self._stage, self._subspace, context.peers
+            )
+        self._checkpoints = Checkpoints(config.folder / "checkpoints", context.rank, config.digest)
         self._step = 0
 
     def prepare(self) -> None:
         """Agree with the other ranks and go to their last common checkpoint; PipelineError."""
-        place, config = self._place, self._config
+        context, config = self._context, self._config
         own = {"texts": self._texts.digest, "steps": self._checkpoints.steps()}
-        # Reading texts may take one machine longer than another.
-        said = gather(place.store, "ready", place.rank, config.ranks, own, config.timeout_s)
-        check_agreement([{"texts": each["texts"]} for each in said])
-        self._step = common_step([each["steps"] for each in said])
+        # Machines may need different times to read their texts.
+        answers = gather(context.store, "ready", context.rank, config.ranks, own, config.timeout_s)
+        check_agreement([{"texts": each["texts"]} for each in answers])
+        self._step = common_step([each["steps"] for each in answers])
         if self._step:
             self._load()
-        elif self._frame is not None:
-            self._from_first(self._frame.basis)  # libraries round QR differently
+        elif self._subspace is not None:
+            self._from_first(self._subspace.basis)  # libraries round QR differently
         self._checkpoints.forget_after(self._step)
 
     def run(self) -> None:
-        """All steps that are left."""
+        """Train for all remaining steps."""
         folder = self._config.folder if self._config.trace else None
-        with tracing(folder, self._place.rank) as trace_step:
+        with tracing(folder, self._context.rank) as trace_step:
             self._run(trace_step)
 
     def _run(self, trace_step: Callable[[], None]) -> None:
-        config, peers = self._config, self._place.peers
+        config, peers = self._config, self._context.peers
         began, meter, progress = self._step, Meter(self._engine, self._step), self._progress()
         while self._step < config.steps:
             loss = self._learn()
@@ -111,15 +138,15 @@ class Trainer:
             trace_step()
             if self._is_time(config.report_steps):
                 done, wall_s, idle = meter.read(self._step)
-                shares = engine.gather_numbers(idle, config.stages, self._place.device)
+                idles = engine.gather_numbers(idle, config.stages, self._context.device)
                 sent = 0.0 if peers is None else peers.sent_bytes / (self._step - began)
-                said = engine.gather_numbers(sent, config.stages, self._place.device)
+                sents = engine.gather_numbers(sent, config.stages, self._context.device)
                 if progress is not None and loss is not None:
-                    progress.step(self._step, loss, done, wall_s, shares, sum(said))
-            if self._is_time(config.validate_steps) and self._place.replica == 0:
-                judged = self._judge()
+                    progress.step(self._step, loss, done, wall_s, idles, sum(sents))
+            if self._is_time(config.validate_steps) and self._context.replica == 0:
+                validation_loss = self._judge()
                 if progress is not None:
-                    progress.validation(self._step, judged)
+                    progress.validation(self._step, validation_loss)
                 meter = Meter(self._engine, self._step)
             if self._is_time(config.checkpoint_steps):
                 self._save()
@@ -129,7 +156,7 @@ class Trainer:
 
     def _progress(self) -> Progress | None:
         entry, config = self._stage.entry, self._config
-        if entry is None or not self._engine.is_last or self._place.replica:
+        if entry is None or not self._engine.is_last or self._context.replica:
             return None
         empty = entry.empty(config.micro_batch, config.model.length, torch.device("cpu"))
         tokens = config.micro_batch * config.model.length
@@ -140,11 +167,11 @@ class Trainer:
         config, optimizer = self._config, self._optimizer
         optimizer.zero_grad()
         turns = optimizer.is_basis_step(self._step)
-        if self._frame is not None:
-            self._frame.collecting = turns
+        if self._subspace is not None:
+            self._subspace.collecting = turns
         every = config.rows * config.replicas.count
         batch = self._texts.batch(self._step, config.seed, every, config.model.length)
-        first = self._place.replica * config.rows
+        first = self._context.replica * config.rows
         loss = self._engine.learn(torch.from_numpy(batch[first : first + config.rows]))
         if self._replica is not None:
             self._replica.average_gradients()
@@ -156,28 +183,29 @@ class Trainer:
         return loss
 
     def _turn(self) -> None:
-        """One Grassmann step: gradients are summed, and rank 0's new basis is everyone's."""
-        frame, peers = self._frame, self._place.peers
-        assert frame is not None
-        engine.sum_over_ranks(frame.gram)
-        if peers is not None and self._place.stage == 0:
-            frame.gram.copy_(peers.mean(frame.gram))
+        """One Grassmann step from the sum of all gradients; all ranks take rank 0's new basis."""
+        subspace, peers = self._subspace, self._context.peers
+        assert subspace is not None
+        engine.sum_over_ranks(subspace.gram)
+        if peers is not None and self._context.stage == 0:
+            subspace.gram.copy_(peers.mean(subspace.gram))
         basis = self._optimizer.next_basis()
         self._from_first(basis)
         if self._replica is not None:
             self._replica.turn(basis)
         self._optimizer.turn(basis)
-        frame.basis.copy_(basis)
+        subspace.basis.copy_(basis)
 
     def _from_first(self, basis: Tensor) -> None:
         """Replace a basis by that of rank 0, in all replicas."""
-        if self._place.peers is not None and self._place.stage == 0:
-            basis.copy_(self._place.peers.first(basis))
+        if self._context.peers is not None and self._context.stage == 0:
+            basis.copy_(self._context.peers.first(basis))
         engine.from_first(basis)
 
     def _judge(self) -> float:
-        """The loss on held-out text, of what all replicas agree on."""
-        config, losses = self._config, []
+        """The loss of the global weights on held-out text."""
+        config = self._config
+        losses = []
         with nullcontext() if self._replica is None else self._replica.agreed():
             for part in range(VALIDATION_PARTS):
                 batch = self._texts.judged(part, config.rows, config.model.length)
@@ -185,9 +213,9 @@ class Trainer:
         return sum(losses) / len(losses)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
-        frame = [] if self._frame is None else [("basis", self._frame.basis)]
+        subspace = [] if self._subspace is None else [("basis", self._subspace.basis)]
         agreed = [] if self._replica is None else self._replica.tensors()
-        return [*self._stage.named_parameters(), *frame, *agreed]
+        return [*self._stage.named_parameters(), *subspace, *agreed]
 
     def _save(self) -> None:
         moments = [(OPTIMIZER + name, tensor) for name, tensor in self._optimizer.tensors()]
@@ -205,24 +233,24 @@ class Trainer:
         )
 
 
-def model_of(config: PipelineConfig) -> tuple[list[nn.Module], Layout]:
-    """The whole model as a sequence of layers, and how boundaries see it."""
+def model_of(config: PipelineConfig) -> tuple[list[nn.Module], StageLayout]:
+    """The whole model as a sequence of layers, and what boundaries need to know of it."""
     model = config.model
     if config.model_folder:
         layers = read_causal(Path(config.model_folder), model.length)
-        return layers, Layout(model.width, model.vocabulary, causal.OUTPUTS, causal.TOKENS)
+        return layers, StageLayout(model.width, model.vocabulary, causal.OUTPUTS, causal.TOKENS)
     layers = transformer(model, config.seed)
     positions = layers[0].get_buffer("positions")
-    return layers, Layout(model.width, model.vocabulary, OUTPUTS, TOKENS, positions)
+    return layers, StageLayout(model.width, model.vocabulary, OUTPUTS, TOKENS, positions)
 
 
 @torch.no_grad()
-def check_subspace(layers: Iterable[nn.Module], frame: Frame, length: int) -> None:
-    """PipelineError where layers of the first stage write what its boundary would lose.
+def check_subspace(layers: Iterable[nn.Module], subspace: SharedSubspace, length: int) -> None:
+    """PipelineError where the first stage writes outside the subspace, which the boundary loses.
 
-    Scales and biases are tried as training may change them: new ones are all alike.
+    Scales and biases are changed at random for the check, because new ones are all equal.
     """
-    tokens = torch.arange(length).unsqueeze(0) % len(frame.table)
+    tokens = torch.arange(length).unsqueeze(0) % len(subspace.table)
     generator = torch.Generator().manual_seed(0)
     x = tokens
     for layer in layers:
@@ -231,19 +259,22 @@ def check_subspace(layers: Iterable[nn.Module], frame: Frame, length: int) -> No
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         x = changed(x)
-    rest = x - frame.known(tokens)
-    lost = float((rest - rest @ frame.basis @ frame.basis.T).norm() / rest.norm())
+    rest = x - subspace.known(tokens)
+    lost = float((rest - rest @ subspace.basis @ subspace.basis.T).norm() / rest.norm())
     if not lost <= LOST_MAX:
         raise PipelineError(
-            f"the layers of this model write outside the subspace ({lost:.2g} of what they give "
+            f"the layers of this model write outside the subspace ({lost:.2g} of their output "
             'would be lost): choose another boundary, such as method = "learned"'
         )
 
 
-def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, Frame | None]:
-    """Stage number `rank` with its halves of the boundaries, as every rank would make it."""
+def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, SharedSubspace | None]:
+    """Stage number `rank` with its sides of the boundaries, and the subspace or None.
+
+    All ranks make the same model from the configuration.
+    """
     layers, layout = model_of(config)
-    stages, frame = assemble(
+    stages, subspace = assemble(
         layers,
         layout,
         config.boundary,
@@ -252,11 +283,11 @@ def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, Frame | None]:
         config.model.length,
         config.recompute,
     )
-    if frame is not None and config.model_folder:
-        check_subspace(stages[0].layers, frame, config.model.length)
+    if subspace is not None and config.model_folder:
+        check_subspace(stages[0].layers, subspace, config.model.length)
     stage = stages[rank]
     if stage.entry is not None:
         stage.entry.keep_receiver()
     if stage.exit is not None:
         stage.exit.keep_sender()
-    return stage, frame
+    return stage, subspace

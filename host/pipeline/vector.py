@@ -1,54 +1,59 @@
-"""What a stage trains as one vector; weights that live in a subspace count by their coordinates."""
+"""Read and write the trained numbers of a pipeline stage as one vector.
+
+A weight that is confined to the shared subspace appears as its coordinates in that subspace.
+"""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from models.bottleneck.frame import Frame
+from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.subspace import confined
 
 
 class StageVector:
     """The trained numbers of a stage in the order of its parameters, float32 on the CPU.
 
-    A weight W whose columns (or rows) stay in span(U) is read as U^T W (or W U): a change of these
-    coordinates cannot lead out of the subspace, and they are fewer.
+    U is the orthonormal basis of the shared subspace, [width, k]. A weight W whose columns (or
+    rows) lie in span(U) is read as the coordinates U^T W (or W U). The coordinates are fewer
+    numbers than W, and no change of the coordinates can move W out of the subspace.
     """
 
-    def __init__(self, stage: nn.Module, frame: Frame | None) -> None:
-        self._stage, self._frame = stage, frame
+    def __init__(self, stage: nn.Module, subspace: SharedSubspace | None) -> None:
+        self._stage = stage
+        self._subspace = subspace
         self._axes = {id(c.weight): c.axis for c in confined(stage) if not c.is_factor}
 
     @property
     def dimension(self) -> int:
-        """How many numbers."""
+        """The number of trained numbers, D."""
         return sum(part.numel() for _, part in self._parts())
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """The numbers now."""
+        """Return the trained numbers, float32 [D]."""
         return torch.cat([part.detach().float().cpu().flatten() for _, part in self._parts()])
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Give the stage these numbers."""
+        """Set the weights of the stage from `vector`, float32 [D]."""
         at = 0
         for weight, part in self._parts():
             new = vector[at : at + part.numel()].view(part.shape).to(weight.device, weight.dtype)
             at += part.numel()
             axis = self._axes.get(id(weight))
             if axis is not None:
-                assert self._frame is not None
-                basis = self._frame.basis
+                assert self._subspace is not None
+                basis = self._subspace.basis
                 new = basis @ new if axis == 0 else new @ basis.T
             weight.copy_(new)
 
     @torch.no_grad()
     def turned(self, vector: Tensor, basis: Tensor) -> Tensor:
-        """The numbers after the subspace has turned from the frame's basis to `basis`."""
-        assert self._frame is not None
-        change = (basis.T @ self._frame.basis).cpu()
+        """Return `vector` [D] in the coordinates of a new `basis` instead of the present one."""
+        assert self._subspace is not None
+        change = (basis.T @ self._subspace.basis).cpu()
         rows, at = [], 0
         axes = {id(item.weight): item.axis for item in confined(self._stage)}
         for weight, part in self._parts():
@@ -60,12 +65,12 @@ class StageVector:
         return torch.cat(rows)
 
     def _parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each weight and how it is read."""
+        """Yield each weight with the numbers that stand for it in the vector."""
         for weight in self._stage.parameters():
             axis = self._axes.get(id(weight))
             if axis is None:
                 yield weight, weight.detach()
             else:
-                assert self._frame is not None
-                basis, whole = self._frame.basis, weight.detach()
+                assert self._subspace is not None
+                basis, whole = self._subspace.basis, weight.detach()
                 yield weight, basis.T @ whole if axis == 0 else whole @ basis

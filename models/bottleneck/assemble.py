@@ -1,4 +1,4 @@
-"""From a configuration to stages: cuts, boundaries, and layers confined to the subspace."""
+"""Builds the stages of a configuration: cuts, boundaries, and layers confined to the subspace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,31 +8,27 @@ from torch import Tensor, nn
 
 from models.bottleneck.codes import Code, Float, Integer, Ternary, TopK
 from models.bottleneck.config import BITS, BottleneckConfig
-from models.bottleneck.frame import Frame, make_basis, make_table
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import Bottleneck, Direct
 from models.bottleneck.resbm import ResidualBottleneck
+from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_table
 from models.bottleneck.subspace import FACTORS, ROWS, SubspaceBottleneck, confine
 from models.stages import Stage, cut
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A model as boundaries see it.
-
-    `outputs` are the last names of the layers that write into the residual stream, `tokens` that of
-    the token table; `positions` [length, width] is what is added to a token's row.
-    """
+class StageLayout:
+    """What the boundaries need from a model. Names are the last parts of dotted module names."""
 
     width: int
     vocabulary: int
-    outputs: tuple[str, ...]
-    tokens: str
-    positions: Tensor | None = None
+    outputs: tuple[str, ...]  # names of the layers that write into the residual stream
+    tokens: str  # name of the token table
+    positions: Tensor | None = None  # [length, width], added to the rows of the token table
 
 
 def code_of(config: BottleneckConfig) -> Code:
-    """How the numbers become bytes; ValueError."""
+    """The code that a configuration asks for; ValueError."""
     if config.method == "topk":
         return TopK(config.latent)
     bits = {"none": 32, "int8": 8}.get(config.method, config.bits)
@@ -45,45 +41,45 @@ def code_of(config: BottleneckConfig) -> Code:
 
 def assemble(
     layers: Sequence[nn.Module],
-    layout: Layout,
+    layout: StageLayout,
     config: BottleneckConfig,
     stages: int,
     batch: int,
     length: int,
     recompute: bool = False,
-) -> tuple[list[Stage], Frame | None]:
-    """The stages for micro-batches [batch, length], and the frame where there is one; ValueError.
+) -> tuple[list[Stage], SharedSubspace | None]:
+    """The stages for micro-batches [batch, length], and their subspace or None; ValueError.
 
-    All layers before the last boundary are confined in place where the method asks for it.
+    With the method "subspace", all layers before the last boundary are confined in place.
     """
     if config.method in ("topk", "resbm", "subspace", "learned") and config.latent > layout.width:
         raise ValueError(f"latent is {config.latent}: it must not exceed the width {layout.width}")
     parts = cut(layers, stages)
-    frame = _frame(layout, config) if config.method == "subspace" else None
-    if frame is not None:
+    subspace = _subspace(layout, config) if config.method == "subspace" else None
+    if subspace is not None:
         form = FACTORS if config.form == "factors" else ROWS
         for layer in (layer for part in parts[:-1] for layer in part):
-            confine(layer, (*layout.outputs, layout.tokens), frame, form)
-    boundaries = [_boundary(layout, config, frame, place) for place in range(stages - 1)]
+            confine(layer, (*layout.outputs, layout.tokens), subspace, form)
+    boundaries = [_boundary(layout, config, subspace, place) for place in range(stages - 1)]
     made = [
         Stage(part, entry, exit_, batch, length, recompute)
         for part, entry, exit_ in zip(parts, [None, *boundaries], [*boundaries, None], strict=True)
     ]
-    return made, frame
+    return made, subspace
 
 
-def _frame(layout: Layout, config: BottleneckConfig) -> Frame:
+def _subspace(layout: StageLayout, config: BottleneckConfig) -> SharedSubspace:
     basis = make_basis(layout.width, config.latent, config.seed)
     table = make_table(layout.vocabulary, layout.width, config.table_std, config.seed)
-    return Frame(basis, table, layout.positions)
+    return SharedSubspace(basis, table, layout.positions)
 
 
 def _boundary(
-    layout: Layout, config: BottleneckConfig, frame: Frame | None, place: int
+    layout: StageLayout, config: BottleneckConfig, subspace: SharedSubspace | None, place: int
 ) -> Bottleneck:
     code, vocabulary = code_of(config), layout.vocabulary
-    if frame is not None:
-        return SubspaceBottleneck(frame, code)
+    if subspace is not None:
+        return SubspaceBottleneck(subspace, code)
     with torch.random.fork_rng(devices=[]):
         seed = config.seed + place
         torch.manual_seed(seed)

@@ -1,9 +1,9 @@
-"""How the numbers of a payload become bytes: floats, 8 or 4 bits, ternary, or the largest few.
+"""Codes that turn a payload's numbers into bytes: floats, 8 or 4 bits, ternary, or top-k.
 
-A code treats every token's vector alone, so that no token's bytes depend on a later token. The
-bytes travel as the bits of a float32 tensor: autograd hands such a tensor's gradient back in the
-same size and type, so the gradient's own code takes the same way back, and a pipeline engine
-needs to know nothing of it.
+A code handles each token's vector alone, so no token's bytes depend on a later token. The bytes
+travel as the bits of a float32 tensor. Autograd returns the gradient of such a tensor in the same
+size and type, so the coded gradient travels back the same way, and the pipeline engine only sees
+float32 tensors.
 """
 
 import math
@@ -18,7 +18,8 @@ from models.errors import BottleneckError
 
 WORD = 4  # bytes of a float32
 TINY = 1e-30
-TRITS, THRESHOLD = 5, 0.7  # ternary digits of a byte; the share of the mean size that is zero
+TRITS = 5  # ternary digits in a byte
+THRESHOLD = 0.7  # numbers below this part of the mean magnitude become 0
 
 
 class Code(Protocol):
@@ -28,15 +29,15 @@ class Code(Protocol):
         """Bytes of a row."""
 
     def encode(self, x: Tensor) -> Tensor:
-        """The bytes of x."""
+        """float32 [rows, width] to uint8 [rows, size(width)]."""
 
     def decode(self, data: Tensor, width: int) -> Tensor:
-        """What `encode` got, as near as the code can."""
+        """uint8 [rows, size(width)] to float32 [rows, width], as exactly as the code allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Float:
-    """The numbers as they are: float32, or bfloat16 with 16 bits."""
+    """float32, or bfloat16 with 16 bits."""
 
     bits: int = 32
 
@@ -45,21 +46,18 @@ class Float:
         return torch.float32 if self.bits == 32 else torch.bfloat16
 
     def size(self, width: int) -> int:
-        """Bytes of a row."""
         return width * self.bits // 8
 
     def encode(self, x: Tensor) -> Tensor:
-        """The bytes of x."""
         return x.to(self._type).contiguous().view(torch.uint8)
 
     def decode(self, data: Tensor, width: int) -> Tensor:  # noqa: ARG002
-        """The numbers again."""
         return data.view(self._type).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """Steps of a row's largest magnitude in 8 or 4 bits, behind the step as bfloat16."""
+    """Integers of 8 or 4 bits. A row begins with its step size, a bfloat16."""
 
     bits: int = 8
 
@@ -68,11 +66,9 @@ class Integer:
         return (1 << (self.bits - 1)) - 1
 
     def size(self, width: int) -> int:
-        """Bytes of a row."""
         return 2 + -(-width * self.bits // 8)
 
     def encode(self, x: Tensor) -> Tensor:
-        """The bytes of x."""
         step = (x.abs().amax(1, keepdim=True) / self._most).clamp_min(TINY).bfloat16()
         steps = (x / step.float()).round().clamp(-self._most, self._most)
         whole = (steps.nan_to_num() + self._most).to(torch.uint8)
@@ -82,7 +78,7 @@ class Integer:
         return torch.cat((step.view(torch.uint8), whole), dim=1)
 
     def decode(self, data: Tensor, width: int) -> Tensor:
-        """x within half a step."""
+        """Each number is within half a step of what was encoded."""
         step, whole = _bfloat16(data[:, :2]), data[:, 2:]
         if self.bits == 4:
             whole = torch.stack((whole & 15, whole >> 4), dim=2).flatten(1)[:, :width]
@@ -91,18 +87,16 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Ternary:
-    """Signs of what is large in a row, five to a byte, behind one size for all as bfloat16.
+    """Ternary digits, five to a byte. A row begins with its magnitude, a bfloat16.
 
-    The threshold and the size are those of ternary weight networks (arXiv 1605.04711), near to the
-    best for numbers with a bell curve: those of a learned basis are mixtures of many channels.
+    Threshold and magnitude are those of ternary weight networks (arXiv 1605.04711): nearly optimal
+    for normally distributed numbers. A learned basis mixes many channels, so its numbers are.
     """
 
     def size(self, width: int) -> int:
-        """Bytes of a row."""
         return 2 + -(-width // TRITS)
 
     def encode(self, x: Tensor) -> Tensor:
-        """The bytes of x."""
         large = x.abs() >= THRESHOLD * x.abs().mean(1, keepdim=True)
         count = large.sum(1, keepdim=True).clamp_min(1)
         size = ((x.abs() * large).sum(1, keepdim=True) / count).bfloat16()
@@ -113,7 +107,7 @@ class Ternary:
         return torch.cat((size.view(torch.uint8), packed), dim=1)
 
     def decode(self, data: Tensor, width: int) -> Tensor:
-        """Each number as 0 or the row's size with its sign; BottleneckError for a byte over 242."""
+        """Each number as 0 or plus or minus the magnitude; BottleneckError for a byte over 242."""
         size, packed = _bfloat16(data[:, :2]), data[:, 2:].long()
         if packed.numel() and int(packed.max()) >= 3**TRITS:
             raise BottleneckError("a payload holds a byte that is not five ternary digits")
@@ -127,7 +121,7 @@ def _powers(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The `count` largest magnitudes of a row as bfloat16, behind their places."""
+    """The `count` largest magnitudes of a row: their indices, then the numbers as bfloat16."""
 
     count: int
 
@@ -135,11 +129,9 @@ class TopK:
         return 1 if width <= 256 else 2
 
     def size(self, width: int) -> int:
-        """Bytes of a row."""
         return self.count * (self._place_bytes(width) + 2)
 
     def encode(self, x: Tensor) -> Tensor:
-        """The bytes of x."""
         places = x.abs().topk(self.count, dim=1).indices
         values = x.gather(1, places).bfloat16().contiguous().view(torch.uint8)
         if self._place_bytes(x.shape[1]) == 1:
@@ -147,13 +139,13 @@ class TopK:
         return torch.cat(((places & 255).to(torch.uint8), (places >> 8).to(torch.uint8), values), 1)
 
     def decode(self, data: Tensor, width: int) -> Tensor:
-        """x with zeros elsewhere; BottleneckError where a place does not exist."""
+        """x with zeros elsewhere; BottleneckError for an index beyond the width."""
         count, wide = self.count, self._place_bytes(width) == 2
         places = data[:, :count].long()
         if wide:
             places = places | data[:, count : 2 * count].long() << 8
         if places.numel() and int(places.max()) >= width:
-            raise BottleneckError(f"a payload names a channel beyond the {width} that there are")
+            raise BottleneckError(f"a payload names a channel beyond the width of {width}")
         values = _bfloat16(data[:, -2 * count :])
         return torch.zeros(len(data), width, device=data.device).scatter_(1, places, values)
 
@@ -165,7 +157,7 @@ def _bfloat16(data: Tensor) -> Tensor:
 
 
 def words(code: Code, rows: int, width: int) -> int:
-    """How many float32 hold the bytes of `rows` vectors."""
+    """How many float32 words hold the bytes of `rows` vectors."""
     return -(-rows * code.size(width) // WORD)
 
 
@@ -176,26 +168,26 @@ def to_words(code: Code, x: Tensor) -> Tensor:
 
 
 def from_words(code: Code, wire: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """x [..., width] from its words; BottleneckError where they are too few or not finite."""
+    """x of `shape` [..., width] from its words; BottleneckError for a wrong size or NaN."""
     rows, width = math.prod(shape[:-1]), shape[-1]
     size = code.size(width)
     if wire.shape != (words(code, rows, width),):
         raise BottleneckError(
             f"a payload has {tuple(wire.shape)} words instead of {words(code, rows, width)}: "
-            "do all ranks run with the same configuration?"
+            "start all ranks with the same configuration"
         )
     data = wire.detach().contiguous().view(torch.uint8)[: rows * size].view(rows, size)
     x = code.decode(data, width)
     if not bool(torch.isfinite(x).all()):
         raise BottleneckError(
-            "a payload holds a number that is not finite: the training has diverged or a rank is "
-            "broken; lower the learning rate, or go on from an older checkpoint"
+            "a payload holds a number that is not finite: the training has diverged, or a rank is "
+            "broken; lower the learning rate, or continue from an older checkpoint"
         )
     return x.view(shape)
 
 
 class _Compress(torch.autograd.Function):
-    """x to words; the gradient comes back as words."""
+    """x to words; backward turns the words of the gradient into numbers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, code: Code) -> Tensor:
@@ -208,7 +200,7 @@ class _Compress(torch.autograd.Function):
 
 
 class _Expand(torch.autograd.Function):
-    """Words to x; the gradient goes back as words."""
+    """Words to x; backward turns the gradient into words."""
 
     @staticmethod
     def forward(ctx: Any, wire: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A boundary and its training as people write them down; needs no torch."""
+"""The settings of boundaries and optimisers. The configuration reader has no torch."""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +11,11 @@ BITS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class BottleneckConfig:
-    """How stages make small what they send; all ranks must agree on it.
+    """How stages compress what they send. All ranks must use the same values.
 
-    `latent` is k or b, the numbers sent of a token (top-k: how many of them), in `bits` each: 32,
-    16, 8, 4, or 2 for ternary numbers, five to a byte. `form` is how subspace networks keep to
-    their subspace, whose basis takes a step of `basis_rate` every `basis_steps` steps (0: never).
+    `latent` is how many numbers are sent for a token, each of `bits`: 32, 16, 8, 4, or 2 (ternary,
+    five to a byte). `form` is how subspace networks stay in their subspace; its basis moves by a
+    step of `basis_rate` every `basis_steps` steps (0: never).
     """
 
     method: str = field(default="none", metadata=choices(*METHODS))
@@ -30,9 +30,9 @@ class BottleneckConfig:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
-    """How weights move. Muon takes the matrices inside the layers, AdamW the rest.
+    """How weights are trained. Muon trains the matrices inside the layers, AdamW the rest.
 
-    `stiefel_rate` is what an orthonormal basis moves in one step, in units of its norm.
+    `stiefel_rate` is the step of an orthonormal basis, relative to its norm.
     """
 
     name: str = field(default="adamw", metadata=choices("adamw", "muon"))
@@ -43,7 +43,7 @@ class OptimizerConfig:
     final_share: float = field(default=0.1, metadata=limits(0.0, 1.0))
 
     def share(self, step: int, steps: int) -> float:
-        """The share of the rates in step `step` of `steps`: a rise, then a straight fall."""
+        """The factor of all rates in step `step` of `steps`: a linear rise, then a linear fall."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         left = (steps - step) / max(1, steps - self.warmup_steps)

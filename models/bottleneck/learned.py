@@ -1,17 +1,17 @@
-"""A basis that each boundary learns (after MAPL, arXiv 2606.05484).
+"""A boundary with a learned basis (after MAPL, arXiv 2606.05484).
 
-z = x A - e[t] and x' = z B^T + E[t]. The weights stay free; what A loses, training must do
-without. The two sides learn their own A and B, which begin equal and stay orthonormal, so nothing
-but payloads travels. Ids travel too: the receiver adds what it has learned of a token itself.
+z = x A - e[t] and x' = z B^T + E[t]. The weights of the layers are not constrained; what A cannot
+represent is lost. The sender learns A and e, the receiver B and E. A and B begin equal and stay
+orthonormal, so no bases travel. Token ids travel, because both sides have a term for each token.
 """
 
 from torch import Tensor, nn
 
 from models.bottleneck.codes import Code
-from models.bottleneck.frame import make_basis
 from models.bottleneck.payload import Bottleneck, Context
+from models.bottleneck.shared_subspace import make_basis
 
-SMALL = 64  # numbers of a token before they are widened
+SMALL = 64  # width of the receiver's token table, before a linear layer widens it
 
 
 class LearnedBasis(Bottleneck):
@@ -32,27 +32,25 @@ class LearnedBasis(Bottleneck):
             nn.init.zeros_(last.weight)
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:
-        """x A - e[t]."""
+        """x [batch, length, width] to x A - e[t] [batch, length, latent]."""
         assert self.down is not None
         assert self.down_tokens is not None
         known: Tensor = self.down_tokens(context.tokens)
         return x @ self.down - known
 
     def grow(self, z: Tensor, context: Context) -> Tensor:
-        """z B^T + E[t]."""
+        """z [batch, length, latent] to z B^T + E[t] [batch, length, width]."""
         assert self.up is not None
         assert self.up_tokens is not None
         known: Tensor = self.up_tokens(context.tokens)
         return z @ self.up.T + known
 
     def orthonormal(self) -> list[nn.Parameter]:
-        """The parameters that stay orthonormal."""
+        """Those of A and B that this side has."""
         return [basis for basis in (self.down, self.up) if basis is not None]
 
     def keep_sender(self) -> None:
-        """Drop B and E."""
         self.up = self.up_tokens = None
 
     def keep_receiver(self) -> None:
-        """Drop A and e."""
         self.down = self.down_tokens = None

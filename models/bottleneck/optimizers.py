@@ -1,4 +1,4 @@
-"""Optimisers that keep weights where a boundary needs them: in the subspace, or orthonormal."""
+"""Optimisers with a constraint: weights stay in the subspace S, or a basis stays orthonormal."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,24 +7,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from models.bottleneck.frame import Frame, project
+from models.bottleneck.shared_subspace import SharedSubspace, project
 from models.bottleneck.subspace import Confined
 
 SETTLE_STEPS = 100
 
 
 class RowAdamW(Optimizer):
-    """AdamW whose second moment is one number a row, so that a step never leaves S.
+    """AdamW with one second moment for each row, so that a step never leaves S.
 
-    A row of W (as x W) is a vector of length `width`: gradients are projected on S, and dividing a
-    whole row by one number does not turn it. Rounding does: it takes 1e-6 of a weight's norm out of
-    S in 1,000 steps, so weights are projected again every `SETTLE_STEPS`.
+    A row of W (as in x W) has length `width`. Gradients are projected on S, and dividing a whole
+    row by one number keeps it in S. Rounding does not: it moves 1e-6 of a weight's norm out of S in
+    1,000 steps, so weights are projected again every `SETTLE_STEPS` steps.
     """
 
     def __init__(
         self,
         weights: Iterable[Confined],
-        frame: Frame,
+        subspace: SharedSubspace,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
@@ -33,11 +33,10 @@ class RowAdamW(Optimizer):
         groups = [{"params": [weight], "axis": axis} for weight, axis, _ in weights]
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(groups, defaults)
-        self._frame = frame
+        self._subspace = subspace
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step from the gradients that there are; no closure is called."""
         assert closure is None
         for group in self.param_groups:
             for weight in group["params"]:
@@ -45,7 +44,7 @@ class RowAdamW(Optimizer):
                     self._step(weight, group)
 
     def _step(self, weight: Tensor, group: dict[str, Any]) -> None:
-        gradient = project(weight.grad, self._frame.basis, group["axis"])  # type: ignore[arg-type]
+        gradient = project(weight.grad, self._subspace.basis, group["axis"])  # type: ignore[arg-type]
         state = self.state[weight]
         square = gradient.square().mean(group["axis"], keepdim=True)
         if not state:
@@ -61,13 +60,13 @@ class RowAdamW(Optimizer):
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.addcdiv_(state["exp_avg"], size, value=-group["lr"] / (1 - first**count))
         if count % SETTLE_STEPS == 0:
-            weight.copy_(project(weight, self._frame.basis, group["axis"]))
+            weight.copy_(project(weight, self._subspace.basis, group["axis"]))
 
 
 class StiefelDescent(Optimizer):
-    """Momentum along the Stiefel manifold: tangent projection, a fixed step, polar retraction.
+    """Momentum on the Stiefel manifold: tangent projection, a fixed step, polar retraction.
 
-    A step moves A by `lr` in units of its own norm, whatever the gradient's scale.
+    A step moves a basis by `lr` times its norm; the scale of the gradient does not matter.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class StiefelDescent(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step from the gradients that there are; no closure is called."""
         assert closure is None
         for group in self.param_groups:
             for basis in group["params"]:

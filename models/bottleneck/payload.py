@@ -1,4 +1,4 @@
-"""What crosses a boundary between two stages, and the interface of what makes it small."""
+"""The payload that crosses a boundary between two stages, and the interface of boundaries."""
 
 from dataclasses import dataclass
 
@@ -11,69 +11,65 @@ from models.bottleneck.codes import Code
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a stage knows besides x: the shape of the micro-batch, and its tokens where they travel.
-
-    `tokens` is int64 [batch, length].
-    """
+    """The shape of a micro-batch, and its tokens on stages that have them."""
 
     batch: int
     length: int
-    tokens: Tensor | None = None
+    tokens: Tensor | None = None  # int64 [batch, length]
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The bits of `wire` (float32 [words], whose gradient is the payload back) and packed ids."""
+    """Coded activations and packed token ids. The gradient of `wire` is the payload backward."""
 
-    wire: Tensor
-    ids: Tensor | None = None
+    wire: Tensor  # float32 [words], whose bits are the coded bytes
+    ids: Tensor | None = None  # uint8, see `pack_ids`
 
     @property
     def size(self) -> int:
-        """Bytes on the way forward; on the way back it is that of `wire` alone."""
+        """Bytes forward. Backward, only those of `wire` travel."""
         return self.wire.numel() * codes.WORD + (0 if self.ids is None else self.ids.numel())
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a pipeline engine sends."""
+        """The tensors that the pipeline engine sends."""
         return (self.wire,) if self.ids is None else (self.wire, self.ids)
-
-    def to_bytes(self) -> bytes:
-        """The payload for a bearer of bytes."""
-        return b"".join(t.detach().cpu().numpy().tobytes() for t in self.tensors)
 
 
 class Bottleneck(nn.Module):
-    """A boundary: x [batch, length, width] to a payload and back, with autograd in both directions.
+    """A boundary: x [batch, length, width] to a payload and back; gradients travel the other way.
 
-    A method changes `shrink` and `grow`; what it sends of a token is `latent` numbers in `code`.
-    One that `sends_ids` gets the tokens on both sides. Each side of a boundary is on a rank of its
-    own: `keep_sender` and `keep_receiver` drop what only the other one trains.
+    Subclasses override `shrink` and `grow`. A token becomes `latent` numbers, coded by `code`.
+    Where `sends_ids` is set, both sides have the tokens. The two sides are on different ranks:
+    `keep_sender` and `keep_receiver` drop the parameters of the other side.
     """
 
     sends_ids = False
 
     def __init__(self, width: int, latent: int, code: Code, vocabulary: int) -> None:
         super().__init__()
-        self.width, self.latent, self.code, self.vocabulary = width, latent, code, vocabulary
+        self.width = width
+        self.latent = latent
+        self.code = code
+        self.vocabulary = vocabulary
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:
-        """x [batch, length, width] to what is sent of it, [batch, length, latent]."""
+        """x [batch, length, width] to z [batch, length, latent]."""
         raise NotImplementedError
 
     def grow(self, z: Tensor, context: Context) -> Tensor:
-        """What was sent to x again."""
+        """z [batch, length, latent] to x [batch, length, width]."""
         raise NotImplementedError
 
     def compress(self, x: Tensor, context: Context) -> Payload:
-        """The payload of x, on the stage that sends."""
+        """The payload of x [batch, length, width]; the sending stage calls it."""
         wire = codes.compress(self.shrink(x, context), self.code)
         if not self.sends_ids or context.tokens is None:
             return Payload(wire)
         return Payload(wire, pack_ids(context.tokens, self.vocabulary))
 
     def expand(self, payload: Payload, context: Context) -> Tensor:
-        """x again, on the stage that receives; BottleneckError."""
+        """x [batch, length, width] of a payload; the receiving stage calls it. BottleneckError."""
         shape = (context.batch, context.length, self.latent)
         return self.grow(codes.expand(payload.wire, self.code, shape), context)
 
@@ -82,7 +78,7 @@ class Bottleneck(nn.Module):
         return self.expand(self.compress(x, context), context)
 
     def empty(self, batch: int, length: int, device: torch.device) -> Payload:
-        """A payload of the size that all payloads of such a micro-batch have."""
+        """A payload of zeros, of the size that each micro-batch [batch, length] has."""
         words = codes.words(self.code, batch * length, self.latent)
         wire = torch.zeros(words, device=device, requires_grad=True)
         if not self.sends_ids:
@@ -91,34 +87,32 @@ class Bottleneck(nn.Module):
         return Payload(wire, pack_ids(tokens, self.vocabulary))
 
     def keep_sender(self) -> None:
-        """Drop what only the receiver needs."""
+        """Drop the parameters that only the receiver needs."""
 
     def keep_receiver(self) -> None:
-        """Drop what only the sender needs."""
+        """Drop the parameters that only the sender needs."""
 
 
 class Direct(Bottleneck):
-    """No change but the code's: float32 is no compression; int8 and top-k are baselines."""
+    """Only the code changes x. Float32 compresses nothing; int8 and top-k are baselines."""
 
     def __init__(self, width: int, code: Code, vocabulary: int) -> None:
         super().__init__(width, width, code, vocabulary)
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002
-        """x itself."""
         return x
 
     def grow(self, z: Tensor, context: Context) -> Tensor:  # noqa: ARG002
-        """z itself."""
         return z
 
 
 def id_bits(vocabulary: int) -> int:
-    """Bits of a token id."""
+    """Bits of a packed token id."""
     return max(1, (vocabulary - 1).bit_length())
 
 
 def pack_ids(tokens: Tensor, vocabulary: int) -> Tensor:
-    """Token ids, int64 of any shape, as uint8 with as many bits each as the vocabulary needs."""
+    """Token ids (int64, any shape) as uint8; each takes `id_bits` bits, lowest bit first."""
     bits = id_bits(vocabulary)
     flat = tokens.reshape(-1, 1)
     if bits == 8:
@@ -130,7 +124,7 @@ def pack_ids(tokens: Tensor, vocabulary: int) -> Tensor:
 
 
 def unpack_ids(data: Tensor, batch: int, length: int, vocabulary: int) -> Tensor:
-    """Token ids again, int64 [batch, length]; those beyond the vocabulary become its last."""
+    """Packed ids to int64 [batch, length]; ids beyond the vocabulary become the last one."""
     bits = id_bits(vocabulary)
     if bits == 8:
         tokens = data.long()

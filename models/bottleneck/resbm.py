@@ -1,7 +1,7 @@
 """The residual bottleneck (ResBM, arXiv 2604.11947): z = Enc(x) + x[:b], x' = Dec(z) + pad(z).
 
-Only b of the d channels keep their identity over the boundary; the others are what Dec makes of
-them. Its parts are trained with the stages, so a model is trained with it from the start.
+Only b = `latent` of the channels cross the boundary directly; Dec computes the others from them.
+Enc and Dec are trained with the stages, so a model should have them from the first step.
 """
 
 from torch import Tensor, nn
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from models.bottleneck.codes import Code
 from models.bottleneck.payload import Bottleneck, Context
 
-HIDDEN_MIN, INIT_STD = 64, 0.01
+HIDDEN_MIN = 64
+INIT_STD = 0.01
 
 
 class ResidualBottleneck(Bottleneck):
-    """Two small networks around b = `latent` channels."""
-
     def __init__(self, width: int, latent: int, code: Code, vocabulary: int) -> None:
         super().__init__(width, latent, code, vocabulary)
         hidden = max(4 * latent, HIDDEN_MIN)
@@ -22,23 +21,19 @@ class ResidualBottleneck(Bottleneck):
         self.decoder: nn.Module | None = _network(latent, hidden, width)
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002
-        """Enc(x) + x[:b]."""
         assert self.encoder is not None
         encoded: Tensor = self.encoder(x)
         return encoded + x[..., : self.latent]
 
     def grow(self, z: Tensor, context: Context) -> Tensor:  # noqa: ARG002
-        """Dec(z) + pad(z)."""
         assert self.decoder is not None
         decoded: Tensor = self.decoder(z)
         return decoded + nn.functional.pad(z, (0, self.width - self.latent))
 
     def keep_sender(self) -> None:
-        """Drop Dec."""
         self.decoder = None
 
     def keep_receiver(self) -> None:
-        """Drop Enc."""
         self.encoder = None
 
 

@@ -1,7 +1,7 @@
-"""Subspace networks: layers that write into S alone, and the boundary that sends k numbers a token.
+"""Subspace networks: layers whose output lies in S, and a boundary of k numbers for each token.
 
-Two forms. "rows": weights keep their size, and the optimiser keeps their rows in S. "factors":
-W = U W' with W' free (the reparametrised form), which needs no special optimiser.
+There are two forms. "rows": weights keep their size, and the optimiser keeps their rows in S.
+"factors": W = U W', and W' is trained (the reparametrised form); any optimiser will do.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from models.bottleneck.codes import Code
-from models.bottleneck.frame import Frame, grassmann_step, project
 from models.bottleneck.payload import Bottleneck, Context
+from models.bottleneck.shared_subspace import SharedSubspace, grassmann_step, project
 
 ROWS, FACTORS = "rows", "factors"
 
 
 class Confined(NamedTuple):
-    """A parameter that lives in S: `axis` is that of length `width` (or k, where `is_factor`)."""
+    """A parameter that lies in S. `axis` is the one of length `width` (k, where `is_factor`)."""
 
     weight: nn.Parameter
     axis: int
@@ -26,86 +26,88 @@ class Confined(NamedTuple):
 
 
 class SubspaceBottleneck(Bottleneck):
-    """Z = (X - PE - T_fixed[t]) U and packed ids; lossless while x has its rest in S."""
+    """z = (x - T_fixed[t] - PE) U and packed ids; lossless while the layers write into S."""
 
     sends_ids = True
 
-    def __init__(self, frame: Frame, code: Code) -> None:
-        super().__init__(len(frame.basis), frame.rank, code, len(frame.table))
-        self.frame = frame
+    def __init__(self, subspace: SharedSubspace, code: Code) -> None:
+        super().__init__(len(subspace.basis), subspace.rank, code, len(subspace.table))
+        self.subspace = subspace
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:
-        """(x - known) U."""
+        """x [batch, length, width] to z [batch, length, k]."""
         assert context.tokens is not None
-        return (x - self.frame.known(context.tokens)) @ self.frame.basis
+        return (x - self.subspace.known(context.tokens)) @ self.subspace.basis
 
     def grow(self, z: Tensor, context: Context) -> Tensor:
-        """z U^T + known."""
+        """z [batch, length, k] to x [batch, length, width]."""
         assert context.tokens is not None
-        return self.frame.watch(z @ self.frame.basis.T + self.frame.known(context.tokens))
+        return self.subspace.watch(z @ self.subspace.basis.T + self.subspace.known(context.tokens))
 
 
 class SubspaceLinear(nn.Module):
     """A linear layer without bias whose output lies in S."""
 
-    def __init__(self, base: nn.Linear, frame: Frame, form: str) -> None:
+    def __init__(self, base: nn.Linear, subspace: SharedSubspace, form: str) -> None:
         super().__init__()
-        self.frame, self.is_factor = frame, form == FACTORS
-        start = frame.basis.T @ base.weight.detach()
-        self.weight = nn.Parameter(start if self.is_factor else frame.basis @ start)
+        self.subspace = subspace
+        self.is_factor = form == FACTORS
+        start = subspace.basis.T @ base.weight.detach()
+        self.weight = nn.Parameter(start if self.is_factor else subspace.basis @ start)
 
     @property
     def confined(self) -> Confined:
-        """Its weight, [width or k, in]."""
+        """The weight [width or k, in]."""
         return Confined(self.weight, 0, self.is_factor)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., width]."""
         y = nn.functional.linear(x, self.weight)
-        return y @ self.frame.basis.T if self.is_factor else y
+        return y @ self.subspace.basis.T if self.is_factor else y
 
 
 class SubspaceTokens(nn.Module):
     """T_fixed + T_S in place of a token table."""
 
-    def __init__(self, base: nn.Embedding, frame: Frame, form: str) -> None:
+    def __init__(self, base: nn.Embedding, subspace: SharedSubspace, form: str) -> None:
         super().__init__()
-        self.frame, self.is_factor = frame, form == FACTORS
-        start = base.weight.detach() @ frame.basis
-        self.weight = nn.Parameter(start if self.is_factor else start @ frame.basis.T)
+        self.subspace = subspace
+        self.is_factor = form == FACTORS
+        start = base.weight.detach() @ subspace.basis
+        self.weight = nn.Parameter(start if self.is_factor else start @ subspace.basis.T)
 
     @property
     def confined(self) -> Confined:
-        """T_S, [vocabulary, width or k]."""
+        """T_S [vocabulary, width or k]."""
         return Confined(self.weight, 1, self.is_factor)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [batch, length] to [batch, length, width]."""
         y = nn.functional.embedding(tokens, self.weight)
-        learned = y @ self.frame.basis.T if self.is_factor else y
-        return nn.functional.embedding(tokens, self.frame.table) + learned
+        learned = y @ self.subspace.basis.T if self.is_factor else y
+        return nn.functional.embedding(tokens, self.subspace.table) + learned
 
 
-def confine(module: nn.Module, names: tuple[str, ...], frame: Frame, form: str) -> None:
-    """Replace the submodules whose last name is in `names` by such that write into S, in place.
+def confine(module: nn.Module, names: tuple[str, ...], subspace: SharedSubspace, form: str) -> None:
+    """Replace the submodules whose last name is in `names` by layers that write into S, in place.
 
-    ValueError where one is no linear layer without bias and no token table.
+    ValueError for a submodule that is neither a linear layer without bias nor a token table.
     """
     for name, part in list(module.named_modules()):
         if name.rpartition(".")[2] not in names:
             continue
         parent = module.get_submodule(name.rpartition(".")[0])
         if isinstance(part, nn.Embedding):
-            new: nn.Module = SubspaceTokens(part, frame, form)
+            new: nn.Module = SubspaceTokens(part, subspace, form)
         elif isinstance(part, nn.Linear) and part.bias is None:
-            new = SubspaceLinear(part, frame, form)
+            new = SubspaceLinear(part, subspace, form)
         else:
             raise ValueError(f"{name} cannot be confined: only linear layers without bias can")
         setattr(parent, name.rpartition(".")[2], new)
 
 
 def confined(module: nn.Module) -> Iterator[Confined]:
-    """All parameters of `module` that live in S."""
+    """All parameters of `module` that lie in S."""
     for part in module.modules():
         if isinstance(part, SubspaceLinear | SubspaceTokens):
             yield part.confined
@@ -113,7 +115,7 @@ def confined(module: nn.Module) -> Iterator[Confined]:
 
 @torch.no_grad()
 def return_to_subspace(module: nn.Module, basis: Tensor) -> None:
-    """Project every weight that keeps its size on S (the deployed variant does so each step)."""
+    """Project the weights of form "rows" on S (the form "deployed" does so after each step)."""
     for weight, axis, is_factor in confined(module):
         if not is_factor:
             weight.copy_(project(weight, basis, axis))
@@ -121,7 +123,7 @@ def return_to_subspace(module: nn.Module, basis: Tensor) -> None:
 
 @torch.no_grad()
 def turn(module: nn.Module, old: Tensor, new: Tensor, moments: dict[Tensor, list[Tensor]]) -> None:
-    """Weights and their first moments become their projections from span(old) on span(new)."""
+    """Project weights and their first moments from span(old) on span(new), in place."""
     change = new.T @ old
     for weight, axis, is_factor in confined(module):
         for tensor in (weight, *moments.get(weight, ())):
@@ -131,8 +133,8 @@ def turn(module: nn.Module, old: Tensor, new: Tensor, moments: dict[Tensor, list
                 tensor.copy_(change @ tensor if axis == 0 else tensor @ change.T)
 
 
-def next_basis(frame: Frame, rate: float) -> Tensor:
-    """U after a Grassmann step along what `gram` holds, which is emptied."""
-    basis = grassmann_step(frame.basis, frame.gram, rate)
-    frame.gram.zero_()
+def next_basis(subspace: SharedSubspace, rate: float) -> Tensor:
+    """U after a Grassmann step for the gradients in `gram`, which is set to zero."""
+    basis = grassmann_step(subspace.basis, subspace.gram, rate)
+    subspace.gram.zero_()
     return basis

@@ -1,4 +1,4 @@
-"""The optimisers of one stage as one: who trains which parameter follows from the boundary."""
+"""The optimisers of one stage, as one. The boundary decides which of them trains a parameter."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig
-from models.bottleneck.frame import Frame
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.optimizers import RowAdamW, StiefelDescent
+from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.subspace import confined, next_basis, return_to_subspace, turn
 from models.stages import Stage
 
@@ -18,53 +18,59 @@ NORM_MAX = 1.0
 
 
 class StageOptimizer:
-    """All optimisers of a stage; `step` also keeps weights in the subspace and turns the latter."""
+    """All optimisers of a stage. They also keep its weights in the subspace and turn that."""
 
     def __init__(
-        self, stage: Stage, frame: Frame | None, boundary: BottleneckConfig, config: OptimizerConfig
+        self,
+        stage: Stage,
+        subspace: SharedSubspace | None,
+        boundary: BottleneckConfig,
+        config: OptimizerConfig,
     ) -> None:
-        self._stage, self._frame, self._boundary, self._config = stage, frame, boundary, config
-        self.optimizers = _optimizers(stage, frame, boundary, config)
+        self._stage = stage
+        self._subspace = subspace
+        self._boundary = boundary
+        self._config = config
+        self.optimizers = _optimizers(stage, subspace, boundary, config)
         self._rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
         self._stage.zero_grad(set_to_none=True)
 
     def step(self, step: int, steps: int) -> None:
-        """Step number `step` of `steps`, from 0; gradients are cut to a norm of 1 in the stage."""
-        share = self._config.share(step, steps)
+        """Do step `step` of `steps`, counted from 0. The stage's gradient norm is clipped to 1."""
+        factor = self._config.share(step, steps)
         nn.utils.clip_grad_norm_(self._stage.parameters(), NORM_MAX)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * share
+                group["lr"] = rate * factor
             optimizer.step()
-        if self._frame is not None and self._boundary.form == "deployed":
-            return_to_subspace(self._stage, self._frame.basis)
+        if self._subspace is not None and self._boundary.form == "deployed":
+            return_to_subspace(self._stage, self._subspace.basis)
 
     def is_basis_step(self, step: int) -> bool:
-        """Whether the subspace turns after step `step`, in which gradients are collected."""
+        """Whether the subspace turns after step `step`, which must then collect gradients."""
         every = self._boundary.basis_steps
-        may = self._frame is not None and self._boundary.form != "deployed" and every > 0
-        return may and (step + 1) % every == 0
+        can_turn = self._subspace is not None and self._boundary.form != "deployed" and every > 0
+        return can_turn and (step + 1) % every == 0
 
     def next_basis(self) -> Tensor:
-        """U after a Grassmann step; `turn` gives it to the stage."""
-        assert self._frame is not None
-        return next_basis(self._frame, self._boundary.basis_rate)
+        """U after a Grassmann step; `turn` applies it to the stage."""
+        assert self._subspace is not None
+        return next_basis(self._subspace, self._boundary.basis_rate)
 
     def turn(self, basis: Tensor) -> None:
-        """Turn the weights and their momentum to `basis`, which the frame is given after that."""
-        assert self._frame is not None
+        """Turn weights and momentum to `basis`; the caller then sets the basis of the subspace."""
+        assert self._subspace is not None
         moments = {
             weight: [state[name] for name in MOMENTS if name in state]
             for optimizer in self.optimizers
             for weight, state in optimizer.state.items()
         }
-        turn(self._stage, self._frame.basis, basis, moments)
+        turn(self._stage, self._subspace.basis, basis, moments)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The optimisers' tensors by names that do not depend on order."""
+        """The optimisers' tensors, named "parameter:state", for a checkpoint."""
         names: dict[Tensor, str] = {
             parameter: name for name, parameter in self._stage.named_parameters()
         }
@@ -74,7 +80,7 @@ class StageOptimizer:
                     yield f"{names[weight]}:{key}", torch.as_tensor(value)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """What `tensors` gave, for a stage of the same make; KeyError for an unknown weight."""
+        """Restore what `tensors` returned for an equal stage; KeyError for an unknown parameter."""
         states: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             weight, _, key = name.rpartition(":")
@@ -95,7 +101,10 @@ class StageOptimizer:
 
 
 def _optimizers(
-    stage: Stage, frame: Frame | None, boundary: BottleneckConfig, config: OptimizerConfig
+    stage: Stage,
+    subspace: SharedSubspace | None,
+    boundary: BottleneckConfig,
+    config: OptimizerConfig,
 ) -> list[Optimizer]:
     basis = [p for m in stage.modules() if isinstance(m, LearnedBasis) for p in m.orthonormal()]
     rows = [] if boundary.form != "rows" else [item for item in confined(stage)]
@@ -111,8 +120,8 @@ def _optimizers(
     if matrices:
         made.append(Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     if rows:
-        assert frame is not None
-        made.append(RowAdamW(rows, frame, lr=rate, weight_decay=decay))
+        assert subspace is not None
+        made.append(RowAdamW(rows, subspace, lr=rate, weight_decay=decay))
     if basis:
         made.append(StiefelDescent(basis, lr=config.stiefel_rate))
     return made

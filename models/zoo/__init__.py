@@ -6,8 +6,8 @@ FOLDER = Path(__file__).parent
 SPLITS = ("train", "dev")
 
 
-def bundle_path(name: str) -> Path:
-    """The folder of a shipped model bundle: "keyword"."""
+def package_path(name: str) -> Path:
+    """The folder of a shipped model package, such as "keyword"; ValueError for another name."""
     folder = FOLDER / name
     if not (folder / "model.json").is_file():
         shipped = sorted(path.parent.name for path in FOLDER.glob("*/model.json"))

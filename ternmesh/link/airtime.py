@@ -1,4 +1,4 @@
-"""LoRa time on air, exactly, and what it means under a duty cycle. Pure integer arithmetic.
+"""Compute the LoRa time on air and the wall time under a duty cycle. Integer arithmetic.
 
 Semtech AN1200.13 (SX1276; the same for SX126x at SF7 and above): explicit header, CRC on.
 """
@@ -31,12 +31,12 @@ class LoraSetting:
 
     @property
     def symbol_us(self) -> int:
-        """The time of one symbol in microseconds; exact, since it is 8 us times a power of two."""
+        """Return the time of one symbol in microseconds; exact: 8 us times a power of two."""
         return (1 << self.spreading_factor) * 1000 // self.bandwidth_khz
 
 
 def airtime_us(setting: LoraSetting, frame_bytes: int) -> int:
-    """The time on air of one frame of 0 to 255 bytes, in microseconds."""
+    """Return the time on air of one frame of 0 to 255 bytes, in microseconds."""
     if not 0 <= frame_bytes <= FRAME_MAX:
         raise ValueError(f"a LoRa frame has 0 to {FRAME_MAX} bytes, not {frame_bytes}")
     factor = setting.spreading_factor
@@ -48,7 +48,7 @@ def airtime_us(setting: LoraSetting, frame_bytes: int) -> int:
 
 
 def wall_time_s(airtime_s: float, duty_cycle: float) -> float:
-    """How long a sender needs for this much air under a duty cycle (0.01 is 1 %)."""
+    """Return the time a sender needs for this airtime under a duty cycle (0.01 is 1 %)."""
     if not 0 < duty_cycle <= 1:
         raise ValueError(f"a duty cycle is above 0 and at most 1, not {duty_cycle}")
     return airtime_s / duty_cycle

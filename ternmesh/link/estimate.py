@@ -1,8 +1,8 @@
-"""What an object will cost on a radio channel before it is sent: frames, airtime, wall time.
+"""Estimate the cost of an object on a radio channel: frames, airtime, wall time.
 
 Expected values: at a loss of p, k symbols take k / (1 - p) frames, since the receiver asks for
-exactly what it lacks. The wall time is a dry run of the ledger, with frames back to back; what a
-receiver's own duty cycle and the turning round of radios add is not in it.
+exactly what it lacks. The wall time is a dry run of the ledger, with frames back to back. It leaves
+out the receiver's duty cycle and the turnaround of the radios.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ STATUS_FRAME = 20  # bytes, seal included: one generation
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of one object. `frames` carry its symbols, repairs included; offers come on top.
+    """The cost of one object. `frames` counts source and repair symbols, without offers.
 
     `airtime_us` is the sender's, `reply_airtime_us` the receiver's.
     """
@@ -42,7 +42,7 @@ def estimate(
     ledger: Ledger | None = None,
     now: float = 0.0,
 ) -> Estimate:
-    """The cost of `size` bytes in frames of at most `frame_max` bytes, `loss` of which get lost.
+    """Return the cost of `size` bytes in frames of up to `frame_max`; a fraction `loss` is lost.
 
     `ledger` (None: no duty cycle) is not changed; `now` is on its clock. ValueError for an object
     of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
@@ -72,7 +72,7 @@ def estimate(
 
 
 def _rounds(symbols: int, loss: float) -> int:
-    """How often the receiver asks until less than half a symbol is missing; the last is thanks."""
+    """Return the expected number of statuses until less than half a symbol is missing."""
     rounds = 1
     missing = symbols * loss
     while missing >= 0.5:

@@ -1,4 +1,4 @@
-"""The airtime ledger: a rolling hour that no crash refills. SPEC.md section 8.3.
+"""The airtime ledger: the airtime used in the last hour, safe across crashes. SPEC.md section 8.3.
 
 In no window of one hour is more air used than the budget. An entry counts in full until its end
 has left the window, so it does not matter where inside an entry a window begins, nor when between
@@ -8,7 +8,7 @@ Reserve, put on disk, send: `reserve` enters the air of a frame; if `record` the
 it must be on disk before the frame leaves. A record grants some air ahead, so that most frames need
 no write; after a crash all of that counts as spent, as late as it can have been sent.
 
-Time is told by the caller. `now` is in seconds of a clock that does not jump, runs no faster than
+Time is an argument. `now` is in seconds of a clock that does not jump, runs no faster than
 time, and goes on across restarts of the process (CLOCK_MONOTONIC). Only a boot of the machine
 begins it anew: `resume` bridges that by the wall clock where both sides trust it.
 """
@@ -28,7 +28,7 @@ WALL_ERROR_S = 32.0  # two readings; Linux trusts its wall clock while the error
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Air that is spent: `airtime_us` of it, over by `end_s` at the latest."""
+    """Spent airtime: `airtime_us`, which ends at `end_s` at the latest."""
 
     end_s: float
     airtime_us: int
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the disk knows: the entries, and how much air may be used before the next record."""
+    """The ledger on disk: entries, and the airtime that may be used before the next record."""
 
     entries: tuple[Entry, ...]
     ahead_us: int
@@ -44,7 +44,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time as a machine knows it.
+    """A point in time on one machine.
 
     `now_s` is comparable within one `boot` only (empty: unknown, and equal to nothing). `wall_s` is
     seconds since 1970, None where the wall clock is not trusted.
@@ -68,7 +68,7 @@ class Ledger:
             self._enter(entry)
 
     def reserve(self, now: float, airtime_us: int, hold_s: float = 0.0) -> bool:
-        """Enter a frame that is sent now, if the hour has room for it; else change nothing.
+        """Enter a frame that is sent now, if the budget has room; else change nothing.
 
         `hold_s`: for how long the radio may keep the frame before it sends. ValueError where the
         frame would not be off the air within `HOLD_MAX_S`.
@@ -85,27 +85,27 @@ class Ledger:
         return True
 
     def record(self) -> Record | None:
-        """What must be on disk before anything reserved is sent; None if the disk knows enough."""
+        """Return the record to save before a reserved frame is sent; None if none is needed."""
         if self._ahead_us >= 0:
             return None
         self._ahead_us = self.budget_us // AHEAD_PARTS
         return Record(tuple(self._entries), self._ahead_us)
 
     def settle(self) -> Record:
-        """The record to put on disk before a stop in peace: nothing is granted ahead."""
+        """Return the record to save before an orderly stop: it grants no airtime ahead."""
         self._ahead_us = 0
         return Record(tuple(self._entries), 0)
 
     def spent_us(self, now: float) -> int:
-        """Airtime in the hour that ends now."""
-        # What is sent while a clock is back must not be old when it has recovered.
+        """Return the airtime in the hour that ends now, in microseconds."""
+        # A clock that falls back must not make later entries look old when it recovers.
         self._now_s = max(self._now_s, now)
         while self._entries and self._entries[0].end_s + HOUR_S <= self._now_s:
             self._spent_us -= self._entries.popleft().airtime_us
         return self._spent_us
 
     def next_free_s(self, now: float, airtime_us: int) -> float:
-        """From when on `reserve` takes so much air, on the clock of `now`; inf for never."""
+        """Return when `reserve` has room for this airtime, on the clock of `now`; inf if never."""
         excess = self.spent_us(now) + airtime_us - self.budget_us
         if airtime_us > self.budget_us:
             return inf
@@ -118,7 +118,7 @@ class Ledger:
         return free_s
 
     def copy(self) -> "Ledger":
-        """Another ledger with the same entries, to try something."""
+        """Return a copy, to try reservations without an effect."""
         return Ledger(self.budget_us, self._entries)
 
     def _enter(self, entry: Entry) -> None:
@@ -134,7 +134,7 @@ class Ledger:
 
 
 def elapsed_s(then: Moment, now: Moment) -> float | None:
-    """How much time has passed at least; None if nobody can tell."""
+    """Return the least time that has passed, in seconds; None if that is unknown."""
     if now.boot and now.boot == then.boot and now.now_s >= then.now_s:
         return now.now_s - then.now_s
     if then.wall_s is not None and now.wall_s is not None and now.wall_s >= then.wall_s:
@@ -143,7 +143,7 @@ def elapsed_s(then: Moment, now: Moment) -> float | None:
 
 
 def resume(budget_us: int, record: Record, then: Moment, now: Moment) -> Ledger:
-    """The ledger after a restart, from the record that was written `then`."""
+    """Return the ledger after a restart, from the record that was written `then`."""
     elapsed = elapsed_s(then, now)
     if elapsed is None:
         return fully_spent(budget_us, now.now_s)
@@ -159,5 +159,5 @@ def resume(budget_us: int, record: Record, then: Moment, now: Moment) -> Ledger:
 
 
 def fully_spent(budget_us: int, now: float) -> Ledger:
-    """The ledger of a device that does not know what it has sent."""
+    """Return the ledger of a device that has lost its record: the whole budget is spent."""
     return Ledger(budget_us, [Entry(now + HOLD_MAX_S, budget_us)])

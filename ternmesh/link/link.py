@@ -1,34 +1,22 @@
-"""The reliable link, sans-I/O: whole objects over frames that get lost, with few frames more.
+"""The reliable link, sans-I/O: delivers whole objects over a channel that loses frames.
 
-An object is offered, then sent as source symbols, one a frame; its receiver says how many symbols
-it lacks, and gets as many repair symbols as that, until it has all. Feedback is a frame of about
-20 bytes per burst. Verbs and order are those of the swarm: frames or a timeout in, events out and
-onto disk, then `frames_to_send`. Times in seconds of any clock that does not jump. No frame is
-believed before its seal is opened; what is sealed end to end passes by.
+An object is offered, then sent as source symbols, one in a frame. Its receiver answers with a
+status: how many symbols it lacks. It gets as many repair symbols, until it lacks none. A status is
+a frame of about 20 bytes for each burst.
+
+The program calls `receive_frame` and `handle_timeout`, takes all events with `next_event`, makes
+them durable, and sends `frames_to_send`. Times are seconds of any clock that does not jump. Every
+frame of the link is sealed from neighbour to neighbour; frames that are sealed end to end pass.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 
 from ternmesh.errors import TernmeshError, WireError
-from ternmesh.link.code import SOURCES_MAX
-from ternmesh.link.coder import Coder, RandomLinear
-from ternmesh.link.frames import (
-    SIZE_MAX,
-    SYMBOL_HEAD,
-    Offer,
-    Question,
-    Status,
-    Symbol,
-    is_link,
-    read,
-)
-from ternmesh.link.inbound import Inbound
-from ternmesh.link.outbound import LANE_SLOTS, Outbound
-from ternmesh.link.records import (
+from ternmesh.link.erasure_code import Coder, RandomLinear
+from ternmesh.link.events import (
     FrameArrived,
     LinkCountersReserved,
     LinkEvent,
@@ -36,60 +24,29 @@ from ternmesh.link.records import (
     LinkState,
     SealsChanged,
 )
-from ternmesh.trust.keyed import FRAME_MIN, NEIGHBOUR
-from ternmesh.trust.keys import SUITE_END
-from ternmesh.trust.sealing import OpenSealing, Sealing
-from ternmesh.wire import seal
+from ternmesh.link.messages import (
+    Offer,
+    Question,
+    Status,
+    Symbol,
+    is_link,
+    read_message,
+)
+from ternmesh.link.receiver import Receiver
+from ternmesh.link.sender import LANE_SLOTS, Sender
+from ternmesh.link.settings import LinkSettings
+from ternmesh.security.key_derivation import SUITE_END
+from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR
+from ternmesh.security.sealing import OpenSealing, Sealing
+from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, suite_of
 
-MTU_MIN = 32
-COUNTERS_BLOCK = 4096
+COUNTERS_BLOCK = 4096  # seal counters that are reserved at once
 FRAMES_MAX = 256  # handed out at once
-AS_IS_MAX = 4096  # frames that wait
+UNRELIABLE_MAX = 4096  # frames that wait; more where nothing waits
 
 
 class LinkFull(TernmeshError):
-    """Too much waits already; the caller keeps its object and offers it later."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSettings:
-    """What both ends of a link agree on. `contexts` are those of peers that stand for several.
-
-    `idle_s` is a silence after which a burst is taken to be over: some frames long, and longer
-    than a turnaround. Questions are repeated ever more seldom, at most every `longest_s`; after
-    `give_up_s` in which nobody who lacks it comes on an object is given up; a broadcast after
-    `make_way_s` already, where it keeps others from beginning, and one on its way in, where others
-    need its room. Answers to a broadcast are spread over `spread_s`.
-    """
-
-    mtu: int
-    idle_s: float = 4.0
-    longest_s: float = 600.0
-    give_up_s: float = 7 * 86_400.0
-    make_way_s: float = 7200.0
-    spread_s: float = 0.0
-    object_max: int = 1 << 22
-    incoming_bytes_max: int = 1 << 23
-    outgoing_bytes_max: int = 1 << 24
-    outgoing_max: int = 256
-    contexts: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """ValueError for frames in which the link has no room, and objects that no offer names."""
-        if not MTU_MIN <= self.mtu <= seal.FRAME_MAX:
-            raise ValueError(f"mtu {self.mtu}: it is {MTU_MIN} to {seal.FRAME_MAX} bytes")
-        if not 0 < self.object_max <= SIZE_MAX:
-            raise ValueError(f"object_max {self.object_max}: it is 1 to {SIZE_MAX} bytes")
-
-    @property
-    def symbol_room(self) -> int:
-        """The largest symbol that fits in a frame."""
-        return self.mtu - seal.OVERHEAD - SYMBOL_HEAD
-
-    @property
-    def size_max(self) -> int:
-        """The largest object that can be sent."""
-        return min(self.object_max, self.outgoing_bytes_max, SOURCES_MAX * self.symbol_room)
+    """The queue is full: the caller sends its object again later."""
 
 
 class Link:
@@ -104,20 +61,23 @@ class Link:
         sealing: Sealing | None = None,
     ) -> None:
         coder = coder or RandomLinear()
-        self._settings, self._sealing = settings, sealing or OpenSealing()
-        if self._sealing.asks and settings.mtu < FRAME_MIN:
+        self._settings = settings
+        self._sealing = sealing or OpenSealing()
+        if self._sealing.is_keyed and settings.mtu < FRAME_MIN:
             raise ValueError(f"mtu {settings.mtu}: with keys it is at least {FRAME_MIN} bytes")
         self._events: deque[LinkEvent] = deque()
-        self._out = Outbound(settings, state, rng, coder, self._events)
-        self._in = Inbound(settings, state, rng, coder, self._events)
-        self._as_is: deque[tuple[str, str | None, bytes]] = deque()
-        self._words: dict[str, tuple[int, bytes]] = {}  # the newest of the seals' own to each peer
-        self._counter = self._limit = state.counter
+        self._out = Sender(settings, state, rng, coder, self._events)
+        self._in = Receiver(settings, state, rng, coder, self._events)
+        self._unreliable: deque[tuple[str, str | None, bytes]] = deque()
+        # The newest message of the sealing itself to each peer: address, body
+        self._sealing_messages: dict[str, tuple[int, bytes]] = {}
+        self._counter = state.counter  # of the next frame
+        self._limit = state.counter  # counters below it are reserved on disk
 
-    # The verbs
+    # What the program calls
 
     def start(self, now: float) -> None:
-        """Begin: what was under way before a restart goes on."""
+        """Begin: continue the transfers from before a restart."""
         self._out.start(now)
         self._in.start(now)
         self._ask(now)
@@ -132,13 +92,13 @@ class Link:
         key: str | None = None,
         keep: int | None = None,
     ) -> int:
-        """Queue an object that must arrive whole; returns its number.
+        """Queue an object that must arrive whole. Return its number.
 
-        A smaller `priority` goes first. An object of the same peer and `key` of which nothing was
-        sent yet is superseded, and so are the oldest such ones of the same peer beyond `keep`.
-        `receivers` are those of a broadcast. Where there is no room, such an object of the peer
-        that claims most makes way, if this one claims less or `keep` is given. LinkFull; ValueError
-        for an object that is empty or too large.
+        A smaller `priority` goes first. An unsent object of the same peer and `key` is superseded,
+        and so are the oldest unsent ones of the same peer beyond `keep`. `receivers` are those of a
+        broadcast. Where there is no room, an unsent object of the peer that uses most is given up,
+        if this peer uses less or `keep` is given. LinkFull; ValueError for an object that is empty
+        or too large.
         """
         most = self._settings.size_max
         if not 0 < len(payload) <= most:
@@ -148,28 +108,29 @@ class Link:
             raise LinkFull("too many objects wait for delivery: offer this one later")
         return number
 
-    def send_frames(self, peer: str, frames: Sequence[bytes], key: str | None = None) -> int:
-        """Send frames once, as they are: whatever arrives counts. Returns how many had room.
+    def send_frames(self, peer: str, frames: Sequence[bytes], key: str | None = None) -> None:
+        """Send frames once each, unreliably.
 
-        Frames of the same peer and `key` that still wait are superseded.
+        Frames of the same peer and `key` that still wait are superseded. LinkFull where too many
+        wait; then none of these is taken.
         """
         if key is not None:
-            self._as_is = deque(item for item in self._as_is if item[:2] != (peer, key))
-        taken = frames[: max(0, AS_IS_MAX - len(self._as_is))]
-        self._as_is.extend((peer, key, frame) for frame in taken)
-        return len(taken)
+            self._unreliable = deque(item for item in self._unreliable if item[:2] != (peer, key))
+        if self._unreliable and len(self._unreliable) + len(frames) > UNRELIABLE_MAX:
+            raise LinkFull("too many frames wait for the bearer: offer these later")
+        self._unreliable.extend((peer, key, frame) for frame in frames)
 
     def cancel(self, number: int) -> None:
-        """Forget an object that nobody needs any more."""
+        """Stop sending an object that is not needed any more."""
         self._out.cancel(number)
 
     def receive_frame(self, peer: str, frame: bytes, now: float) -> None:
-        """Take a frame. What is wrong becomes a `LinkRefused` event and changes nothing.
+        """Handle a frame. A wrong frame becomes a `LinkRefused` event and changes nothing.
 
-        What is sealed end to end is for whoever is above the link, and its seal not ours to open.
+        A frame that is sealed end to end is for the protocol above: it passes unopened.
         """
         try:
-            if seal.suite_of(frame) == SUITE_END:
+            if suite_of(frame) == SUITE_END:
                 self._events.append(FrameArrived(peer, frame))
             else:
                 self._open(peer, frame, now)
@@ -178,26 +139,26 @@ class Link:
         self._ask(now)
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` is due, if ever."""
+        """Return the time when `handle_timeout` is due; None if it is not needed."""
         times = (self._out.next_timeout(), self._in.next_timeout(), self._sealing.next_due())
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
-        """Do what is due: ask again, go on with those who have answered, give up."""
+        """Offer again, continue with receivers that answered, or stop transfers, as due."""
         self._out.handle_timeout(now)
         self._in.handle_timeout(now)
         self._ask(now)
 
     def next_event(self) -> LinkEvent | None:
-        """The next thing to make durable or act on, until None."""
+        """Return the next event to save or handle; None if there are no more."""
         if not self._events:
             self._out.begin()
         if self._events:
             return self._events.popleft()
         if not self.has_frames:
-            return None  # Windows may wait: nobody repeats with gain what has led to nothing.
+            return None  # Replay windows may wait: a replay of what changed nothing gains nothing.
         for peer in self._out.addressees:
-            self._sealing.meet(peer)
+            self._sealing.prepare(peer)
         if changes := self._sealing.changes():
             return SealsChanged(changes)
         if self._limit - self._counter < FRAMES_MAX:
@@ -207,14 +168,14 @@ class Link:
 
     @property
     def has_frames(self) -> bool:
-        """Whether anything wants to leave now."""
-        waiting = self._words or self._as_is
+        """Whether there is a frame to send now."""
+        waiting = self._sealing_messages or self._unreliable
         return bool(waiting) or self._in.has_frames or self._out.has_frames
 
     def frames_to_send(self, now: float, room: int = FRAMES_MAX) -> list[tuple[str, bytes]]:
-        """At most `room` frames in the order of their worth: answers, frames as is, objects.
+        """Return at most `room` frames: keys, answers, unreliable frames, objects.
 
-        Before all of them goes what the seals say. A frame for whom there is no key is lost.
+        A frame for a peer without a key is lost.
         """
         room = min(room, FRAMES_MAX, self._limit - self._counter)
         frames: list[tuple[str, bytes]] = []
@@ -226,34 +187,36 @@ class Link:
 
     def _next_frames(self, now: float, room: int) -> list[tuple[str, bytes]]:
         frames = []
-        for peer in list(self._words)[:room]:
-            context, body = self._words.pop(peer)
-            frames += self._seal(peer, context, body)
+        for peer in list(self._sealing_messages)[:room]:
+            address, body = self._sealing_messages.pop(peer)
+            frames += self._seal(peer, address, body)
         for peer, body in self._in.bodies(room - len(frames)):
-            frames += self._seal(peer, self._context(peer), body)
-        while self._as_is and len(frames) < room:
-            peer, _, frame = self._as_is.popleft()
+            frames += self._seal(peer, self._address(peer), body)
+        while self._unreliable and len(frames) < room:
+            peer, _, frame = self._unreliable.popleft()
             frames.append((peer, frame))
         for peer, body in self._out.bodies(now, room - len(frames)):
-            frames += self._seal(peer, self._context(peer), body)
+            frames += self._seal(peer, self._address(peer), body)
         return frames
 
     def _ask(self, now: float) -> None:
-        """Note what the seals want said."""
-        self._words |= {peer: (context, body) for peer, context, body in self._sealing.due(now)}
+        """Queue the handshake and key messages of the sealing."""
+        self._sealing_messages |= {
+            peer: (address, body) for peer, address, body in self._sealing.due(now)
+        }
 
     def _open(self, peer: str, frame: bytes, now: float) -> None:
         header, body = self._sealing.open(peer, frame)
         if is_link(body):
-            if header.context not in (NEIGHBOUR, seal.BROADCAST):
-                raise WireError("link", "what a link says is between neighbours, or for all")
-            message, is_broadcast = read(body), header.context == seal.BROADCAST
+            if header.address not in (NEIGHBOUR, BROADCAST):
+                raise WireError("link", "a body of the link has another address")
+            message, is_broadcast = read_message(body), header.address == BROADCAST
             if is_broadcast and not _may_be_for_all(message):
-                raise WireError("link", "what is said to all is about what all are to have")
+                raise WireError("link", "a broadcast is no offer or symbol of a broadcast object")
             self._take(peer, message, is_broadcast, now)
-        elif header.suite == seal.SUITE_OPEN:
+        elif header.suite == SUITE_OPEN:
             self._events.append(FrameArrived(peer, frame))
-        elif not self._sealing.is_own(header.context, body):
+        elif not self._sealing.is_own(header.address, body):
             raise WireError("kind", f"a link takes no body of kind {body[0]}")
 
     def _take(
@@ -265,21 +228,21 @@ class Link:
     ) -> None:
         match message:
             case Offer():
-                self._in.offered(peer, message, is_broadcast, now)
+                self._in.receive_offer(peer, message, is_broadcast, now)
             case Symbol():
-                self._in.symbol(peer, message, is_broadcast, now)
+                self._in.receive_symbol(peer, message, is_broadcast, now)
             case Status():
-                self._out.heard(peer, message, now)
+                self._out.receive_status(peer, message, now)
             case Question():
-                self._out.asked(peer, message)
+                self._out.receive_question(peer, message)
 
-    def _context(self, peer: str) -> int:
-        return self._settings.contexts.get(peer, NEIGHBOUR)
+    def _address(self, peer: str) -> int:
+        return self._settings.addresses.get(peer, NEIGHBOUR)
 
-    def _seal(self, peer: str, context: int, body: bytes) -> list[tuple[str, bytes]]:
-        """The frame with this body, or none."""
+    def _seal(self, peer: str, address: int, body: bytes) -> list[tuple[str, bytes]]:
+        """Return the sealed frame with this body; an empty list without a key."""
         try:
-            frame = self._sealing.seal(peer, context, self._counter, body)
+            frame = self._sealing.seal(peer, address, self._counter, body)
         except WireError as error:
             self._events.append(LinkRefused(peer, error.reason))
             return []
@@ -288,5 +251,5 @@ class Link:
 
 
 def _may_be_for_all(message: Offer | Symbol | Status | Question) -> bool:
-    """Who holds a broadcast's key could speak to all: not into what is between two."""
+    """Every member holds the broadcast key: it must not reach transfers between two."""
     return isinstance(message, Offer | Symbol) and message.slot >= LANE_SLOTS

@@ -1,8 +1,8 @@
-"""What radio law allows, as data, and whether a channel keeps it.
+"""Radio regulations as data, and the check of a channel against them.
 
 EU868: EN 300 220-2 with ERC Recommendation 70-03, annexes 1 (bands) and 7 (alarms); duty cycles are
-per sub-band and device, observed over one hour. US915: 47 CFR 15.247. Both as of 2026; whoever
-transmits answers for it, and national rules may be stricter.
+per sub-band and device, observed over one hour. US915: 47 CFR 15.247. Both as of 2026; the operator
+is responsible, and national rules may be stricter.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from ternmesh.config import ConfigError
 from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
 
 HOUR_US = 3_600_000_000
-SHORTEST_FRAME = 27  # bytes: an offer under its seal; without offers the link says nothing
+SHORTEST_FRAME = 27  # bytes: an offer under its seal; without offers the link cannot work
 
 
 class ChannelError(ConfigError):
-    """A channel that its region does not allow; the sentence says why and what is."""
+    """The region does not allow a channel. The message says why and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SubBand:
 
     @property
     def budget_us(self) -> int | None:
-        """Airtime in any window of one hour; None where the law sets no limit."""
+        """The airtime allowed in any window of one hour; None without a limit."""
         return None if self.duty_cycle >= 1 else round(self.duty_cycle * HOUR_US)
 
 
@@ -62,7 +62,7 @@ class Channel:
 
     @property
     def edges_hz(self) -> tuple[int, int]:
-        """The lowest and the highest frequency that it occupies."""
+        """The lowest and the highest frequency that the channel occupies."""
         half = self.setting.bandwidth_khz * 500
         return self.frequency_hz - half, self.frequency_hz + half
 
@@ -104,7 +104,7 @@ REGIONS: Mapping[str, Region] = MappingProxyType(
 
 
 def check(region: Region, channel: Channel) -> SubBand:
-    """The sub-band whose rule governs a channel; ChannelError if the region does not allow it."""
+    """Return the sub-band of a channel. Raises ChannelError if the region does not allow it."""
     band = _find(region, channel)
     setting = channel.setting
     if channel.power_dbm > band.power_max_dbm:
@@ -136,7 +136,7 @@ def longest_frame(band: SubBand, setting: LoraSetting) -> int:
 
 
 def frame_limit_us(band: SubBand, setting: LoraSetting) -> int:
-    """The longest that a frame may be on the air by dwell time and hourly budget."""
+    """Return the longest time on air of a frame, by dwell time and hourly budget."""
     dwell = band.dwell_us if setting.bandwidth_khz < band.fixed_bandwidth_min_khz else HOUR_US
     return min(dwell, band.budget_us or HOUR_US)
 

@@ -1,64 +1,46 @@
-"""What board and host agree on before they split a training. SPEC.md section 10.2.
-
-The host decides; the numbers travel in its welcome.
-"""
+"""The plan of a split training: the host makes it and sends it in its welcome. SPEC.md 10.2."""
 
 import hashlib
 import struct
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
+from ternmesh.config import limits
 from ternmesh.errors import WireError
 from ternmesh.wire.activation import BITS, SAMPLES_MAX, WIDTH_MAX, body_size
-from ternmesh.wire.pieces import object_max
-from ternmesh.wire.seal import FRAME_MAX
+from ternmesh.wire.fragments import object_max
+from ternmesh.wire.frame import FRAME_MAX
 
 FRAME_MTU_MIN = 64
-_LIMITS = {
-    "width": (1, WIDTH_MAX),
-    "width_down": (1, WIDTH_MAX),
-    "batch": (2, SAMPLES_MAX),
-    "micro_batches": (1, 2**32 - 2),
-    "learning_rate_e6": (1, 10_000_000),
-    "learning_rate_drop_permille": (0, 10_000),
-    "labels_stay": (0, 1),
-    "classes": (1, 256),
-    "frame_mtu": (FRAME_MTU_MIN, FRAME_MAX),
-    "answer_ms": (1, 86_400_000),
-    "value_max": (1, 1_000_000),
-    "clip_norm_e6": (1, 1_000_000_000),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """One split training. `width` numbers of a sample cross upwards in `bits_up` bits each.
+    """The numbers of one split training, in the order in which they travel.
 
-    `width_down` is what an answer has of a sample: logits, or, where `labels_stay` on the board,
-    what its head takes. Their bits are `bits_up`; gradients have `bits_gradient`, both ways. Each
-    board sends `micro_batches` of `batch` samples and waits `answer_ms` for each answer. No number
-    that crosses is larger than `value_max`, and no micro-batch's gradient of a part's parameters
-    counts as longer than `clip_norm_e6` millionths: so nobody can spoil the other end's Adam.
+    The last two bound what a peer can do to the Adam moments of the other end.
     """
 
-    width: int
-    bits_up: int
-    bits_gradient: int
-    batch: int
-    micro_batches: int
-    learning_rate_e6: int
-    learning_rate_drop_permille: int
-    labels_stay: int
-    classes: int
-    width_down: int
-    frame_mtu: int
-    answer_ms: int
-    value_max: int
-    clip_norm_e6: int
+    width: int = field(metadata=limits(1, WIDTH_MAX))  # numbers of a sample, upwards
+    bits_up: int  # of a number in activations
+    bits_gradient: int  # of a number in gradients, both ways
+    batch: int = field(metadata=limits(2, SAMPLES_MAX))  # samples of a micro-batch
+    micro_batches: int = field(metadata=limits(1, 2**32 - 2))  # of each board
+    learning_rate_e6: int = field(metadata=limits(1, 10_000_000))
+    learning_rate_drop_permille: int = field(metadata=limits(0, 10_000))
+    labels_stay: int = field(metadata=limits(0, 1))  # 1: labels and head stay on the board
+    classes: int = field(metadata=limits(1, 256))
+    width_down: int = field(metadata=limits(1, WIDTH_MAX))  # logits, or inputs of the head
+    frame_mtu: int = field(metadata=limits(FRAME_MTU_MIN, FRAME_MAX))
+    answer_ms: int = field(metadata=limits(1, 86_400_000))  # how long a board waits
+    value_max: int = field(metadata=limits(1, 1_000_000))  # of every number that travels
+    clip_norm_e6: int = field(metadata=limits(1, 1_000_000_000))  # of a micro-batch's gradient
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _LIMITS.items():
-            if not low <= getattr(self, name) <= high:
-                raise WireError("plan", f"{name} is {getattr(self, name)}: not {low} to {high}")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            low, high = item.metadata.get("limits", (value, value))
+            if not low <= value <= high:
+                raise WireError("plan", f"{item.name} is {value}: not {low} to {high}")
         if not {self.bits_up, self.bits_gradient} <= set(BITS):
             raise WireError("plan", f"bits are {', '.join(map(str, BITS))}")
         if self.body_max > object_max(self.frame_mtu):
@@ -66,29 +48,30 @@ class SplitPlan:
 
     @property
     def answer_bits(self) -> int:
-        """Bits of a number in an answer: logits are few and travel whole."""
+        """Bits of a number in an answer. Logits are few: they are not rounded."""
         return self.bits_up if self.labels_stay else 32
 
     @property
     def body_max(self) -> int:
         """Bytes of the longest body of this training."""
-        widest, most = max(self.width, self.width_down), max(self.bits_up, self.bits_gradient)
-        longest = body_size(self.batch, widest, most, self.batch)
+        width = max(self.width, self.width_down)
+        bits = max(self.bits_up, self.bits_gradient)
+        longest = body_size(self.batch, width, bits, self.batch)
         return max(longest, body_size(self.batch, self.width_down, self.answer_bits))
 
     @property
     def clip_norm(self) -> float:
-        """The longest that a micro-batch's gradient counts."""
+        """The norm to which the gradient of a micro-batch is shortened."""
         return self.clip_norm_e6 / 1e6
 
     def learning_rate(self, number: int) -> float:
-        """The rate of micro-batch `number`: a straight fall, as that of the swarm's rounds."""
+        """The rate for micro-batch `number`: it falls in a straight line, as in a fleet's run."""
         drop = self.learning_rate_drop_permille / 1000
         return self.learning_rate_e6 / 1e6 * max(0.0, 1.0 - drop * number / self.micro_batches)
 
 
 def to_numbers(plan: SplitPlan) -> tuple[int, ...]:
-    """The plan as it travels."""
+    """The plan as a welcome carries it."""
     return tuple(asdict(plan).values())
 
 
@@ -100,6 +83,6 @@ def from_numbers(numbers: tuple[int, ...]) -> SplitPlan:
 
 
 def model_hash(*parts: bytes) -> bytes:
-    """The 32 bytes that name a split model: the model hashes of the bundles on the board."""
+    """The 32-byte hash of a split model, from the model hashes of the parts on the board."""
     head = struct.pack("<B", len(parts))
     return hashlib.sha256(b"ternmesh split" + head + b"".join(parts)).digest()

@@ -1,7 +1,7 @@
-"""What crosses a boundary between board and host: activations or their gradients in few bits.
+"""Activations and their gradients between a board and a split host, in few bits a number.
 
-SPEC.md section 10.1. A sample is coded alone: its own scale, then its numbers as steps of it. A
-body that is longer than a frame travels in pieces.
+SPEC.md section 10.1. Each sample is coded alone: its own scale, then its numbers as multiples of
+that scale. A body that is longer than a frame travels in fragments.
 """
 
 import struct
@@ -13,36 +13,33 @@ from numpy.typing import NDArray
 from ternmesh.errors import CodecError, WireError
 
 KIND = 0x11
-LEARN, ASK, ANSWER, GRADIENT_UP, GRADIENT_DOWN = range(5)
+LEARN, ASK, ANSWER, GRADIENT_UP, GRADIENT_DOWN = range(5)  # the legs of `Activation`
 BITS = (2, 3, 4, 5, 6, 7, 8, 32)
 WHOLE = 32  # bits of a number that is sent as float32
-SAMPLES_MAX, WIDTH_MAX = 255, 0xFFFF
+SAMPLES_MAX = 255
+WIDTH_MAX = 0xFFFF
 _HEAD = struct.Struct("<BBIBBH")
 HEAD_SIZE = _HEAD.size
 _SCALE_SIZE = 2
-_INFINITY = 0x7F80  # as bfloat16: codes from here on are no scale
-_TINY = np.float32(2.0**-100)  # a smaller scale counts as zero
-_TINY_CODE = 0x0D80  # the same as bfloat16
+_INFINITY = 0x7F80  # infinity as bfloat16: this code and larger ones are not scales
+_TINY = np.float32(2.0**-100)  # a smaller scale becomes zero
+_TINY_CODE = 0x0D80  # `_TINY` as bfloat16
 
 Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """`values` [samples, width] of micro-batch `number`; `labels` hold a class for each sample.
+    """The activations or gradients of one micro-batch."""
 
-    `leg` says where it belongs: up to be learned from or only asked about, down as the answer,
-    gradients up and down. Only what is to be learned from may have labels.
-    """
-
-    leg: int
-    number: int
-    values: Values
-    labels: bytes = b""
+    leg: int  # up for learning, up for an answer only, down as that answer, gradients up and down
+    number: int  # of the micro-batch
+    values: Values  # [samples, width]
+    labels: bytes = b""  # one class for each sample; only on the leg LEARN
 
 
 def body_size(samples: int, width: int, bits: int, labels: int = 0) -> int:
-    """Bytes of a body."""
+    """The length of a body in bytes."""
     row = 4 * width if bits == WHOLE else _SCALE_SIZE + -(-width * bits // 8)
     return HEAD_SIZE + samples * row + labels
 
@@ -51,7 +48,7 @@ def write_activation(item: Activation, bits: int) -> bytes:
     """The body; CodecError for values that are not finite, ValueError for a wrong shape."""
     samples, width = item.values.shape
     if not 0 < samples <= SAMPLES_MAX or not 0 < width <= WIDTH_MAX or bits not in BITS:
-        raise ValueError(f"no body has {samples} samples of {width} numbers in {bits} bits")
+        raise ValueError(f"a body cannot hold {samples} samples of {width} numbers of {bits} bits")
     if not np.isfinite(item.values).all():
         raise CodecError("an activation or gradient is not finite: the training has diverged")
     head = _HEAD.pack(KIND, item.leg, item.number, bits, samples, width)
@@ -61,23 +58,23 @@ def write_activation(item: Activation, bits: int) -> bytes:
 
 
 def read_activation(body: bytes) -> Activation:
-    """What a body says; WireError."""
+    """The activation in a body; WireError."""
     if len(body) < HEAD_SIZE or body[0] != KIND:
-        raise WireError("length", "an activation is shorter than its head")
+        raise WireError("length", "an activation is shorter than its header")
     _, leg, number, bits, samples, width = _HEAD.unpack_from(body)
     if leg > GRADIENT_DOWN or bits not in BITS or not samples or not width:
-        raise WireError("shape", "an activation's head is out of range")
+        raise WireError("shape", "a field of an activation's header is out of range")
     size = body_size(samples, width, bits)
     labels = body[size:]
     if len(body) < size or len(labels) not in ((0, samples) if leg == LEARN else (0,)):
-        raise WireError("length", "an activation is not as long as its head says")
+        raise WireError("length", "an activation's length does not fit its header")
     data = body[HEAD_SIZE:size]
     if bits == WHOLE:
         values = np.frombuffer(data, "<f4").reshape(samples, width).astype(np.float32)
     else:
         values = _decode(data, samples, width, bits)
     if not np.isfinite(values).all():
-        raise WireError("payload", "an activation holds a number that is not finite")
+        raise WireError("payload", "an activation contains a number that is not finite")
     return Activation(leg, number, values, labels)
 
 
@@ -96,7 +93,7 @@ def _encode(values: Values, bits: int) -> bytes:
 def _decode(data: bytes, samples: int, width: int, bits: int) -> Values:
     codes = np.frombuffer(data, "<u2", samples)
     if (codes >= _INFINITY).any() or (codes - 1 < _TINY_CODE - 1).any():
-        raise WireError("payload", "an activation has a scale that is no finite number, or tiny")
+        raise WireError("payload", "an activation's scale is not finite, or is too small")
     packed = np.frombuffer(data, np.uint8, offset=_SCALE_SIZE * samples).reshape(samples, -1)
     stream = np.unpackbits(packed, axis=1, bitorder="little")
     if stream[:, width * bits :].any():
@@ -106,8 +103,10 @@ def _decode(data: bytes, samples: int, width: int, bits: int) -> Values:
     most = (1 << (bits - 1)) - 1
     steps = whole - most
     if (np.abs(steps).max(axis=1) != np.where(codes > 0, most, 0)).any():
-        raise WireError("payload", "an activation's largest step does not fit its scale")
-    with np.errstate(over="ignore"):  # what overflows is refused as not finite
+        raise WireError(
+            "payload", "an activation's largest number does not reach its scale's range"
+        )
+    with np.errstate(over="ignore"):  # an overflow is refused as not finite
         values: Values = steps.astype(np.float32) * _to_float(codes)[:, None]
     return values
 

@@ -1,8 +1,8 @@
 """Control messages: small canonical CBOR arrays `[type, field, ...]`. SPEC.md section 4.3.
 
 Only unsigned integers, byte strings, text and arrays of integers are allowed: no map, tag, float,
-negative number, indefinite length, trailing byte or longer-than-needed head. What decodes is
-encoded again and must give the same bytes.
+negative number, indefinite length, trailing byte or non-minimal header. The reader encodes what it
+has decoded and compares the bytes.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import cbor2
 
 from ternmesh.errors import WireError
-from ternmesh.wire.seal import NODE_MAX
+from ternmesh.wire.frame import NODE_MAX
 
 KIND = 0x01
 CONTROL_MAX = 1024
@@ -21,7 +21,7 @@ DEPTH_MAX = 3
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}\Z")
 REASON = re.compile(r"[a-z -]{1,32}\Z")
 INTEGER_MAX = 0xFFFFFFFF
-GATHERING, OPEN, FINISHED = 0, 1, 2
+GATHERING, OPEN, FINISHED = range(3)  # the phases of a run
 PHASES = {GATHERING: "gathering", OPEN: "open", FINISHED: "finished"}
 
 Numbers = tuple[int, ...]
@@ -29,27 +29,23 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A node asks to take part, or to be brought up to date: who it is and what it holds.
-
-    `instance` (8 random bytes of this process) finds the answer on a shared bearer; `run` is the
-    run that it knows (8 zeros for none); `version` and `reference` are the reference that it holds.
-    """
+    """A node asks to join the run, or asks for the current version of the global adapter."""
 
     name: str
-    instance: bytes
+    instance: bytes  # 8 random bytes of this process; the answer repeats them on a shared bearer
     model: bytes
-    run: bytes
-    version: int
-    reference: bytes
+    run: bytes  # the run that the node follows, 8 zeros for none
+    version: int  # of the node's global adapter
+    global_hash: bytes  # the hash of the global update that led to it
     samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The host's answer to a hello: the node's context, the run, its plan and where it stands."""
+    """The host's answer to a hello: the node's address, the run, its plan and its state."""
 
     instance: bytes
-    context: int
+    address: int
     run: bytes
     version: int
     phase: int
@@ -59,24 +55,24 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The host holds these shares of a packet on disk; `have` is a bitmap, low bit first."""
+    """The host has these chunks of an update on disk."""
 
     round: int
-    digest: bytes
-    have: bytes
+    digest: bytes  # of the update
+    have: bytes  # bitmap of the chunks, low bit first
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The host could not use what a node sent; `reason` is the word that its status counts by."""
+    """The host could not use a message of a node."""
 
     round: int
-    reason: str
+    reason: str  # the `WireError.reason`, by which the host's status counts refusals
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Where the run stands, from the host to all: whoever is behind says hello."""
+    """The state of the run, from the host to all nodes; a node that is behind sends a hello."""
 
     run: bytes
     version: int
@@ -86,7 +82,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A node has too little to say for a packet in this round; from the host: it knows that."""
+    """A node sends no update in this round; from the host: the acknowledgement of that."""
 
     round: int
 
@@ -97,17 +93,17 @@ _SIZES: Final = {
     "instance": (8, 8),
     "model": (8, 8),
     "run": (8, 8),
-    "reference": (16, 16),
+    "global_hash": (16, 16),
     "digest": (4, 4),
     "have": (1, 128),
 }
-_LIMITS: Final = {"context": (1, NODE_MAX), "phase": (GATHERING, FINISHED)}
+_LIMITS: Final = {"address": (1, NODE_MAX), "phase": (GATHERING, FINISHED)}
 _PATTERNS: Final = {"name": NAME, "reason": REASON}
 NUMBERS_MAX = 32
 
 
 def renewed(instance: bytes, run: bytes) -> bytes:
-    """The instance of a node from its first welcome of a run on: no older welcome has it."""
+    """The instance of a node after its first welcome of a run; older welcomes do not match it."""
     return hashlib.sha256(instance + run).digest()[:8]
 
 
@@ -118,14 +114,14 @@ def write_control(message: Control) -> bytes:
 
 
 def read_control(body: bytes) -> Control:
-    """The message of a control body; WireError for anything but its canonical encoding."""
+    """The message in a control body; WireError unless it is a canonical encoding."""
     if body[:1] != bytes([KIND]):
-        raise WireError("kind", "not the kind of body that carries a control message")
+        raise WireError("kind", "this kind of body does not carry a control message")
     if len(body) > CONTROL_MAX:
         raise WireError("length", f"a control message has at most {CONTROL_MAX} bytes")
     content = read_cbor(body[1:])
     if not isinstance(content, tuple) or not content or not isinstance(content[0], int):
-        raise WireError("control", "a control message is an array that begins with its type")
+        raise WireError("control", "a control message must be an array that begins with its type")
     if content[0] >= len(_TYPES):
         raise WireError("control", f"{content[0]} is not a type of control message")
     kind = _TYPES[content[0]]
@@ -151,9 +147,9 @@ def read_cbor(data: bytes) -> Any:
         )
         same = cbor2.dumps(content, canonical=True) == data
     except (cbor2.CBORError, ValueError, TypeError, OverflowError) as error:
-        raise WireError("control", f"not CBOR of a message: {error}") from error
+        raise WireError("control", f"a message is not valid CBOR: {error}") from error
     if not same:
-        raise WireError("control", "CBOR is not in its canonical encoding")
+        raise WireError("control", "a message is not canonical CBOR")
     _check_types(content)
     return content
 
@@ -164,9 +160,9 @@ def _check_types(content: Any) -> None:
             _check_types(item)
     elif type(content) is int:
         if not 0 <= content <= INTEGER_MAX:
-            raise WireError("control", f"a number is 0 to {INTEGER_MAX}")
+            raise WireError("control", f"a number must be 0 to {INTEGER_MAX}")
     elif type(content) not in (bytes, str):
-        raise WireError("control", f"{type(content).__name__} does not belong in a message")
+        raise WireError("control", f"a message must not contain a {type(content).__name__}")
 
 
 def _check_field(name: str, kind: object, value: Any) -> None:
@@ -189,6 +185,6 @@ def _refuse_tag(*_: object) -> NoReturn:
     raise ValueError("tags are not allowed")
 
 
-# Every tag that the library would otherwise decode by itself, and everything up to the registry's
-# densely used part: the hook catches the rest.
+# The library decodes some tags by itself, before the hook. These numbers cover them and the densely
+# used part of the registry; the hook catches all others.
 _NO_TAGS: Final = {tag: _refuse_tag for tag in (*range(1100), 43000, 55799)}

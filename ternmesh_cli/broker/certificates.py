@@ -1,4 +1,4 @@
-"""A small authority and the broker's certificate, with `cryptography` (imported here only)."""
+"""A small certificate authority, and the broker's certificate."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -16,31 +16,32 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
-EARLIER = timedelta(days=1)  # the clocks of boards are not exact
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 825
+EARLIER = timedelta(days=1)  # the clock of a board may be behind
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Certificate:
     """A certificate and its private key, both PEM."""
 
-    certificate: bytes
+    public: bytes
     key: bytes
 
 
-def make_authority(name: str, now: datetime) -> Pair:
-    """Whose signature the boards of a deployment trust; it may sign nothing but servers' names."""
+def make_authority(name: str, now: datetime) -> Certificate:
+    """The authority that the boards of a deployment trust; it can sign servers only."""
     key = ec.generate_private_key(ec.SECP256R1())
-    public, who = key.public_key(), _named(f"{name} authority")
-    builder = _builder(who, who, public, now, AUTHORITY_DAYS)
+    subject = _named(f"{name} authority")
+    builder = _builder(subject, subject, key.public_key(), now, AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return Pair(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
+    return Certificate(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
 
 
-def make_server(names: Sequence[str], authority: Pair, now: datetime) -> Pair:
+def make_server(names: Sequence[str], authority: Certificate, now: datetime) -> Certificate:
     """A broker's certificate for DNS names and addresses; ValueError for an empty name."""
-    signer = x509.load_pem_x509_certificate(authority.certificate)
+    signer = x509.load_pem_x509_certificate(authority.public)
     signing_key = load_pem_private_key(authority.key, password=None)
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -50,13 +51,10 @@ def make_server(names: Sequence[str], authority: Pair, now: datetime) -> Pair:
         (_usage(signs_certificates=False), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName([_alternative(name) for name in names]), False),
-        (
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
-            False,
-        ),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), False),
     ):
         builder = builder.add_extension(extension, critical)
-    return Pair(_pem(builder.sign(signing_key, hashes.SHA256())), _key_pem(key))
+    return Certificate(_pem(builder.sign(signing_key, hashes.SHA256())), _key_pem(key))
 
 
 def names_in(certificate: bytes) -> list[str]:
@@ -65,7 +63,7 @@ def names_in(certificate: bytes) -> list[str]:
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound as error:
-        raise ValueError("the certificate is for no name") from error
+        raise ValueError("the certificate names no server") from error
     return [
         *names.get_values_for_type(x509.DNSName),
         *(str(address) for address in names.get_values_for_type(x509.IPAddress)),

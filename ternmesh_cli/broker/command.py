@@ -1,4 +1,4 @@
-"""`ternmesh broker`: a mosquitto that only the fleet may use, and who may use it."""
+"""`ternmesh broker`: a mosquitto for a fleet, and its accounts."""
 
 import argparse
 import json
@@ -7,95 +7,73 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError
-from ternmesh_cli.arguments import number
+from ternmesh_cli.broker import folder as disk
+from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
+from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from transports.base import check_node
-from transports.mqtt_settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
-
-if TYPE_CHECKING:
-    from ternmesh_cli.broker.folder import Made
-    from ternmesh_cli.broker.texts import Account
+from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
+from transports.mqtt.tls import check_certificate
 
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-_NOTE = "Tell a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
+_NOTE = "Then reload a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
-    """A gateway and the boards that it stands in for."""
+class GatewayAccounts:
+    """A gateway, and the boards whose accounts it uses."""
 
     name: str
     boards: tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `ternmesh broker`."""
-    rows = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def row(name: str, summary: str, run: Any) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = rows.add_parser(
-            name,
-            help=summary,
-            description=summary.capitalize() + ".",
-            formatter_class=parser.formatter_class,
-            epilog=parser.epilog,
-        )
-        made.set_defaults(run_broker=run)
-        what = "the folder of the deployment"
-        made.add_argument("--dir", type=_path, required=True, metavar="DIR", help=what)
-        made.add_argument("--json", action="store_true", help="what was done, as one JSON line")
-        return made
-
-    _config_arguments(row("config", "write a folder for a mosquitto of the fleet's own", _config))
-    adding = row("add", "give further nodes a password; the others' stay", _add)
-    _account_arguments(adding)
-    removing = row("remove", "take a node's password away", _remove)
-    removing.add_argument("--fleet", help="default: the folder's only one")
-    removing.add_argument("--node", action="append", required=True, help="may be repeated")
-    row("renew", "make the broker's certificate anew, for the same names", _renew)
+    rows = Subcommands(parser)
+    config = rows.add("config", "write a folder for a mosquitto of the fleet's own", _config)
+    add = rows.add("add", "give further nodes a password; other passwords stay", _add)
+    remove = rows.add("remove", "remove the accounts of nodes", _remove)
+    renew = rows.add("renew", "replace the broker's certificate, for the same names", _renew)
+    what = "the folder of the deployment"
+    for row in (config, add, remove, renew):
+        row.add_argument("--dir", type=_path, required=True, metavar="DIR", help=what)
+        add_json(row)
+    _add_config_arguments(config)
+    _add_account_arguments(add)
+    remove.add_argument("--fleet", help="default: the folder's only fleet")
+    remove.add_argument("--node", action="append", required=True, help="may be repeated")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the subcommand; returns the exit code."""
-    code: int = arguments.run_broker(arguments)
-    return code
-
-
-def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    _account_arguments(parser)
+def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_account_arguments(parser)
     parser.add_argument(
         "--name",
         action="append",
         default=[],
         type=_host_name,
-        help="by which boards reach the broker: a DNS name or an address; may be repeated",
+        help="a DNS name or address at which boards reach the broker; may be repeated",
     )
-    parser.add_argument("--port", type=number(1, 65_535), default=8883, help="default: 8883")
+    add_option(parser, "--port", number(1, 65_535), 8883, "TCP port")
     parser.add_argument("--bind", type=_host_name, help="an address (default: all)")
-    parser.add_argument("--certificate", type=_path, help="your own, PEM; none is made then")
-    parser.add_argument("--key", type=_path, help="of your own certificate, PEM")
+    parser.add_argument("--certificate", type=_path, help="your own, PEM (default: a new one)")
+    parser.add_argument("--key", type=_path, help="the key of your own certificate, PEM")
     parser.add_argument(
-        "--place", type=_place, help="where the folder will lie (default: where it is made)"
+        "--place", type=_place, help="the folder's final path (default: the same as --dir)"
     )
     parser.add_argument(
-        "--user", type=_user, default="mosquitto", help="whom the broker becomes, if root"
+        "--user",
+        type=_user,
+        default="mosquitto",
+        help="the broker switches to this user when root starts it",
     )
-    parser.add_argument(
-        "--message-max",
-        type=number(256, INBOUND_MESSAGE_MAX),
-        default=MESSAGE_MAX,
-        help=f"bytes of frames in one message (default: {MESSAGE_MAX})",
-    )
-    parser.add_argument(
-        "--connections-max", type=number(2, 1_000_000), default=1024, help="default: 1024"
-    )
+    what = "bytes of frames in one message"
+    add_option(parser, "--message-max", number(256, INBOUND_MESSAGE_MAX), MESSAGE_MAX, what)
+    add_option(parser, "--connections-max", number(2, 1_000_000), 1024, "clients at a time")
 
 
-def _account_arguments(parser: argparse.ArgumentParser) -> None:
-    what = f"default: the folder's only one, {FLEET} in a new folder"
+def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
+    what = f"default: the folder's only fleet, {FLEET} in a new folder"
     parser.add_argument("--fleet", help=what)
     parser.add_argument("--node", action="append", default=[], help="may be repeated")
     parser.add_argument(
@@ -104,32 +82,30 @@ def _account_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_gateway,
         metavar="NAME=BOARD,...",
-        help="its new boards, for which it speaks on the network; may be repeated",
+        help="a gateway, and new boards whose accounts it uses; may be repeated",
     )
     parser.add_argument(
-        "--show", action="store_true", help="print the passwords once, and write no files with them"
+        "--show",
+        action="store_true",
+        help="print the passwords once, and write no credentials files",
     )
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from ternmesh_cli.broker import folder as disk
-    from ternmesh_cli.broker.texts import BrokerSettings, wanted
-    from transports.mqtt_tls import check_certificate
-
     folder: Path = arguments.dir
-    own = arguments.certificate, arguments.key
-    if (own[0] is None) != (own[1] is None):
+    certificate, key = arguments.certificate, arguments.key
+    if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key belong together: name both or none")
-    if own[0] is None and not arguments.name:
-        raise ConfigError("--name is missing: by what name or address do boards reach the broker?")
+    if certificate is None and not arguments.name:
+        raise ConfigError("--name is missing: give the name or address of the broker for boards")
     try:
-        if own[0] is not None:
-            check_certificate(str(own[0]), str(own[1]))
+        if certificate is not None:
+            check_certificate(str(certificate), str(key))
         accounts = wanted(arguments.fleet or FLEET, _nodes(arguments), ())
         broker = BrokerSettings(
             folder=arguments.place or PurePosixPath(folder),
-            certificate=str(own[0] or ""),
-            key=str(own[1] or ""),
+            certificate=str(certificate or ""),
+            key=str(key or ""),
             port=arguments.port,
             bind=arguments.bind or "",
             user=arguments.user,
@@ -139,70 +115,66 @@ def _config(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     disk.begin(folder)
-    if own[0] is None:
+    if certificate is None:
         disk.certify(folder, arguments.name, datetime.now(UTC))
     made = disk.add(folder, accounts)
     disk.finish(folder, broker)
     where = arguments.name[0] if arguments.name else "NAME"
     url = f"mqtts://{f'[{where}]' if ':' in where else where}:{arguments.port}"
     start = f"mosquitto -c {broker.folder}/mosquitto.conf"
-    _tell(arguments, folder, made, {"url": url, "start": start})
+    _show(arguments, folder, made, {"url": url, "start": start})
     return 0
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    from ternmesh_cli.broker import folder as disk
-    from ternmesh_cli.broker.texts import wanted
-
     folder: Path = arguments.dir
     nodes = _nodes(arguments)
     if not nodes:
-        raise ConfigError("nobody to add: name a --node, or a --gateway with boards")
+        raise ConfigError("no node to add: name a --node, or a --gateway with boards")
     try:
         known = disk.known(folder)
         accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _tell(arguments, folder, disk.add(folder, accounts), {"note": _NOTE})
+    _show(arguments, folder, disk.add(folder, accounts), {"note": _NOTE})
     return 0
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    from ternmesh_cli.broker import folder as disk
-    from ternmesh_cli.broker.texts import Account
-
     folder: Path = arguments.dir
     fleet = _fleet(arguments.fleet, disk.known(folder))
     accounts = [Account(fleet, node) for node in arguments.node]
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]
-    if arguments.json:
-        print(json.dumps({"folder": str(folder), "removed": removed, "note": _NOTE}))
-    else:
-        print(f"removed {', '.join(removed)}. {_NOTE}")
+    _show_change(arguments, {"removed": removed}, f"removed {', '.join(removed)}")
     return 0
 
 
 def _renew(arguments: argparse.Namespace) -> int:
-    from ternmesh_cli.broker import folder as disk
-
     folder: Path = arguments.dir
     names = disk.server_names(folder)
     disk.certify(folder, names, datetime.now(UTC))
-    if arguments.json:
-        print(json.dumps({"folder": str(folder), "names": names, "note": _NOTE}))
-    else:
-        print(f"a new certificate for {', '.join(names)}. {_NOTE}")
+    _show_change(arguments, {"names": names}, f"a new certificate for {', '.join(names)}")
     return 0
 
 
-def _tell(arguments: argparse.Namespace, folder: Path, made: "Made", more: dict[str, str]) -> None:
-    """Print what was done; passwords only where they go nowhere else."""
-    from ternmesh_cli.broker.folder import hand_out
+def _show_change(
+    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str
+) -> None:
+    if arguments.json:
+        print(json.dumps({"folder": str(arguments.dir), **change, "note": _NOTE}))
+    else:
+        print(f"{sentence}. {_NOTE}")
+
+
+def _show(
+    arguments: argparse.Namespace, folder: Path, made: disk.NewAccounts, more: dict[str, str]
+) -> None:
+    """Print the new accounts; their passwords only with --show."""
 
     gateways = {gateway.name: gateway.boards for gateway in arguments.gateway}
-    files = [] if arguments.show else hand_out(folder, made, gateways)
+    files = [] if arguments.show else disk.hand_out(folder, made, gateways)
     rows: list[dict[str, str | None]] = [
         {"fleet": account.fleet, "role": account.role, "username": own.username}
         | ({"password": own.password} if arguments.show else {})
@@ -220,35 +192,35 @@ def _tell(arguments: argparse.Namespace, folder: Path, made: "Made", more: dict[
         print(value)
 
 
-def _fleet(given: str | None, known: "Sequence[Account]") -> str:
-    """The fleet that is meant; ConfigError where the folder has several."""
+def _fleet(given: str | None, known: Sequence[Account]) -> str:
+    """The given fleet, or the folder's only one; ConfigError where it has several."""
     fleets = sorted({account.fleet for account in known})
     if given is None and len(fleets) > 1:
-        raise ConfigError(f"this broker has the fleets {', '.join(fleets)}: say --fleet")
+        raise ConfigError(f"this broker has the fleets {', '.join(fleets)}: name one with --fleet")
     return given or (fleets[0] if fleets else FLEET)
 
 
 def _nodes(arguments: argparse.Namespace) -> list[str]:
-    gateways: Sequence[Gateway] = arguments.gateway
+    gateways: Sequence[GatewayAccounts] = arguments.gateway
     nodes: list[str] = [*arguments.node, *(board for g in gateways for board in g.boards)]
     if taken := {gateway.name for gateway in gateways} & {*nodes, "host"}:
         raise ConfigError(f"a gateway may not have a board's name: {', '.join(sorted(taken))}")
     return nodes
 
 
-def _gateway(text: str) -> Gateway:
+def _gateway(text: str) -> GatewayAccounts:
     name, equals, boards = text.partition("=")
     if not (name and equals and boards):
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=BOARD,BOARD")
     try:
-        check_node(name)  # it becomes the name of a file
+        check_node(name)  # because it becomes the name of a file
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
-    return Gateway(name, tuple(boards.split(",")))
+    return GatewayAccounts(name, tuple(boards.split(",")))
 
 
 def _path(text: str) -> Path:
-    path = Path(text).absolute()  # Symlinks stay: a certificate's leads to the newest.
+    path = Path(text).absolute()  # Symlinks stay: a certificate's may point to the newest.
     _line(str(path))
     return path
 
@@ -258,7 +230,7 @@ def _place(text: str) -> PurePosixPath:
 
 
 def _line(text: str) -> str:
-    """A path that can stand in mosquitto.conf."""
+    """Check a path for mosquitto.conf, which has one setting a line."""
     if "\n" in text:
         raise argparse.ArgumentTypeError(f"{text!r} has a line end: choose another path")
     try:

@@ -1,4 +1,4 @@
-"""The folder of a mosquitto deployment on disk: who may read what, and what is added later."""
+"""Write and change the folder of a mosquitto deployment: configuration, accounts, certificates."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from pathlib import Path
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
 from ternmesh_cli.broker import texts
-from ternmesh_cli.broker.certificates import Pair, make_authority, make_server, names_in
+from ternmesh_cli.broker.certificates import Certificate, make_authority, make_server, names_in
 from ternmesh_cli.broker.texts import (
     ACCESS,
     CONFIGURATION,
@@ -23,23 +23,26 @@ from ternmesh_cli.broker.texts import (
     Account,
     BrokerSettings,
 )
-from transports.credentials import Credentials, write_credentials
+from transports.mqtt.credentials import Credentials, write_credentials
 
-AUTHORITY, AUTHORITY_KEY, CREDENTIALS = "authority.pem", "authority.key", "credentials"
-SUFFIX = ".credentials.toml"  # not host.toml, which is the host's configuration
-SECRET_BYTES = 24  # of a password
-PRIVATE, PUBLIC = 0o600, 0o644
+AUTHORITY = "authority.pem"
+AUTHORITY_KEY = "authority.key"
+CREDENTIALS = "credentials"
+SUFFIX = ".credentials.toml"  # host.toml is the configuration of the host
+SECRET_BYTES = 24  # random bytes in a password
+PRIVATE = 0o600
+PUBLIC = 0o644
 
-Made = dict[Account, Credentials]
+NewAccounts = dict[Account, Credentials]
 
 
 class BrokerError(TernmeshError):
-    """The folder cannot be read or written; the sentence says what to do."""
+    """The folder cannot be read or written. The message says what to do."""
 
 
 def begin(folder: Path) -> None:
-    """Make the folder, with nobody in it; ConfigError where it has a configuration already."""
-    with _told(folder):
+    """Make a folder without accounts. Raises ConfigError if it has a configuration already."""
+    with _writing(folder):
         if (folder / CONFIGURATION).exists():
             raise ConfigError(
                 f"{folder} has a {CONFIGURATION}: add nodes with `ternmesh broker add`, or choose "
@@ -52,27 +55,27 @@ def begin(folder: Path) -> None:
 
 
 def finish(folder: Path, broker: BrokerSettings) -> None:
-    """Write the configuration: the last file, so that a folder that has it is whole."""
+    """Write the configuration. Call this last: a folder with a configuration is complete."""
     write(folder / CONFIGURATION, texts.configuration(broker), PUBLIC)
 
 
 def certify(folder: Path, names: Sequence[str], now: datetime) -> None:
-    """An authority, unless the folder has one, and a certificate of it for the broker's names."""
+    """Write a certificate for the broker's names, and make an authority if there is none."""
     if not (folder / AUTHORITY).exists():
         made = make_authority(names[0], now)
         write(folder / AUTHORITY_KEY, made.key.decode())
-        write(folder / AUTHORITY, made.certificate.decode(), PUBLIC)
-    authority = Pair(_bytes(folder / AUTHORITY), _bytes(folder / AUTHORITY_KEY))
+        write(folder / AUTHORITY, made.public.decode(), PUBLIC)
+    authority = Certificate(_bytes(folder / AUTHORITY), _bytes(folder / AUTHORITY_KEY))
     try:
         made = make_server(names, authority, now)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"no certificate for {', '.join(names)}: {error}") from error
     write(folder / SERVER_KEY, made.key.decode())
-    write(folder / SERVER_CERTIFICATE, made.certificate.decode(), PUBLIC)
+    write(folder / SERVER_CERTIFICATE, made.public.decode(), PUBLIC)
 
 
 def server_names(folder: Path) -> list[str]:
-    """The names that the broker's certificate in the folder is for."""
+    """Return the names in the broker's certificate."""
     try:
         return names_in(_bytes(folder / SERVER_CERTIFICATE))
     except ValueError as error:
@@ -80,12 +83,12 @@ def server_names(folder: Path) -> list[str]:
 
 
 def known(folder: Path) -> list[Account]:
-    """The accounts that the folder has."""
+    """Return the accounts in the folder."""
     return texts.accounts(_text(folder / PASSWORDS))
 
 
-def add(folder: Path, accounts: Iterable[Account]) -> Made:
-    """Give each account a password; those that are there stay."""
+def add(folder: Path, accounts: Iterable[Account]) -> NewAccounts:
+    """Add accounts. Return the new password of each account."""
     made = {
         account: Credentials(account.username, secrets.token_urlsafe(SECRET_BYTES))
         for account in accounts
@@ -95,23 +98,23 @@ def add(folder: Path, accounts: Iterable[Account]) -> Made:
         for account, own in made.items()
     )
     blocks = "".join(map(texts.access_block, made))
-    # Access first: who may log in and has no topics yet would only wait.
+    # Write the access rules first: a client that can log in but has no topics would wait forever.
     write(folder / ACCESS, _text(folder / ACCESS) + blocks)
     write(folder / PASSWORDS, _text(folder / PASSWORDS) + lines)
     return made
 
 
 def remove(folder: Path, account: Account) -> None:
-    """Take an account away; ConfigError where there is none."""
+    """Remove an account. Raises ConfigError if the account does not exist."""
     if account not in known(folder):
         raise ConfigError(f"{folder} has no account {account.username}")
     write(folder / PASSWORDS, texts.without_line(_text(folder / PASSWORDS), account))
     write(folder / ACCESS, texts.without_block(_text(folder / ACCESS), account))
-    _take_back(folder, account)
+    _remove_credentials(folder, account)
 
 
-def _take_back(folder: Path, account: Account) -> None:
-    """Drop an account from the credentials file that has it, and the file with its last one."""
+def _remove_credentials(folder: Path, account: Account) -> None:
+    """Remove an account from its credentials file; delete the file if no account is left."""
     for path in sorted((folder / CREDENTIALS).glob("*.toml")):
         try:
             found = tomllib.loads(_text(path))
@@ -120,16 +123,19 @@ def _take_back(folder: Path, account: Account) -> None:
             }
         except (ValueError, RecursionError, TypeError, KeyError) as error:
             raise BrokerError(f"{path} is damaged ({error}): remove it by hand") from error
-        left = {role: own for role, own in rows.items() if own.username != account.username}
-        if not left:
-            with _told(path):
+        rest = {role: own for role, own in rows.items() if own.username != account.username}
+        if not rest:
+            with _writing(path):
                 path.unlink(missing_ok=True)
-        elif len(left) < len(rows):
-            write(path, write_credentials(left))
+        elif len(rest) < len(rows):
+            write(path, write_credentials(rest))
 
 
-def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) -> list[Path]:
-    """A credentials file for each new end, and for a gateway one with those of its boards."""
+def hand_out(folder: Path, made: NewAccounts, gateways: Mapping[str, Sequence[str]]) -> list[Path]:
+    """Write a credentials file for each new account, and return the paths.
+
+    The accounts of the boards behind a gateway are in one file, named after the gateway.
+    """
     by_role = {account.role: own for account, own in made.items()}
     behind = {board for boards in gateways.values() for board in boards}
     files = {role: {role: own} for role, own in by_role.items() if role not in behind}
@@ -138,8 +144,8 @@ def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) ->
     paths = []
     for name, rows in files.items():
         path = folder / CREDENTIALS / f"{name}{SUFFIX}"
-        with _told(path):
-            if path.exists():  # of another fleet's end, or of a gateway's earlier boards
+        with _writing(path):
+            if path.exists():  # from another fleet, or from earlier boards of this gateway
                 path = path.with_name(f"{secrets.token_hex(2)}.{path.name}")
         write(path, write_credentials(rows))
         paths.append(path)
@@ -147,12 +153,12 @@ def hand_out(folder: Path, made: Made, gateways: Mapping[str, Sequence[str]]) ->
 
 
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Put `text` in the file at `path`: a reader sees the old or the new.
+    """Replace the file at `path` atomically: a reader sees the old text or the new text.
 
-    One that is there keeps its owner and mode: the broker's user must still be able to read it.
+    An existing file keeps its owner and mode, so that the broker's user can still read it.
     """
     unfinished = path.with_name(f"{path.name}.new")
-    with _told(path):
+    with _writing(path):
         unfinished.unlink(missing_ok=True)
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -167,13 +173,13 @@ def write(path: Path, text: str, mode: int = PRIVATE) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """A BrokerError about `path` for what the system refuses."""
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an OSError in the block into a BrokerError about `path`."""
     try:
         yield
     except OSError as error:
         raise BrokerError(
-            f"cannot write {path} ({error.strerror}): do it as a user who may, or choose another "
+            f"cannot write {path} ({error.strerror}): run this as another user, or choose another "
             "--dir"
         ) from error
 
@@ -182,7 +188,7 @@ def _text(path: Path) -> str:
     try:
         text = _bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise BrokerError(f"{path} is no text: bring back a copy of it") from error
+        raise BrokerError(f"{path} is not a text file: restore a backup of the file") from error
     return text if text.endswith("\n") or not text else f"{text}\n"
 
 

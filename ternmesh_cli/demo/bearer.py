@@ -1,4 +1,4 @@
-"""What the demo's fleet talks over: a broker, emulated radio modems in radio time, or BLE."""
+"""The links of the demo's fleet: an MQTT broker, emulated radio modems, or simulated BLE."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,64 +7,64 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ternmesh.link.airtime import LoraSetting
-from transports.link_config import AS_IS, COMPLETE
+from transports.link_config import COMPLETE, UNRELIABLE
 
-MQTT, LORA, BLE = "mqtt", "lora", "ble"
-REGION, FREQUENCY_HZ = "EU868", 869_525_000  # 10 % of each hour, 500 mW
+MQTT = "mqtt"
+LORA = "lora"
+BLE = "ble"
+REGION = "EU868"
+FREQUENCY_HZ = 869_525_000  # 10 % of each hour, 500 mW
 RADIO = LoraSetting(7, 125, 1, 12)
-# Objects are cut by the link: large shares lose least on heads. Frames go one by one on radio, so
-# what only informs is said seldom: at 20 times the speed 15 s are five minutes of radio time.
+# The link cuts objects into frames, so large chunks have the least overhead. Announcements are rare
+# because a radio sends one frame at a time: at 20 times the speed, 15 s are 5 min of radio time.
 RADIO_RUN: Mapping[str, Any] = {"frame_mtu": 1024, "announce_s": 15, "deadline_s": 3600.0}
-# Frames that travel once each fit the radio, and a round does not wait for those that got lost.
-AS_IS_RUN: Mapping[str, Any] = {
+# A frame that is sent once must fit the radio, and a round does not wait for lost ones.
+UNRELIABLE_RUN: Mapping[str, Any] = {
     **RADIO_RUN,
     "frame_mtu": 184,
     "manifest_repeats": 1,
     "deadline_s": 5.0,
 }
-# Behind a gateway the word that a round is open may overtake a welcome: it is soon said again.
+# Behind a gateway, an announcement may arrive before the welcome: it is soon repeated.
 BLE_RUN: Mapping[str, Any] = {"announce_s": 2}
 LinkTable = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Radios:
-    """Emulated modems of a `dialect`; each receiver loses the share `loss` of all frames.
-
-    Radio time runs `speed` times faster than that of a real radio.
-    """
+    """Emulated radio modems."""
 
     dialect: str = "reyax"
-    loss: float = 0.0
-    speed: float = 20.0
+    loss: float = 0.0  # the fraction of frames that each receiver loses
+    speed: float = 20.0  # simulated radio seconds per real second
     seed: int = 0
-    service: str = COMPLETE  # of what the boards send
+    service: str = COMPLETE  # of the boards' updates
 
     @property
     def run(self) -> Mapping[str, Any]:
-        """What of the host's `[run]` suits them."""
-        return AS_IS_RUN if self.service == AS_IS else RADIO_RUN
+        """Settings of the host's `[run]` for these radios."""
+        return UNRELIABLE_RUN if self.service == UNRELIABLE else RADIO_RUN
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return (
             f"emulated {self.dialect} LoRa modems (SF7, 125 kHz, {REGION}, no hardware), "
             f"{self.loss:.0%} of the frames lost, {self.speed:g} times faster than real radios"
-            + (", packets sent once" if self.service == AS_IS else "")
+            + (", updates sent once" if self.service == UNRELIABLE else "")
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Ble:
-    """Simulated Bluetooth controllers; the medium loses the share `loss` of all values."""
+    """Simulated Bluetooth controllers."""
 
-    loss: float = 0.0
+    loss: float = 0.0  # the fraction of values that the medium loses
     seed: int = 0
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return (
             "BLE on simulated controllers (real host stacks, no hardware, no radio), "
             f"{self.loss:.0%} of the values lost, and a gateway to the demo's MQTT broker"
@@ -73,7 +73,7 @@ class Ble:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The `[link]` table of each role, and those of a gateway's bridges where there is one."""
+    """The `[link]` table of each role, and the tables of a gateway's bridges, if there is one."""
 
     table: Callable[[str], LinkTable]
     bridges: Mapping[str, LinkTable] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class Links:
 
 @contextmanager
 def on_ble(ble: Ble, nodes: Sequence[str], url: str, fleet: str) -> Iterator[Links]:
-    """Boards over BLE to a gateway's bridges, while there is air; everyone else on a broker."""
-    from transports.ble.controllers import VirtualControllers
+    """Boards reach a gateway's bridges over BLE; host and gateway use a broker."""
+    from transports.ble.simulated import VirtualControllers
 
     rng = random.Random(ble.seed)
-    with VirtualControllers(2 * len(nodes), loss=ble.loss, rng=rng) as air:
-        ends = [{"hci": name} for name in air.names]
+    with VirtualControllers(2 * len(nodes), loss=ble.loss, rng=rng) as virtual:
+        ends = [{"hci": name} for name in virtual.names]
         boards = dict(zip(nodes, ends[: len(nodes)], strict=True))
         bridges = dict(zip(nodes, ends[len(nodes) :], strict=True))
 
@@ -98,20 +98,21 @@ def on_ble(ble: Ble, nodes: Sequence[str], url: str, fleet: str) -> Iterator[Lin
 
 @contextmanager
 def on_broker(url: str, fleet: str) -> Iterator[Links]:
-    """Everyone on a broker."""
+    """Host and boards use a broker."""
     yield Links(lambda _role: {"url": url, "fleet": fleet})
 
 
 @contextmanager
 def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links]:
-    """Everyone on a modem, while those are plugged in."""
+    """Host and boards each use an emulated modem."""
     from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
     roles = ("host", *nodes)
     modems = [new_modem(radios.dialect, i, radio=RADIO) for i, _ in enumerate(roles)]
     addresses = {name: address for address, name in enumerate(nodes, 1)}
-    with EmulatedRadios(modems, speed=radios.speed, loss=radios.loss, seed=radios.seed) as air:
-        ports = dict(zip(roles, air.paths, strict=True))
+    loss = radios.loss
+    with EmulatedRadios(modems, speed=radios.speed, loss=loss, seed=radios.seed) as emulated:
+        ports = dict(zip(roles, emulated.paths, strict=True))
 
         def table(role: str) -> LinkTable:
             serial = {

@@ -1,4 +1,7 @@
-"""`ternmesh demo`: three boards learn three voices, live, with a report at the end."""
+"""`ternmesh demo`: three boards train on one speaker's digits each.
+
+The terminal shows the progress; a report is written at the end.
+"""
 
 import argparse
 import json
@@ -12,147 +15,142 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ternmesh_cli.arguments import number, real
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Fleet, fleet
-from ternmesh_cli.demo.record import DemoRecord, Round
-from transports.link_config import AS_IS, COMPLETE
-from transports.mqtt_settings import parse_url
+from ternmesh_cli.demo.record import DemoRecord, DemoRound
+from ternmesh_cli.process import add_json, add_option, number, real
+from transports.link_config import COMPLETE, UNRELIABLE
+from transports.mqtt.settings import parse_url
 from transports.serial_lora.settings import DIALECTS
 
 POLL_S = 0.25
-PATIENCE_S = 600.0  # with no new reference for so long, the demo gives up
-ROUNDS_MAX = 100  # what one answer of the host's status holds
+PATIENCE_S = 600.0  # the demo fails if no new global adapter appears for this time
+ROUNDS_MAX = 100  # the longest history in the host's status
 SEED_MAX = 2**31
 SPEED_MAX = 1000.0
 OWN_BROKER = "the demo's own MQTT broker"
-REPORT, MARK = "report.html", "host/config.toml"
+REPORT = "report.html"
+MARK = "host/config.toml"  # a folder with this file comes from an earlier demo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `ternmesh demo`."""
     parser.add_argument(
         "--broker",
         metavar="URL",
         type=_url,
-        help="an MQTT broker, such as mqtt://127.0.0.1:1883 (default: one inside the demo)",
+        help="the MQTT broker to use, such as mqtt://127.0.0.1:1883 (default: the demo starts one)",
     )
     parser.add_argument(
         "--bearer",
         choices=(MQTT, LORA, BLE),
         default=MQTT,
-        help="lora: emulated radio modems, in radio time, under the law of Europe; ble: simulated "
-        "Bluetooth controllers, and a gateway to the broker (default: mqtt)",
+        help="how the boards reach the host; lora: emulated radio modems with real airtimes and "
+        "the European duty cycle; ble: simulated Bluetooth controllers and a gateway to the broker "
+        "(default: mqtt)",
     )
+    what = "fraction of frames (lora) or of attribute values (ble) that are lost"
+    add_option(parser, "--loss", real(0, 0.9), 0.0, what)
     parser.add_argument(
-        "--loss",
-        type=real(0, 0.9),
-        default=0.0,
-        help="lora: share of frames lost; ble: of values (default: 0)",
+        "--dialect",
+        choices=DIALECTS,
+        default="reyax",
+        help="lora: command set of the emulated modems (default: reyax)",
     )
-    parser.add_argument(
-        "--dialect", choices=DIALECTS, default="reyax", help="lora: of the modems (default: reyax)"
-    )
-    parser.add_argument(
-        "--speed",
-        type=real(1, SPEED_MAX),
-        default=20.0,
-        help="lora: radio seconds in a second (default: 20)",
-    )
+    what = "lora: simulated radio seconds per real second"
+    add_option(parser, "--speed", real(1, SPEED_MAX), 20.0, what)
     parser.add_argument(
         "--service",
-        choices=(COMPLETE, AS_IS),
+        choices=(COMPLETE, UNRELIABLE),
         default=COMPLETE,
-        help="lora: whether packets arrive whole, or each of their frames is sent once and what "
-        "arrives counts (default: complete)",
+        help="lora: repeat lost frames until an update is complete, or send each frame once and "
+        "use only the frames that arrive (default: complete)",
     )
-    parser.add_argument("--rounds", type=number(1, ROUNDS_MAX), default=20, help="default: 20")
+    add_option(parser, "--rounds", number(1, ROUNDS_MAX), 20, "number of rounds")
+    what = "random seed of the batches that the boards draw"
+    add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
     parser.add_argument(
-        "--seed", type=number(0, SEED_MAX), default=0, help="which batches are drawn (default: 0)"
+        "--out",
+        type=Path,
+        default=Path("demo-run"),
+        help="folder for states, logs and the report (default: demo-run)",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo-run"), help="for states, logs and the report"
-    )
-    parser.add_argument("--json", action="store_true", help="no live picture; one JSON line")
+    add_json(parser, "show no live progress; print one JSON object at the end")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo; returns the exit code."""
     from ternmesh_cli.demo.report import write_report
 
-    # As Ctrl-C does: whoever ends the demo ends its fleet.
+    # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
     settings = DemoSettings(
-        folder.resolve(),
-        arguments.broker,
-        _radios(arguments),
-        _ble(arguments),
-        arguments.rounds,
-        arguments.seed,
-        f"demo-{os.urandom(3).hex()}",
+        folder=folder.resolve(),
+        broker=arguments.broker,
+        radios=_radios(arguments) if arguments.bearer == LORA else None,
+        ble=Ble(arguments.loss, arguments.seed) if arguments.bearer == BLE else None,
+        rounds=arguments.rounds,
+        seed=arguments.seed,
+        name=f"demo-{os.urandom(3).hex()}",
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     simulated = settings.radios or settings.ble
     bearer = simulated.title if simulated else arguments.broker or OWN_BROKER
-    with fleet(settings) as members:
+    with fleet(settings) as processes:
         shown = bearer if simulated else ""
-        watched = _watch(members, settings.rounds, shown, quiet=arguments.json)
-    record = make_record(watched, bearer, time.monotonic() - begun)
+        last = _watch(processes, settings.rounds, shown, quiet=arguments.json)
+    record = make_record(last, bearer, time.monotonic() - start)
     report = folder / REPORT
     report.write_text(write_report(record))
-    _tell(record, report, as_json=arguments.json)
+    _show(record, report, as_json=arguments.json)
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """The last answers of host and boards."""
+class LastStatus:
+    """The last status of the host and of each board."""
 
     host: Mapping[str, Any]
     boards: Mapping[str, Mapping[str, Any]]
 
 
-def make_record(watched: Watched, bearer: str, seconds: float) -> DemoRecord:
-    """What the answers say, as the record of a run."""
+def make_record(last: LastStatus, bearer: str, seconds: float) -> DemoRecord:
+    """Return the record of a finished demo, made from the last status of its processes."""
     rounds = tuple(
-        Round(r["version"], r["bytes_up"], r["bytes_down"], tuple(r["missing"]), r["seconds"])
-        for r in watched.host["history"]
+        DemoRound(r["version"], r["bytes_up"], r["bytes_down"], tuple(r["missing"]), r["seconds"])
+        for r in last.host["history"]
     )
     accuracy = {
         name: {item["version"]: item["metric"] for item in status["history"]}
-        for name, status in watched.boards.items()
+        for name, status in last.boards.items()
     }
     return DemoRecord(
-        boards=tuple(watched.boards),
+        boards=tuple(last.boards),
         accuracy=accuracy,
         rounds=rounds,
-        dimension=watched.host["plan"]["dimension"],
-        frame_mtu=watched.host["plan"]["frame_mtu"],
+        dimension=last.host["plan"]["dimension"],
+        frame_mtu=last.host["plan"]["frame_mtu"],
         seconds=seconds,
         bearer=bearer,
-        airtime_s=_airtimes(watched),
+        airtime_s=_airtimes(last),
     )
 
 
-def _airtimes(watched: Watched) -> dict[str, float] | None:
-    everyone = {"host": watched.host, **watched.boards}
-    airtimes = {name: answer["transport"].get("airtime_us") for name, answer in everyone.items()}
+def _airtimes(last: LastStatus) -> dict[str, float] | None:
+    answers = {"host": last.host, **last.boards}
+    airtimes = {name: answer["transport"].get("airtime_us") for name, answer in answers.items()}
     if None in airtimes.values():
         return None
     return {name: airtime_us / 1e6 for name, airtime_us in airtimes.items()}
 
 
-def _radios(arguments: argparse.Namespace) -> Radios | None:
-    if arguments.bearer != LORA:
-        return None
+def _radios(arguments: argparse.Namespace) -> Radios:
     return Radios(
-        arguments.dialect, arguments.loss, arguments.speed, arguments.seed, arguments.service
+        dialect=arguments.dialect,
+        loss=arguments.loss,
+        speed=arguments.speed,
+        seed=arguments.seed,
+        service=arguments.service,
     )
-
-
-def _ble(arguments: argparse.Namespace) -> Ble | None:
-    return Ble(arguments.loss, arguments.seed) if arguments.bearer == BLE else None
 
 
 def _url(text: str) -> str:
@@ -166,43 +164,46 @@ def _url(text: str) -> str:
 def _prepare(folder: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
-            raise DemoError(f"{folder} holds something else: name another folder with --out")
+            raise DemoError(f"{folder} holds other files: name another folder with --out")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _watch(members: Fleet, rounds: int, simulated: str, *, quiet: bool) -> Watched:
-    """Follow the fleet until every board has judged the last reference."""
+def _watch(processes: Fleet, rounds: int, simulated: str, *, quiet: bool) -> LastStatus:
+    """Show the progress until every board has evaluated the last global adapter.
+
+    Return the last status. Raises DemoError if there is no progress for `PATIENCE_S`.
+    """
     from rich.console import Console
     from rich.live import Live
 
     from ternmesh_cli.demo.screen import picture
 
-    begun = progress_at = time.monotonic()
+    start = progress_at = time.monotonic()
     version = -1
     with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as live:
         while True:
-            for member in members.everyone:
-                member.keep_alive()
+            for worker in processes.workers:
+                worker.keep_alive()
             now = time.monotonic()
-            answer = members.host.status()
-            answers = {board.name: board.status() for board in members.boards}
-            live.update(picture(answer, answers, rounds, now - begun, simulated))
-            if answer and all(a and _has_judged(a, rounds) for a in answers.values()):
-                return Watched(answer, {n: a for n, a in answers.items() if a})
+            answer = processes.host.status()
+            answers = {board.name: board.status() for board in processes.boards}
+            live.update(picture(answer, answers, rounds, now - start, simulated))
+            if answer and all(a and _has_evaluated(a, rounds) for a in answers.values()):
+                return LastStatus(answer, {n: a for n, a in answers.items() if a})
             if answer and answer["version"] != version:
                 version, progress_at = answer["version"], now
             if now > progress_at + PATIENCE_S:
-                raise DemoError(f"no new reference for {PATIENCE_S:.0f} s: see the logs in --out")
+                raise DemoError(f"no progress for {PATIENCE_S:.0f} s: see the logs in --out")
             time.sleep(POLL_S)
 
 
-def _has_judged(answer: Mapping[str, Any], version: int) -> bool:
+def _has_evaluated(answer: Mapping[str, Any], version: int) -> bool:
     return any(item["version"] == version for item in answer["history"])
 
 
-def _tell(record: DemoRecord, report: Path, *, as_json: bool) -> None:
+def _show(record: DemoRecord, report: Path, *, as_json: bool) -> None:
     last = record.rounds[-1].version
     if as_json:
         content = {
@@ -226,7 +227,8 @@ def _tell(record: DemoRecord, report: Path, *, as_json: bool) -> None:
     console = Console(file=sys.stdout)
     console.print(summary(record))
     console.print(
-        f"{record.bytes_up:,.0f} bytes up for a board and round (float32: {record.raw_bytes:,}), "
-        f"{record.bytes_down:,.0f} down for all; {record.seconds:.0f} s in all"
+        f"{record.bytes_up:,.0f} bytes up per board and round (float32: {record.raw_bytes:,}), "
+        f"{record.bytes_down:,.0f} bytes down per round for all boards; "
+        f"{record.seconds:.0f} s in total"
     )
     console.print(f"report with plots: {report}", soft_wrap=True)

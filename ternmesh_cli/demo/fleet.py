@@ -1,6 +1,6 @@
-"""The demo's fleet: a broker, a host and three board processes, each with one speaker's clips.
+"""The demo's fleet: a host and three boards, each a process with one speaker's clips.
 
-Over BLE a gateway process stands between boards and broker.
+They share a broker or a radio channel. Over BLE, a gateway process joins the boards to the broker.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,27 +22,28 @@ from ternmesh_cli.demo.bearer import (
     on_radio,
 )
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.toml import write_toml
+from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running
 
 BOARDS = ("theo", "nicolas", "yweweler")
-HOST, GATEWAY = "host", "gateway"
+HOST = "host"
+GATEWAY = "gateway"
 CONFIG = "config.toml"
-# What a packet and a reference may take, in bytes, and the falling rate that suits them.
+# The size of an update and of a global update in bytes, and the learning rate's decay for them.
 RUN: Mapping[str, Any] = {"up_bytes": 670, "down_bytes": 1200, "learning_rate_drop": 0.8}
 STOP_S = 5.0
 
 
 class DemoError(TernmeshError):
-    """The demo cannot start or go on."""
+    """The demo cannot start or continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What the user may choose."""
+    """The user's choices."""
 
     folder: Path
-    broker: str | None = None
+    broker: str | None = None  # a URL; None for a broker of our own
     radios: Radios | None = None
     ble: Ble | None = None
     rounds: int = 20
@@ -52,23 +53,22 @@ class DemoSettings:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The running processes; a gateway only where the bearer needs one."""
+    """The running processes; a gateway only over BLE."""
 
     host: Worker
     boards: list[Worker]
     gateway: Worker | None = None
 
     @property
-    def everyone(self) -> list[Worker]:
-        """All of them."""
+    def workers(self) -> list[Worker]:
         return [self.host, *self.boards, *([self.gateway] if self.gateway else [])]
 
 
 @contextmanager
 def fleet(settings: DemoSettings) -> Iterator[Fleet]:
-    """The running fleet; everything is stopped when the block ends."""
+    """Run a fleet until the block ends."""
     with ExitStack() as stack:
-        links = stack.enter_context(_bearer(stack, settings))
+        links = stack.enter_context(_links(stack, settings))
         folders = {name: settings.folder / name for name in BOARDS}
         enrol_fleet(settings.name, settings.folder / HOST, folders)
         config = _host_config(settings, links.table(HOST))
@@ -89,7 +89,7 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
         yield Fleet(host, boards, gateway)
 
 
-def _bearer(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[Links]:
+def _links(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[Links]:
     if settings.radios is not None:
         return on_radio(settings.radios, BOARDS, settings.name)
     broker = settings.broker or _own_broker(stack)
@@ -99,7 +99,7 @@ def _bearer(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[
 
 
 def _own_broker(stack: ExitStack) -> str:
-    from transports.broker import EmbeddedBroker  # only where the extra is needed
+    from transports.mqtt.embedded_broker import EmbeddedBroker  # needs an optional package
 
     return stack.enter_context(EmbeddedBroker()).url
 
@@ -107,7 +107,7 @@ def _own_broker(stack: ExitStack) -> str:
 def _host_config(settings: DemoSettings, link: LinkTable) -> str:
     return write_toml(
         {
-            "": {"state_dir": str(settings.folder / "host"), "bundle": "keyword"},
+            "": {"state_dir": str(settings.folder / "host"), "model": "keyword"},
             "link": link,
             "run": {
                 **RUN,
@@ -132,20 +132,20 @@ def _gateway_config(settings: DemoSettings, links: Links) -> str:
 
 
 def _node_config(settings: DemoSettings, link: LinkTable, name: str) -> str:
-    # The shipped clips as they are: bytes of 0 to 255, all speakers in one file.
+    # The clips as shipped: bytes of 0 to 255, all speakers in one file.
     clips = {"divide_by": 255.0, "arrays": {"features": "x", "target": "y"}}
-    mine = {**clips, "where": {"speaker": name}}
+    own = {**clips, "where": {"speaker": name}}
     return write_toml(
         {
             "": {
                 "name": name,
                 "state_dir": str(settings.folder / name),
-                "bundle": "keyword",
+                "model": "keyword",
             },
             "link": link,
-            "data": {"path": str(fsdd_path("train")), **mine},
+            "data": {"path": str(fsdd_path("train")), **own},
             "training": {"seed": settings.seed},
-            "evaluate": {"path": str(fsdd_path("dev")), **mine},
+            "evaluate": {"path": str(fsdd_path("dev")), **own},
         }
     )
 

@@ -1,4 +1,4 @@
-"""What a demo run measured, and what follows from it. Values and arithmetic only."""
+"""The measurements of a demo run, and what they would cost on LoRa radios. Pure arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,36 +7,37 @@ from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us, wall_time_
 
 DUTY_CYCLE = 0.01
 RADIOS = (LoraSetting(7), LoraSetting(9), LoraSetting(12))
-RAW_FRAME = 222  # bytes of a LoRa frame for what is sent as plain float32
+BOARD_HEADS = ("board", "before", "after", "bytes sent in all", "rounds missed")
+RAW_FRAME = 222  # bytes of a LoRa frame that carries plain float32
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One closed round: wire bytes of each board and of the way down, and who was not counted."""
+class DemoRound:
+    """One closed round."""
 
-    version: int
-    bytes_up: Mapping[str, int]
-    bytes_down: int
-    missing: tuple[str, ...]
+    version: int  # of its global update
+    bytes_up: Mapping[str, int]  # on the wire, by board
+    bytes_down: int  # of the global update, sent once to all boards
+    missing: tuple[str, ...]  # boards that were not counted
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRecord:
-    """A whole run. `accuracy` maps a board to its accuracy by reference version, 0 first."""
+    """A whole run."""
 
     boards: tuple[str, ...]
-    accuracy: Mapping[str, Mapping[int, float]]
-    rounds: tuple[Round, ...]
-    dimension: int
+    accuracy: Mapping[str, Mapping[int, float]]  # by board and version of the global adapter
+    rounds: tuple[DemoRound, ...]
+    dimension: int  # of the adapter vector
     frame_mtu: int
     seconds: float
-    bearer: str
-    airtime_s: Mapping[str, float] | None = None  # of each radio, where there are any
+    bearer: str  # the links in words
+    airtime_s: Mapping[str, float] | None = None  # by radio, None without radios
 
     @property
     def raw_bytes(self) -> int:
-        """What one update costs as float32 numbers and nothing else."""
+        """The bytes of one update as plain float32."""
         return 4 * self.dimension
 
     @property
@@ -46,34 +47,51 @@ class DemoRecord:
 
     @property
     def bytes_down(self) -> float:
-        """Mean wire bytes of one reference, sent once to all boards."""
+        """Mean wire bytes of one global update, sent once to all boards."""
         return _mean([item.bytes_down for item in self.rounds])
 
+    def board_rows(self) -> list[tuple[str, ...]]:
+        """A row of texts for each board, with the columns of BOARD_HEADS."""
+        last = self.rounds[-1].version
+        return [
+            (
+                board,
+                f"{self.accuracy[board][0]:.0%}",
+                f"{self.accuracy[board][last]:.0%}",
+                f"{sum(item.bytes_up.get(board, 0) for item in self.rounds):,}",
+                str(sum(board in item.missing for item in self.rounds)),
+            )
+            for board in self.boards
+        ]
+
     def mean_accuracy(self, version: int) -> float:
-        """The boards' mean accuracy under one reference."""
+        """The boards' mean accuracy with one version of the global adapter."""
         return _mean([self.accuracy[board][version] for board in self.boards])
 
 
 @dataclass(frozen=True, slots=True)
 class RadioCost:
-    """What one board's update of one round would cost on a LoRa radio."""
+    """The cost of one board's update of one round on a LoRa radio, ours and as float32."""
 
     setting: LoraSetting
     airtime_s: float
-    hours: float
+    hours: float  # at DUTY_CYCLE
     raw_airtime_s: float
     raw_hours: float
 
 
 def radio_costs(record: DemoRecord) -> list[RadioCost]:
-    """Airtime and hours at 1 % duty cycle of one update, ours and as float32, per radio setting."""
+    """The cost of one mean update at each radio setting."""
     costs = []
     for setting in RADIOS:
         ours = _airtime_s(setting, round(record.bytes_up), min(record.frame_mtu, FRAME_MAX))
         raw = _airtime_s(setting, record.raw_bytes, RAW_FRAME)
-        hours = [wall_time_s(airtime, DUTY_CYCLE) / 3600 for airtime in (ours, raw)]
-        costs.append(RadioCost(setting, ours, hours[0], raw, hours[1]))
+        costs.append(RadioCost(setting, ours, _hours(ours), raw, _hours(raw)))
     return costs
+
+
+def _hours(airtime_s: float) -> float:
+    return wall_time_s(airtime_s, DUTY_CYCLE) / 3600
 
 
 def _airtime_s(setting: LoraSetting, size: int, frame: int) -> float:

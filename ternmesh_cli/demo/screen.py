@@ -8,10 +8,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ternmesh_cli.demo.record import DemoRecord
+from ternmesh_cli.demo.record import BOARD_HEADS, DemoRecord
 
 Status = Mapping[str, Any]
-LATE_S = 15.0  # a board that has been silent for so long is called late
+LATE_S = 15.0  # after so long without a message, a board is late
 
 
 def picture(
@@ -21,9 +21,9 @@ def picture(
     seconds: float,
     simulated: str = "",
 ) -> Group:
-    """Where the fleet stands: a bar of rounds, a line for each board, what the link carries.
+    """The state of the fleet: a bar of rounds, a line for each board, and the host's link.
 
-    `simulated` says what of it is not real.
+    `simulated` is the name of simulated hardware, empty for none.
     """
     version = host["version"] if host else 0
     head = Table.grid(padding=(0, 1))
@@ -41,19 +41,13 @@ def picture(
 
 
 def summary(record: DemoRecord) -> Table:
-    """The final table."""
-    last = record.rounds[-1].version
     table = Table(title="What the boards learned", header_style="bold")
-    for title in ("board", "before", "after", "bytes sent", "rounds missed"):
+    for title in BOARD_HEADS:
         table.add_column(title, justify="left" if title == "board" else "right")
-    for board in record.boards:
-        sent = sum(item.bytes_up.get(board, 0) for item in record.rounds)
-        missed = sum(board in item.missing for item in record.rounds)
-        accuracy = record.accuracy[board]
-        table.add_row(
-            board, f"{accuracy[0]:.0%}", f"{accuracy[last]:.0%}", f"{sent:,}", str(missed)
-        )
-    before, after = record.mean_accuracy(0), record.mean_accuracy(last)
+    for row in record.board_rows():
+        table.add_row(*row)
+    before = record.mean_accuracy(0)
+    after = record.mean_accuracy(record.rounds[-1].version)
     table.add_section()
     table.add_row("mean", f"{before:.1%}", f"[bold]{after:.1%}[/bold]")
     return table
@@ -67,13 +61,13 @@ def _state(name: str, host: Status | None, status: Status | None) -> Text:
         return Text("joining", "dim")
     silent_s = node["heard_s_ago"]
     if host and host["phase"] == "open" and silent_s is not None and silent_s > LATE_S:
-        return Text(f"late: silent for {silent_s:.0f} s", "yellow")
+        return Text(f"late: no message for {silent_s:.0f} s", "yellow")
     if not node["active"]:
         return Text("lost", "red")
     work = status.get("training")
     if work:
         return Text(f"training {work['steps_done']}/{work['steps']}", "cyan")
-    return Text("packet delivered" if node["delivered"] == "whole" else "up to date", "green")
+    return Text("update delivered" if node["delivered"] == "whole" else "up to date", "green")
 
 
 def _accuracy(status: Status | None) -> tuple[str, str]:

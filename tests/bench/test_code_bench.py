@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bench import code
-from ternmesh.link.gf256 import multiply
+from ternmesh.link.erasure_code import multiply
 
 
 def test_ranks_are_those_of_matrices_made_to_have_them() -> None:

@@ -1,12 +1,12 @@
 import numpy as np
 
 from bench.fleet import Clips, average_in_float, run_fleet
-from edge.session import load_bundle
-from models.zoo import bundle_path
+from edge.onnx.session import load_model
+from models.zoo import package_path
 from ternmesh.plan import Plan, make_plan
 
 SAMPLES, ROUNDS = 40, 2
-LOADED = load_bundle(bundle_path("keyword"))
+LOADED = load_model(package_path("keyword"))
 
 
 def clips(seed: int) -> Clips:
@@ -17,7 +17,7 @@ def clips(seed: int) -> Clips:
 
 def plan(**changes: float) -> Plan:
     settings = {"rounds": ROUNDS, "local_steps": 2, "learning_rate": 0.002, **changes}
-    return make_plan(LOADED.bundle.dimension, up_bytes=700, down_bytes=900, **settings)
+    return make_plan(LOADED.package.dimension, up_bytes=700, down_bytes=900, **settings)
 
 
 DATA = [clips(0), clips(1)]

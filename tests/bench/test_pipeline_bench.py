@@ -8,11 +8,21 @@ import sys
 import pytest
 import torch
 
-from bench.convergence import _best, gaps
-from bench.convergence_arms import BATCH, METHODS, NONE, RATIOS, SHAPE, STAGES, TABLES, arms
+from bench.convergence import (
+    BATCH,
+    METHODS,
+    NONE,
+    RATIOS,
+    SHAPE,
+    STAGES,
+    TABLES,
+    _best,
+    arms,
+    gaps,
+)
 from bench.pipeline_run import _summary
 from bench.slow_links import DEVICE, Link, Namespaces, why_not
-from models.bottleneck.assemble import Layout, assemble
+from models.bottleneck.assemble import StageLayout, assemble
 from models.transformer import OUTPUTS, TOKENS, transformer
 from models.transformer_shape import Shape
 
@@ -26,7 +36,7 @@ def test_no_arm_takes_more_bytes_than_its_ratio_allows() -> None:
     for arm in grid.values():
         shape = Shape(width=SHAPE.width, layers=4, heads=4, length=SHAPE.length)
         layers = transformer(shape, 0)
-        layout = Layout(
+        layout = StageLayout(
             shape.width, shape.vocabulary, OUTPUTS, TOKENS, layers[0].get_buffer("positions")
         )
         stages, _ = assemble(layers, layout, arm.boundary, STAGES, BATCH, shape.length)

@@ -1,9 +1,12 @@
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import result
+from bench.m3 import lost
+from bench.result import items_figure
 
 
 def test_a_kept_result_does_not_change_what_is_measured(
@@ -28,3 +31,27 @@ def test_a_kept_result_does_not_change_what_is_measured(
     assert result.commit() == head
     code.write_text("2")
     assert result.commit() == f"{head}+"
+
+
+def test_an_interval_covers_the_items_as_well_as_the_seeds() -> None:
+    rng = np.random.default_rng(1)
+    by_item = 100.0 * (rng.random(400) < 0.1)
+    figure = items_figure(np.tile(by_item, (5, 1)), "<=20")
+    assert figure.value == pytest.approx(by_item.mean())
+    assert figure.ci95 is not None
+    width = figure.ci95[1] - figure.ci95[0]
+    assert width == pytest.approx(2 * 1.96 * by_item.std() / 400**0.5, rel=0.1)
+    by_seed = np.tile(by_item.mean() + 10 * rng.standard_normal((8, 1)), (1, 400))
+    figure = items_figure(by_seed)
+    assert figure.ci95 is not None
+    width = figure.ci95[1] - figure.ci95[0]
+    assert width == pytest.approx(2 * 1.96 * by_seed[:, 0].std() / 8**0.5, rel=0.1)
+    assert items_figure(by_seed) == figure, "it is drawn from a seed"
+
+
+def test_points_lost_are_paired_by_seed_and_item() -> None:
+    base = [{"right": "1110"}, {"right": "1111"}]
+    figure = lost(base, [{"right": "1100"}, {"right": "0111"}], "<=30")
+    assert figure.value == 25.0
+    assert figure.holds
+    assert lost(base, base, "<=0").ci95 == (0.0, 0.0)

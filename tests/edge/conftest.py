@@ -1,4 +1,4 @@
-"""A tiny linear model as a bundle, written with onnx alone, so that no test here needs torch."""
+"""A tiny linear model as a package, written with onnx alone, so that no test here needs torch."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -8,9 +8,18 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from edge.releases import make_release
-from edge.session import LoadedBundle, load_bundle
-from ternmesh.bundle import ADAPTER, FILES, FORWARD, TRAIN_STEP, Bundle, TensorSpec, write_bundle
+from edge.data.sources import FolderData
+from edge.onnx.session import LoadedModel, load_model
+from edge.releases.store import make_release
+from ternmesh.model_package import (
+    ADAPTER,
+    FILES,
+    FORWARD,
+    TRAIN_STEP,
+    ModelPackage,
+    TensorSpec,
+    write_model_package,
+)
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
 
@@ -111,7 +120,7 @@ def _write(folder: Path, changes: Mapping[str, bytes] = MappingProxyType({})) ->
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    bundle = Bundle(
+    package = ModelPackage(
         name="tiny",
         version=1,
         inputs=(TensorSpec("x", "float32", (-1, INPUTS)),),
@@ -127,21 +136,21 @@ def _write(folder: Path, changes: Mapping[str, bytes] = MappingProxyType({})) ->
         metric="mean_absolute_error",
         files={name: hashlib.sha256(contents[name]).hexdigest() for name in FILES},
     )
-    (folder / "model.json").write_bytes(write_bundle(bundle))
+    (folder / "model.json").write_bytes(write_model_package(package))
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedBundle:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """y = x W + x A B, x of 6 and y of 3 numbers, rank 2: an adapter of 18 numbers."""
     folder = tmp_path_factory.mktemp("tiny")
     _write(folder)
-    return load_bundle(folder)
+    return load_model(folder)
 
 
 @pytest.fixture
 def tiny_copy(tmp_path: Path) -> Path:
-    """The same bundle in a folder that the test may spoil."""
-    folder = tmp_path / "bundle"
+    """The same package in a folder that the test may spoil."""
+    folder = tmp_path / "package"
     folder.mkdir()
     _write(folder)
     return folder
@@ -154,6 +163,12 @@ def tiny_data() -> dict[str, np.ndarray]:
     x = rng.standard_normal((96, INPUTS)).astype(np.float32)
     change = np.outer(rng.standard_normal(INPUTS), rng.standard_normal(OUTPUTS)) * 0.5
     return {"x": x, "t": (x @ (SLOPE + change)).astype(np.float32)}
+
+
+@pytest.fixture(scope="session")
+def tiny_samples(tiny: LoadedModel, tiny_data: dict[str, np.ndarray]) -> FolderData:
+    """The same as a data set."""
+    return FolderData(tiny.package, tiny_data, 1.0)
 
 
 Release = Callable[..., Path]
@@ -171,11 +186,11 @@ def new_release(tmp_path: Path) -> Release:
         changes: dict[str, bytes] | None = None,
         name: str = "release",
     ) -> Path:
-        bundle = tmp_path / f"bundle-{name}-{version}"
-        bundle.mkdir()
-        _write(bundle, changes or {})
+        package = tmp_path / f"package-{name}-{version}"
+        package.mkdir()
+        _write(package, changes or {})
         release = tmp_path / f"{name}-{version}"
-        make_release(bundle, release, version, (loss_max, latency_max_s), None)
+        make_release(package, release, version, (loss_max, latency_max_s), None)
         if spoil is not None:
             spoil(release)
         return release

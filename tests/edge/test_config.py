@@ -2,15 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import adam_settings, bundle_folder, npz_settings, read_node_config
-from models.zoo import bundle_path
+from edge.config import adam_settings, read_node_config
+from models.zoo import package_path
 from ternmesh.config import ConfigError
+from ternmesh_service.config_file import package_folder
 from transports.link_config import link_settings
 
 GOOD = """
 name = "theo"
 state_dir = "state"
-bundle = "keyword"
+model = "keyword"
 log_level = "DEBUG"
 
 [link]
@@ -40,12 +41,11 @@ def read(folder: Path, text: str):
 
 def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     config = read(tmp_path, GOOD)
-    assert bundle_folder(config) == bundle_path("keyword")
-    assert config.store_path == tmp_path / "state" / "node.sqlite"
+    assert package_folder(config.model) == package_path("keyword")
     assert config.control_path == tmp_path / "state" / "control.sock"
     assert config.data.path == str(tmp_path / "clips.npz")
     assert config.evaluate.path == str(tmp_path / "dev.npz")
-    assert npz_settings(config.data).arrays == {"features": "x", "target": "y"}
+    assert config.data.arrays == {"features": "x", "target": "y"}
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
     assert adam_settings(config.training).clip_norm == 1.5
     assert config.training.mode == "gradient"
@@ -53,9 +53,9 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
 
 
-def test_a_bundle_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
-    config = read(tiny_copy.parent, GOOD.replace('"keyword"', '"bundle"'))
-    assert bundle_folder(config) == tiny_copy
+def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
+    config = read(tiny_copy.parent, GOOD.replace('"keyword"', '"package"'))
+    assert package_folder(config.model) == tiny_copy
     config = read(tiny_copy.parent, 'control_socket = "run/c.sock"\n' + GOOD)
     assert config.control_path == tiny_copy.parent / "run" / "c.sock"
 
@@ -66,7 +66,7 @@ def test_a_bundle_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ('name = "theo"', "", "name is missing"),
         ('"theo"\nstate', '"host"\nstate', "name: a node may not be called 'host'"),
         ('"theo"\nstate', '"a b"\nstate', "name: node name 'a b' must be 1 to 32 letters"),
-        ('"keyword"', '"keyboard"', "bundle is 'keyboard': no such folder"),
+        ('"keyword"', '"keyboard"', "model is 'keyboard': no such folder"),
         ('"DEBUG"', '"LOUD"', "log_level is 'LOUD': it must be one of DEBUG"),
         ('fleet = "digits"', 'ca_file = "no.pem"', r"\[link\]: ca_file .*no.pem holds no cert"),
         ('fleet = "digits"', 'fleet = "a/b"', r"\[link\]: fleet 'a/b' must be"),

@@ -3,7 +3,7 @@ import pytest
 
 from edge.errors import DataError
 from edge.evaluation import Evaluator, scores, spread
-from edge.session import Inference
+from edge.onnx.session import Inference
 
 
 def test_scores_by_each_metric() -> None:
@@ -17,23 +17,12 @@ def test_scores_by_each_metric() -> None:
         scores("mean_absolute_error", values, np.zeros(3))
 
 
-class Arrays:
-    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
-        self.arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self.arrays["x"])
-
-    def batch(self, indexes: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array[indexes] for name, array in self.arrays.items()}
-
-
-def test_the_mean_is_over_all_samples_however_they_are_cut(tiny, tiny_data) -> None:
-    inference, data = Inference(tiny.folder, tiny.bundle), Arrays(tiny_data)
-    evaluator = Evaluator(inference, tiny.bundle)
+def test_the_mean_is_over_all_samples_however_they_are_cut(tiny, tiny_data, tiny_samples) -> None:
+    inference = Inference(tiny.folder, tiny.package)
+    evaluator = Evaluator(inference, tiny.package)
     assert evaluator.take() is None
     chosen = np.arange(21)
-    evaluator.judge(data, chosen)
+    evaluator.evaluate(tiny_samples, chosen)
     expected = np.abs(inference.predict({"x": tiny_data["x"][:21]})["y"] - tiny_data["t"][:21])
     assert evaluator.take() == pytest.approx(expected.mean(), rel=1e-5)
     assert evaluator.take() is None

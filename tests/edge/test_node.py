@@ -14,19 +14,20 @@ import numpy as np
 import pytest
 
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, TrainingConfig
+from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
+from edge.onnx.session import LoadedModel, adapter_version
 from edge.report import status
-from edge.runtime import open_data
-from edge.session import LoadedBundle, adapter_version
-from edge.sources import Label, Sample
+from edge.service import open_data
 from edge.zeroth_order import ZerothOrder
-from ternmesh.hypervector.scale import to_float
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
-from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.events import ReferenceMade
-from ternmesh.swarm.records import Settings, new_state
 from ternmesh_store.node_store import NodeStore
+from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
@@ -42,9 +43,14 @@ def make(rounds: int = ROUNDS, steps: int = STEPS) -> Plan:
 
 class Host:
     def __init__(self, world: "World", plan: Plan, run: bytes, min_peers: int) -> None:
-        model, settings = world.loaded.bundle.model_hash(), Settings(min_peers, deadline_s=60.0)
-        self.coordinator = Coordinator(plan, settings, model, run, new_state(plan.dimension))
-        self.counted: Counter[int] = Counter()  # rounds by context
+        model, settings = (
+            world.loaded.package.model_hash(),
+            CoordinatorSettings(min_peers, deadline_s=60.0),
+        )
+        self.coordinator = Coordinator(
+            plan, settings, model, run, new_coordinator_state(plan.dimension)
+        )
+        self.counted: Counter[int] = Counter()  # rounds by address
         end = world.hub.host()
         end.open()
         self.driver = Driver(self.coordinator, end, lambda: world.now)
@@ -54,14 +60,14 @@ class Host:
         return self.driver.poll(0.0, self._note, lambda: None)
 
     def _note(self, event: object) -> None:
-        if isinstance(event, ReferenceMade):
-            self.counted.update(entry.context for entry in event.counted)
+        if isinstance(event, GlobalUpdateMade):
+            self.counted.update(entry.address for entry in event.counted)
 
 
 class World:
     """A host, nodes by name, and the time."""
 
-    def __init__(self, loaded: LoadedBundle, data: dict[str, np.ndarray], folder: Path) -> None:
+    def __init__(self, loaded: LoadedModel, data: dict[str, np.ndarray], folder: Path) -> None:
         self.loaded, self.folder = loaded, folder
         self.hub = LoopbackHub()
         self.now = 1000.0
@@ -78,7 +84,7 @@ class World:
         return NodeConfig(
             name=name,
             state_dir=str(self.folder / f"state-{name}"),
-            bundle=str(self.loaded.folder),
+            model=str(self.loaded.folder),
             link=LinkConfig("mqtt://unused.example"),
             data=DataConfig(path=str(self.folder / f"{name}.npz")),
             evaluate=EvaluateConfig(path=str(self.folder / "dev.npz")),
@@ -87,12 +93,12 @@ class World:
 
     def add(self, name: str, config: NodeConfig | None = None) -> Node:
         config, stack = config or self.config(name), ExitStack()
-        store, end = NodeStore(config.store_path), self.hub.node(name)
-        store.open()
-        stack.callback(store.close)
-        bundle = self.loaded.bundle
-        data = stack.enter_context(open_data(config, bundle))
-        state = store.load(bundle.model_hash(), bundle.dimension)
+        file, end = StateFile(Path(config.state_dir)), self.hub.node(name)
+        file.open()
+        stack.callback(file.close)
+        store, package = NodeStore(file), self.loaded.package
+        data = open_data(config, package, file)
+        state = store.load(package.model_hash(), package.dimension)
         node = Node(config, self.loaded, data, store, state, end, lambda: self.now)
         end.open()
         stack.callback(end.close)
@@ -132,16 +138,16 @@ def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
     made.close()
 
 
-def reference(world: World) -> np.ndarray:
-    return world.loaded.initial + to_float(world.host.coordinator.fixed)
+def global_adapter(world: World) -> np.ndarray:
+    return world.loaded.initial + to_float(world.host.coordinator.model_q24)
 
 
 def test_two_nodes_learn_together_to_the_end(world: World) -> None:
     world.new_host(min_peers=2)
     nodes = [world.add("ada"), world.add("bob")]
-    world.until(lambda: all(node.member.finished for node in nodes))
+    world.until(lambda: all(node.protocol.finished for node in nodes))
     for node in nodes:
-        np.testing.assert_array_equal(node.reference, reference(world))
+        np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
         assert adapter_version(node.config.adapter_path) == ROUNDS
         entries = list(node.history)
         assert [entry.version for entry in entries] == list(range(ROUNDS + 1))
@@ -161,10 +167,10 @@ def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:
     assert during["activity"] == "training"
     assert during["training"]["steps_done"] == 2
     assert during["training"]["steps"] == STEPS
-    world.until(lambda: node.member.pending is not None)
+    world.until(lambda: node.protocol.pending is not None)
     assert status(node)["outbox"]["round"] == 0
-    node.member.receive_frames("host", [b"nonsense"], world.now)
-    world.until(lambda: node.member.finished)
+    node.protocol.receive_frames("host", [b"nonsense"], world.now)
+    world.until(lambda: node.protocol.finished)
     after = json.loads(json.dumps(status(node)))
     assert (after["activity"], after["phase"], after["version"]) == ("finished", "finished", ROUNDS)
     assert after["metric"] == after["history"][-1]["metric"]
@@ -196,23 +202,23 @@ def test_traffic_is_served_between_two_batches(world: World) -> None:
     assert node.trainer.progress[0] == 2
 
 
-def packet_of_round(world: World, number: int) -> bytes:
+def update_of_round(world: World, number: int) -> bytes:
     def sent() -> bool:
-        pending = world.nodes["ada"].member.pending
+        pending = world.nodes["ada"].protocol.pending
         return pending is not None and pending.round == number
 
     world.until(sent)
-    pending = world.nodes["ada"].member.pending
+    pending = world.nodes["ada"].protocol.pending
     assert pending is not None
     return pending.digest
 
 
-def test_a_power_cut_in_mid_training_gives_the_same_packet(
+def test_a_power_cut_in_mid_training_gives_the_same_update(
     world: World, tiny, tiny_data, tmp_path_factory
 ) -> None:
     calm = World(tiny, tiny_data, tmp_path_factory.mktemp("calm"))
     calm.add("ada")
-    expected = packet_of_round(calm, 2)
+    expected = update_of_round(calm, 2)
     calm.close()
     node = world.add("ada")
     world.until(lambda: node.trainer.round == 2 and node.trainer.progress[0] == 4)
@@ -220,15 +226,15 @@ def test_a_power_cut_in_mid_training_gives_the_same_packet(
     again = world.add("ada")
     assert [entry.version for entry in again.history] == [0, 1, 2]
     assert again.trainer.round is None
-    assert packet_of_round(world, 2) == expected
+    assert update_of_round(world, 2) == expected
 
 
 @pytest.mark.parametrize("rounds", [1, ROUNDS])
-def test_late_work_is_kept_for_a_later_packet(world: World, rounds: int) -> None:
+def test_late_work_is_kept_for_a_later_update(world: World, rounds: int) -> None:
     world.new_host(plan=make(rounds=rounds))
     slow, quick = world.add("ada"), world.add("bob")
     world.until(lambda: slow.trainer.progress[0] == 5)
-    learned, residual = slow.trainer.delta(), slow.member.residual
+    learned, residual = slow.trainer.delta(), slow.protocol.residual
     late = slow.trainer.round
     assert np.abs(learned).max() > 0.01
 
@@ -238,10 +244,10 @@ def test_late_work_is_kept_for_a_later_packet(world: World, rounds: int) -> None
 
     world.until(closed, ["bob"])  # the deadline passes without ada
     slow.turn(0.0)
-    assert slow.member.version == late + 1
-    np.testing.assert_array_equal(slow.member.residual, residual + learned)
+    assert slow.protocol.version == late + 1
+    np.testing.assert_array_equal(slow.protocol.residual, residual + learned)
     assert slow.trainer.round == (None if rounds == 1 else late + 1)
-    world.until(lambda: slow.member.finished and quick.member.finished)
+    world.until(lambda: slow.protocol.finished and quick.protocol.finished)
 
 
 class Broken:
@@ -271,11 +277,11 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
         return ada.diverged == 1
 
     world.until(diverged)
-    assert ada.member.pending is not None
-    np.testing.assert_array_equal(ada.member.pending.corrected, ada.member.residual)
-    assert np.isfinite(ada.member.residual).all()
-    np.testing.assert_array_equal(ada.reference, reference(world))
-    world.until(lambda: ada.member.finished and bob.member.finished)
+    assert ada.protocol.pending is not None
+    np.testing.assert_array_equal(ada.protocol.pending.corrected, ada.protocol.residual)
+    assert np.isfinite(ada.protocol.residual).all()
+    np.testing.assert_array_equal(ada.global_adapter, global_adapter(world))
+    world.until(lambda: ada.protocol.finished and bob.protocol.finished)
     assert ada.diverged == 1
     assert set(shown) == {None}
     assert world.host.counted[1] == ROUNDS
@@ -289,15 +295,15 @@ def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> 
     plan = replace(make(), silence_permille=1000, silence_rounds=2)
     world.new_host(min_peers=2, plan=plan)
     nodes = [world.add("ada"), world.add("bob")]
-    world.until(lambda: any(node.member.silent for node in nodes))
-    silent = next(node for node in nodes if node.member.silent)
+    world.until(lambda: any(node.protocol.silent for node in nodes))
+    silent = next(node for node in nodes if node.protocol.silent)
     assert status(silent)["activity"] == "silent in this round"
     assert status(silent)["outbox"] is None
-    world.until(lambda: all(node.member.finished for node in nodes))
+    world.until(lambda: all(node.protocol.finished for node in nodes))
     counted = world.host.counted
-    for context, node in enumerate(nodes, 1):
-        assert status(node)["silent_rounds"] == ROUNDS - counted[context] > 0
-        np.testing.assert_array_equal(node.reference, reference(world))
+    for address, node in enumerate(nodes, 1):
+        assert status(node)["silent_rounds"] == ROUNDS - counted[address] > 0
+        np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
         entries = list(node.history)
         assert entries[-1].metric < entries[0].metric
 
@@ -306,34 +312,34 @@ def test_another_run_begins_from_nothing(world: World) -> None:
     world.new_host(plan=make(steps=50))
     node = world.add("ada")
     world.until(lambda: node.trainer.round == 3 and node.trainer.progress[0] == 5)
-    learned = node.reference
+    learned = node.global_adapter
     world.new_host(run=b"second  ", plan=make(rounds=2))
 
     def joined() -> bool:
         world.now += 1.0
-        return node.member.run == b"second  "
+        return node.protocol.run == b"second  "
 
     world.until(joined)  # in mid-training: that work belongs to no reference of the new run
     assert node.trainer.round in (None, 0)
-    assert not node.member.residual.any()
+    assert not node.protocol.residual.any()
     assert adapter_version(node.config.adapter_path) == 0
-    assert not np.array_equal(node.reference, learned)
-    world.until(lambda: node.member.finished)
+    assert not np.array_equal(node.global_adapter, learned)
+    world.until(lambda: node.protocol.finished)
     assert [entry.version for entry in node.history] == [0, 1, 2]
-    np.testing.assert_array_equal(node.reference, reference(world))
+    np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
     assert adapter_version(node.config.adapter_path) == 2
 
 
 def test_an_idle_node_frees_its_sessions_and_takes_them_up_again(world: World) -> None:
     world.new_host(min_peers=2)
     ada, bob = world.add("ada"), world.add("bob")
-    world.until(lambda: ada.member.joined and bob.member.joined)
-    world.until(lambda: ada.member.pending is not None, ["ada"])
+    world.until(lambda: ada.protocol.joined and bob.protocol.joined)
+    world.until(lambda: ada.protocol.pending is not None, ["ada"])
     assert ada._step._session is not None
     world.now += RELEASE_AFTER_S
     ada.turn(0.0)
     assert (ada._step._session, ada._inference._session) == (None, None)
-    world.until(lambda: ada.member.finished and bob.member.finished)
+    world.until(lambda: ada.protocol.finished and bob.protocol.finished)
 
 
 class Sensor:
@@ -402,7 +408,7 @@ def test_a_sample_that_breaks_the_graph_costs_a_round_and_no_more(
     """It stays in the buffer on disk: a node that gave up would give up again and again."""
     node = world.add("ada", with_source(world, monkeypatch, Sensor))
     node.trainer._step = Refusing(node.trainer._step, node, bad_round=1)
-    world.until(lambda: node.member.finished)
+    world.until(lambda: node.protocol.finished)
     assert node.diverged == 1
     assert world.host.counted[1] == ROUNDS
 
@@ -411,7 +417,7 @@ def test_files_that_break_the_graph_stop_the_node(world: World) -> None:
     node = world.add("ada")
     node.trainer._step = Refusing(node.trainer._step, node, bad_round=1)
     with pytest.raises(ModelError, match="out of data bounds"):
-        world.until(lambda: node.member.finished)
+        world.until(lambda: node.protocol.finished)
 
 
 def test_a_buffer_too_small_for_training_is_refused(world: World, monkeypatch) -> None:
@@ -431,7 +437,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     assert len(node.data.training) >= 8
     sensor = Sensor.made[-1]
     assert sensor.polls == 4  # three samples a poll, and the labels come a poll later
-    world.until(lambda: node.member.finished)
+    world.until(lambda: node.protocol.finished)
     entries = list(node.history)
     assert entries[0].metric is None
     known = [entry.metric for entry in entries if entry.metric is not None]
@@ -440,7 +446,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     assert status(node)["metric"] == known[-1]
     assert status(node)["source"]["capacity"] == 20
     world.until(lambda: status(node)["source"]["evicted"] > 0)
-    assert 8 <= node.member.samples <= 20
+    assert 8 <= node.protocol.samples <= 20
     world.cut_power("ada")
     again = world.add("ada", config)
     assert len(again.data.training) == 20
@@ -449,7 +455,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
 def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
     training = TrainingConfig(samples_min=8, mode="zeroth_order", probes=8)
     node = world.add("ada", replace(world.config("ada"), training=training))
-    world.until(lambda: node.member.finished)
+    world.until(lambda: node.protocol.finished)
     assert isinstance(node._step, ZerothOrder)
     entries = list(node.history)
     assert entries[-1].metric < 0.7 * entries[0].metric

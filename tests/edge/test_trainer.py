@@ -1,9 +1,18 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edge.adam import AdamSettings
-from edge.session import LoadedBundle, TrainStep
-from edge.trainer import Trainer, round_rng
+from edge.onnx.session import LoadedModel, TrainStep
+from edge.trainer import (
+    AdamSettings,
+    Dataset,
+    Trainer,
+    adam_update,
+    clip_gradient,
+    init_adam,
+    round_rng,
+)
 from ternmesh.plan import Plan, make_plan
 
 D = 18
@@ -35,56 +44,44 @@ class Bowl:
         return float(adapter @ adapter) / 2, adapter
 
 
-class Tiny:
-    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
-        self.arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self.arrays["x"])
-
-    def batch(self, indexes: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array[indexes] for name, array in self.arrays.items()}
-
-
-def trained(tiny: LoadedBundle, arrays, name: str = "ada", number: int = 0) -> np.ndarray:
-    step = TrainStep(tiny.folder, tiny.bundle)
-    trainer = Trainer(step, Tiny(arrays), 8, AdamSettings())
+def trained(tiny: LoadedModel, data: Dataset, name: str = "ada", number: int = 0) -> np.ndarray:
+    trainer = Trainer(TrainStep(tiny.folder, tiny.package), data, 8, AdamSettings())
     trainer.begin(number, tiny.initial, plan(), round_rng(7, name, number))
     while trainer.step():
         pass
     return trainer.delta()
 
 
-def test_a_round_that_is_begun_again_gives_the_same_delta(tiny, tiny_data) -> None:
-    first = trained(tiny, tiny_data)
-    np.testing.assert_array_equal(trained(tiny, tiny_data), first)
-    assert not np.array_equal(trained(tiny, tiny_data, name="bob"), first)
-    assert not np.array_equal(trained(tiny, tiny_data, number=1), first)
+def test_a_round_that_is_begun_again_gives_the_same_delta(tiny, tiny_samples) -> None:
+    first = trained(tiny, tiny_samples)
+    np.testing.assert_array_equal(trained(tiny, tiny_samples), first)
+    assert not np.array_equal(trained(tiny, tiny_samples, name="bob"), first)
+    assert not np.array_equal(trained(tiny, tiny_samples, number=1), first)
 
 
-def test_training_lowers_the_loss(tiny, tiny_data) -> None:
-    trainer = Trainer(TrainStep(tiny.folder, tiny.bundle), Tiny(tiny_data), 8, AdamSettings())
-    reference, losses = tiny.initial, []
+def test_training_lowers_the_loss(tiny, tiny_samples) -> None:
+    trainer = Trainer(TrainStep(tiny.folder, tiny.package), tiny_samples, 8, AdamSettings())
+    global_adapter, losses = tiny.initial, []
     for number in range(4):
-        trainer.begin(number, reference, plan(20), round_rng(0, "ada", number))
+        trainer.begin(number, global_adapter, plan(20), round_rng(0, "ada", number))
         while trainer.step():
             pass
         losses.append(trainer.loss)
-        reference = reference + trainer.delta()
+        global_adapter = global_adapter + trainer.delta()
     assert losses[-1] < losses[0] / 3
 
 
 def test_steps_and_rate_are_those_of_the_plan() -> None:
     trainer = Trainer(Bowl(), Numbers(10), 4, AdamSettings())
-    reference = np.full(D, 2.0, np.float32)
-    trainer.begin(3, reference, plan(steps=2, learning_rate=0.25), round_rng(0, "ada", 3))
+    global_adapter = np.full(D, 2.0, np.float32)
+    trainer.begin(3, global_adapter, plan(steps=2, learning_rate=0.25), round_rng(0, "ada", 3))
     assert (trainer.round, trainer.progress, trainer.loss) == (3, (0, 2), None)
     assert trainer.step()
     np.testing.assert_allclose(trainer.delta(), np.full(D, -0.25), rtol=1e-5)
     assert not trainer.step()
     assert trainer.progress == (2, 2)
     assert trainer.loss == pytest.approx((2.0**2 * D / 2 + 1.75**2 * D / 2) / 2)
-    np.testing.assert_array_equal(reference, np.full(D, 2.0, np.float32))
+    np.testing.assert_array_equal(global_adapter, np.full(D, 2.0, np.float32))
     trainer.stop()
     assert trainer.round is None
 
@@ -128,3 +125,60 @@ def test_moments_are_kept_only_where_asked(keep_moments: bool) -> None:
     assert np.allclose(opposite, -first) is not keep_moments
     trainer.stop(forget=True)
     np.testing.assert_allclose(one_round(1.0), first)
+
+
+def test_two_steps_worked_by_hand() -> None:
+    settings = AdamSettings(beta1=0.5, beta2=0.75, epsilon=0.0)
+    vector = np.zeros(2, np.float32)
+    change, state = adam_update(
+        init_adam(2), np.array([2.0, -1.0], np.float32), vector, 0.1, settings
+    )
+    # The first step of Adam is the rate times the sign, whatever the gradient's size.
+    np.testing.assert_allclose(change, [-0.1, 0.1], rtol=1e-6)
+    change, state = adam_update(state, np.array([0.0, -3.0], np.float32), vector, 0.1, settings)
+    # mean = (0.5, -1.75) / (1 - 0.25); square = (0.75, 2.4375) / (1 - 0.5625)
+    expected = -0.1 * np.array([0.5, -1.75]) / 0.75 / np.sqrt(np.array([0.75, 2.4375]) / 0.4375)
+    np.testing.assert_allclose(change, expected, rtol=1e-6)
+    assert state.steps == 2
+
+
+def test_the_state_that_went_in_is_left_alone() -> None:
+    state = init_adam(3)
+    adam_update(state, np.ones(3, np.float32), np.ones(3, np.float32), 0.1, AdamSettings())
+    assert (state.steps, state.mean.any(), state.square.any()) == (0, False, False)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_it_is_torch_s_adamw(weight_decay: float) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
+    rng = np.random.default_rng(0)
+    vector = rng.standard_normal(50).astype(np.float32)
+    parameter = torch.tensor(vector.copy(), requires_grad=True)
+    optimiser = torch.optim.AdamW([parameter], lr=0.01, weight_decay=weight_decay)
+    state, settings = init_adam(50), AdamSettings(weight_decay=weight_decay)
+    for _ in range(20):
+        gradient = rng.standard_normal(50).astype(np.float32)
+        parameter.grad = torch.from_numpy(gradient)
+        optimiser.step()
+        change, state = adam_update(state, gradient, vector, 0.01, settings)
+        vector = vector + change
+    np.testing.assert_allclose(vector, parameter.detach().numpy(), atol=2e-6)
+    assert vector.dtype == np.float32
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8), st.floats(0.01, 100))
+def test_clipping_keeps_the_direction_and_bounds_the_length(
+    values: list[float], norm_max: float
+) -> None:
+    gradient = np.array(values, np.float32)
+    clipped = clip_gradient(gradient, norm_max)
+    length = np.linalg.norm(gradient)
+    assert np.linalg.norm(clipped) <= min(norm_max, length) * (1 + 1e-5)
+    np.testing.assert_allclose(
+        clipped * max(1.0, length / norm_max), gradient, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_no_limit_leaves_the_gradient_as_it_is() -> None:
+    gradient = np.full(4, 1e6, np.float32)
+    assert clip_gradient(gradient, 0.0) is gradient

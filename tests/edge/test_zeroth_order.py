@@ -3,14 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge.adam import AdamSettings
 from edge.config import ZEROTH_ORDER, DataConfig, NodeConfig, TrainingConfig
+from edge.data.sources import FolderData
 from edge.errors import ModelError
-from edge.session import Inference, LoadedBundle, TrainStep, load_bundle
-from edge.trainer import Trainer, round_rng
+from edge.onnx.session import Inference, LoadedModel, TrainStep, load_model
+from edge.trainer import AdamSettings, Trainer, round_rng
 from edge.zeroth_order import ZerothOrder, batch_loss, directions, estimate, make_step
-from models.zoo import bundle_path
-from ternmesh.bundle import Bundle, TensorSpec
+from models.zoo import package_path
+from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.plan import make_plan
 from transports.link_config import LinkConfig
 
@@ -34,17 +34,17 @@ class Bowl:
         self.asked = 0
 
 
-def bowl_step(bundle: Bundle, probes: int, seed: bytes = b"ada") -> tuple[ZerothOrder, Bowl]:
+def bowl_step(package: ModelPackage, probes: int, seed: bytes = b"ada") -> tuple[ZerothOrder, Bowl]:
     bowl = Bowl()
-    return ZerothOrder(bowl, bundle, probes=probes, epsilon=1e-2, seed=seed), bowl
+    return ZerothOrder(bowl, package, probes=probes, epsilon=1e-2, seed=seed), bowl
 
 
 BATCH = {"x": np.zeros((1, 6), np.float32), "t": np.zeros((1, 1), np.float32)}
 
 
-def test_the_mean_of_many_probes_is_the_gradient(tiny: LoadedBundle) -> None:
+def test_the_mean_of_many_probes_is_the_gradient(tiny: LoadedModel) -> None:
     probes, at = 4000, np.zeros(D, np.float32)
-    step, bowl = bowl_step(tiny.bundle, probes)
+    step, bowl = bowl_step(tiny.package, probes)
     loss, found = step.run(at, BATCH)
     gradient = SCALES * (at - TARGET)
     assert bowl.asked == 2 * probes
@@ -58,9 +58,9 @@ def test_the_mean_of_many_probes_is_the_gradient(tiny: LoadedBundle) -> None:
     assert loss == pytest.approx(around, rel=1e-5)
 
 
-def test_one_probe_is_its_projection_along_its_direction(tiny: LoadedBundle) -> None:
+def test_one_probe_is_its_projection_along_its_direction(tiny: LoadedModel) -> None:
     at = np.full(D, 0.5, np.float32)
-    _, found = bowl_step(tiny.bundle, 1)[0].run(at, BATCH)
+    _, found = bowl_step(tiny.package, 1)[0].run(at, BATCH)
     z = np.sign(found)
     assert np.unique(np.abs(found)).size == 1
     slope = float((SCALES * (at - TARGET)) @ z)
@@ -68,11 +68,11 @@ def test_one_probe_is_its_projection_along_its_direction(tiny: LoadedBundle) -> 
     assert found @ z * slope > 0
 
 
-def test_seed_adapter_and_probe_choose_the_directions(tiny: LoadedBundle) -> None:
+def test_seed_adapter_and_probe_choose_the_directions(tiny: LoadedModel) -> None:
     at = np.zeros(D, np.float32)
-    first = bowl_step(tiny.bundle, 3)[0].run(at, BATCH)[1]
-    np.testing.assert_array_equal(bowl_step(tiny.bundle, 3)[0].run(at, BATCH)[1], first)
-    other = bowl_step(tiny.bundle, 3, b"bob")[0].run(at, BATCH)[1]
+    first = bowl_step(tiny.package, 3)[0].run(at, BATCH)[1]
+    np.testing.assert_array_equal(bowl_step(tiny.package, 3)[0].run(at, BATCH)[1], first)
+    other = bowl_step(tiny.package, 3, b"bob")[0].run(at, BATCH)[1]
     assert not np.array_equal(other, first)
     elsewhere = np.full(D, 1e-6, np.float32)
     made = [z for start in (at, elsewhere) for z in directions(b"s", start, 2)]
@@ -80,8 +80,8 @@ def test_seed_adapter_and_probe_choose_the_directions(tiny: LoadedBundle) -> Non
     assert set(np.concatenate(made)) == {-1.0, 1.0}
 
 
-def test_the_slopes_alone_make_the_estimate_again(tiny: LoadedBundle) -> None:
-    at, (step, _) = np.zeros(D, np.float32), bowl_step(tiny.bundle, 5)
+def test_the_slopes_alone_make_the_estimate_again(tiny: LoadedModel) -> None:
+    at, (step, _) = np.zeros(D, np.float32), bowl_step(tiny.package, 5)
     loss, slopes = step.project(at, BATCH)
     assert slopes.shape == (5,)
     assert step.run(at, BATCH)[0] == loss
@@ -89,24 +89,25 @@ def test_the_slopes_alone_make_the_estimate_again(tiny: LoadedBundle) -> None:
 
 
 @pytest.fixture(scope="module")
-def keyword() -> LoadedBundle:
-    return load_bundle(bundle_path("keyword"))
+def keyword() -> LoadedModel:
+    return load_model(package_path("keyword"))
 
 
-def keyword_batch(bundle: Bundle) -> dict[str, np.ndarray]:
+def keyword_batch(package: ModelPackage) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(2)
-    features = rng.random((bundle.batch, 50, 32), dtype=np.float32)
-    return {"features": features, "target": rng.integers(0, 10, bundle.batch)}
+    features = rng.random((package.batch, 50, 32), dtype=np.float32)
+    return {"features": features, "target": rng.integers(0, 10, package.batch)}
 
 
-def test_the_loss_is_that_of_the_train_step(keyword: LoadedBundle) -> None:
-    bundle = keyword.bundle
-    batch, noise = keyword_batch(bundle), np.random.default_rng(3).standard_normal(bundle.dimension)
+def test_the_loss_is_that_of_the_train_step(keyword: LoadedModel) -> None:
+    package = keyword.package
+    batch = keyword_batch(package)
+    noise = np.random.default_rng(3).standard_normal(package.dimension)
     vector = keyword.initial + 0.05 * noise.astype(np.float32)
     step = ZerothOrder(
-        Inference(keyword.folder, bundle), bundle, probes=1, epsilon=1e-3, seed=b"ada"
+        Inference(keyword.folder, package), package, probes=1, epsilon=1e-3, seed=b"ada"
     )
-    exact, gradient = TrainStep(keyword.folder, bundle).run(vector, batch)
+    exact, gradient = TrainStep(keyword.folder, package).run(vector, batch)
     assert step.loss(vector, batch) == pytest.approx(exact, abs=1e-4)
     assert abs(step.loss(keyword.initial, batch) - exact) > 1e-2, "the adapter matters"
     mean, found = step.run(vector, batch)
@@ -117,38 +118,31 @@ def test_the_loss_is_that_of_the_train_step(keyword: LoadedBundle) -> None:
     assert step.run(vector, batch)[0] == mean
 
 
-def test_it_trains(tiny: LoadedBundle, tiny_data) -> None:
-    class Samples:
-        def __len__(self) -> int:
-            return len(tiny_data["x"])
-
-        def batch(self, indexes):
-            return {name: array[indexes] for name, array in tiny_data.items()}
-
+def test_it_trains(tiny: LoadedModel, tiny_samples: FolderData) -> None:
     config = replace(node_config(tiny), training=TrainingConfig(mode=ZEROTH_ORDER, probes=8))
     step = make_step(config, tiny)
-    trainer = Trainer(step, Samples(), 8, AdamSettings())
+    trainer = Trainer(step, tiny_samples, 8, AdamSettings())
     plan = make_plan(D, rounds=1, local_steps=80, learning_rate=0.05)
     trainer.begin(0, tiny.initial, plan, round_rng(0, "ada", 0))
-    batch = Samples().batch(np.arange(96))
+    batch = tiny_samples.batch(np.arange(96))
     before = step.loss(tiny.initial, batch)
     while trainer.step():
         pass
     assert step.loss(tiny.initial + trainer.delta(), batch) < before / 2
 
 
-def node_config(loaded: LoadedBundle) -> NodeConfig:
+def node_config(loaded: LoadedModel) -> NodeConfig:
     return NodeConfig("ada", "state", str(loaded.folder), LinkConfig("mqtt://x"), DataConfig())
 
 
-def test_a_node_trains_by_gradient_unless_it_is_told_otherwise(tiny: LoadedBundle) -> None:
+def test_a_node_trains_by_gradient_unless_it_is_told_otherwise(tiny: LoadedModel) -> None:
     assert isinstance(make_step(node_config(tiny), tiny), TrainStep)
 
 
-def test_a_model_with_two_targets_is_refused(tiny: LoadedBundle) -> None:
-    more = (*tiny.bundle.batch_inputs, TensorSpec("weight", "float32", (8,)))
+def test_a_model_with_two_targets_is_refused(tiny: LoadedModel) -> None:
+    more = (*tiny.package.batch_inputs, TensorSpec("weight", "float32", (8,)))
     with pytest.raises(ModelError, match=r"tiny has 1 outputs and 2 targets: .* training\.mode"):
-        bowl_step(replace(tiny.bundle, batch_inputs=more), 1)
+        bowl_step(replace(tiny.package, batch_inputs=more), 1)
 
 
 def test_losses_by_metric() -> None:

@@ -16,7 +16,7 @@ from host.pipeline.texts import read_texts
 from host.pipeline.train import VALIDATION_PARTS, own_stage
 from models.bottleneck.training import StageOptimizer
 from models.stages import run_stages
-from ternmesh_cli.toml import write_toml
+from ternmesh_cli.process import write_toml
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. "
 LATENT, STEPS = 4, 6
@@ -54,10 +54,10 @@ def in_one_process(config: PipelineConfig) -> tuple[list[list[float]], float]:
     for step in range(config.steps):
         batch = torch.from_numpy(texts.batch(step, config.seed, rows, length))
         turns = trainers[0].is_basis_step(step)
-        for (_, frame), trainer in zip(parts, trainers, strict=True):
+        for (_, subspace), trainer in zip(parts, trainers, strict=True):
             trainer.zero_grad()
-            if frame is not None:
-                frame.collecting = turns
+            if subspace is not None:
+                subspace.collecting = turns
         part_losses = []
         for part in batch.split(config.micro_batch):
             loss = next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:])
@@ -70,12 +70,12 @@ def in_one_process(config: PipelineConfig) -> tuple[list[list[float]], float]:
         for trainer in trainers:
             trainer.step(step, config.steps)
         if turns:
-            frames = [frame for _, frame in parts if frame is not None]
-            frames[0].gram.copy_(torch.stack([frame.gram for frame in frames]).sum(0))
+            subspaces = [subspace for _, subspace in parts if subspace is not None]
+            subspaces[0].gram.copy_(torch.stack([subspace.gram for subspace in subspaces]).sum(0))
             basis = trainers[0].next_basis()
-            for frame, trainer in zip(frames, trainers, strict=True):
+            for subspace, trainer in zip(subspaces, trainers, strict=True):
                 trainer.turn(basis)
-                frame.basis.copy_(basis)
+                subspace.basis.copy_(basis)
     judged = []
     with torch.no_grad():
         for number in range(VALIDATION_PARTS):

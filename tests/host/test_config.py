@@ -3,16 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from host.config import HostConfig, load_bundle, plan_of, read_host_config, settings_of
-from models.zoo import bundle_path
+from host.config import HostConfig, load_model_package, plan_of, read_host_config, settings_of
+from models.zoo import package_path
 from ternmesh.config import ConfigError
-from ternmesh.errors import BundleError
-from ternmesh.swarm.records import Settings
+from ternmesh.errors import ModelPackageError
+from ternmesh.federated.state import CoordinatorSettings
+from transports.factory import profile_of
 from transports.link_config import link_settings
 
 GOOD = """
 state_dir = "state"
-bundle = "keyword"
+model = "keyword"
 [link]
 url = "mqtt://ada:secret@broker.example:1884"
 fleet = "garden"
@@ -40,15 +41,14 @@ def read(tmp_path):
 
 def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     config = read(GOOD)
-    assert config.store_path == tmp_path / "state" / "host.sqlite"
     assert config.control_path == tmp_path / "state" / "control.sock"
     plan = plan_of(config.run, 15_312)
     assert (plan.rounds, plan.learning_rate_e6, plan.announce_s) == (7, 10_000, 5)
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
     assert plan.scale_max == 2 << 24
-    assert settings_of(config.run) == Settings(2, 12.0, 1024, 9)
-    believing = replace(config.run, bundles=True)
-    assert settings_of(believing) == Settings(2, 12.0, 1024, 9, bundles=True)
+    assert settings_of(config.run) == CoordinatorSettings(2, 12.0, 1024, 9)
+    believing = replace(config.run, partial_aggregates=True)
+    assert settings_of(believing) == CoordinatorSettings(2, 12.0, 1024, 9, partial_aggregates=True)
     link = link_settings(config.link, "host")
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",
@@ -59,13 +59,13 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
 
 def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
     monkeypatch.setattr("transports.link_config.check_ca_file", lambda path: None)
-    shutil.copytree(bundle_path("keyword"), tmp_path / "mine")
+    shutil.copytree(package_path("keyword"), tmp_path / "mine")
     text = GOOD.replace('"keyword"', '"mine"').replace("[link]", '[link]\nca_file = "ca.pem"')
     config = read('control_socket = "/run/x.sock"\n' + text)
-    assert config.bundle == str(tmp_path / "mine")
+    assert config.model == str(tmp_path / "mine")
     assert config.link.ca_file == str(tmp_path / "ca.pem")
     assert str(config.control_path) == "/run/x.sock"
-    assert load_bundle(config.bundle) == load_bundle("keyword")
+    assert load_model_package(config.model) == load_model_package("keyword")
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("deadline_s = 12", "deadline_s = 0.9", "run.deadline_s is 0.9: it must be 1.0 to"),
         (
             "min_peers = 2",
-            "nodes_max = 2731\nbundles = true",
-            "run.nodes_max is 2731: where bundles are taken it must be at most 2730",
+            "nodes_max = 2731\npartial_aggregates = true",
+            "run.nodes_max is 2731: with partial_aggregates it must be at most 2730",
         ),
         ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0.0 to 0.999"),
-        ("min_peers = 2", "frame_mtu = 20", r"run.frame_mtu is 20: it must be \d+ to 4096"),
+        ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),
         ("url =", "broker =", "link.broker is not a setting"),
         ("mqtt://ada", "http://ada", "does not begin with mqtt://"),
         ('"garden"', '"a"\nca_file = "host.toml"', r"\[link\]: ca_file .*host.toml holds no cert"),
         ('"garden"', '"a/b"', r"\[link\]: fleet 'a/b' must be"),
-        ('"keyword"', '"keywords"', "bundle is 'keywords': no such folder, and no model is called"),
+        ('"keyword"', '"keywords"', "model is 'keywords': no such folder, and no model is called"),
         ("[run]", "[run", "this is not TOML"),
         ("[link]", 'log_level = "LOUD"\n[link]', "log_level is 'LOUD': it must be one of DEBUG"),
     ],
@@ -113,9 +113,17 @@ def test_a_plan_that_no_frame_can_carry_is_a_sentence():
         plan_of(config.run, 1 << 24)
 
 
-def test_a_folder_that_holds_no_bundle_is_a_sentence(tmp_path):
+def test_a_folder_without_a_model_package_is_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"its model\.json cannot be read"):
-        load_bundle(str(tmp_path))
+        load_model_package(str(tmp_path))
     (tmp_path / "model.json").write_text("{}")
-    with pytest.raises(BundleError, match="not a bundle description"):
-        load_bundle(str(tmp_path))
+    with pytest.raises(ModelPackageError, match="does not describe a model package"):
+        load_model_package(str(tmp_path))
+
+
+def test_the_bearer_chooses_what_fits_it(read):
+    plan = plan_of(replace(read(GOOD).run, announce_s=0), 15_312)
+    assert (plan.frame_mtu, plan.announce_s, plan.manifest_repeats) == (184, 30, 0)
+    config = read(GOOD.replace("announce_s = 5\n", "").replace("[run]", "radios = true\n[run]"))
+    plan = plan_of(config.run, 15_312, profile_of(config.link))
+    assert (plan.frame_mtu, plan.announce_s, plan.manifest_repeats) == (1024, 3600, 0)

@@ -26,7 +26,7 @@ from host.pipeline.launch import Ranks
 from host.pipeline.rank import build
 from host.pipeline.report import PROGRESS, Progress, line
 from host.pipeline.texts import read_texts, tokenizer
-from host.pipeline.train import Place, own_stage
+from host.pipeline.train import RankContext, own_stage
 from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
 
@@ -161,13 +161,13 @@ def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path
         assert log.endswith("\n1")
 
 
-def test_sends_are_held_back_as_by_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sends_are_delayed_like_on_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("host.pipeline.engine.time.sleep", slept.append)
     sends = [SimpleNamespace(tensor=torch.zeros(250)), SimpleNamespace(tensor=torch.zeros(50))]
     for mbit in (8.0, 0.0):
         stage = SimpleNamespace(link_mbit=mbit)
-        assert TimedStage._held(stage, sends) is sends
+        assert TimedStage._delayed(stage, sends) is sends
     assert slept == [pytest.approx(1.2e-3)]
 
 
@@ -215,7 +215,7 @@ def test_what_fails_before_training_is_a_refusal_and_not_tried_again(tmp_path: P
     config = read_pipeline_config(write_config(tmp_path))
     whole = gzip.compress(b"text " * 10_000)
     (tmp_path / "text" / "b.txt.gz").write_bytes(whole[: len(whole) // 2])
-    place = Place(0, 0, 0, HashStore(), torch.device("cpu"))
+    place = RankContext(0, 0, 0, HashStore(), torch.device("cpu"))
     with pytest.raises(PipelineError, match="cannot be used: EOFError: Compressed file ended"):
         build(config, place)
     broken = tmp_path / "llama"

@@ -1,4 +1,4 @@
-"""How ranks meet among the words of their forerunners, and how they keep a second start out."""
+"""Ranks meet although the store holds keys of an earlier start; a second start is kept out."""
 
 import os
 import signal
@@ -15,30 +15,30 @@ import torch
 from pipeline_ranks import reports, write_config
 from torch.distributed import HashStore, PrefixStore
 
-from host.pipeline import agreement, rank
+from host.pipeline import agreement
 from host.pipeline.checkpoint import Checkpoints
 from host.pipeline.config import read_pipeline_config
 from host.pipeline.errors import PipelineError
-from host.pipeline.launch import Ranks, command
-from host.pipeline.lock import hold
-from ternmesh_cli.mosquitto import free_port
+from host.pipeline.launch import Ranks, command, hold
+from host.pipeline.rank import choose_device
+from ternmesh_cli.broker.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
 def meet(store: HashStore, number: int, own: str, said: str) -> list[str]:
-    """What run_rank does to meet, without links."""
+    """Meet like run_rank, without links."""
     meeting = agreement.join(store, number, own) if number else own
     answer = partial(agreement.welcome, store, 3, meeting) if number == 0 else (lambda: None)
     at = PrefixStore(meeting, store)
     return agreement.gather(at, "settings", number, 3, said, meanwhile=answer)
 
 
-def test_ranks_that_are_started_again_meet_each_other_and_not_their_forerunners() -> None:
+def test_ranks_that_are_started_again_meet_each_other_only() -> None:
     store = HashStore()
     for start in ("first", "second"):
         with ThreadPoolExecutor(3) as pool:
-            # Rank 0 comes last: the others find what was said before they were started.
+            # Rank 0 comes last: the others find the keys of the start before.
             jobs = [
                 pool.submit(meet, store, each, f"{start}-{each}", f"{start} {each}")
                 for each in (2, 1, 0)
@@ -81,7 +81,7 @@ def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         assert stat.S_IMODE(config.folder.stat().st_mode) == 0o700
         log = config.folder / "ranks.log"
         log.write_text("of the first start")
-        said = f"another start trains in .*: end it first \\(kill {os.getppid()}\\)"
+        said = f"other ranks train in .*: end them first \\(kill {os.getppid()}\\)"
         with pytest.raises(PipelineError, match=said):
             Ranks(config, tmp_path / "run.toml").start()
         assert log.read_text() == "of the first start"
@@ -107,7 +107,7 @@ def test_each_rank_has_a_gpu_of_its_own_or_none_has(
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     config = read_pipeline_config(write_config(tmp_path, device=device))
-    assert rank.choose_device(config, 4).type == chosen
+    assert choose_device(config, 4).type == chosen
 
 
 def test_too_few_gpus_are_refused_where_they_are_asked_for(
@@ -117,7 +117,7 @@ def test_too_few_gpus_are_refused_where_they_are_asked_for(
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     config = read_pipeline_config(write_config(tmp_path, device="cuda"))
     with pytest.raises(PipelineError, match="this machine has 1 GPUs for 2 ranks"):
-        rank.choose_device(config, 2)
+        choose_device(config, 2)
 
 
 def test_training_under_two_torchruns_goes_on_after_kill_9(

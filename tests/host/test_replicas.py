@@ -1,4 +1,4 @@
-"""Replicas of a pipeline: their packets lose nothing, and they end with one reference."""
+"""Replicas of a pipeline: their updates lose nothing, and they end with equal global weights."""
 
 import threading
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from torch import nn
 from host.pipeline.config import PipelineConfig, ReplicasConfig, read_pipeline_config
 from host.pipeline.errors import PipelineError
 from host.pipeline.packets import Packets
-from host.pipeline.replicas import REFERENCE, Replica
+from host.pipeline.replicas import GLOBAL, Replica
 from host.pipeline.report import line
 from host.pipeline.vector import StageVector
-from models.bottleneck.frame import Frame, make_basis, make_table, outside
+from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_table, project
 from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, confined, turn
+from ternmesh.codec.scale import UNIT
 from ternmesh.errors import WireError
-from ternmesh.hypervector.scale import UNIT
 from transports import batch
 
 NUMBERS = 3000
@@ -30,13 +30,13 @@ NUMBERS = 3000
 class LocalPeers:
     """Replicas in threads of one process."""
 
-    def __init__(self, own: int, count: int, said: list[object], barrier: threading.Barrier):
-        self.own, self.count, self._said, self._barrier = own, count, said, barrier
+    def __init__(self, own: int, count: int, messages: list[object], barrier: threading.Barrier):
+        self.own, self.count, self._messages, self._barrier = own, count, messages, barrier
 
     def gather(self, message: bytes) -> list[object]:
-        self._said[self.own] = message
+        self._messages[self.own] = message
         self._barrier.wait(60.0)
-        everyone = list(self._said)
+        everyone = list(self._messages)
         self._barrier.wait(60.0)
         return everyone
 
@@ -47,11 +47,13 @@ class LocalPeers:
 def pairs(method: str, count: int = 2) -> list[tuple[nn.Module, Replica]]:
     """Replicas of a small layer, all alike."""
     config = PipelineConfig("", replicas=ReplicasConfig(count, method, 1, 0.9))
-    said, barrier, made = [b""] * count, threading.Barrier(count), []
+    messages, barrier, made = [b""] * count, threading.Barrier(count), []
     for own in range(count):
         torch.manual_seed(0)
         layer = nn.Linear(40, 50)
-        made.append((layer, Replica(config, 0, layer, None, LocalPeers(own, count, said, barrier))))
+        made.append(
+            (layer, Replica(config, 0, layer, None, LocalPeers(own, count, messages, barrier)))
+        )
     return made
 
 
@@ -75,7 +77,7 @@ def test_an_exchange_moves_learning_and_loses_none(method: str) -> None:
         before = torch.stack([StageVector(layer, None).read() for layer, _ in made]).mean(0)
         at_once([lambda r=replica, s=step: r.after_step(s, False) for _, replica in made])
         weights = [StageVector(layer, None).read() for layer, _ in made]
-        first, second = (dict(replica.tensors())[REFERENCE] for _, replica in made)
+        first, second = (dict(replica.tensors())[GLOBAL] for _, replica in made)
         assert torch.equal(first, second)
         assert torch.allclose(torch.stack(weights).mean(0), before, atol=1e-7)
     moved = float((first - start).norm() / (before - start).norm())
@@ -83,7 +85,7 @@ def test_an_exchange_moves_learning_and_loses_none(method: str) -> None:
         assert torch.allclose(first, weights[0], atol=1e-7)
         assert moved == pytest.approx(1.0, abs=1e-3)
     else:
-        assert 0.5 < moved < 1.0  # the rest is in the weights, for a later packet
+        assert 0.5 < moved < 1.0  # the rest is in the weights, for a later update
         assert not torch.equal(weights[0], weights[1])
     with made[0][1].agreed():
         assert torch.equal(StageVector(made[0][0], None).read(), first)
@@ -98,7 +100,7 @@ def test_what_is_not_finite_is_refused() -> None:
         replica.after_step(1, False)
 
 
-def test_packets_say_what_fits_and_only_to_their_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_are_for_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("host.pipeline.packets.PART_MAX", 1000)
     vector = np.random.default_rng(0).standard_normal(NUMBERS).astype(np.float32)
     packets = Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5), "a")
@@ -126,7 +128,7 @@ def test_packets_say_what_fits_and_only_to_their_exchange(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("form", ["rows", "factors"])
 def test_a_vector_of_weights_in_a_subspace_holds_their_coordinates(form: str) -> None:
-    frame = Frame(make_basis(20, 3, 0), make_table(30, 20, 1.0, 0))
+    frame = SharedSubspace(make_basis(20, 3, 0), make_table(30, 20, 1.0, 0))
     stage = nn.Sequential(
         SubspaceTokens(nn.Embedding(30, 20), frame, form),
         SubspaceLinear(nn.Linear(10, 20, bias=False), frame, form),
@@ -138,7 +140,8 @@ def test_a_vector_of_weights_in_a_subspace_holds_their_coordinates(form: str) ->
     vector.write(numbers)
     assert torch.allclose(vector.read(), numbers, atol=1e-5)
     if form == "rows":
-        assert max(outside(w, frame.basis, axis) for w, axis, _ in confined(stage)) <= 1e-6
+        for weight, axis, _ in confined(stage):
+            assert torch.allclose(weight, project(weight, frame.basis, axis), atol=1e-5)
     basis = make_basis(20, 3, 1)
     turned = vector.turned(numbers, basis)
     turn(stage, frame.basis, basis, {})
@@ -171,16 +174,17 @@ def test_replicas_with_packets_agree_and_go_on_from_a_checkpoint(tmp_path: Path)
     folder = config.folder / "checkpoints"
     ends = [load_file(folder / f"rank-{rank}-{STEPS}.safetensors") for rank in range(4)]
     for stage in (0, 1):
-        assert torch.equal(ends[stage][REFERENCE], ends[2 + stage][REFERENCE])
+        assert torch.equal(ends[stage][GLOBAL], ends[2 + stage][GLOBAL])
         assert torch.equal(ends[stage]["basis"], ends[2 + stage]["basis"])
     name = next(name for name in ends[0] if name.endswith("attention_out.weight"))
     assert not torch.equal(ends[0][name], ends[2][name])  # each keeps what it could not say
-    assert outside(ends[0][name], ends[0]["basis"], 0) <= 1e-6
-    told = reports(config)
-    assert "to each other replica" in line(told[1])
-    # A ternary packet of half zeros takes 1.5 bits a number, and its head.
-    size = 2 * told[1]["replica_bytes_per_token"] * config.rows * config.model.length
-    numbers = sum(end[REFERENCE].numel() for end in ends[:2])
+    inside = project(ends[0][name], ends[0]["basis"], 0)
+    assert torch.allclose(ends[0][name], inside, atol=1e-5)
+    rows = reports(config)
+    assert "to each other replica" in line(rows[1])
+    # A ternary update of half zeros takes 1.5 bits a number, and its head.
+    size = 2 * rows[1]["replica_bytes_per_token"] * config.rows * config.model.length
+    numbers = sum(end[GLOBAL].numel() for end in ends[:2])
     assert numbers * 1.4 / 8 < size < numbers * 2.4 / 8 + 400
     for rank in range(4):
         (folder / f"rank-{rank}-{STEPS}.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""The host's program over the loopback, with bare members for nodes and a number for a clock."""
+"""The host's program over the loopback, with bare protocols for nodes and a number for a clock."""
 
 import json
 import logging
@@ -10,30 +10,31 @@ import pytest
 
 from host.service import HostService, continue_or_begin
 from ternmesh.config import ConfigError
+from ternmesh.federated.events import UpdateForgotten, WorkReady
+from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.state import CoordinatorSettings, NodeRecord
 from ternmesh.plan import make_plan
-from ternmesh.swarm.events import PacketForgotten, WorkReady
-from ternmesh.swarm.member import Member, new_state
-from ternmesh.swarm.records import NodeRecord, Settings
-from ternmesh.trust.identity import rotation_text
-from ternmesh.trust.notary import OPEN, Trust
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.security.identity import rotation_text
 from ternmesh_cli.keys import enrol_fleet
+from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.host_store import HostStore
-from ternmesh_store.keyring import Keyring, TrustConfig
+from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
 from transports.loopback import LoopbackHub
 
 MODEL = bytes(range(32))
 DIMENSION = 2000
 PLAN = make_plan(DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, announce_s=5)
-SETTINGS = Settings(min_peers=2, deadline_s=60.0)
+SETTINGS = CoordinatorSettings(min_peers=2, deadline_s=60.0)
 NAMES = ("ada", "bob")
 
 
 class Bench:
     """A hub, a host on a real store, and nodes in memory."""
 
-    def __init__(self, path, keyring=None) -> None:
-        self.path, self.keyring = path, keyring
+    def __init__(self, state, keyring=None) -> None:
+        self.state, self.keyring = state, keyring
         self.now = 1000.0
         self.hub = LoopbackHub()
         self.nodes: dict[str, Driver] = {}
@@ -43,30 +44,33 @@ class Bench:
     def boot(self, plan=PLAN, *, new_run: bool = False) -> None:
         """Start the host, or start it again after a kill."""
         if self.service is not None:
-            self.store.close()
-            self.bearer.close()
-        self.store = HostStore(self.path)
-        self.store.open()
-        self.bearer = self.hub.host()
-        self.bearer.open()
+            self.state.close()
+            self.transport.close()
+        if not self.state.is_open:
+            self.state.open()
+        self.store = HostStore(self.state)
+        self.transport = self.hub.host()
+        self.transport.open()
         stored = continue_or_begin(self.store, plan, MODEL, new_run=new_run)
         clock = lambda: self.now  # noqa: E731
         self.service = HostService(
-            stored, SETTINGS, MODEL, self.store, self.bearer, clock, self.keyring
+            stored, SETTINGS, MODEL, self.store, self.transport, clock, self.keyring
         )
         self.service.start()
         self.service.poll(0.0)
 
-    def join(self, name: str, trust: Trust = OPEN) -> None:
-        rng, state = np.random.default_rng(0), new_state(DIMENSION)
-        member = Member(name, MODEL, 100, name.encode().ljust(8), state, rng, trust=trust)
+    def join(self, name: str, security: SecurityLayer = OPEN) -> None:
+        rng, state = np.random.default_rng(0), new_node_state(DIMENSION)
+        member = NodeProtocol(
+            name, MODEL, 100, name.encode().ljust(8), state, rng, security=security
+        )
         end = self.hub.node(name)
         end.open()
         self.nodes[name] = Driver(member, end, lambda: self.now)
         member.start(self.now)
 
     def settle(self) -> None:
-        """Until nobody has anything to do without the clock going on."""
+        """Poll until nothing is left to do before the clock goes on."""
         moved = True
         while moved:
             moved = self.service.poll(0.0)
@@ -82,7 +86,7 @@ class Bench:
         return next(node for node in self.service.status()["nodes"] if node["name"] == name)
 
     def stranger(self, name: str, *messages: bytes) -> None:
-        """Somebody on the bearer who sends what he likes."""
+        """A peer that sends arbitrary frames."""
         end = self.hub.node(name)
         end.open()
         for message in messages:
@@ -92,9 +96,9 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    bench = Bench(tmp_path / "host.sqlite")
+    bench = Bench(StateFile(tmp_path))
     yield bench
-    bench.store.close()
+    bench.state.close()
 
 
 def test_status_before_anybody_came(bench):
@@ -102,7 +106,7 @@ def test_status_before_anybody_came(bench):
     assert (status["role"], status["phase"], status["version"]) == ("host", "gathering", 0)
     assert status["deadline_s"] is None
     assert (status["nodes"], status["history"], status["refused"]) == ([], [], {})
-    assert status["reference"] == bench.service.coordinator.reference.hex()
+    assert status["global_hash"] == bench.service.coordinator.global_hash.hex()
 
 
 def test_status_while_a_round_is_open(bench):
@@ -116,8 +120,8 @@ def test_status_while_a_round_is_open(bench):
     assert status["snapshot_bytes_max"] == 4 * status["plan"]["dimension"] + 2048
     assert bench.node("ada") == {
         "name": "ada",
-        "bundle": None,
-        "context": 1,
+        "partial_aggregate": None,
+        "address": 1,
         "samples": 100,
         "active": True,
         "heard_s_ago": 1.5,
@@ -147,13 +151,13 @@ def test_a_run_to_its_end_with_every_byte_in_some_round(bench):
         up = bench.nodes[name].traffic["host"].bytes_out
         assert sum(item["bytes_up"][name] for item in status["history"]) == up
         assert bench.node(name)["bytes_up"] == up
-    # What no round has is the announcement at the start of the host, which nobody was there for.
+    # The announcement at the start of the host belongs to no round.
     broadcast = bench.service.driver.traffic["all"].bytes_out
     direct = sum(bench.service.driver.traffic[name].bytes_out for name in NAMES)
     assert sum(item["bytes_down"] for item in status["history"]) == broadcast + direct
     assert all(item["bytes_down"] > 0 for item in status["history"])
-    hashes = {driver.endpoint.reference.hex() for driver in bench.nodes.values()}
-    assert hashes == {status["reference"]}
+    hashes = {driver.endpoint.global_hash.hex() for driver in bench.nodes.values()}
+    assert hashes == {status["global_hash"]}
 
 
 def test_seconds_are_those_of_the_open_round(bench):
@@ -204,12 +208,12 @@ def test_a_board_that_turns_round_is_seen_to_drift(bench):
     assert (eve["similarity_own"], eve["similarity_others"], eve["drifting"]) == (None,) * 3
 
 
-def test_a_packet_that_was_forgotten_is_none_of_its_drift(bench):
+def test_a_forgotten_update_does_not_count_for_drift(bench):
     bench.join("ada")
     bench.settle()
     told = []
     bench.service._drift.forget = told.append
-    bench.service._handle(PacketForgotten(1, 0))
+    bench.service._handle(UpdateForgotten(1, 0))
     assert told == [1]
 
 
@@ -249,7 +253,7 @@ def test_a_finished_run_stays_finished_and_serves_late_comers(bench):
     bench.join("late")
     bench.settle()
     late = bench.nodes["late"].endpoint
-    assert (late.version, late.reference.hex()) == (3, before["reference"])
+    assert (late.version, late.global_hash.hex()) == (3, before["global_hash"])
 
 
 def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
@@ -257,21 +261,21 @@ def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
     bench.join("bob")
     bench.settle()
     before = bench.service.status()
-    with pytest.raises(ConfigError, match=f"{before['run']}.*reference 3.*--new-run"):
+    with pytest.raises(ConfigError, match=f"{before['run']}.*global update 3.*--new-run"):
         bench.boot(replace(PLAN, rounds=4))
     bench.boot()
     assert bench.service.status()["run"] == before["run"]
 
 
-def test_a_run_of_too_many_nodes_takes_no_bundles(bench):
-    """The rows of all nodes and bundles must fit a reference."""
+def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):
+    """The rows of all nodes and partial aggregates must fit a global update."""
     stored = bench.store.load(MODEL)
-    settings = replace(SETTINGS, bundles=True)
-    nodes = tuple(NodeRecord(context, f"node-{context}", 9) for context in range(1, 2732))
+    settings = replace(SETTINGS, partial_aggregates=True)
+    nodes = tuple(NodeRecord(address, f"node-{address}", 9) for address in range(1, 2732))
     full, over = (replace(stored.state, nodes=some) for some in (nodes[:-1], nodes))
-    HostService(replace(stored, state=full), settings, MODEL, bench.store, bench.bearer)
+    HostService(replace(stored, state=full), settings, MODEL, bench.store, bench.transport)
     with pytest.raises(ConfigError, match="is for at most 2730 nodes, and this run has 2731"):
-        HostService(replace(stored, state=over), settings, MODEL, bench.store, bench.bearer)
+        HostService(replace(stored, state=over), settings, MODEL, bench.store, bench.transport)
 
 
 def test_a_changed_plan_begins_a_new_run_when_told_to_and_says_so(bench, caplog):
@@ -284,7 +288,7 @@ def test_a_changed_plan_begins_a_new_run_when_told_to_and_says_so(bench, caplog)
     after = bench.service.status()
     assert after["run"] != before["run"]
     assert (after["version"], after["phase"], after["nodes"]) == (0, "gathering", [])
-    assert f"run {before['run']} is given up at reference 3" in caplog.text
+    assert f"run {before['run']} is given up at global update 3" in caplog.text
 
 
 def test_whatever_arrives_is_counted_and_stops_nothing(bench):
@@ -311,7 +315,7 @@ def test_whatever_arrives_is_counted_and_stops_nothing(bench):
     del bench.work
     for driver in bench.nodes.values():
         driver.endpoint._offered = -1
-        driver.endpoint._offer_work()
+        driver.endpoint._frames_taken()
     bench.settle()
     assert bench.service.status()["version"] == 3
 
@@ -356,8 +360,8 @@ def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
     bench.join("bob")
     bench.settle()
     for end in ("", "-wal"):
-        bench.path.with_name(bench.path.name + end).unlink(missing_ok=True)
-    bench.store.close()
+        bench.state.path.with_name(bench.state.path.name + end).unlink(missing_ok=True)
+    bench.state.close()
     bench.service = None
     bench.boot()
     bench.service.coordinator.run = bench.nodes["ada"].endpoint.run  # a copy from before round 1
@@ -368,7 +372,7 @@ def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
     assert bench.service.status()["refused"]["ahead"] >= 2
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 2
-    assert errors[0].startswith("ada holds a newer reference of this run than this host")
+    assert errors[0].startswith("ada holds a newer global update of this run than this host")
 
 
 def test_it_leaves_once_the_run_is_over_and_those_behind_had_their_time(bench):
@@ -381,7 +385,7 @@ def test_it_leaves_once_the_run_is_over_and_those_behind_had_their_time(bench):
     del bench.work
     for driver in bench.nodes.values():
         driver.endpoint._offered = -1
-        driver.endpoint._offer_work()
+        driver.endpoint._frames_taken()
     bench.settle()
     assert not bench.service.may_leave()
     bench.now += PLAN.announce_s + 9.0
@@ -400,11 +404,11 @@ def test_the_log_tells_the_story(bench, caplog):
         "ada takes part with 100 samples",
         "bob takes part with 100 samples",
         "round 1 of 3 is open for 60 s",
-        "reference 1 of 3 counts ada, bob",
+        "global update 1 of 3 counts ada, bob",
         "round 2 of 3 is open for 60 s",
-        "reference 2 of 3 counts ada, bob",
+        "global update 2 of 3 counts ada, bob",
         "round 3 of 3 is open for 60 s",
-        "reference 3 of 3 counts ada, bob; the run is finished",
+        "global update 3 of 3 counts ada, bob; the run is finished",
     ]
 
 
@@ -424,22 +428,21 @@ def test_a_node_that_falls_silent_is_missed_and_the_run_goes_on(bench, caplog):
     assert status["history"][0]["missing"] == ("cleo",)
     assert not bench.node("cleo")["active"]
     assert (bench.node("cleo")["rounds_counted"], bench.node("cleo")["rounds_missed"]) == (0, 3)
-    assert "reference 1 of 3 counts ada, bob, without cleo" in caplog.text
+    assert "global update 1 of 3 counts ada, bob, without cleo" in caplog.text
 
 
 def test_a_new_run_of_the_same_plan_goes_on_and_says_so(tmp_path, caplog):
-    bench = Bench(tmp_path / "host.sqlite")
+    bench = Bench(StateFile(tmp_path))
     run = bench.service.coordinator.run
     bench.boot(new_run=True)
     assert bench.service.coordinator.run == run
     assert "--new-run changes nothing" in caplog.text
-    assert "host.sqlite" in caplog.text
 
 
 def test_a_first_contact_is_no_refusal(tmp_path, caplog):
-    """A host of keys asks each board to show that it hears it: nobody need be told."""
+    """A host with keys first asks each board for a sign of life: that is no refusal to log."""
     caplog.set_level(logging.INFO)
-    bench = Bench(tmp_path / "host.sqlite")
+    bench = Bench(StateFile(tmp_path))
     bench.service.coordinator._refuse("ada", "sync", bench.now, aloud=False)
     bench.service.coordinator._refuse("ada", "seal", bench.now, aloud=False)
     bench.service.poll(0.0)
@@ -454,15 +457,16 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):
     """However long the round is open yet."""
     enrol_fleet("garden", tmp_path / "host", {name: tmp_path / name for name in NAMES})
     with ExitStack() as stack:
-        rings = {name: Keyring(tmp_path / name, TrustConfig()) for name in ("host", *NAMES)}
+        files = {name: StateFile(tmp_path / name) for name in ("host", *NAMES)}
+        rings = {name: Keyring(file, SecurityConfig()) for name, file in files.items()}
         for ring in rings.values():
+            ring.state.open()
+            stack.callback(ring.state.close)
             ring.open()
-            stack.callback(ring.close)
-        bench = Bench(tmp_path / "host.sqlite", rings["host"])
-        stack.callback(bench.store.close)
+        bench = Bench(files["host"], rings["host"])
         bench.work = lambda driver, event: None
         for name in NAMES:
-            bench.join(name, rings[name].trust(name, MODEL, 0))
+            bench.join(name, rings[name].security(name, MODEL, 0))
         for _ in range(5):
             bench.now += 2.0
             bench.settle()

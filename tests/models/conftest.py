@@ -1,4 +1,4 @@
-"""What the tests of models/ share: a user's regression module, exported once."""
+"""For all tests of models/: a user's regression module, exported once."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models.adapter import Adapter
+from models.adapters.base import Adapter
+from models.adapters.lora import add_lora
 from models.export import export
-from models.lora import add_lora
-from ternmesh.bundle import Bundle
+from ternmesh.model_package import ModelPackage
 
 BATCH = 6
 
@@ -47,7 +47,7 @@ def regression_loss(
 
 
 class Exported:
-    """A module and the bundle that was made of it."""
+    """A module and its model package."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
@@ -58,7 +58,7 @@ class Exported:
         )
         self.batch = self.sample()
         inputs, targets = self.batch[:2], self.batch[2:]
-        self.bundle: Bundle = export(
+        self.package: ModelPackage = export(
             self.module,
             self.adapter,
             regression_loss,
@@ -83,4 +83,4 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(tmp_path_factory.mktemp("bundle"))
+    return Exported(tmp_path_factory.mktemp("package"))

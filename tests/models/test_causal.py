@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.bottleneck.assemble import Layout, assemble
+from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.config import BottleneckConfig
 from models.causal import OUTPUTS, TOKENS, CausalError, cut_open, read_causal
 from models.stages import run_stages
@@ -37,7 +37,7 @@ def test_stages_of_a_llama_compute_the_same(tmp_path: Path, method: str) -> None
     whole = small_model(tmp_path, tie_word_embeddings=True)
     layers = read_causal(tmp_path, 10)
     tokens = torch.randint(0, 60, (2, 10), generator=torch.Generator().manual_seed(1))
-    layout = Layout(16, 60, OUTPUTS, TOKENS)
+    layout = StageLayout(16, 60, OUTPUTS, TOKENS)
     config = BottleneckConfig(method, latent=16)
     stages, _ = assemble(layers, layout, config, 3, 2, 10)
     logits = run_stages(stages, tokens)
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_bfloat16_is_trained_in_float32(tmp_path: Path) -> None:
     layers = read_causal(tmp_path, 10)
     assert {p.dtype for layer in layers for p in layer.parameters()} == {torch.float32}
     config = BottleneckConfig("resbm", latent=4, bits=8)
-    stages, _ = assemble(layers, Layout(16, 60, OUTPUTS, TOKENS), config, 2, 1, 10)
+    stages, _ = assemble(layers, StageLayout(16, 60, OUTPUTS, TOKENS), config, 2, 1, 10)
     run_stages(stages, torch.zeros(1, 10, dtype=torch.long)).sum().backward()
 
 

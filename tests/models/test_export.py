@@ -2,7 +2,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -11,27 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.adapter import Adapter
+from models.adapters.base import Adapter
+from models.adapters.lora import add_lora
 from models.errors import ExportError
 from models.export import export
-from models.lora import add_lora
-from ternmesh.bundle import FORWARD, TRAIN_STEP, Bundle, read_bundle
+from ternmesh.model_package import FORWARD, TRAIN_STEP, ModelPackage, read_model_package
 
 Arrays = Mapping[str, NDArray[np.float32]]
-
-
-class Exported(Protocol):
-    """See conftest.py."""
-
-    folder: Path
-    module: nn.Module
-    adapter: Adapter
-    batch: tuple[torch.Tensor, ...]
-    bundle: Bundle
-
-    def sample(self, count: int = 6) -> tuple[torch.Tensor, ...]: ...
-
-    def random_vector(self, seed: int = 1) -> torch.Tensor: ...
 
 
 def open_session(path: Path) -> ort.InferenceSession:
@@ -67,10 +52,10 @@ def arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
 
 
-def test_the_train_step_gives_loss_and_gradient_of_torch(exported: Exported) -> None:
+def test_the_train_step_gives_loss_and_gradient_of_torch(exported) -> None:
     step = open_session(exported.folder / TRAIN_STEP)
     batch, vector = exported.sample(), exported.random_vector()
-    names = [tensor.name for tensor in exported.bundle.batch_inputs]
+    names = [tensor.name for tensor in exported.package.batch_inputs]
     given = dict(zip(names, (tensor.numpy() for tensor in batch), strict=True))
     loss, gradient = step.run(["loss", "gradient"], {"adapter": vector.numpy(), **given})
 
@@ -87,7 +72,7 @@ def test_the_train_step_gives_loss_and_gradient_of_torch(exported: Exported) -> 
     assert np.linalg.norm(gradient - flat) <= 1e-4 * np.linalg.norm(flat)
 
 
-def test_the_forward_graph_takes_any_batch_and_adapter(exported: Exported) -> None:
+def test_the_forward_graph_takes_any_batch_and_adapter(exported) -> None:
     forward = open_session(exported.folder / FORWARD)
     tensors = exported.adapter.split(exported.random_vector())
     for count in (1, 3, 17):
@@ -98,7 +83,7 @@ def test_the_forward_graph_takes_any_batch_and_adapter(exported: Exported) -> No
         np.testing.assert_allclose(output, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_adapter_tensors_are_overridable_initializers(exported: Exported) -> None:
+def test_adapter_tensors_are_overridable_initializers(exported) -> None:
     forward = open_session(exported.folder / FORWARD)
     assert [value.name for value in forward.get_inputs()] == ["sequence", "extra"]
     overridable = {value.name: value.shape for value in forward.get_overridable_initializers()}
@@ -106,7 +91,7 @@ def test_adapter_tensors_are_overridable_initializers(exported: Exported) -> Non
     assert isinstance(overridable["mix.lora_A"][1], str)  # a symbolic rank
 
 
-def test_an_adapter_file_equals_feeding_its_tensors(exported: Exported, tmp_path: Path) -> None:
+def test_an_adapter_file_equals_feeding_its_tensors(exported, tmp_path: Path) -> None:
     forward = open_session(exported.folder / FORWARD)
     tensors = arrays(exported.adapter.split(exported.random_vector()))
     given = feed(exported.batch)
@@ -118,7 +103,7 @@ def test_an_adapter_file_equals_feeding_its_tensors(exported: Exported, tmp_path
     assert np.abs(output - base).max() > 0.01
 
 
-def test_one_session_takes_every_rank(exported: Exported, tmp_path: Path) -> None:
+def test_one_session_takes_every_rank(exported, tmp_path: Path) -> None:
     forward = open_session(exported.folder / FORWARD)
     given, rng = feed(exported.batch), np.random.default_rng(0)
     (base,) = forward.run(None, given)
@@ -134,7 +119,7 @@ def test_one_session_takes_every_rank(exported: Exported, tmp_path: Path) -> Non
         assert np.array_equal(output, base) == (rank == 0)
 
 
-def test_run_with_iobinding_ignores_adapters(exported: Exported, tmp_path: Path) -> None:
+def test_run_with_iobinding_ignores_adapters(exported, tmp_path: Path) -> None:
     """onnxruntime's own trap: such a run silently answers with the base model."""
     forward = open_session(exported.folder / FORWARD)
     tensors = arrays(exported.adapter.split(exported.random_vector()))
@@ -151,16 +136,16 @@ def test_run_with_iobinding_ignores_adapters(exported: Exported, tmp_path: Path)
     assert not np.array_equal(output, base)
 
 
-def test_the_description_matches_the_files(exported: Exported) -> None:
-    bundle = read_bundle((exported.folder / "model.json").read_bytes())
-    assert bundle == exported.bundle
-    assert bundle.metric == "mean_absolute_error"
-    assert [(t.name, t.shape) for t in bundle.inputs] == [
+def test_the_description_matches_the_files(exported) -> None:
+    package = read_model_package((exported.folder / "model.json").read_bytes())
+    assert package == exported.package
+    assert package.metric == "mean_absolute_error"
+    assert [(t.name, t.shape) for t in package.inputs] == [
         ("sequence", (-1, 5, 3)),
         ("extra", (-1, 2)),
     ]
-    assert [t.name for t in bundle.batch_inputs] == ["sequence", "extra", "target_0", "target_1"]
-    for file, digest in bundle.files.items():
+    assert [t.name for t in package.batch_inputs] == ["sequence", "extra", "target_0", "target_1"]
+    for file, digest in package.files.items():
         assert hashlib.sha256((exported.folder / file).read_bytes()).hexdigest() == digest
     vector = np.frombuffer((exported.folder / "adapter.f32").read_bytes(), "<f4")
     assert np.array_equal(vector, exported.adapter.vector())
@@ -178,11 +163,19 @@ class Wrapped(nn.Module):
         return self.function(self.layer(x))
 
 
-def try_export(function: Callable[[torch.Tensor], torch.Tensor], folder: Path) -> None:
+def try_export(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    folder: Path,
+    inputs: int = 4,
+    target: torch.Tensor | None = None,
+    metric: str | None = None,
+) -> ModelPackage:
     module = Wrapped(function)
     adapter = add_lora(module, ("layer",), rank=2, alpha=2)
-    example = (torch.randn(4, 4),), (torch.randn(4, 4),)
-    export(module, adapter, nn.functional.mse_loss, example, folder, name="wrapped")
+    target = torch.randn(4, 4) if target is None else target
+    loss = nn.functional.mse_loss if target.is_floating_point() else nn.functional.cross_entropy
+    example = (torch.randn(inputs, 4),), (target,)
+    return export(module, adapter, loss, example, folder, name="wrapped", metric=metric)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +191,9 @@ def test_what_cannot_be_exported_gives_one_sentence_and_no_files(
     function: Callable[[torch.Tensor], torch.Tensor], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=sentence) as caught:
-        try_export(function, tmp_path / "bundle")
+        try_export(function, tmp_path / "package")
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "bundle").exists()
+    assert not (tmp_path / "package").exists()
 
 
 def test_a_graph_that_differs_from_torch_is_refused(
@@ -212,12 +205,9 @@ def test_a_graph_that_differs_from_torch_is_refused(
 
 
 def test_example_batches_must_agree(tmp_path: Path) -> None:
-    module = Wrapped(torch.tanh)
-    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
     for inputs, targets in ((4, 3), (1, 1)):
-        example = (torch.randn(inputs, 4),), (torch.randn(targets, 4),)
         with pytest.raises(ExportError, match="the same batch size of at least 2"):
-            export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="x")
+            try_export(torch.tanh, tmp_path, inputs, torch.randn(targets, 4))
 
 
 @pytest.mark.parametrize(
@@ -231,12 +221,7 @@ def test_example_batches_must_agree(tmp_path: Path) -> None:
 def test_the_metric_follows_from_output_and_target(
     target: torch.Tensor, wanted: str | None, metric: str, tmp_path: Path
 ) -> None:
-    module = Wrapped(torch.tanh)
-    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
-    loss = nn.functional.mse_loss if target.is_floating_point() else nn.functional.cross_entropy
-    example = (torch.randn(4, 4),), (target,)
-    bundle = export(module, adapter, loss, example, tmp_path, name="x", metric=wanted)
-    assert bundle.metric == metric
+    assert try_export(torch.tanh, tmp_path, target=target, metric=wanted).metric == metric
 
 
 @pytest.mark.parametrize(
@@ -245,16 +230,13 @@ def test_the_metric_follows_from_output_and_target(
         ("mae", "metric is 'mae': it must be one of accuracy, mean_absolute_error"),
         (
             "accuracy",
-            r"the metric accuracy cannot judge an output of shape \[4, 4\] by a target of",
+            r"the metric accuracy cannot compare an output of shape \[4, 4\] with a target of",
         ),
     ],
 )
 def test_a_metric_that_does_not_fit_is_refused(metric: str, sentence: str, tmp_path: Path) -> None:
-    module = Wrapped(torch.tanh)
-    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
-    example = (torch.randn(4, 4),), (torch.randn(4, 4),)
     with pytest.raises(ExportError, match=sentence):
-        export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="x", metric=metric)
+        try_export(torch.tanh, tmp_path, metric=metric)
 
 
 def test_another_adapter_space_can_be_exported(tmp_path: Path) -> None:
@@ -263,7 +245,7 @@ def test_another_adapter_space_can_be_exported(tmp_path: Path) -> None:
     biases = (module[0].bias, module[2].bias)
     adapter = Adapter(("0.bias", "2.bias"), biases, (None, None))  # type: ignore[arg-type]
     example = (torch.randn(4, 4),), (torch.randn(4, 2),)
-    bundle = export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="biases")
-    assert bundle.dimension == 5
+    package = export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="biases")
+    assert package.dimension == 5
     (output,) = open_session(tmp_path / FORWARD).run(None, {"input": example[0][0].numpy()})
     np.testing.assert_allclose(output, module(example[0][0]).numpy(), rtol=1e-5, atol=1e-6)

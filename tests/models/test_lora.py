@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
+from models.adapters.lora import LoraLinear, add_lora
 from models.keyword import KeywordTransformer, add_keyword_lora
-from models.lora import LoraLinear, add_lora
 
 
 def small() -> nn.Sequential:

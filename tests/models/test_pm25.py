@@ -13,8 +13,6 @@ FEATURES = Path(__file__).parents[2] / "examples" / "pm25" / "features.py"
 @pytest.fixture(scope="module")
 def features() -> ModuleType:
     spec = importlib.util.spec_from_file_location("pm25_features", FEATURES)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

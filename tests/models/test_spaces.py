@@ -8,12 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge.session import Inference, TrainStep, load_bundle, write_adapter
-from models.adapter import AdaptedLinear, Adapter
+from edge.onnx.session import Inference, TrainStep, load_model, write_adapter
+from models.adapters.base import AdaptedLinear, Adapter
+from models.adapters.one_vector import OneVectorLinear, groups, signs
+from models.adapters.spaces import SPACES, SpaceConfig, add_space, train_whole
 from models.export import export
-from models.one_vector import OneVectorLinear, groups, signs
-from models.spaces import SPACES, SpaceConfig, add_space
-from models.whole import train_whole
 from ternmesh.config import ConfigError, read_config
 
 RANK, LENGTH, BATCH = 3, 40, 4
@@ -77,21 +76,21 @@ def test_a_space_has_the_size_it_states_and_starts_at_the_base_model(
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_a_bundle_of_a_space_does_on_a_board_what_torch_does(space: str, tmp_path: Path) -> None:
+def test_a_package_of_a_space_does_on_a_board_what_torch_does(space: str, tmp_path: Path) -> None:
     module, adapter = adapted(space, whole=("4",))
     x, targets = torch.randn(BATCH, 6), torch.randint(0, 4, (BATCH,))
     export(module, adapter, nn.functional.cross_entropy, ((x,), (targets,)), tmp_path, name="small")
-    loaded = load_bundle(tmp_path)
-    assert loaded.bundle.dimension == adapter.dimension
+    loaded = load_model(tmp_path)
+    assert loaded.package.dimension == adapter.dimension
     assert np.array_equal(loaded.initial, adapter.vector())
     vector, batch = noisy(adapter), {"input": x.numpy(), "target": targets.numpy()}
-    step = TrainStep(tmp_path, loaded.bundle)
+    step = TrainStep(tmp_path, loaded.package)
     assert step.run(loaded.initial, batch)[1][:-HEAD].any()  # the space can leave its start
     loss, gradient = step.run(vector, batch)
-    inference = Inference(tmp_path, loaded.bundle)
+    inference = Inference(tmp_path, loaded.package)
     (before,) = inference.predict({"input": x.numpy()}).values()
     np.testing.assert_allclose(before, base()(x).detach(), rtol=1e-4, atol=1e-6)
-    write_adapter(tmp_path / "new.onnx_adapter", loaded.bundle, vector, 1)
+    write_adapter(tmp_path / "new.onnx_adapter", loaded.package, vector, 1)
     inference.use_adapter(tmp_path / "new.onnx_adapter")
     (logits,) = inference.predict({"input": x.numpy()}).values()
 

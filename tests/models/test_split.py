@@ -6,17 +6,24 @@ import pytest
 import torch
 from torch.nn import functional
 
+from models.adapters.spaces import train_whole
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import Context
 from models.errors import ExportError
 from models.keyword import KeywordTransformer
-from models.split import HOST, Cut, Receiver, Sender, fit, load_middle, make_boundary
-from models.split_export import export_cut, inner_product
-from models.split_keyword import cut_keyword, make
-from models.split_shipped import shipped_keyword
-from models.whole import train_whole
-from models.zoo import bundle_path
-from ternmesh.bundle import read_bundle
+from models.split.cut import (
+    HOST,
+    BoundaryReceiver,
+    BoundarySender,
+    Cut,
+    fit,
+    load_middle,
+    make_boundary,
+)
+from models.split.export import export_cut, inner_product
+from models.split.keyword import cut_keyword, make, shipped_keyword
+from models.zoo import package_path
+from ternmesh.model_package import read_model_package
 
 BATCH, LATENT = 4, 3
 torch.set_num_threads(1)
@@ -32,7 +39,7 @@ def cut(features: torch.Tensor) -> Cut:
     """The keyword model with labels that stay, small and random."""
     torch.manual_seed(0)
     model = KeywordTransformer().eval()
-    return cut_keyword(model, "learned", LATENT, labels_stay=True, heard=features)
+    return cut_keyword(model, "learned", LATENT, labels_stay=True, clips=features)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +69,8 @@ def test_the_boards_graphs_compute_what_torch_does(
     cut: Cut, folder: Path, features: torch.Tensor
 ) -> None:
     """Forward, and backward with everything computed again, at other numbers than the first."""
-    bundle = read_bundle((folder / "first" / "model.json").read_bytes())
-    vector = cut.first_adapter.vector() + drawn(bundle.dimension)
+    package = read_model_package((folder / "first" / "model.json").read_bytes())
+    vector = cut.first_adapter.vector() + drawn(package.dimension)
     parameters = {
         name: part.clone().requires_grad_()
         for name, part in cut.first_adapter.split(torch.from_numpy(vector)).items()
@@ -72,9 +79,9 @@ def test_the_boards_graphs_compute_what_torch_does(
     back = torch.from_numpy(drawn(crossed.numel(), 2).reshape(crossed.shape))
     gradients = torch.autograd.grad((crossed * back).sum(), list(parameters.values()))
     feed = {"features": features.numpy()}
-    [output] = run(folder / "first" / "forward.onnx", {**feed, **bundle.split(vector)})
+    [output] = run(folder / "first" / "forward.onnx", {**feed, **package.split(vector)})
     assert near(output, crossed)
-    names = [spec.name for spec in bundle.batch_inputs]
+    names = [spec.name for spec in package.batch_inputs]
     step = {"adapter": vector, names[0]: features.numpy(), names[1]: back.numpy()}
     loss, gradient = run(folder / "first" / "train_step.onnx", step)
     assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
@@ -83,17 +90,17 @@ def test_the_boards_graphs_compute_what_torch_does(
 
 def test_the_heads_graph_gives_the_gradient_of_what_it_takes(cut: Cut, folder: Path) -> None:
     assert cut.head is not None
-    bundle = read_bundle((folder / "head" / "model.json").read_bytes())
+    package = read_model_package((folder / "head" / "model.json").read_bytes())
     down = torch.from_numpy(drawn(BATCH * LATENT, 4).reshape(BATCH, LATENT)).requires_grad_()
     labels = torch.tensor([1, 0, 9, 3])
     loss = functional.cross_entropy(cut.head(down), labels)
-    own = [dict(cut.head.named_parameters())[spec.name] for spec in bundle.adapter]
+    own = [dict(cut.head.named_parameters())[spec.name] for spec in package.adapter]
     gradients = torch.autograd.grad(loss, [*own, down])
-    crossed, target = (spec.name for spec in bundle.batch_inputs)
+    crossed, target = (spec.name for spec in package.batch_inputs)
     vector = np.fromfile(folder / "head" / "adapter.f32", "<f4")
     feed = {"adapter": vector, crossed: down.detach().numpy(), target: labels.numpy()}
     value, gradient = run(folder / "head" / "train_step.onnx", feed)
-    assert gradient.size == bundle.dimension + BATCH * LATENT
+    assert gradient.size == package.dimension + BATCH * LATENT
     assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
     assert float(value) == pytest.approx(float(loss.detach()), rel=1e-5)
 
@@ -126,7 +133,7 @@ def test_a_learned_basis_begins_at_the_principal_components() -> None:
 
 
 def test_the_shipped_model_is_read_from_its_graph(features: torch.Tensor) -> None:
-    expected = run(bundle_path("keyword") / "forward.onnx", {"features": features.numpy()})[0]
+    expected = run(package_path("keyword") / "forward.onnx", {"features": features.numpy()})[0]
     assert near(expected, shipped_keyword()(features), 1e-4)
 
 
@@ -146,8 +153,8 @@ def test_a_host_takes_only_its_own_parts_weights(folder: Path, cut: Cut, tmp_pat
 def test_a_residual_bottleneck_can_be_exported(tmp_path: Path) -> None:
     torch.manual_seed(4)
     sides = [make_boundary("resbm", 6, 2, 3) for _ in range(2)]
-    first = Sender(torch.nn.Linear(4, 6), sides[0], 3)
-    middle = Receiver(sides[1], torch.nn.Flatten(), 3)
+    first = BoundarySender(torch.nn.Linear(4, 6), sides[0], 3)
+    middle = BoundaryReceiver(sides[1], torch.nn.Flatten(), 3)
     cut = Cut("tiny", (3, 4), 18, first, middle, train_whole(first, ("layers", "boundary")))
     export_cut(cut, BATCH, tmp_path)  # and its graphs were compared with torch's
     x = torch.rand(5, 3, 4)
@@ -161,8 +168,8 @@ def test_a_head_that_is_no_longer_wanted_is_removed(tmp_path: Path) -> None:
     (tmp_path / "head" / "model.json").write_text("{}")
     torch.manual_seed(4)
     sides = [make_boundary("none", 4, 4, 3) for _ in range(2)]
-    first = Sender(torch.nn.Linear(4, 4), sides[0], 3)
-    middle = Receiver(sides[1], torch.nn.Flatten(), 3)
+    first = BoundarySender(torch.nn.Linear(4, 4), sides[0], 3)
+    middle = BoundaryReceiver(sides[1], torch.nn.Flatten(), 3)
     cut = Cut("tiny", (3, 4), 12, first, middle, train_whole(first, ("layers",)))
     export_cut(cut, BATCH, tmp_path)
     assert not (tmp_path / "head").exists()

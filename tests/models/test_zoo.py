@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from models.zoo import bundle_path, fsdd_path
-from ternmesh.bundle import read_bundle
+from models.zoo import fsdd_path, package_path
+from ternmesh.model_package import read_model_package
 
 
 def clips(split: str, speakers: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
@@ -16,12 +16,12 @@ def clips(split: str, speakers: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray
         return data["x"][wanted].astype(np.float32) / 255, data["y"][wanted]
 
 
-def test_the_shipped_bundle_is_whole() -> None:
-    folder = bundle_path("keyword")
-    bundle = read_bundle((folder / "model.json").read_bytes())
-    assert (bundle.name, bundle.metric, bundle.batch) == ("keyword", "accuracy", 32)
-    assert 13_000 <= bundle.dimension <= 16_500
-    for file, digest in bundle.files.items():
+def test_the_shipped_package_is_complete() -> None:
+    folder = package_path("keyword")
+    package = read_model_package((folder / "model.json").read_bytes())
+    assert (package.name, package.metric, package.batch) == ("keyword", "accuracy", 32)
+    assert 13_000 <= package.dimension <= 16_500
+    for file, digest in package.files.items():
         assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
     assert sum(path.stat().st_size for path in folder.iterdir()) < 4_000_000
 
@@ -29,7 +29,7 @@ def test_the_shipped_bundle_is_whole() -> None:
 def test_the_shipped_model_knows_its_three_speakers_and_not_the_others() -> None:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    path = bundle_path("keyword") / "forward.onnx"
+    path = package_path("keyword") / "forward.onnx"
     forward = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def accuracy(*speakers: str) -> float:
@@ -50,7 +50,7 @@ def test_every_board_has_400_clips_to_learn_from() -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="no model is called 'other': choose one of keyword"):
-        bundle_path("other")
+        package_path("other")
     with pytest.raises(ValueError, match="it must be one of train, dev"):
         fsdd_path("test")
 

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from edge.config import read_node_config
+from edge.data.sources import NpzSettings, open_folder
 from edge.errors import DataError, ModelError
-from edge.model_trial import _read_answer
-from edge.releases import STANDING, Releases, accept_unsigned
-from edge.sources import NpzSettings, open_folder
+from edge.releases.store import STANDING, Releases, accept_unsigned
+from edge.releases.trial import _read_answer
 from ternmesh import release
-from ternmesh.bundle import Bundle, TensorSpec, read_bundle
+from ternmesh.codec.scale import SCALE_MAX, decode_scale, encode_scale
 from ternmesh.config import ConfigError
-from ternmesh.errors import BundleError, CodecError, TrustError, WireError
-from ternmesh.hypervector.scale import SCALE_MAX, decode_scale, encode_scale
+from ternmesh.errors import CodecError, ModelPackageError, SecurityError, WireError
+from ternmesh.federated.aggregation import encode_update
+from ternmesh.federated.open_round import UpdateReassembler
+from ternmesh.model_package import ModelPackage, TensorSpec, read_model_package
 from ternmesh.plan import make_plan
-from ternmesh.swarm.intake import Intake
-from ternmesh.swarm.step import encode_update
-from ternmesh.trust import roster
-from ternmesh.trust.identity import (
+from ternmesh.security import membership
+from ternmesh.security.identity import (
     ENTROPY_SIZE,
     PRIVATE_MARK,
     Identity,
@@ -33,17 +33,38 @@ from ternmesh.trust.identity import (
     _to_text,
     make_identity,
     private_text,
+    read_identity,
     write_identity,
 )
-from ternmesh.trust.statement import statement
-from ternmesh.wire import contributions, control, manifest, reference, seal
-from ternmesh_cli.ends import read_end, socket_of
-from ternmesh_store.keyring import read_identity_file
+from ternmesh.security.primitives import statement
+from ternmesh.wire import control
+from ternmesh.wire.frame import Header, open_seal, seal_open
+from ternmesh.wire.global_update import (
+    HEAD_MAX,
+    SNAPSHOT,
+    UPDATE,
+    Counted,
+    GlobalSnapshot,
+    GlobalUpdate,
+    read_object,
+    write_global_snapshot,
+    write_global_update,
+)
+from ternmesh.wire.update import (
+    Contribution,
+    Manifest,
+    read_contributions,
+    read_manifest,
+    write_contributions,
+    write_manifest,
+)
+from ternmesh_cli.keys import read_end, socket_of
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.keyring import read_identity_file
 from transports.base import HOST
-from transports.control_socket import ControlServer
-from transports.credentials import parse_credentials
-from transports.mqtt import MqttTransport
-from transports.mqtt_settings import MqttSettings
+from transports.mqtt.credentials import parse_credentials
+from transports.mqtt.settings import MqttSettings
+from transports.mqtt.transport import MqttTransport
 
 MEGABYTE = 1 << 20
 REFUSING_MAX = 80 << 10  # bytes: the library reads what is long in pieces of 64 KiB
@@ -92,16 +113,16 @@ def head_of(kind: int) -> Callable[[bytes], bytes]:
     return lambda data: bytes((kind,)) + len(data).to_bytes(4, "little") + data
 
 
-def read_object(content: bytes) -> object:
-    return reference.read_object(content, 20)
+def read_object_of_20(content: bytes) -> object:
+    return read_object(content, 20)
 
 
 # Every reader of CBOR, and where in its message that stands.
 READERS: dict[str, tuple[Callable[[bytes], object], Callable[[bytes], bytes]]] = {
     "a control message": (control.read_control, lambda data: bytes((control.KIND,)) + data),
     "a release's manifest": (release.read_manifest, lambda data: data),
-    "a reference": (read_object, head_of(reference.REFERENCE)),
-    "a snapshot": (read_object, head_of(reference.SNAPSHOT)),
+    "a reference": (read_object_of_20, head_of(UPDATE)),
+    "a snapshot": (read_object_of_20, head_of(SNAPSHOT)),
 }
 
 
@@ -111,9 +132,9 @@ def test_hostile_cbor_costs_nothing(data: bytes, reader: str) -> None:
     read, place = READERS[reader]
     for cut in (data, data[:1023]):  # as it is, and as long as a control message may be
         message = place(cut)
-        held = COPIES_MAX * len(cut) if len(cut) <= reference.HEAD_MAX else 0
+        held = COPIES_MAX * len(cut) if len(cut) <= HEAD_MAX else 0
         tracemalloc.start()
-        with pytest.raises((WireError, BundleError)):
+        with pytest.raises((WireError, ModelPackageError)):
             read(message)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -138,8 +159,8 @@ def test_texts_that_nest_deep_are_refused(text: bytes, tmp_path: Path) -> None:
         read_node_config(path)
     with pytest.raises(ConfigError):
         socket_of(path, read_end(path))
-    with pytest.raises(BundleError):
-        read_bundle(text)
+    with pytest.raises(ModelPackageError):
+        read_model_package(text)
     with pytest.raises(ValueError, match="credentials_file"):
         parse_credentials(text, "ada")
     with pytest.raises(ModelError):
@@ -157,32 +178,32 @@ def someone(name: str, role: Role) -> Identity:
 def test_nothing_signed_has_bytes_left_over() -> None:
     """Of two forms of one thing, one could be signed and the other one believed."""
     host, node = someone("base", Role.HOST), someone("ada", Role.NODE)
-    fleet = roster.found_fleet("attic", host.public).fleet
+    fleet = membership.found_fleet("attic", host.public).fleet
     file = release.FileEntry(10, bytes(32))
-    made = release.Manifest("tiny", 3, bytes(32), (file,) * len(release.FILES), 5, 6)
-    counted = (reference.Counted(3, 0, b"abcd", b"\x01"),)
-    step = reference.Reference(1, bytes(16), bytes(8), False, 0, counted, (b"\x02" * 9,))
-    whole = reference.Snapshot(1, bytes(16), bytes(8), False, 0, counted, np.zeros(20, np.int32))
-    rows = [contributions.Contribution(bytes(4), 3)] * 2
+    made = release.ReleaseManifest("tiny", 3, bytes(32), (file,) * len(release.FILES), 5, 6)
+    counted = (Counted(3, 0, b"abcd", b"\x01"),)
+    step = GlobalUpdate(1, bytes(16), bytes(8), False, 0, counted, (b"\x02" * 9,))
+    whole = GlobalSnapshot(1, bytes(16), bytes(8), False, 0, counted, np.zeros(20, np.int32))
+    rows = [Contribution(bytes(4), 3)] * 2
     read_from: list[tuple[Callable[[bytes], object], bytes]] = [
         (release.read_manifest, release.write_manifest(made)),
-        (read_object, reference.write_reference(step)),
-        (read_object, reference.write_snapshot(whole)),
+        (read_object_of_20, write_global_update(step)),
+        (read_object_of_20, write_global_snapshot(whole)),
         (
-            manifest.read_manifest,
-            manifest.write_manifest(manifest.Manifest(1, bytes(8), 1, bytes(4), 3)),
+            read_manifest,
+            write_manifest(Manifest(1, bytes(8), 1, bytes(4), 3)),
         ),
-        (contributions.read_contributions, contributions.write_contributions(1, rows)),
+        (read_contributions, write_contributions(1, rows)),
         (
-            lambda d: roster.read_revocations(signed(host, fleet, d), fleet, host.public),
-            roster.write_revocations(host, fleet, 2, [bytes(16)])[:-64],
+            lambda d: membership.read_revocations(signed(host, fleet, d), fleet, host.public),
+            membership.write_revocations(host, fleet, 2, [bytes(16)])[:-64],
         ),
-        (roster.read_identity, write_identity(node.public)),
+        (read_identity, write_identity(node.public)),
     ]
     for read, content in read_from:
         read(content)
         for more in (b"\0", b"\xff" * 9, content):
-            with pytest.raises((WireError, BundleError, TrustError)):
+            with pytest.raises((WireError, ModelPackageError, SecurityError)):
                 read(content + more)
 
 
@@ -197,14 +218,16 @@ def test_a_spoilt_identity_file_is_a_sentence_that_does_not_quote_it(tmp_path: P
     for content in (b"", b"\xff\xfe\0", own[:-1], own[:40] + b"A" + own[41:], own * 2, constant):
         path.write_bytes(content)
         path.chmod(0o600)
-        with pytest.raises(TrustError) as caught:
+        with pytest.raises(SecurityError) as caught:
             read_identity_file(path)
         assert own[20:60].decode() not in str(caught.value)
 
 
-def a_bundle() -> Bundle:
+def a_package() -> ModelPackage:
     x = TensorSpec("x", "float32", (-1, 4))
-    return Bundle("tiny", 1, (x,), (x,), (TensorSpec("x", "float32", (8, 4)),), (), "accuracy", {})
+    return ModelPackage(
+        "tiny", 1, (x,), (x,), (TensorSpec("x", "float32", (8, 4)),), (), "accuracy", {}
+    )
 
 
 class Planted:
@@ -221,7 +244,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
     harm = tmp_path / "harm"
     np.savez(tmp_path / "a.npz", x=np.array([Planted(harm)] * 4, object))
     with pytest.raises(DataError, match="pickle"):
-        open_folder(tmp_path / "a.npz", a_bundle(), NpzSettings({}, {}))
+        open_folder(tmp_path / "a.npz", a_package(), NpzSettings({}, {}))
     assert not harm.exists()
 
 
@@ -244,20 +267,20 @@ def npz_of(path: Path, shape: tuple[int, ...], mebibytes: int) -> Path:
     ("rows", "mebibytes", "reason"),
     [
         (9 << 16, 9, "more than the"),  # 9 KiB of zip, and 9 MiB of zeros, where 8 are allowed
-        (1 << 40, 0, "asks for"),  # 128 bytes, and a head that claims 16 TiB
-        (1 << 16, 0, "asks for"),
+        (1 << 40, 0, "its shape needs"),  # 128 bytes, and a head that claims 16 TiB
+        (1 << 16, 0, "its shape needs"),
     ],
 )
 def test_an_npz_bomb_costs_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, mebibytes: int, reason: str
 ) -> None:
-    monkeypatch.setattr("edge.sources.BYTES_MAX", 8 << 20)
+    monkeypatch.setattr("edge.data.sources.BYTES_MAX", 8 << 20)
     path = npz_of(tmp_path / "a.npz", (rows, 4), mebibytes)
     assert path.stat().st_size < MEGABYTE
-    open_folder(npz_of(tmp_path / "b.npz", (1 << 16, 4), 1), a_bundle(), NpzSettings({}, {}))
+    open_folder(npz_of(tmp_path / "b.npz", (1 << 16, 4), 1), a_package(), NpzSettings({}, {}))
     tracemalloc.start()
     with pytest.raises(DataError, match=reason):
-        open_folder(path, a_bundle(), NpzSettings({}, {}))
+        open_folder(path, a_package(), NpzSettings({}, {}))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak <= MEGABYTE // 2
@@ -291,18 +314,18 @@ def test_a_board_whose_training_diverged_sends_nothing(value: float) -> None:
 def test_no_share_outweighs_what_the_plan_allows() -> None:
     loud = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=60.0)
     plan = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=1.0)
-    (share,) = encode_update(np.full(100, 50, np.float32), bytes(32), 0, loud)
+    (chunk,) = encode_update(np.full(100, 50, np.float32), bytes(32), 0, loud)
     with pytest.raises(WireError) as caught:
-        Intake(plan, bytes(8), 0).add(share)
+        UpdateReassembler(plan, bytes(8), 0).add(chunk)
     assert caught.value.reason == "scale"
 
 
 @pytest.mark.parametrize("suite", range(1, 8))
 def test_a_frame_of_a_suite_that_is_not_in_use_is_not_taken_for_an_open_one(suite: int) -> None:
-    frame = bytearray(seal.seal(seal.Header(1, 1), b"\x05\x07body"))
+    frame = bytearray(seal_open(Header(1, 1), b"\x05\x07body"))
     frame[0] |= suite << 2
     with pytest.raises(WireError):
-        seal.open_seal(bytes(frame))
+        open_seal(bytes(frame))
 
 
 @pytest.mark.parametrize(

@@ -7,39 +7,40 @@ from dataclasses import replace
 
 import numpy as np
 
-from ternmesh.plan import Plan
-from ternmesh.swarm import bundle_records, member, records
-from ternmesh.swarm.bundle_records import (
-    BundleMade,
-    BundlerEvent,
-    BundleSettled,
-    RunFollowed,
-    VersionReached,
-)
-from ternmesh.swarm.events import (
+from ternmesh.federated.events import (
     Advanced,
     BodyAccepted,
     CountersReserved,
     FellSilent,
+    GlobalUpdateMade,
     HostEvent,
     Joined,
     NodeEvent,
     NodeJoined,
-    PacketForgotten,
-    PacketMade,
-    PacketReceived,
-    ReferenceMade,
     ResidualChanged,
     RoundOpened,
+    UpdateForgotten,
+    UpdateMade,
+    UpdateReceived,
 )
-from ternmesh.swarm.records import Link, NodeRecord
+from ternmesh.federated.gateway.partial_aggregate import (
+    GatewayEvent,
+    PartialAggregateMade,
+    PartialAggregateSettled,
+    RunFollowed,
+    VersionReached,
+    new_gateway_state,
+)
+from ternmesh.federated.node import new_node_state
+from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
+from ternmesh.plan import Plan
 
 
 class NodeDisk:
     """A node's state, and in the same transaction what its program has submitted so far."""
 
     def __init__(self, dimension: int) -> None:
-        self.committed = self.working = member.new_state(dimension)
+        self.committed = self.working = new_node_state(dimension)
         self.submitted = self._submitted = np.zeros(dimension)
 
     def record(self, event: NodeEvent) -> None:
@@ -47,29 +48,29 @@ class NodeDisk:
         match event:
             case CountersReserved(limit):
                 state = replace(state, counter=limit)
-            case Joined(run, context, plan):
+            case Joined(run, address, plan):
                 if (run, plan) != (state.run, state.plan):
-                    fresh = member.new_state(plan.dimension)
+                    fresh = new_node_state(plan.dimension)
                     state = replace(fresh, run=run, plan=plan, counter=state.counter)
                     self._submitted = np.zeros(plan.dimension)
-                state = replace(state, context=context)
-            case Advanced(version, reference, fixed, residual, finished):
+                state = replace(state, address=address)
+            case Advanced(version, global_hash, model_q24, residual, finished):
                 state = replace(
                     state,
                     version=version,
-                    reference=reference,
-                    fixed=fixed,
+                    global_hash=global_hash,
+                    model_q24=model_q24,
                     residual=residual,
                     finished=finished,
                     pending=None,
                     received=False,
                     silent=False,
                 )
-            case PacketMade(pending):
+            case UpdateMade(pending):
                 state = replace(state, pending=pending, received=False, silences=0)
             case FellSilent(_, residual, in_a_row):
                 state = replace(state, residual=residual, silent=True, silences=in_a_row)
-            case PacketReceived():
+            case UpdateReceived():
                 state = replace(state, received=True)
             case ResidualChanged(residual):
                 state = replace(state, residual=residual)
@@ -91,54 +92,56 @@ class HostDisk:
 
     def __init__(self, run: bytes, plan: Plan, counter: int = 0) -> None:
         self.run, self.plan = run, plan
-        state = replace(records.new_state(plan.dimension), counter=counter)
+        state = replace(new_coordinator_state(plan.dimension), counter=counter)
         self.committed = self.working = state
-        self._made: list[tuple[ReferenceMade, tuple[tuple[int, bytes], ...]]] = []
+        self._made: list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]] = []
 
     def record(self, event: HostEvent) -> None:
         state = self.working
         match event:
             case CountersReserved(limit):
                 state = replace(state, counter=limit)
-            case NodeJoined(context, name, samples):
-                old = {node.context: node for node in state.nodes}
-                before = old.get(context, NodeRecord(context, name, samples))
-                old[context] = replace(before, samples=samples)
+            case NodeJoined(address, name, samples):
+                old = {node.address: node for node in state.nodes}
+                before = old.get(address, NodeRecord(address, name, samples))
+                old[address] = replace(before, samples=samples)
                 state = replace(state, nodes=tuple(old.values()))
-            case BodyAccepted(context, _, body):
-                state = replace(state, bodies=(*state.bodies, (context, body)))
-            case PacketForgotten(context, _):
-                kept = tuple(item for item in state.bodies if item[0] != context)
+            case BodyAccepted(address, _, body):
+                state = replace(state, bodies=(*state.bodies, (address, body)))
+            case UpdateForgotten(address, _):
+                kept = tuple(item for item in state.bodies if item[0] != address)
                 state = replace(state, bodies=kept)
             case RoundOpened():
                 state = replace(state, started=True)
-            case ReferenceMade():
+            case GlobalUpdateMade():
                 self._made.append((event, state.bodies))
                 state = self._advance(event)
         self.working = state
 
-    def _advance(self, event: ReferenceMade) -> records.CoordinatorState:
-        state, counted = self.working, {entry.context: entry for entry in event.counted}
-        bundles = dict(event.bundles)
+    def _advance(self, event: GlobalUpdateMade) -> CoordinatorState:
+        state, counted = self.working, {entry.address: entry for entry in event.counted}
+        partial_aggregates = dict(event.partial_aggregates)
         nodes = [
-            replace(n, counted=counted[n.context], bundle=bundles.get(n.context))
-            if n.context in counted
+            replace(
+                n, counted=counted[n.address], partial_aggregate=partial_aggregates.get(n.address)
+            )
+            if n.address in counted
             else n
             for n in state.nodes
         ]
         return replace(
             state,
             version=event.version,
-            reference=event.reference,
-            fixed=event.fixed,
+            global_hash=event.global_hash,
+            model_q24=event.model_q24,
             residual=event.residual,
             finished=event.finished,
             nodes=tuple(nodes),
-            chain=(*state.chain, Link(event.version, event.reference, event.content))[-8:],
+            chain=(*state.chain, ChainLink(event.version, event.global_hash, event.content))[-8:],
             bodies=(),
         )
 
-    def commit(self) -> list[tuple[ReferenceMade, tuple[tuple[int, bytes], ...]]]:
+    def commit(self) -> list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:
         """Makes all durable; returns the references just made, each with what it had to count."""
         self.committed, made, self._made = self.working, self._made, []
         return made
@@ -152,19 +155,19 @@ class GatewayDisk:
     """What a bundling gateway keeps."""
 
     def __init__(self, dimension: int) -> None:
-        self.committed = self.working = bundle_records.new_state(dimension)
+        self.committed = self.working = new_gateway_state(dimension)
 
-    def record(self, event: BundlerEvent) -> None:
+    def record(self, event: GatewayEvent) -> None:
         state = self.working
         match event:
             case CountersReserved(limit):
                 state = replace(state, counter=limit)
             case RunFollowed(run, plan):
-                fresh = bundle_records.new_state(plan.dimension)
+                fresh = new_gateway_state(plan.dimension)
                 state = replace(fresh, run=run, plan=plan, counter=state.counter)
-            case BundleMade(bundle):
-                state = replace(state, pending=bundle)
-            case BundleSettled(residual):
+            case PartialAggregateMade(partial_aggregate):
+                state = replace(state, pending=partial_aggregate)
+            case PartialAggregateSettled(residual):
                 state = replace(state, pending=None, residual=residual)
             case VersionReached(version):
                 state = replace(state, version=version)

@@ -18,12 +18,12 @@ from simkeys import Keys
 from simledger import Violation, expect
 from simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
 
+from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import CodecError, WireError
-from ternmesh.hypervector.scale import UNIT, to_vector
+from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.node import HOST, NodeProtocol
 from ternmesh.plan import make_plan
-from ternmesh.swarm.bundler import Bundler
-from ternmesh.swarm.coordinator import ALL, Coordinator
-from ternmesh.swarm.member import HOST, Member
 from ternmesh.wire import control
 
 HEALED_MAX_S = 3000.0  # a healed fleet that is not done by then never will be
@@ -60,7 +60,7 @@ class Options:
     gateway_crash: float = 0.0
     beside: float = 0.0  # chance that what a node behind it sends also goes another way
     wait_s: float = 0.0  # of the gateway, for packets
-    takes_bundles: bool = False  # the host does
+    takes_partial_aggregates: bool = False  # the host does
     keyed: bool = False
 
 
@@ -115,7 +115,7 @@ def draw_with_gateway(seed: int) -> Options:
         gateway_crash=rng.random() * 0.2 if rng.random() < 0.6 else 0.0,
         drop=rng.uniform(0.2, 0.5) if rng.random() < 0.5 else options.drop,
         beside=rng.random() * 0.5 if rng.random() < 0.4 else 0.0,
-        takes_bundles=rng.random() < 0.9,
+        takes_partial_aggregates=rng.random() < 0.9,
     )
 
 
@@ -230,7 +230,7 @@ class Fleet:
             and all(self._is_done(node.endpoint) for node in self._alive())
         )
 
-    def _is_done(self, member: Member | None) -> bool:
+    def _is_done(self, member: NodeProtocol | None) -> bool:
         return member is not None and member.finished and member.run == self.host.disk.run
 
     # The wires
@@ -332,7 +332,7 @@ class Fleet:
 
     def _for_host(self) -> tuple[str, bytes]:
         host, run = self.host.endpoint, self.host.disk.run
-        names = {context: name for (of, context), name in self.names.items() if of == run}
+        names = {address: name for (of, address), name in self.names.items() if of == run}
         return self.hostile.for_host(0 if host is None else host.version, names)
 
     # The invariants
@@ -345,12 +345,14 @@ class Fleet:
             own = node.disk.committed
             expect(own.run == self.host.disk.run, f"{node.name} is in another run")
             expect(own.version == state.version, f"{node.name} is at another version")
-            expect(own.reference == state.reference, f"{node.name} has another hash")
-            expect(np.array_equal(own.fixed, state.fixed), f"{node.name} has another reference")
+            expect(own.global_hash == state.global_hash, f"{node.name} has another hash")
+            expect(
+                np.array_equal(own.model_q24, state.model_q24), f"{node.name} has another reference"
+            )
             expect(own.pending is None, f"{node.name} waits although the run is over")
             expect(not own.silent, f"{node.name} is silent although the run is over")
         for process in (self.host, *self.nodes.values()):
-            clones = getattr(process.trust.sealing, "clones", {})  # some never started
+            clones = getattr(process.security.sealing, "clones", {})  # some never started
             expect(not clones, f"{process.name} has heard of a clone, and nobody was copied")
         for node in self.nodes.values():
             self._check_mass(node)
@@ -376,16 +378,16 @@ class Fleet:
             if endpoint is not None:
                 expect(len(endpoint._events) <= 2048, f"{process.name}: events pile up")
                 expect(len(endpoint._outgoing._queue) <= 4096, f"{process.name}: frames pile up")
-                if isinstance(endpoint, Bundler):
+                if isinstance(endpoint, GatewayAggregator):
                     self.gateway.check_bounds()
                     continue
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, Coordinator):
                     expect(len(endpoint._refusals) <= 4096, "answers pile up")
-                    arrived = endpoint._round.intakes.keys() | endpoint._round.silent
+                    arrived = endpoint._round.updates.keys() | endpoint._round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 else:
-                    for assembly in endpoint._arriving._assemblies.values():
+                    for assembly in endpoint._reassembler._assemblies.values():
                         expect(len(assembly._partials) <= 4, "partial objects pile up")
 
     def _where(self) -> str:

@@ -8,8 +8,8 @@ from simdisks import GatewayDisk
 from simledger import MODEL, expect
 from simprocess import DIMENSION, TOLERANCE, HostProcess, Process
 
-from ternmesh.swarm.bundler import Bundler
-from ternmesh.swarm.member import HOST
+from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.node import HOST
 
 if TYPE_CHECKING:
     from simfleet import Fleet
@@ -27,10 +27,10 @@ class GatewayProcess(Process):
         self.disk: GatewayDisk = GatewayDisk(DIMENSION)
         self.boards = sorted(boards)
 
-    def load(self) -> Bundler:
+    def load(self) -> GatewayAggregator:
         rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
         wait_s = self.fleet.options.wait_s
-        return Bundler(MODEL, self.boards, wait_s, self.disk.committed, rng)
+        return GatewayAggregator(MODEL, self.boards, wait_s, self.disk.committed, rng)
 
     def crash_chance(self) -> float:
         return self.fleet.options.gateway_crash
@@ -63,8 +63,8 @@ class GatewayProcess(Process):
     def check_bounds(self) -> None:
         bundler = self.endpoint
         expect(len(bundler._asked) <= len(self.boards), "hellos pile up at the gateway")
-        if bundler._barrier is not None:
-            expect(len(bundler._barrier._waiting) <= 40, "objects pile up at the gateway")
+        if bundler._downlink is not None:
+            expect(len(bundler._downlink._waiting) <= 40, "objects pile up at the gateway")
 
     def where(self) -> object:
         b = self.endpoint

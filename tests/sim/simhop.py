@@ -5,13 +5,13 @@ from collections import deque
 
 from simkeys import RecordingSealing
 
-from ternmesh.trust.identity import Role, make_identity
-from ternmesh.trust.keyed import KeyedSealing
-from ternmesh.trust.keys import SUITE_HOP
-from ternmesh.trust.roster import HOST, Roster, found_fleet
-from ternmesh.trust.sealing import Change
-from ternmesh.trust.session import CloneCount, GroupState, PeerState, SealingState
-from ternmesh.wire import seal
+from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.key_derivation import SUITE_HOP
+from ternmesh.security.keyed_sealing import KeyedSealing
+from ternmesh.security.membership import HOST, MemberList, found_fleet
+from ternmesh.security.sealing import Change
+from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
+from ternmesh.wire.frame import Header, seal_open
 
 HEARD_MAX, FRESH = 200, 6  # frames that somebody in the middle remembers, and likes best
 
@@ -25,10 +25,10 @@ class HopKeys:
             name: make_identity(name, Role.HOST if name == HOST else Role.NODE, rng.randbytes(64))
             for name in names
         }
-        self._roster = Roster(found_fleet("sim", self._own[HOST].public))
+        self._member_list = MemberList(found_fleet("sim", self._own[HOST].public))
         for name in names:
             if name != HOST:
-                self._roster.enrol(self._own[name].public)
+                self._member_list.enrol(self._own[name].public)
 
     def sealing(self, name: str, counter: int, kept: dict[str, Change]) -> RecordingSealing:
         """What seals the link of a new process."""
@@ -40,7 +40,7 @@ class HopKeys:
         instance = self._rng.randbytes(8)
         own = self._own[name]
         return RecordingSealing(
-            KeyedSealing(own, self._roster, SUITE_HOP, instance, counter, state, hub=hub)
+            KeyedSealing(own, self._member_list, SUITE_HOP, instance, counter, state, hub=hub)
         )
 
 
@@ -73,7 +73,7 @@ class Middle:
         rng = self._rng
         youngest = rng.choice((1, FRESH, HEARD_MAX))
         sender, receiver, frame, body = rng.choice(list(self._heard)[-youngest:])
-        context = int.from_bytes(frame[1:3], "little")
+        address = int.from_bytes(frame[1:3], "little")
         match rng.randrange(7):
             case 0:
                 lie = frame  # said again
@@ -81,14 +81,14 @@ class Middle:
                 at = rng.randrange(len(frame))
                 lie = frame[:at] + bytes((frame[at] ^ 1 << rng.randrange(8),)) + frame[at + 1 :]
             case 2:  # weaker
-                lie = seal.seal(seal.Header(context, rng.getrandbits(24)), body)
+                lie = seal_open(Header(address, rng.getrandbits(24)), body)
             case 3:  # poisoned: a symbol of the same transfer with other bytes
                 end = body[:1] + rng.randbytes(2) + rng.randbytes(max(1, len(body) - 3))
-                lie = seal.seal(seal.Header(context, rng.getrandbits(24), rng.choice((0, 2))), end)
+                lie = seal_open(Header(address, rng.getrandbits(24), rng.choice((0, 2))), end)
             case 4:  # a receipt for what is under way, if this was an offer
                 receipt = b"\x07" + body[4:8].ljust(4, b"?")
                 sender, receiver = receiver, sender
-                lie = seal.seal(seal.Header(1, rng.getrandbits(24), rng.choice((0, 2))), receipt)
+                lie = seal_open(Header(1, rng.getrandbits(24), rng.choice((0, 2))), receipt)
             case 5:
                 lie = frame[: rng.randrange(len(frame))]
             case _:  # said back

@@ -4,16 +4,15 @@ import random
 
 from simledger import MODEL
 
-from ternmesh.swarm.events import TrustChanged
-from ternmesh.swarm.member import HOST
-from ternmesh.trust.identity import Role, make_identity
-from ternmesh.trust.notary import Trust, make_trust
-from ternmesh.trust.roster import Roster, found_fleet
-from ternmesh.trust.sealing import Change
-from ternmesh.trust.session import CloneCount, GroupState, PeerState, SealingState
-from ternmesh.trust.signing import SIGNED
-from ternmesh.wire import seal
-from ternmesh.wire.seal import Header
+from ternmesh.federated.events import SecurityChanged
+from ternmesh.federated.node import HOST
+from ternmesh.security.authenticator import SecurityLayer, make_security_layer
+from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.membership import MemberList, found_fleet
+from ternmesh.security.sealing import Change
+from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
+from ternmesh.security.signatures import SIGNED
+from ternmesh.wire.frame import Header, suite_of
 
 SIGNATURE = 64
 
@@ -26,7 +25,7 @@ class SealDisk:
         self._working: dict[tuple[type, str], Change] = {}
 
     def record(self, event: object) -> None:
-        if isinstance(event, TrustChanged):
+        if isinstance(event, SecurityChanged):
             for change in event.changes:
                 self._working[type(change), getattr(change, "name", "")] = change
 
@@ -52,15 +51,17 @@ class Keys:
         self._own = {HOST: make_identity(HOST, Role.HOST, rng.randbytes(64))}
         self._own |= {name: make_identity(name, Role.NODE, rng.randbytes(64)) for name in names}
 
-    def trust(self, name: str, counter: int, state: SealingState) -> Trust:
+    def security(self, name: str, counter: int, state: SealingState) -> SecurityLayer:
         """What a new process of this end is given."""
-        roster = Roster(found_fleet("sim", self._own[HOST].public))
+        member_list = MemberList(found_fleet("sim", self._own[HOST].public))
         for own in self._own.values():
             if own.public.name != HOST:
-                roster.enrol(own.public)
+                member_list.enrol(own.public)
         instance = self._rng.randbytes(8)
-        trust = make_trust(self._own[name], roster, MODEL, instance, counter, state)
-        return Trust(RecordingSealing(trust.sealing), trust.notary)
+        security = make_security_layer(
+            self._own[name], member_list, MODEL, instance, counter, state
+        )
+        return SecurityLayer(RecordingSealing(security.sealing), security.authenticator)
 
 
 class RecordingSealing:
@@ -73,13 +74,13 @@ class RecordingSealing:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def seal(self, peer: str, context: int, counter: int, body: bytes) -> bytes:
-        frame = self._inner.seal(peer, context, counter, body)
+    def seal(self, peer: str, address: int, counter: int, body: bytes) -> bytes:
+        frame = self._inner.seal(peer, address, counter, body)
         self.bodies[frame] = body[1 + SIGNATURE :] if body[0] == SIGNED else body
         return frame
 
 
 def header_of(frame: bytes) -> Header:
     """What a frame says of itself without its seal being opened."""
-    context = int.from_bytes(frame[1:3], "little")
-    return Header(context, int.from_bytes(frame[3:6], "little"), seal.suite_of(frame))
+    address = int.from_bytes(frame[1:3], "little")
+    return Header(address, int.from_bytes(frame[3:6], "little"), suite_of(frame))

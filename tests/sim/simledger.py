@@ -4,13 +4,26 @@ from collections import defaultdict
 
 import numpy as np
 
-from ternmesh.hypervector.scale import UNIT
+from ternmesh.codec.encoder import scatter
+from ternmesh.codec.permutation import order
+from ternmesh.codec.scale import UNIT
+from ternmesh.federated.aggregation import read_chunks, update_delta_q24
+from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.plan import Plan
-from ternmesh.swarm import bitmap, step
-from ternmesh.swarm.events import ReferenceMade
-from ternmesh.swarm.open_round import BUNDLE
-from ternmesh.wire import contributions, control, manifest, share
+from ternmesh.wire import control
 from ternmesh.wire.control import Receipt, Silent
+from ternmesh.wire.update import (
+    CHUNK_KIND,
+    CONTRIBUTIONS_KIND,
+    MANIFEST_KIND,
+    VOTE_CHUNK_KIND,
+    read_bitmap,
+    read_chunk,
+    read_contributions,
+    read_manifest,
+    write_bitmap,
+)
 
 MODEL = bytes(range(32))
 
@@ -31,7 +44,7 @@ class Ledger:
         self.plan = plan
         self.made = made  # the shares of all packets that nodes made, by name, round and digest
         self.owed = np.zeros(plan.dimension)  # what counted bundles could not carry, times samples
-        self.bundles: dict[tuple[int, bytes], np.ndarray] = {}  # the same of each
+        self.partial_aggregates: dict[tuple[int, bytes], np.ndarray] = {}  # the same of each
         self.counted: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(plan.dimension))
         self.by_round: dict[tuple[str, int], np.ndarray] = {}
         self.means = np.zeros(plan.dimension)
@@ -42,80 +55,84 @@ class Ledger:
         self.promised[name, receipt.round] = receipt.digest, receipt.have
 
     def note_reference(
-        self, made: ReferenceMade, bodies: tuple[tuple[int, bytes], ...], names: dict[int, str]
+        self, made: GlobalUpdateMade, bodies: tuple[tuple[int, bytes], ...], names: dict[int, str]
     ) -> None:
         packets: dict[int, dict[bytes, None]] = defaultdict(dict)
-        for context, body in bodies:
-            packets[context][body] = None
-        counted = {names[entry.context]: entry for entry in made.counted}
+        for address, body in bodies:
+            packets[address][body] = None
+        counted = {names[entry.address]: entry for entry in made.counted}
         total = np.zeros((2, self.plan.dimension))
-        bundled = dict(made.bundles)
-        for context, packet in packets.items():
-            if context & BUNDLE:
-                total += self._count_bundle(context & ~BUNDLE, packet, made, names)
-            if context & BUNDLE or context in bundled:
+        aggregated = dict(made.partial_aggregates)
+        for address, packet in packets.items():
+            if address & PARTIAL_AGGREGATE:
+                total += self._count_bundle(address & ~PARTIAL_AGGREGATE, packet, made, names)
+            if address & PARTIAL_AGGREGATE or address in aggregated:
                 continue
-            name, entry = names[context], counted.get(names[context])
-            shares = [body for body in packet if body[0] == share.KIND]
-            heads = [manifest.read_manifest(b) for b in packet if b[0] == manifest.KIND]
+            name, entry = names[address], counted.get(names[address])
+            chunks = [body for body in packet if body[0] == CHUNK_KIND]
+            heads = [read_manifest(b) for b in packet if b[0] == MANIFEST_KIND]
             if entry is None:
-                expect(not (heads and shares), f"{name} was usable and was not counted")
+                expect(not (heads and chunks), f"{name} was usable and was not counted")
                 continue
-            there = [share.read_share(body).slice.index for body in shares]
-            have = np.flatnonzero(bitmap.read_bitmap(entry.have, self.plan.up.count))
-            expect(sorted(there) == list(have), f"the list of {name} is not what arrived")
+            there = [read_chunk(body).slice.index for body in chunks]
+            have = list(read_bitmap(entry.have, self.plan.up.count).search(1))
+            expect(sorted(there) == have, f"the list of {name} is not what arrived")
             expect(entry.digest == heads[0].digest, f"the list names another packet of {name}")
             expect(entry.round == made.version - 1, "the list names another round")
-            total += self._count(name, entry.round, shares, heads[0].samples)
+            total += self._count(name, entry.round, chunks, heads[0].samples)
         self._check_silence(made, packets, names)
         with np.errstate(invalid="ignore"):
             self.means += np.where(total[1] > 0, total[0] / np.maximum(total[1], 1), 0.0)
-        self._check_promises(made, counted, may_switch=any(place & BUNDLE for place in packets))
+        self._check_promises(
+            made, counted, may_switch=any(place & PARTIAL_AGGREGATE for place in packets)
+        )
 
     def _count_bundle(
-        self, lead: int, packet: dict[bytes, None], made: ReferenceMade, names: dict[int, str]
+        self, lead: int, packet: dict[bytes, None], made: GlobalUpdateMade, names: dict[int, str]
     ) -> np.ndarray:
         """A bundle counts as one packet, and settles those that it was made of."""
         nothing = np.zeros((2, self.plan.dimension))
-        heads = [manifest.read_manifest(body) for body in packet if body[0] == manifest.KIND]
-        listed = [body for body in packet if body[0] == contributions.KIND]
-        shares = [body for body in packet if body[0] == contributions.SHARE_KIND]
-        members = {c for c, row in made.bundles if heads and row.digest == heads[0].digest}
+        heads = [read_manifest(body) for body in packet if body[0] == MANIFEST_KIND]
+        listed = [body for body in packet if body[0] == CONTRIBUTIONS_KIND]
+        chunks = [body for body in packet if body[0] == VOTE_CHUNK_KIND]
+        members = {
+            c for c, row in made.partial_aggregates if heads and row.digest == heads[0].digest
+        }
         if not members:
-            whole = heads and listed and len(shares) == self.plan.up.count
+            whole = heads and listed and len(chunks) == self.plan.up.count
             expect(not whole, f"a whole bundle of {names[lead]} was not counted")
             return nothing
-        head, rows = heads[0], contributions.read_contributions(listed[0])
+        head, rows = heads[0], read_contributions(listed[0])
         expect(members == set(head.contributors), "a bundle was counted for other nodes")
-        number, counted = made.version - 1, {entry.context: entry for entry in made.counted}
-        read = [share.read_share(body, contributions.SHARE_KIND) for body in shares]
-        vector = step.read_shares(read, self.plan.up)
+        number, counted = made.version - 1, {entry.address: entry for entry in made.counted}
+        read = [read_chunk(body, VOTE_CHUNK_KIND) for body in chunks]
+        vector = read_chunks(read, self.plan.up)
         there = sorted(item.slice.index for item in read)
         carried = np.zeros(self.plan.dimension)
-        for context, row in zip(head.contributors, rows, strict=True):
-            entry = counted[context]
-            have = np.flatnonzero(bitmap.read_bitmap(entry.have, self.plan.up.count))
-            expect(list(have) == there, "a contributor's row is not what arrived of the bundle")
+        for address, row in zip(head.contributors, rows, strict=True):
+            entry = counted[address]
+            have = list(read_bitmap(entry.have, self.plan.up.count).search(1))
+            expect(have == there, "a contributor's row is not what arrived of the bundle")
             expect(entry.digest == row.digest, "a contributor's row names another packet")
-            bodies = self.made[names[context], number, row.digest]
+            bodies = self.made[names[address], number, row.digest]
             own = [bodies[index] for index in have]
-            carried += self._count(names[context], number, own, row.samples)[0]
-        units = step.scatter(vector.units(), step.order(MODEL, number, self.plan.dimension)) * UNIT
-        left = carried - head.samples * units
+            carried += self._count(names[address], number, own, row.samples)[0]
+        delta_q24 = scatter(vector.delta_q24(), order(MODEL, number, self.plan.dimension)) * UNIT
+        left = carried - head.samples * delta_q24
         self.owed += left
-        self.bundles[number, head.digest] = left
-        return np.stack([head.samples * units, head.samples * self._present(there, number)])
+        self.partial_aggregates[number, head.digest] = left
+        return np.stack([head.samples * delta_q24, head.samples * self._present(there, number)])
 
-    def _count(self, name: str, number: int, shares: list[bytes], samples: int) -> np.ndarray:
-        units = step.update_units(shares, MODEL, number, self.plan) * UNIT
+    def _count(self, name: str, number: int, chunks: list[bytes], samples: int) -> np.ndarray:
+        delta_q24 = update_delta_q24(chunks, MODEL, number, self.plan) * UNIT
         expect((name, number) not in self.by_round, f"round {number} of {name} counted twice")
-        self.by_round[name, number] = units
-        self.counted[name] += units
-        there = [share.read_share(body).slice.index for body in shares]
-        return np.stack([samples * units, samples * self._present(there, number)])
+        self.by_round[name, number] = delta_q24
+        self.counted[name] += delta_q24
+        there = [read_chunk(body).slice.index for body in chunks]
+        return np.stack([samples * delta_q24, samples * self._present(there, number)])
 
     def _present(self, indices: list[int], number: int) -> np.ndarray:
-        places = step.order(MODEL, number, self.plan.dimension)
+        places = order(MODEL, number, self.plan.dimension)
         present = np.zeros(self.plan.dimension)
         for index in indices:
             span = self.plan.up_span
@@ -123,20 +140,20 @@ class Ledger:
         return present
 
     def _check_silence(
-        self, made: ReferenceMade, packets: dict[int, dict[bytes, None]], names: dict[int, str]
+        self, made: GlobalUpdateMade, packets: dict[int, dict[bytes, None]], names: dict[int, str]
     ) -> None:
         """Who is neither counted nor missing has said for this very round that it is silent."""
         word = control.write_control(Silent(made.version - 1))
-        known = {entry.context for entry in made.counted}.union(made.missing)
-        for context in names.keys() - known:
-            expect(word in packets[context], f"{names[context]} was not silent and is not missed")
+        known = {entry.address for entry in made.counted}.union(made.missing)
+        for address in names.keys() - known:
+            expect(word in packets[address], f"{names[address]} was not silent and is not missed")
             self.silences += 1
 
     def _check_promises(
-        self, made: ReferenceMade, counted: dict[str, object], *, may_switch: bool
+        self, made: GlobalUpdateMade, counted: dict[str, object], *, may_switch: bool
     ) -> None:
         """Beside a bundle a node may be counted by other shares, unless all were promised."""
-        everything = bitmap.write_bitmap(range(self.plan.up.count), self.plan.up.count)
+        everything = write_bitmap(range(self.plan.up.count), self.plan.up.count)
         for (name, number), (digest, have) in self.promised.items():
             if may_switch and have != everything:
                 continue

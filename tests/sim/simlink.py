@@ -15,10 +15,7 @@ import numpy as np
 from simhop import HopKeys, Middle, key_of
 
 from ternmesh.link import ledger
-from ternmesh.link.frames import Symbol, is_link, read
-from ternmesh.link.ledger import HOUR_S, Ledger, Moment, Record
-from ternmesh.link.link import Link, LinkFull, LinkSettings
-from ternmesh.link.records import (
+from ternmesh.link.events import (
     Delivered,
     GaveUp,
     IncomingDropped,
@@ -34,10 +31,14 @@ from ternmesh.link.records import (
     SymbolHeld,
     TransferBegun,
 )
-from ternmesh.trust.keyed import FRAME_MIN
-from ternmesh.trust.sealing import Change
-from ternmesh.wire import seal
-from transports.faults import Bursts, FaultModel, Faults
+from ternmesh.link.ledger import HOUR_S, Ledger, Moment, Record
+from ternmesh.link.link import Link, LinkFull
+from ternmesh.link.messages import Symbol, is_link, read_message
+from ternmesh.link.settings import LinkSettings
+from ternmesh.security.keyed_sealing import FRAME_MIN
+from ternmesh.security.sealing import Change
+from ternmesh.wire.frame import BROADCAST, Header, open_seal, seal_open
+from transports.faulty import Bursts, FaultModel, Faults
 
 HOST, ALL = "host", "all"
 FRAME_US = 60_000  # one frame of these links, whatever its length
@@ -221,11 +222,11 @@ class End:
     def note(self, peer: str, frame: bytes) -> bytes:
         """No seal counter and no repair symbol is used twice, whatever crashes; the body."""
         counter = int.from_bytes(frame[3:6], "little")
-        body = self.sealing.bodies[frame] if self.sealing else seal.open_seal(frame)[1]
+        body = self.sealing.bodies[frame] if self.sealing else open_seal(frame)[1]
         if counter in self.counters:
             raise Violation(f"{self.name} uses counter {counter} twice")
         self.counters.add(counter)
-        message = read(body) if is_link(body) else None
+        message = read_message(body) if is_link(body) else None
         if isinstance(message, Symbol):
             lane = self.link._out._lanes[None if peer == ALL else peer]
             sending = lane.active[message.slot]
@@ -264,7 +265,7 @@ class Air:
             give_up_s=1e9,
             make_way_s=1e9,
             spread_s=1.0,
-            contexts={ALL: seal.BROADCAST},
+            addresses={ALL: BROADCAST},
         )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -371,7 +372,7 @@ class Air:
         body = bytes((self.rng.choice((0x06, 0x07, 0x08, 0x50, 0x5F, 0x63)),)) + self.rng.randbytes(
             self.rng.randint(0, 30)
         )
-        frame = self.rng.choice((self.rng.randbytes(40), seal.seal(seal.Header(1, number), body)))
+        frame = self.rng.choice((self.rng.randbytes(40), seal_open(Header(1, number), body)))
         self.ends[name].receive("stranger", frame)
 
     def _check(self) -> None:

@@ -7,23 +7,24 @@ from simdisks import GatewayDisk, HostDisk, NodeDisk
 from simkeys import RecordingSealing, SealDisk, header_of
 from simledger import MODEL, Ledger, Violation, expect
 
+from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
-from ternmesh.hypervector.scale import UNIT
-from ternmesh.swarm.bundler import Bundler
-from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.events import BodyAccepted, Joined, WorkReady
-from ternmesh.swarm.member import HOST, Member
-from ternmesh.swarm.records import Settings
-from ternmesh.trust.keyed import SYNC_OVERHEAD
-from ternmesh.trust.notary import OPEN, Trust
-from ternmesh.wire import control, seal
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import BodyAccepted, Joined, WorkReady
+from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.node import HOST, NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
+from ternmesh.wire import control
 from ternmesh.wire.control import Receipt
+from ternmesh.wire.frame import FRAME_OVERHEAD, open_seal
 
 if TYPE_CHECKING:
     from simfleet import Fleet
 
 DIMENSION = 1500
-SYNC_ROOM = SYNC_OVERHEAD - seal.OVERHEAD  # a sealed hello is longer than other frames
+SYNC_ROOM = SYNC_OVERHEAD - FRAME_OVERHEAD  # a sealed hello is longer than other frames
 EVENTS_MAX = 2048  # of an endpoint at once, whatever arrives
 TOLERANCE = 2e-4  # float32 sums of a few dozen terms
 
@@ -36,8 +37,8 @@ class Process:
     def __init__(self, fleet: "Fleet", name: str) -> None:
         self.fleet, self.name = fleet, name
         self.disk: NodeDisk | HostDisk | GatewayDisk
-        self.endpoint: Member | Coordinator | Bundler | None = None
-        self.seals, self.trust = SealDisk(), OPEN
+        self.endpoint: NodeProtocol | Coordinator | GatewayAggregator | None = None
+        self.seals, self.security = SealDisk(), OPEN
         self.gone = False
         self.counters: set[int] = set()
         self.incarnation = 0
@@ -52,7 +53,7 @@ class Process:
         self.endpoint.start(self.fleet.now)
         self.settle()
 
-    def load(self) -> Member | Coordinator | Bundler:
+    def load(self) -> NodeProtocol | Coordinator | GatewayAggregator:
         raise NotImplementedError
 
     def crash(self) -> None:
@@ -93,12 +94,14 @@ class Process:
         self.seals.commit()
         self.disk.commit()
 
-    def new_trust(self) -> Trust:
+    def new_security(self) -> SecurityLayer:
         """What the next life of this process is given."""
         counter = self.disk.committed.counter
         keys = self.fleet.keys
-        self.trust = OPEN if keys is None else keys.trust(self.name, counter, self.seals.state)
-        return self.trust
+        self.security = (
+            OPEN if keys is None else keys.security(self.name, counter, self.seals.state)
+        )
+        return self.security
 
     def after_commit(self, events: list[object]) -> None:
         pass
@@ -115,7 +118,7 @@ class Process:
             counter = header.counter
             expect(counter not in self.counters, f"{self.name} used counter {counter} again")
             self.counters.add(counter)
-            first_contact = 0 if header.context or not header.suite else SYNC_ROOM
+            first_contact = 0 if header.address or not header.suite else SYNC_ROOM
             longest = self.fleet.plan.frame_mtu + first_contact
             expect(len(frame) <= longest, "a frame is longer than the mtu")
 
@@ -154,18 +157,20 @@ class NodeProcess(Process):
         super().__init__(fleet, name)
         self.disk: NodeDisk = NodeDisk(DIMENSION)
 
-    def load(self) -> Member:
+    def load(self) -> NodeProtocol:
         instance = self.fleet.rng.randbytes(8)
         numpy_rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
         samples = 10 + sum(self.name.encode())
-        state, trust = self.disk.committed, self.new_trust()
-        return Member(self.name, MODEL, samples, instance, state, numpy_rng, trust=trust)
+        state, security = self.disk.committed, self.new_security()
+        return NodeProtocol(
+            self.name, MODEL, samples, instance, state, numpy_rng, security=security
+        )
 
     def crash_chance(self) -> float:
         return self.fleet.options.node_crash
 
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
-        sealing = self.trust.sealing
+        sealing = self.security.sealing
         if isinstance(sealing, RecordingSealing):
             said = (sealing.bodies.pop(frame) for frame in frames)
             self.fleet.said.update((self.endpoint.run, self.name, body) for body in said)
@@ -184,7 +189,7 @@ class NodeProcess(Process):
                 delay = self.fleet.rng.expovariate(1 / (15.0 if slow else 1.5))
                 self.fleet.after(delay, lambda work=work: self._submit(*work))
             elif isinstance(event, Joined):
-                self.fleet.names[event.run, event.context] = self.name
+                self.fleet.names[event.run, event.address] = self.name
 
     def _submit(self, incarnation: int, run: bytes, number: int) -> None:
         """Hand in the work, if neither the process nor its run has ended since it began."""
@@ -217,8 +222,10 @@ class HostProcess(Process):
 
     def load(self) -> Coordinator:
         o, d = self.fleet.options, self.disk
-        settings = Settings(o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_bundles)
-        return Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_trust())
+        settings = CoordinatorSettings(
+            o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates
+        )
+        return Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
 
     def crash_chance(self) -> float:
         return self.fleet.options.host_crash
@@ -227,7 +234,7 @@ class HostProcess(Process):
         events = super().record()
         for event in events:
             if isinstance(event, BodyAccepted) and self.fleet.keys is not None:
-                said = self.disk.run, self.endpoint.nodes[event.context].name, event.body
+                said = self.disk.run, self.endpoint.nodes[event.address].name, event.body
                 expect(said in self.fleet.said, "a body was taken that nobody said in this run")
         return events
 
@@ -244,22 +251,22 @@ class HostProcess(Process):
     def commit(self) -> None:
         made = self.disk.commit()
         self.seals.commit()
-        names = {node.context: node.name for node in self.disk.committed.nodes}
+        names = {node.address: node.name for node in self.disk.committed.nodes}
         for event, bodies in made:
             self.ledger.note_reference(event, bodies, names)
             self._check_mean()
 
     def _check_mean(self) -> None:
         state = self.disk.committed
-        reached = state.fixed * UNIT + state.residual
+        reached = state.model_q24 * UNIT + state.residual
         error = float(np.abs(reached - self.ledger.means).max())
         expect(error < TOLERANCE, f"the reference is {error} away from what was counted")
 
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         for frame in frames:
-            sealing = self.trust.sealing
+            sealing = self.security.sealing
             is_keyed = isinstance(sealing, RecordingSealing)
-            body = sealing.bodies.pop(frame) if is_keyed else seal.open_seal(frame)[1]
+            body = sealing.bodies.pop(frame) if is_keyed else open_seal(frame)[1]
             if body[0] == control.KIND:
                 message = control.read_control(body)
                 if isinstance(message, Receipt):

@@ -14,8 +14,14 @@ import simdisks
 from simfleet import Fleet, draw_with_gateway, run_seed
 from simledger import Violation
 
-from ternmesh.swarm import bundler, bundling, coordinator, open_round
-from ternmesh.swarm.bundle_records import BundleMade
+from ternmesh.federated import coordinator
+from ternmesh.federated.gateway import aggregator, partial_aggregate
+from ternmesh.federated.gateway.partial_aggregate import (
+    PartialAggregate,
+    PartialAggregateMade,
+    settle_partial_aggregate,
+)
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound
 from ternmesh.wire import control
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "30"))
@@ -37,8 +43,10 @@ def test_a_fleet_behind_a_gateway_loses_nothing(group: int) -> None:
 
 def test_seeds_draw_bundles_that_count_and_hosts_that_take_none() -> None:
     fleets = [run(seed) for seed in range(10)]
-    assert sum(len(fleet.host.ledger.bundles) for fleet in fleets) > 5
-    assert any(not fleet.options.takes_bundles for fleet in map(Fleet, range(30), OPTIONS))
+    assert sum(len(fleet.host.ledger.partial_aggregates) for fleet in fleets) > 5
+    assert any(
+        not fleet.options.takes_partial_aggregates for fleet in map(Fleet, range(30), OPTIONS)
+    )
     crashes = [options.gateway_crash > 0 for options in OPTIONS]
     assert 5 < sum(crashes) < 25
 
@@ -48,54 +56,62 @@ OPTIONS = [draw_with_gateway(seed) for seed in range(30)]
 
 def counts_a_contributor_twice(patch: pytest.MonkeyPatch) -> None:
     """A node's own packet is added beside the bundle that names it."""
-    count = open_round.OpenRound.count
+    count = OpenRound.count
 
-    def count_all(self: open_round.OpenRound) -> open_round.Count:
+    def count_all(self: OpenRound) -> Count:
         found = count(self)
-        doubled = [i for c, i in self.intakes.items() if i.usable and c in found.bundles]
+        doubled = [i for c, i in self.updates.items() if i.usable and c in found.partial_aggregates]
         extra = [(i.manifest.samples, i.hypervector()) for i in doubled if i.manifest]
-        return replace(found, packets=found.packets + extra)
+        return replace(found, updates=found.updates + extra)
 
-    patch.setattr(open_round.OpenRound, "count", count_all)
+    patch.setattr(OpenRound, "count", count_all)
 
 
 def settles_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:
     """The residual of a bundle is kept although no reference has counted it."""
-    settle = bundler.Bundler._settle
+    settle = aggregator.GatewayAggregator._settle
 
-    def settle_always(self: bundler.Bundler, bundle: bundler.Bundle, counted: object) -> None:
-        settle(self, bundle, counted)  # type: ignore[arg-type]
+    def settle_always(
+        self: aggregator.GatewayAggregator, made: PartialAggregate, counted: object
+    ) -> None:
+        settle(self, made, counted)  # type: ignore[arg-type]
         everything = np.packbits(np.ones(self.plan.up.count, bool), bitorder="little").tobytes()
-        start = bundle, everything, self.residual, self._model_hash
-        self.residual = bundling.settle_bundle(*start, self.plan)
+        start = made, everything, self.residual, self._model_hash
+        self.residual = settle_partial_aggregate(*start, self.plan)
         self._events[-1] = replace(self._events[-1], residual=self.residual)
 
-    patch.setattr(bundler.Bundler, "_settle", settle_always)
+    patch.setattr(aggregator.GatewayAggregator, "_settle", settle_always)
 
 
 def forgets_what_a_bundle_could_not_carry(patch: pytest.MonkeyPatch) -> None:
     """The gateway has no residual."""
-    patch.setattr(bundler, "settle_bundle", lambda bundle, have, residual, *_: 0 * residual)
+    patch.setattr(
+        aggregator,
+        "settle_partial_aggregate",
+        lambda partial_aggregate, have, residual, *_: 0 * residual,
+    )
 
 
 def looks_at_no_bitmap(patch: pytest.MonkeyPatch) -> None:
     """A bundle of which a part was counted is settled as a whole."""
-    patch.setattr(bundling, "read_bitmap", lambda have, count: np.ones(count, dtype=np.bool_))
+    patch.setattr(
+        partial_aggregate, "read_bitmap", lambda have, count: np.ones(count, dtype=np.bool_)
+    )
 
 
 def answers_for_shares_that_are_not_on_disk(patch: pytest.MonkeyPatch) -> None:
     """A contributor's receipt names all shares as soon as the bundle is known."""
-    answers = open_round.OpenRound.answers
+    answers = OpenRound.answers
 
-    def answer_all(self: open_round.OpenRound, context: int) -> list[control.Control]:
-        found = answers(self, context)
-        if context in self._bundle_of():
+    def answer_all(self: OpenRound, address: int) -> list[control.Control]:
+        found = answers(self, address)
+        if address in self._aggregate_of():
             count = self._plan.up.count
             full = np.packbits(np.ones(count, bool), bitorder="little").tobytes()
             found[-1] = replace(found[-1], have=full)
         return found
 
-    patch.setattr(open_round.OpenRound, "answers", answer_all)
+    patch.setattr(OpenRound, "answers", answer_all)
 
 
 def keeps_no_bundles_on_the_hosts_disk(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +120,7 @@ def keeps_no_bundles_on_the_hosts_disk(patch: pytest.MonkeyPatch) -> None:
 
     def record_some(self: simdisks.HostDisk, event: object) -> None:
         is_body = isinstance(event, coordinator.BodyAccepted)
-        if not (is_body and event.context & open_round.BUNDLE):
+        if not (is_body and event.address & PARTIAL_AGGREGATE):
             record(self, event)  # type: ignore[arg-type]
 
     patch.setattr(simdisks.HostDisk, "record", record_some)
@@ -115,7 +131,7 @@ def sends_a_bundle_that_it_may_forget(patch: pytest.MonkeyPatch) -> None:
     record = simdisks.GatewayDisk.record
 
     def record_some(self: simdisks.GatewayDisk, event: object) -> None:
-        if not isinstance(event, BundleMade):
+        if not isinstance(event, PartialAggregateMade):
             record(self, event)  # type: ignore[arg-type]
 
     patch.setattr(simdisks.GatewayDisk, "record", record_some)
@@ -123,8 +139,10 @@ def sends_a_bundle_that_it_may_forget(patch: pytest.MonkeyPatch) -> None:
 
 def snapshot_without_the_bundle(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say in which bundle its node was counted."""
-    write = coordinator.write_snapshot
-    patch.setattr(coordinator, "write_snapshot", lambda s: write(replace(s, counted=s.counted[:1])))
+    write = coordinator.write_global_snapshot
+    patch.setattr(
+        coordinator, "write_global_snapshot", lambda s: write(replace(s, counted=s.counted[:1]))
+    )
 
 
 # With each the seed to begin with, as the rare ones need many: all of them have their turn.

@@ -32,7 +32,7 @@ def test_what_was_held_back_does_not_reach_the_next_run() -> None:
 def test_a_seed_replays_exactly() -> None:
     first, second = run_seed(3), run_seed(3)
     assert first.now == second.now
-    assert first.host.disk.committed.reference == second.host.disk.committed.reference
+    assert first.host.disk.committed.global_hash == second.host.disk.committed.global_hash
     assert first.host.counters == second.host.counters
 
 

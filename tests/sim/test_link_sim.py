@@ -11,11 +11,13 @@ import pytest
 import simlink
 from simlink import Violation, draw, run_seed
 
-from ternmesh.link import inbound, ledger, link, outbound, sending
-from ternmesh.link.frames import Question, Status, is_link, read
+from ternmesh.link import ledger, link, sender
+from ternmesh.link.events import Delivered, LinkCountersReserved, Queued
 from ternmesh.link.ledger import Ledger
-from ternmesh.link.records import Delivered, LinkCountersReserved, Queued
-from ternmesh.wire import seal
+from ternmesh.link.messages import Question, Status, is_link, read_message
+from ternmesh.link.receiver import Receiver
+from ternmesh.link.sender import OutgoingObject
+from ternmesh.wire.frame import SUITE_OPEN, open_seal, suite_of
 
 SEEDS = int(os.environ.get("TERNMESH_LINK_SEEDS", "200"))
 GROUPS = 8
@@ -72,10 +74,10 @@ def sends_objects_it_may_forget(patch: pytest.MonkeyPatch) -> None:
 
 def loses_receipts(patch: pytest.MonkeyPatch) -> None:
     """The word that an object is there is said once, and never again."""
-    say = inbound.Inbound._say
+    say = Receiver._queue_answer
     told: set[tuple[int, str, Status | Question]] = set()
 
-    def say_once(self: inbound.Inbound, peer: str, answer: Status | Question) -> None:
+    def say_once(self: Receiver, peer: str, answer: Status | Question) -> None:
         is_receipt = isinstance(answer, Status) and not answer.needs
         said = id(self), peer, answer
         if not (is_receipt and said in told):
@@ -83,13 +85,13 @@ def loses_receipts(patch: pytest.MonkeyPatch) -> None:
         if is_receipt:
             told.add(said)
 
-    patch.setattr(inbound.Inbound, "_say", say_once)
+    patch.setattr(Receiver, "_queue_answer", say_once)
 
 
 def wraps_one_too_early(patch: pytest.MonkeyPatch) -> None:
     """A number of 15 bits stands where 16 are meant."""
-    name = outbound.object_name
-    patch.setattr(outbound, "object_name", lambda number, payload: name(number & 0x7FFF, payload))
+    name = sender.object_name
+    patch.setattr(sender, "object_name", lambda number, payload: name(number & 0x7FFF, payload))
 
 
 def refills_the_ledger(patch: pytest.MonkeyPatch) -> None:
@@ -109,39 +111,39 @@ def forgets_the_grant(patch: pytest.MonkeyPatch) -> None:
 
 def repeats_repairs_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     """Repair symbols are not reserved on disk."""
-    patch.setattr(sending.Sending, "reserve", lambda self: None)
+    patch.setattr(OutgoingObject, "reserve", lambda self: None)
 
 
 def forgets_what_arrived(patch: pytest.MonkeyPatch) -> None:
     """An object whose receipt was lost is taken for a new one."""
-    patch.setattr(inbound.Inbound, "_remember", lambda *_: None)
+    patch.setattr(Receiver, "_remember", lambda *_: None)
 
 
 def is_content_with_one_receiver(patch: pytest.MonkeyPatch) -> None:
     """A broadcast ends with its first receipt."""
-    heard = outbound.Outbound.heard
+    receive_status = sender.Sender.receive_status
 
-    def hasty(self: outbound.Outbound, peer: str, status: object, now: float) -> None:
+    def hasty(self: sender.Sender, peer: str, status: object, now: float) -> None:
         found = [s for s in self._active if s.offer.name == status.name]
         if found and not status.needs:
             [one] = found
             self._close(one, Delivered(one.queued.number, one.queued.receivers))
         else:
-            heard(self, peer, status, now)
+            receive_status(self, peer, status, now)
 
-    patch.setattr(outbound.Outbound, "heard", hasty)
+    patch.setattr(sender.Sender, "receive_status", hasty)
 
 
 def never_asks_again(patch: pytest.MonkeyPatch) -> None:
     """A sender that hears nothing waits for ever."""
-    patch.setattr(outbound.Outbound, "next_timeout", lambda self: None)
+    patch.setattr(sender.Sender, "next_timeout", lambda self: None)
 
 
 def sends_one_symbol_too_few(patch: pytest.MonkeyPatch) -> None:
     """Of each generation one repair symbol less than was asked for."""
-    ask_for = sending.Sending.ask_for
+    ask_for = OutgoingObject.ask_for
     patch.setattr(
-        sending.Sending,
+        OutgoingObject,
         "ask_for",
         lambda self, needs: ask_for(self, [max(0, n - 1) for n in needs]),
     )
@@ -149,7 +151,7 @@ def sends_one_symbol_too_few(patch: pytest.MonkeyPatch) -> None:
 
 def serves_the_least_needy(patch: pytest.MonkeyPatch) -> None:
     """A broadcast is repaired for the receiver who lacks the first generation least, for ever."""
-    patch.setattr(outbound, "most_needed", lambda needs: tuple(0 for _ in min(needs)))
+    patch.setattr(sender, "most_needed", lambda needs: tuple(0 for _ in min(needs)))
 
 
 def uses_counters_it_may_forget(patch: pytest.MonkeyPatch) -> None:
@@ -162,10 +164,10 @@ def believes_weaker_seals(patch: pytest.MonkeyPatch) -> None:
     open_sealed = link.Link._open
 
     def open_any(self: link.Link, peer: str, frame: bytes, now: float) -> None:
-        if seal.suite_of(frame) != seal.SUITE_OPEN or not self._sealing.asks:
+        if suite_of(frame) != SUITE_OPEN or not self._sealing.is_keyed:
             open_sealed(self, peer, frame, now)
-        elif is_link(body := seal.open_seal(frame)[1]):
-            self._take(peer, read(body), False, now)
+        elif is_link(body := open_seal(frame)[1]):
+            self._take(peer, read_message(body), False, now)
 
     patch.setattr(link.Link, "_open", open_any)
 

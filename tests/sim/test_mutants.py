@@ -12,13 +12,17 @@ import simfleet
 import simprocess
 from simledger import Violation
 
+from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
+from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
-from ternmesh.hypervector import feedback
-from ternmesh.hypervector.encoder import Hypervector
-from ternmesh.swarm import coordinator, intake, member, open_round, outgoing, packet
-from ternmesh.swarm.events import ResidualChanged
-from ternmesh.trust import keyed
-from ternmesh.wire import control, share
+from ternmesh.federated import coordinator, local_update, node, session
+from ternmesh.federated.aggregation import update_delta_q24
+from ternmesh.federated.events import ResidualChanged
+from ternmesh.federated.open_round import OpenRound, UpdateReassembler
+from ternmesh.federated.send_queue import SealedQueue
+from ternmesh.security import keyed_sealing
+from ternmesh.wire import control
+from ternmesh.wire.update import Chunk
 
 SEEDS = 60  # the budget; the hardest needs about half
 
@@ -28,33 +32,33 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
     """Every packet that was sent is taken for counted."""
 
-    def settle(self: member.Member, counted: object) -> None:
+    def settle(self: node.NodeProtocol, counted: object) -> None:
         if self.pending is not None and self.plan is not None:
-            units = packet.update_units(
+            delta_q24 = update_delta_q24(
                 self.pending.bodies[1:], self._model_hash, self.pending.round, self.plan
             )
-            self.residual = feedback.settle(self.pending.corrected, packet.to_vector(units))
+            self.residual = settle_residual(self.pending.corrected, to_vector(delta_q24))
             self.pending = None
-            self._resend.stop()
+            self._update_timer.stop()
 
-    patch.setattr(member.Member, "_settle", settle)
+    patch.setattr(node.NodeProtocol, "_settle", settle)
 
 
 def settles_whole_packets(patch: pytest.MonkeyPatch) -> None:
     """The list is looked at, the bitmap in it is not."""
-    patch.setattr(packet, "read_counted", lambda shares, have: list(shares))
+    patch.setattr(local_update, "read_counted", lambda chunks, have: list(chunks))
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What was counted stays in the residual: it is sent twice."""
-    patch.setattr(packet, "read_counted", lambda shares, have: [])
+    patch.setattr(local_update, "read_counted", lambda chunks, have: [])
 
 
 def counts_duplicates_twice(patch: pytest.MonkeyPatch) -> None:
     """A share that comes again is added again."""
-    add = intake.Intake._add_share
+    add = UpdateReassembler._add_chunk
 
-    def add_again(self: intake.Intake, item: share.Share, body: bytes) -> bool:
+    def add_again(self: UpdateReassembler, item: Chunk, body: bytes) -> bool:
         index = item.slice.index
         if self.bodies.get(index) == body:
             at, trits, scale = self.decoded[index]
@@ -62,7 +66,7 @@ def counts_duplicates_twice(patch: pytest.MonkeyPatch) -> None:
             return False
         return add(self, item, body)
 
-    patch.setattr(intake.Intake, "_add_share", add_again)
+    patch.setattr(UpdateReassembler, "_add_chunk", add_again)
 
 
 def sends_before_commit(patch: pytest.MonkeyPatch) -> None:
@@ -82,12 +86,12 @@ def sends_before_commit(patch: pytest.MonkeyPatch) -> None:
 
 def reuses_counters(patch: pytest.MonkeyPatch) -> None:
     """Counters are reserved without telling anybody: a restart begins where the last one did."""
-    reserve = outgoing.Outgoing.reserve
+    reserve = SealedQueue.reserve
 
-    def reserve_silently(self: outgoing.Outgoing) -> None:
+    def reserve_silently(self: SealedQueue) -> None:
         reserve(self)
 
-    patch.setattr(outgoing.Outgoing, "reserve", reserve_silently)
+    patch.setattr(SealedQueue, "reserve", reserve_silently)
 
 
 def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
@@ -105,22 +109,22 @@ def keeps_the_packet_of_the_round_before(patch: pytest.MonkeyPatch) -> None:
     close = coordinator.Coordinator._close_round
 
     def close_and_keep(self: coordinator.Coordinator, now: float) -> None:
-        intakes = self._round.intakes
+        intakes = self._round.updates
         close(self, now)
-        self._round.intakes = intakes
+        self._round.updates = intakes
 
     patch.setattr(coordinator.Coordinator, "_close_round", close_and_keep)
 
 
 def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
     """The mean divides by all who sent anything, not by those who sent this share."""
-    gather = intake.Intake.hypervector
+    gather = UpdateReassembler.hypervector
 
-    def all_present(self: intake.Intake) -> Hypervector:
+    def all_present(self: UpdateReassembler) -> Hypervector:
         vector = gather(self)
         return replace(vector, present=np.ones_like(vector.present))
 
-    patch.setattr(intake.Intake, "hypervector", all_present)
+    patch.setattr(UpdateReassembler, "hypervector", all_present)
 
 
 def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
@@ -136,80 +140,80 @@ def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
 
 def never_asks_again(patch: pytest.MonkeyPatch) -> None:
     """A node that missed a reference waits for ever."""
-    patch.setattr(member.Backoff, "soon", lambda self, now: None)
-    patch.setattr(member.Member, "_aim", lambda self, version, phase, now: _aim(self, phase))
+    patch.setattr(node.Backoff, "soon", lambda self, now: None)
+    patch.setattr(node.NodeProtocol, "_aim", lambda self, version, phase, now: _aim(self, phase))
 
 
-def _aim(self: member.Member, phase: int) -> None:
+def _aim(self: node.NodeProtocol, phase: int) -> None:
     self.phase = phase
 
 
 def snapshot_without_the_list(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say what was counted of the node that it is sent to."""
-    write = coordinator.write_snapshot
-    patch.setattr(coordinator, "write_snapshot", lambda s: write(replace(s, counted=())))
+    write = coordinator.write_global_snapshot
+    patch.setattr(coordinator, "write_global_snapshot", lambda s: write(replace(s, counted=())))
 
 
 def loses_late_work(patch: pytest.MonkeyPatch) -> None:
     """Work that came while a packet was pending went into a residual that was overwritten."""
-    submit = member.Member.submit
+    submit = node.NodeProtocol.submit
 
     def submit_wrongly(
-        self: member.Member, round_number: int, delta: member.Vector, now: float
+        self: node.NodeProtocol, round_number: int, delta: node.Vector, now: float
     ) -> None:
         if self.pending is None:
             submit(self, round_number, delta, now)
             return
-        self.residual = feedback.update(self.residual, delta)
+        self.residual = add_residual(self.residual, delta)
         self._events.append(ResidualChanged(self.residual))
 
-    patch.setattr(member.Member, "submit", submit_wrongly)
+    patch.setattr(node.NodeProtocol, "submit", submit_wrongly)
 
 
 def keeps_the_old_target(patch: pytest.MonkeyPatch) -> None:
     """A new run began, and the node waited for the version of the old one."""
-    welcome = member.Member._welcome
+    welcome = node.NodeProtocol._receive_welcome
 
-    def welcome_wrongly(self: member.Member, *rest: object) -> None:
+    def welcome_wrongly(self: node.NodeProtocol, *rest: object) -> None:
         target = self.target
         welcome(self, *rest)  # type: ignore[arg-type]
         self.target = max(self.target, target)
 
-    patch.setattr(member.Member, "_welcome", welcome_wrongly)
+    patch.setattr(node.NodeProtocol, "_receive_welcome", welcome_wrongly)
 
 
 def counts_any_reason(patch: pytest.MonkeyPatch) -> None:
     """Every word that a stranger sends took a place in the counters for ever."""
-    patch.setattr(member, "REASONS_MAX", 1 << 30)
+    patch.setattr(session, "REASONS_MAX", 1 << 30)
 
 
 def piles_up_refusals(patch: pytest.MonkeyPatch) -> None:
     """Every refused frame of a burst left an event."""
-    patch.setattr(coordinator, "REFUSED_SHOWN_MAX", 1 << 30)
+    patch.setattr(session, "REFUSED_SHOWN_MAX", 1 << 30)
 
 
 def loses_the_work_of_a_silent_round(patch: pytest.MonkeyPatch) -> None:
     """What was too little for a packet is dropped."""
-    submit = member.Member.submit
+    submit = node.NodeProtocol.submit
 
-    def submit_and_drop(self: member.Member, *rest: object) -> None:
+    def submit_and_drop(self: node.NodeProtocol, *rest: object) -> None:
         before, was_silent = self.residual, self.silent
         submit(self, *rest)  # type: ignore[arg-type]
         if self.silent and not was_silent:
             self.residual = before
             self._events[-1] = replace(self._events[-1], residual=before)
 
-    patch.setattr(member.Member, "submit", submit_and_drop)
+    patch.setattr(node.NodeProtocol, "submit", submit_and_drop)
 
 
 def answers_a_silence_that_is_not_on_disk(patch: pytest.MonkeyPatch) -> None:
     """The node does not say it again, and a host that restarts has forgotten it."""
-    add = open_round.OpenRound.add
+    add = OpenRound.add
 
-    def add_without_event(self: open_round.OpenRound, context: int, body: bytes) -> bool:
-        return add(self, context, body) and body[0] != control.KIND
+    def add_without_event(self: OpenRound, address: int, body: bytes) -> bool:
+        return add(self, address, body) and body[0] != control.KIND
 
-    patch.setattr(open_round.OpenRound, "add", add_without_event)
+    patch.setattr(OpenRound, "add", add_without_event)
 
 
 def believes_a_silence_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -226,17 +230,17 @@ def believes_a_silence_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_no_sessions(patch: pytest.MonkeyPatch) -> None:
     """What the seals know is not kept: a restart begins the same session again."""
-    patch.setattr(keyed.KeyedSealing, "changes", lambda self: ())
+    patch.setattr(keyed_sealing.KeyedSealing, "changes", lambda self: ())
 
 
 def begins_sessions_late(patch: pytest.MonkeyPatch) -> None:
     """A session is made with its first frame, when it is too late to keep it."""
-    patch.setattr(keyed.KeyedSealing, "meet", lambda self, peer: None)
+    patch.setattr(keyed_sealing.KeyedSealing, "prepare", lambda self, peer: None)
 
 
 def seals_for_any_run(patch: pytest.MonkeyPatch) -> None:
     """A frame that was held back is taken in the next run."""
-    patch.setattr(keyed.KeyedSealing, "bind", lambda self, run: None)
+    patch.setattr(keyed_sealing.KeyedSealing, "bind", lambda self, run: None)
 
 
 KEYED_MUTANTS: tuple[Mutant, ...] = (keeps_no_sessions, begins_sessions_late)

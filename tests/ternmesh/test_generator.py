@@ -26,3 +26,9 @@ def test_words_look_uniform() -> None:
 )
 def test_keys_do_not_depend_on_concatenation_alone(other: tuple[str, bytes]) -> None:
     assert generator.derive_key("", b"abc") != generator.derive_key(other[0], *other[1:])
+
+
+def test_signs_are_the_bits_of_the_generator() -> None:
+    key = generator.derive_key("signs")
+    bits = [int(word) >> place & 1 for word in generator.words(key, 2) for place in range(32)]
+    assert generator.seeded_signs(key, 40).tolist() == [1 - 2 * bit for bit in bits[:40]]

@@ -11,17 +11,19 @@ from ternmesh.plan import (
     check_plan,
     from_numbers,
     genesis,
+    global_snapshot_max,
     make_plan,
-    snapshot_max,
     to_numbers,
 )
-from ternmesh.wire import control, manifest, pieces, seal
+from ternmesh.wire import control, fragments
+from ternmesh.wire.frame import FRAME_OVERHEAD
+from ternmesh.wire.update import Manifest, write_manifest
 
 PLAN = make_plan(16_934, rounds=20, local_steps=8, learning_rate=0.002)
 
 
 def test_the_usual_plan() -> None:
-    assert (PLAN.frame_mtu, PLAN.share_room) == (184, 160)
+    assert (PLAN.frame_mtu, PLAN.chunk_room) == (184, 160)
     assert PLAN.up.count == 8
     assert PLAN.up_zeros_permille == 900
     assert PLAN.learning_rate_e6 == 2000
@@ -45,7 +47,7 @@ def test_a_plan_travels_whole() -> None:
 
 
 def test_zeros_at_the_end_of_a_plan_are_refused() -> None:
-    with pytest.raises(WireError, match="zeros at the end") as caught:
+    with pytest.raises(WireError, match="end in zeros") as caught:
         from_numbers((*to_numbers(PLAN), 0))
     assert caught.value.reason == "plan"
     with pytest.raises(WireError, match="11 to 15"):
@@ -120,12 +122,12 @@ def test_wrong_arguments_give_a_sentence(wrong: dict[str, float], name: str) -> 
 
 @pytest.mark.parametrize("frame_mtu", [FRAME_MTU_MIN, 184, FRAME_MTU_MAX])
 def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> None:
-    size = 4 * snapshot_max(frame_mtu) + 2048
-    assert -(-size // pieces.piece_size(frame_mtu)) <= pieces.PIECES_MAX
+    size = 4 * global_snapshot_max(frame_mtu) + 2048
+    assert -(-size // fragments.fragment_size(frame_mtu)) <= fragments.FRAGMENTS_MAX
 
 
 def test_a_dimension_beyond_its_snapshot_is_refused() -> None:
-    dimension = snapshot_max(184)
+    dimension = global_snapshot_max(184)
     spans = {"up_span": 0xFFFF, "down_span": 0xFFFF}
     check_plan(replace(PLAN, dimension=dimension, **spans))
     with pytest.raises(WireError, match="frames of this size"):
@@ -133,10 +135,10 @@ def test_a_dimension_beyond_its_snapshot_is_refused() -> None:
 
 
 def test_the_smallest_frame_holds_the_longest_of_each_body() -> None:
-    longest = manifest.Manifest(1, bytes(8), 1, bytes(4), 1, tuple(range(32)))
+    longest = Manifest(1, bytes(8), 1, bytes(4), 1, tuple(range(32)))
     receipt = control.Receipt(2**32 - 1, bytes(4), bytes(128))
-    bodies = [manifest.write_manifest(longest), control.write_control(receipt)]
-    assert max(map(len, bodies)) + seal.OVERHEAD == FRAME_MTU_MIN
+    bodies = [write_manifest(longest), control.write_control(receipt)]
+    assert max(map(len, bodies)) + FRAME_OVERHEAD == FRAME_MTU_MIN
 
 
 def test_genesis_depends_on_model_run_and_every_number() -> None:

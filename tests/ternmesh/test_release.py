@@ -6,33 +6,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ternmesh.bundle import FILES as BUNDLE_FILES
-from ternmesh.bundle import Bundle, TensorSpec
-from ternmesh.errors import BundleError
+from ternmesh.errors import ModelPackageError
+from ternmesh.model_package import FILES as PACKAGE_FILES
+from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.release import (
-    FILES,
-    MANIFEST_MAX,
-    FileEntry,
-    Manifest,
-    make_manifest,
-    manifest_hash,
-    read_manifest,
-    write_manifest,
-)
-from ternmesh.rollout import (
     ATTEMPTS_MAX,
     BAD_MAX,
+    FILES,
+    MANIFEST_MAX,
     REASON_MAX,
+    FileEntry,
+    ReleaseManifest,
     Standing,
     adopt,
     attempt,
     fail,
+    make_manifest,
+    manifest_hash,
+    read_manifest,
     succeed,
+    write_manifest,
 )
 
 ENTRIES = tuple(FileEntry(100 + index, bytes([index]) * 32) for index in range(len(FILES)))
-MANIFEST = Manifest("tiny", 7, b"m" * 32, ENTRIES, 2_500_000, 40, b"p" * 32)
-BUNDLE = Bundle(
+MANIFEST = ReleaseManifest("tiny", 7, b"m" * 32, ENTRIES, 2_500_000, 40, b"p" * 32)
+PACKAGE = ModelPackage(
     name="tiny",
     version=1,
     inputs=(TensorSpec("x", "float32", (-1, 6)),),
@@ -40,13 +38,13 @@ BUNDLE = Bundle(
     batch_inputs=(TensorSpec("x", "float32", (8, 6)),),
     adapter=(TensorSpec("A", "float32", (6, 2)),),
     metric="mean_absolute_error",
-    files=dict.fromkeys(BUNDLE_FILES, "00" * 32),
+    files=dict.fromkeys(PACKAGE_FILES, "00" * 32),
 )
 
 numbers = st.integers(1, 2**32 - 1)
 entries = st.builds(FileEntry, st.integers(0, 2**31 - 1), st.binary(min_size=32, max_size=32))
 manifests = st.builds(
-    Manifest,
+    ReleaseManifest,
     st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True),
     numbers,
     st.binary(min_size=32, max_size=32),
@@ -75,7 +73,7 @@ def test_the_bytes_that_are_signed() -> None:
 
 @given(manifests)
 @settings(deadline=None)
-def test_a_manifest_comes_back(manifest: Manifest) -> None:
+def test_a_manifest_comes_back(manifest: ReleaseManifest) -> None:
     content = write_manifest(manifest)
     assert len(content) <= MANIFEST_MAX
     assert read_manifest(content) == manifest
@@ -84,7 +82,7 @@ def test_a_manifest_comes_back(manifest: Manifest) -> None:
 @given(st.binary(max_size=400))
 @settings(deadline=None)
 def test_any_bytes_are_a_manifest_or_refused(content: bytes) -> None:
-    with pytest.raises(BundleError):
+    with pytest.raises(ModelPackageError):
         read_manifest(content)
 
 
@@ -95,7 +93,7 @@ def test_a_changed_manifest_is_refused_or_another(at: int, new: bytes) -> None:
     content[at : at + 1] = new
     try:
         assert write_manifest(read_manifest(bytes(content))) == content
-    except BundleError:
+    except ModelPackageError:
         return
 
 
@@ -118,33 +116,33 @@ def test_a_changed_manifest_is_refused_or_another(at: int, new: bytes) -> None:
     ids=repr,
 )
 def test_a_manifest_out_of_its_limits_is_refused(changed: dict[str, object]) -> None:
-    with pytest.raises(BundleError, match=r"manifest"):
+    with pytest.raises(ModelPackageError, match=r"manifest"):
         read_manifest(write_manifest(replace(MANIFEST, **changed)))
 
 
 def test_a_manifest_of_another_kind_or_length_is_refused() -> None:
     content = write_manifest(MANIFEST)
-    with pytest.raises(BundleError, match="not the manifest"):
+    with pytest.raises(ModelPackageError, match="not the manifest"):
         read_manifest(content.replace(b"ternmesh release 1", b"ternmesh release 2"))
-    with pytest.raises(BundleError, match="at most 1024"):
+    with pytest.raises(ModelPackageError, match="at most 1024"):
         read_manifest(bytes(MANIFEST_MAX + 1))
-    with pytest.raises(BundleError, match="not the manifest"):
+    with pytest.raises(ModelPackageError, match="not the manifest"):
         read_manifest(content + b"\0")
 
 
 def test_a_manifest_of_a_bundle_names_what_it_replaces() -> None:
-    first = make_manifest(BUNDLE, 3, ENTRIES, (2.5, 0.04))
+    first = make_manifest(PACKAGE, 3, ENTRIES, (2.5, 0.04))
     assert (first.loss_max, first.latency_max, first.previous) == (2_500_000, 40, b"")
-    assert first.model == BUNDLE.model_hash()
+    assert first.model == PACKAGE.model_hash()
     content = write_manifest(first)
-    assert make_manifest(BUNDLE, 4, ENTRIES, (1, 1), content).previous == manifest_hash(content)
-    with pytest.raises(BundleError, match="version 3 is not above"):
-        make_manifest(BUNDLE, 3, ENTRIES, (1, 1), content)
+    assert make_manifest(PACKAGE, 4, ENTRIES, (1, 1), content).previous == manifest_hash(content)
+    with pytest.raises(ModelPackageError, match="version 3 is not above"):
+        make_manifest(PACKAGE, 3, ENTRIES, (1, 1), content)
     for limits in ((0.0, 1.0), (1.0, 0.0), (1e9, 1.0)):
-        with pytest.raises(BundleError, match="more than 0 and not enormous"):
-            make_manifest(BUNDLE, 1, ENTRIES, limits)
-    with pytest.raises(BundleError, match="a release's name"):
-        make_manifest(replace(BUNDLE, name="two words"), 1, ENTRIES, (1, 1))
+        with pytest.raises(ModelPackageError, match="must be more than 0"):
+            make_manifest(PACKAGE, 1, ENTRIES, limits)
+    with pytest.raises(ModelPackageError, match="a release's name"):
+        make_manifest(replace(PACKAGE, name="two words"), 1, ENTRIES, (1, 1))
 
 
 def test_a_good_release_becomes_the_last_good_one() -> None:

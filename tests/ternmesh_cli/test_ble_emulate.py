@@ -25,10 +25,10 @@ def test_controllers_are_there_until_told_to_stop() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    told = json.loads(process.stdout.readline())
-    assert told["simulated"]
-    assert len(set(told["hci"])) == 3
-    name, address, port = told["hci"][2].split(":")
+    answer = json.loads(process.stdout.readline())
+    assert answer["simulated"]
+    assert len(set(answer["hci"])) == 3
+    name, address, port = answer["hci"][2].split(":")
     assert name == "tcp-client"
     with socket.create_connection((address, int(port)), timeout=20) as hci:
         hci.sendall(RESET)

@@ -1,4 +1,4 @@
-"""A real mosquitto with the configuration that `ternmesh broker config` writes: who may do what."""
+"""The rights of clients at a real mosquitto configured by `ternmesh broker config`."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ from paho.mqtt.properties import Properties
 
 from models.zoo import fsdd_path
 from ternmesh_cli import main
-from ternmesh_cli.mosquitto import find_mosquitto, free_port, listens
-from ternmesh_cli.toml import write_toml
+from ternmesh_cli.broker.mosquitto import find_mosquitto, free_port, listens
+from ternmesh_cli.process import write_toml
+from ternmesh_service.control_socket import ControlError, ask
 from transports.base import ALL, HOST
-from transports.control_socket import ControlError, ask
-from transports.credentials import read_credentials
 from transports.link_config import LinkConfig, link_settings
-from transports.mqtt import MqttTransport
-from transports.mqtt_settings import MESSAGE_MAX
+from transports.mqtt.credentials import read_credentials
+from transports.mqtt.settings import MESSAGE_MAX
+from transports.mqtt.transport import MqttTransport
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
@@ -36,7 +36,7 @@ def ternmesh(*arguments: object) -> None:
 
 
 class Deployment:
-    """A folder that the command made, and a mosquitto that runs on it."""
+    """A deployment folder, and a mosquitto that runs on it."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder, self.port = program, folder, free_port()
@@ -76,7 +76,7 @@ class Deployment:
 
 
 class Raw:
-    """A client that does what ours never would."""
+    """A client that breaks the rules."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ def raw(deployment: Deployment, eventually) -> Iterator[Callable[..., Raw]]:
 
 @pytest.fixture
 def end(deployment: Deployment, eventually) -> Iterator[Callable[..., MqttTransport]]:
-    """An end of ours, connected."""
+    """A connected transport."""
     made: list[MqttTransport] = []
 
     def connect(role: str, **changes: object) -> MqttTransport:
@@ -166,7 +166,7 @@ def end(deployment: Deployment, eventually) -> Iterator[Callable[..., MqttTransp
 
 
 def next_of(end: MqttTransport) -> tuple[str, bytes]:
-    """Who sent the next frame that arrives, and the frame."""
+    """The sender of the next frame that arrives, and the frame."""
     arrival = end.receive(WAIT_S)
     assert arrival is not None
     return arrival.peer, arrival.frames[0]
@@ -201,7 +201,7 @@ def test_a_node_reads_its_own_topics_whatever_it_subscribes_to(end, raw, eventua
     filters = ("#", "+/#", "$SYS/#", UP + "+", DOWN + "+", DOWN + "bob")
     shared = ("$share/thieves/" + UP + "+", "$share/thieves/" + DOWN + "bob")
     eve.client.subscribe([(name, 1) for name in (*filters, *shared, DOWN + "ada", EVERYBODY)])
-    eve.client.publish(UP + "ada", b"\x05\x00there", qos=1)  # The subscriptions came before.
+    eve.client.publish(UP + "ada", b"\x05\x00there", qos=1)  # after its subscriptions
     assert next_of(host) == ("ada", b"there")
     host.send("bob", [b"secret"])
     host.send(ALL, [b"to all"])
@@ -221,7 +221,7 @@ def test_a_node_cannot_take_the_hosts_place(end, raw, client_id) -> None:
 def test_a_last_will_follows_the_same_rules(end, raw) -> None:
     host = end(HOST)
     raw("ada", client_id="eve", will=UP + "bob")
-    again = raw("ada", client_id="eve")  # Now the broker speaks the will of the first.
+    again = raw("ada", client_id="eve")  # now the broker sends the will of the first
     again.client.publish(UP + "ada", b"\x05\x00there", qos=1)
     assert next_of(host) == ("ada", b"there")
 
@@ -252,7 +252,7 @@ def test_a_packet_beyond_the_limit_is_refused_and_ours_stay_below(end, raw, even
     assert host.status()["message_max"] == MESSAGE_MAX
     host_limit = host.status()["limits"]["packet_max"]
     eve.client.publish(UP + "ada", bytes(host_limit), qos=1)
-    eventually(lambda: eve.ended is not None)  # It may still write when the broker hangs up.
+    eventually(lambda: eve.ended is not None)  # it may still write when the broker disconnects
     assert eve.acks == []
     bob = end("bob")
     bob.send(HOST, [b"x" * (MESSAGE_MAX - 2)])
@@ -264,7 +264,7 @@ def test_our_end_refuses_a_broker_that_another_authority_has_signed(
 ) -> None:
     ternmesh("broker", "config", "--dir", tmp_path / "other", "--name", "localhost")
     stranger = end("ada", ca_file=str(tmp_path / "other" / "authority.pem"))
-    eventually(lambda: "is signed by nobody in" in str(stranger.status()["last_error"]), WAIT_S)
+    eventually(lambda: "signed by no authority" in str(stranger.status()["last_error"]), WAIT_S)
     assert not stranger.connected
 
 
@@ -319,7 +319,7 @@ def test_a_fleet_learns_through_it(deployment, tmp_path, eventually) -> None:
             return -1
         return int(found["version"])
 
-    own = {"state_dir": ".", "bundle": "keyword"}
+    own = {"state_dir": ".", "model": "keyword"}
     run = {"rounds": 2, "local_steps": 2, "min_peers": 2, "deadline_s": 600, "announce_s": 1}
     tables = {"": own, "link": link(HOST), "run": run}
     processes = [start("host", tmp_path / HOST, tables)]

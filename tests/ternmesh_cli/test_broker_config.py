@@ -1,4 +1,4 @@
-"""What `ternmesh broker` writes, without a broker."""
+"""The files that `ternmesh broker` writes, without a broker."""
 
 import base64
 import json
@@ -14,8 +14,8 @@ from ternmesh_cli.broker import texts
 from ternmesh_cli.broker.certificates import make_authority, make_server
 from ternmesh_cli.broker.texts import Account, BrokerSettings
 from transports.base import HOST
-from transports.credentials import read_credentials
-from transports.mqtt_settings import MESSAGE_MAX, MqttSettings, packet_max
+from transports.mqtt.credentials import read_credentials
+from transports.mqtt.settings import MESSAGE_MAX, MqttSettings, packet_max
 
 BEGIN = ("config", "--node", "ada", "--name", "localhost")
 
@@ -50,10 +50,10 @@ def test_the_configuration_says_what_may_not_be_left_to_defaults() -> None:
 
 
 def own_certificate(folder: Path) -> None:
-    """live.pem and live.key, as another authority makes them."""
+    """Write live.pem and live.key of another authority."""
     now = datetime.now(UTC)
     made = make_server(["localhost"], make_authority("another", now), now)
-    (folder / "live.pem").write_bytes(made.certificate)
+    (folder / "live.pem").write_bytes(made.public)
     (folder / "live.key").write_bytes(made.key)
 
 
@@ -108,22 +108,22 @@ def test_secrets_are_for_their_owner_alone(tmp_path) -> None:
 
 def test_a_password_stands_in_one_file_and_nowhere_else(tmp_path, capsys) -> None:
     assert broker(tmp_path, *BEGIN, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["username"] for row in told["accounts"]] == ["attic~host", "attic~ada"]
-    assert told["url"] == "mqtts://localhost:8883"
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["username"] for row in answer["accounts"]] == ["attic~host", "attic~ada"]
+    assert answer["url"] == "mqtts://localhost:8883"
     password = read_credentials(tmp_path / "credentials" / "ada.credentials.toml", "ada").password
     assert password is not None
     assert len(password) == 32
     holders = [path for path in tmp_path.rglob("*") if path.is_file()]
     found = [path.name for path in holders if password.encode() in path.read_bytes()]
-    assert (found, password in json.dumps(told)) == (["ada.credentials.toml"], False)
+    assert (found, password in json.dumps(answer)) == (["ada.credentials.toml"], False)
 
 
 def test_passwords_may_be_shown_once_instead(tmp_path, capsys) -> None:
     assert broker(tmp_path, *BEGIN, "--show", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert all(len(row["password"]) == 32 for row in told["accounts"])
-    assert (told["files"], list((tmp_path / "credentials").iterdir())) == ([], [])
+    answer = json.loads(capsys.readouterr().out)
+    assert all(len(row["password"]) == 32 for row in answer["accounts"])
+    assert (answer["files"], list((tmp_path / "credentials").iterdir())) == ([], [])
 
 
 def test_a_gateway_gets_the_credentials_of_its_boards(tmp_path) -> None:
@@ -212,7 +212,7 @@ def test_the_certificate_is_for_all_names(tmp_path) -> None:
         ((*BEGIN, "--node", "a~b"), "must be 1 to 32 letters"),
         ((*BEGIN, "--node", "all"), "a node may not be called 'all'"),
         ((*BEGIN, "--gateway", "ada=bob"), "a gateway may not have a board's name: ada"),
-        (("add",), "nobody to add"),
+        (("add",), "no node to add"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -258,9 +258,9 @@ def test_a_folder_that_cannot_be_is_exit_code_1(tmp_path, capsys, command, name:
     (tmp_path / "loop").symlink_to("loop")
     start = ["broker", command[0], "--dir", str(tmp_path / name), *command[1:]]
     assert main.main(start) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("ternmesh: cannot write /") or "cannot be read (" in told
-    assert str(tmp_path / name) in told
+    answer = capsys.readouterr().err
+    assert answer.startswith("ternmesh: cannot write /") or "cannot be read (" in answer
+    assert str(tmp_path / name) in answer
 
 
 def test_a_credentials_file_that_must_stay_is_a_sentence(tmp_path, capsys, monkeypatch) -> None:
@@ -278,7 +278,7 @@ def test_a_credentials_file_that_must_stay_is_a_sentence(tmp_path, capsys, monke
 
 
 def test_a_file_keeps_its_mode_and_its_owner(tmp_path, monkeypatch) -> None:
-    """A broker that runs as another user reads them, also after they were changed."""
+    """A broker that runs as another user can still read changed files."""
     given: list[tuple[int, int]] = []
     monkeypatch.setattr("os.fchown", lambda _, user, group: given.append((user, group)))
     assert broker(tmp_path, *BEGIN) == 0
@@ -293,7 +293,7 @@ def test_a_file_keeps_its_mode_and_its_owner(tmp_path, monkeypatch) -> None:
 
 
 def test_an_owner_that_cannot_be_kept_is_a_sentence(tmp_path, capsys, monkeypatch) -> None:
-    """In its place, mosquitto could not read what is now the caller's."""
+    """Mosquitto could not read a file that belongs to the caller."""
     assert broker(tmp_path, *BEGIN) == 0
     before = (tmp_path / "access").read_bytes()
 

@@ -1,4 +1,4 @@
-"""README's installation of a broker, done by root: what its own user may change, and what not."""
+"""The guide's installation of a broker by root: the files that the broker's user can change."""
 
 import os
 import pwd
@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from ternmesh_cli import main
-from ternmesh_cli.mosquitto import find_mosquitto, free_port, listens
+from ternmesh_cli.broker.mosquitto import find_mosquitto, free_port, listens
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "broker.md"
 PLACE, USER, WAIT_S = "/etc/mosquitto/attic", "nobody", 20.0
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that another user can reach; tmp_path is root's alone."""
+    """A folder that another user can reach; only root can reach tmp_path."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files to the broker's user")
     if find_mosquitto() is None:
@@ -31,8 +31,8 @@ def folder() -> Iterator[Path]:
 
 
 def commands(place: Path) -> str:
-    """What README says between making the folder and starting mosquitto."""
-    text = README.read_text()
+    """The steps of the guide from the new folder to the start of mosquitto."""
+    text = GUIDE.read_text()
     block = text[text.index(f"sudo mkdir -m 755 {PLACE}") : text.index("sudo systemctl edit")]
     for old, new in (("sudo ", ""), (PLACE, str(place)), ("mosquitto: ", f"{USER}: ")):
         block = block.replace(old, new)
@@ -68,7 +68,9 @@ def test_the_brokers_user_cannot_choose_whom_it_becomes(
         time.sleep(1.0)
         assert listens(port)
         assert broker.poll() is None
-        assert "Error" not in (folder / "log").read_text()
+        # The probes of the port above end in TLS errors: only those of files count.
+        lines = (folder / "log").read_text().splitlines()
+        assert not [line for line in lines if "Error" in line and "OpenSSL" not in line]
     finally:
         broker.terminate()
         broker.wait(WAIT_S)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ternmesh_cli.demo.screen import picture
-from transports.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError, ask
 
 MEMBERS = ("host", "theo", "nicolas", "yweweler")
 NOWHERE = "mqtt://127.0.0.1:1"
@@ -62,17 +62,17 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert "no hardware" in report
 
 
-def test_packets_may_be_sent_once_and_the_fleet_goes_on(tmp_path):
+def test_updates_may_be_sent_once_and_the_fleet_goes_on(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
-    options = ["--service", "as-is", "--loss", "0.2", "--rounds", "2", "--speed", "50"]
+    options = ["--service", "unreliable", "--loss", "0.2", "--rounds", "2", "--speed", "50"]
     done = subprocess.run(
         [*command, *options, "--out", str(out)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["rounds"] == 2
-    assert "packets sent once" in answer["bearer"]
+    assert "updates sent once" in answer["bearer"]
 
 
 def test_the_demo_over_simulated_ble(tmp_path):

@@ -1,4 +1,4 @@
-"""`ternmesh enrol` as an operator uses it: lines that are carried from one end to the other."""
+"""`ternmesh enrol` as an operator uses it: lines are copied from one end to the other."""
 
 import json
 
@@ -6,8 +6,8 @@ import pytest
 
 from ternmesh_cli.main import main
 
-HOST = 'state_dir = "host"\nbundle = "keyword"\n[link]\nurl = "mqtt://broker"\nfleet = "garden"\n'
-NODE = 'name = "{name}"\nstate_dir = "{name}"\nbundle = "keyword"\n[link]\nfleet = "garden"\n'
+HOST = 'state_dir = "host"\nmodel = "keyword"\n[link]\nurl = "mqtt://broker"\nfleet = "garden"\n'
+NODE = 'name = "{name}"\nstate_dir = "{name}"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_two_lines_make_a_member(enrol):
     ada = enrol("identity", "ada")
     assert enrol("identity", "ada") == ada, "an identity is made once"
     assert ada["identity"].startswith("TM1:")
-    told = enrol("host", "ada", host["identity"])
-    assert told["host"] == host["fingerprint"]
+    answer = enrol("host", "ada", host["identity"])
+    assert answer["host"] == host["fingerprint"]
     listed = enrol("add", "host", ada["identity"])
     assert [(row["name"], row["role"]) for row in listed["members"]] == [("ada", "node")]
     assert listed["members"][0]["fingerprint"] == ada["fingerprint"]
@@ -85,10 +85,10 @@ def test_wrong_ends_and_lines_are_sentences(enrol):
     assert enrol("host", "host", ada)[0] == 2
     code, sentence = enrol("host", "ada", ada)
     assert code == 1
-    assert "no host" in sentence
+    assert "not a host" in sentence
     code, sentence = enrol("host", "ada", ada[:-3])
     assert code == 1
-    assert "copy it anew" in sentence
+    assert "copy it again" in sentence
 
 
 def test_a_qr_code_can_be_shown(tmp_path, capsys):
@@ -140,9 +140,9 @@ def test_a_host_with_new_keys_begins_a_new_fleet_as_security_says(enrol, tmp_pat
     enrol("host", "ada", first["identity"])
     ada = enrol("identity", "ada")
     enrol("add", "host", ada["identity"])
-    for name in ("identity", "trust.sqlite"):
+    for name in ("identity", "state.sqlite"):
         (tmp_path / "host" / name).rename(tmp_path / name)
-    (tmp_path / "ada" / "trust.sqlite").unlink()
+    (tmp_path / "ada" / "state.sqlite").unlink()
     host = enrol("identity", "host")
     assert host["fingerprint"] != first["fingerprint"]
     assert enrol("host", "ada", host["identity"])["host"] == host["fingerprint"]

@@ -19,22 +19,22 @@ import numpy as np
 import pytest
 from paho.mqtt.client import CallbackAPIVersion, Client
 
-from host.config import RunConfig, load_bundle, plan_of
+from host.config import RunConfig, load_model_package, plan_of
 from models.zoo import fsdd_path
-from ternmesh.hypervector.scale import encode_scale
-from ternmesh.swarm.step import encode_update
-from ternmesh.trust.identity import parse_identity
-from ternmesh.wire import seal
-from ternmesh.wire.manifest import Manifest, packet_digest, write_manifest
-from ternmesh.wire.share import HEAD_SIZE
+from ternmesh.codec.scale import encode_scale
+from ternmesh.federated.aggregation import encode_update
+from ternmesh.security.identity import parse_identity
+from ternmesh.wire.frame import Header, seal_open
+from ternmesh.wire.update import CHUNK_HEAD_SIZE, Manifest, update_digest, write_manifest
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
+from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
+from ternmesh_store.state_file import StateFile
 from transports.base import Busy, NotConnected
-from transports.control_socket import ControlError, ask
-from transports.mqtt import MqttTransport
-from transports.mqtt_settings import MqttSettings
+from transports.mqtt.settings import MqttSettings
+from transports.mqtt.transport import MqttTransport
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ("theo", "nicolas", "yweweler")
@@ -45,7 +45,7 @@ BURST = 10_000
 
 HOST_CONFIG = """
 state_dir = "."
-bundle = "keyword"
+model = "keyword"
 [link]
 url = "{url}"
 [run]
@@ -57,7 +57,7 @@ announce_s = {announce_s}
 NODE_CONFIG = """
 name = "{name}"
 state_dir = "."
-bundle = "keyword"
+model = "keyword"
 [link]
 url = "{url}"
 [data]
@@ -97,7 +97,7 @@ class Process:
         self.process.wait(PATIENCE_S)
 
     def status(self) -> dict[str, Any] | None:
-        """What it says of itself, or None while it does not answer."""
+        """Its status, or None while it does not answer."""
         try:
             return ask(self.folder / "control.sock", {"command": "status"}, PATIENCE_S)
         except ControlError:
@@ -110,7 +110,7 @@ class Process:
 
 
 class Fleet:
-    """The processes, and the questions that tests ask again and again."""
+    """The processes, and common checks."""
 
     def __init__(
         self, folder: Path, url: str, eventually: Callable, *options: str, insecure: bool = False
@@ -133,11 +133,11 @@ class Fleet:
         self._eventually = eventually
 
     def wait_for(self, process: Process, condition: Callable[[dict[str, Any]], object]) -> None:
-        """Until the status of a process is so."""
+        """Wait until the status of a process fulfils a condition."""
         self._eventually(lambda: (now := process.status()) and condition(now), PATIENCE_S)
 
     def hold_open(self, name: str) -> dict[str, Any]:
-        """Stop a board after the first round, and wait until the host has all other packets."""
+        """Stop a board after the first round, and wait until the host has all other updates."""
         self.wait_for(self.host, lambda status: status["version"] >= 1)
         self.boards[name].signal(signal.SIGSTOP)
         others = set(BOARDS) - {name}
@@ -148,7 +148,7 @@ class Fleet:
         return status
 
     def finish(self, run: str) -> None:
-        """Let the run come to its end, and check that it is one run and everybody agrees on it."""
+        """Wait for the end of the run, and check that all have the same result."""
         for process in (self.host, *self.boards.values()):
             self.wait_for(process, lambda status: status["version"] == ROUNDS)
             assert process.status()["run"] == run
@@ -162,25 +162,25 @@ class Fleet:
         self.check_files()
 
     def check_files(self) -> None:
-        """The files of all hold the same reference."""
-        bundle = load_bundle("keyword")
-        host = HostStore(self.host.folder / "host.sqlite")
-        host.open()
-        theirs = host.load(bundle.model_hash()).state
-        host.close()
+        """Check that all files hold the same global adapter."""
+        package = load_model_package("keyword")
+        file = StateFile(self.host.folder)
+        file.open()
+        theirs = HostStore(file).load(package.model_hash()).state
+        file.close()
         assert theirs.version == ROUNDS
-        assert theirs.fixed.any()
+        assert theirs.model_q24.any()
         for board in self.boards.values():
-            node = NodeStore(board.folder / "node.sqlite")
-            node.open()
-            ours = node.load(bundle.model_hash(), bundle.dimension)
-            node.close()
-            assert (ours.version, ours.reference) == (ROUNDS, theirs.reference)
-            assert ours.fixed.tobytes() == theirs.fixed.tobytes()
+            file = StateFile(board.folder)
+            file.open()
+            ours = NodeStore(file).load(package.model_hash(), package.dimension)
+            file.close()
+            assert (ours.version, ours.global_hash) == (ROUNDS, theirs.global_hash)
+            assert ours.model_q24.tobytes() == theirs.model_q24.tobytes()
 
 
 def delivered(status: dict[str, Any]) -> set[str]:
-    """Whose packets the host has."""
+    """The nodes whose updates the host has."""
     return {node["name"] for node in status["nodes"] if node["delivered"] == "whole"}
 
 
@@ -219,7 +219,7 @@ def test_a_fleet_in_peace_and_a_host_that_leaves_when_all_is_done(new_fleet):
         command = [sys.executable, "-m", "ternmesh_cli.main", "status", "--config", str(config)]
         shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert "node theo of fleet ternmesh, model keyword" in shown
-        assert f"reference {ROUNDS} of {ROUNDS}, finished" in shown
+        assert f"global adapter {ROUNDS} of {ROUNDS}, finished" in shown
         for item in status["history"]:
             assert set(item["bytes_up"]) == set(BOARDS)
             assert all(size > 0 for size in item["bytes_up"].values())
@@ -238,8 +238,8 @@ def test_a_host_that_is_killed_goes_on_in_the_same_round(fleet):
     fleet.wait_for(fleet.host, lambda status: True)
     after = fleet.host.status()
     assert (after["run"], after["version"]) == (before["run"], before["version"])
-    assert after["reference"] == before["reference"]
-    assert delivered(after) == delivered(before), "packets with a receipt are on the host's disk"
+    assert after["global_hash"] == before["global_hash"]
+    assert delivered(after) == delivered(before), "updates with a receipt are on the host's disk"
     fleet.boards["theo"].signal(signal.SIGCONT)
     fleet.finish(before["run"])
 
@@ -251,20 +251,20 @@ def test_a_broker_that_is_killed_is_found_again(fleet, mosquitto):
     fleet.finish(before["run"])
 
 
-def test_a_node_that_is_killed_goes_on_with_its_packet(fleet):
+def test_a_node_that_is_killed_continues_with_its_update(fleet):
     before = fleet.hold_open("yweweler")
     theo, nicolas = fleet.boards["theo"], fleet.boards["nicolas"]
-    theo.kill9()  # with a packet that the host has, and no reference that counts it
+    theo.kill9()  # with an update that the host has, and no global update that counts it
     fleet.boards["yweweler"].signal(signal.SIGCONT)
     theo.start()
     fleet.wait_for(nicolas, lambda status: status["activity"] == "training")
-    nicolas.kill9()  # with work of which nothing is on its disk
+    nicolas.kill9()  # with work that is not on its disk yet
     nicolas.start()
     fleet.finish(before["run"])
 
 
 class Attacker:
-    """Somebody on the broker who may publish in any node's name."""
+    """A client of the broker that can publish in any node's name."""
 
     def __init__(self, url: str, name: str) -> None:
         self.transport = MqttTransport(MqttSettings(url, "ternmesh", name, client_id=f"eve-{name}"))
@@ -287,42 +287,42 @@ class Attacker:
             eventually(sent, PATIENCE_S)
 
 
-def bad_frames(context: int, version: int) -> dict[str, list[bytes]]:
-    """Frames in a node's name that the host must refuse, by the reason that it must give."""
-    bundle = load_bundle("keyword")
-    plan = plan_of(RunConfig(rounds=ROUNDS, announce_s=ANNOUNCE_S), bundle.dimension)
-    model, vector = bundle.model_hash(), np.ones(bundle.dimension, dtype=np.float32) * 0.01
-    shares = encode_update(vector, model, version, plan)
-    head = Manifest(version, model[:8], 100, packet_digest(shares), len(shares))
-    scale = HEAD_SIZE - 5  # where the scale of a share stands
+def bad_frames(address: int, version: int) -> dict[str, list[bytes]]:
+    """Frames in a node's name that the host must refuse, by reason."""
+    package = load_model_package("keyword")
+    plan = plan_of(RunConfig(rounds=ROUNDS, announce_s=ANNOUNCE_S), package.dimension)
+    model, vector = package.model_hash(), np.ones(package.dimension, dtype=np.float32) * 0.01
+    chunks = encode_update(vector, model, version, plan)
+    head = Manifest(version, model[:8], 100, update_digest(chunks), len(chunks))
+    scale = CHUNK_HEAD_SIZE - 5  # the offset of the scale in a chunk
     absurd = encode_scale(60.0).to_bytes(2, "little")
 
-    def sealed(body: bytes, to: int = context) -> bytes:
-        return seal.seal(seal.Header(to, 1), body)
+    def sealed(body: bytes, to: int = address) -> bytes:
+        return seal_open(Header(to, 1), body)
 
-    good = sealed(shares[0])
+    good = sealed(chunks[0])
     return {
         "length": [good[:9]],
         "seal": [good[:-9], good[:40] + bytes([good[40] ^ 4]) + good[41:]],
         "version": [b"\xff" * 64],
         "vector length": [
-            sealed(write_manifest(replace(head, shares=len(shares) + 1))),
-            sealed(shares[0][:3] + b"\xff\x00" + shares[0][5:]),
+            sealed(write_manifest(replace(head, chunks=len(chunks) + 1))),
+            sealed(chunks[0][:3] + b"\xff\x00" + chunks[0][5:]),
         ],
         "wrong model": [sealed(write_manifest(replace(head, model=b"other   ")))],
         "scale": [
-            sealed(shares[0][:scale] + absurd + shares[0][scale + 2 :]),
-            sealed(shares[0][:scale] + b"\xff\xff" + shares[0][scale + 2 :]),  # a NaN, if it could
+            sealed(chunks[0][:scale] + absurd + chunks[0][scale + 2 :]),
+            sealed(chunks[0][:scale] + b"\xff\xff" + chunks[0][scale + 2 :]),  # a NaN, if it could
         ],
         "old round": [sealed(encode_update(vector, model, version - 1, plan)[0])],
         "future round": [sealed(encode_update(vector, model, version + 9, plan)[0])],
-        "unknown node": [sealed(shares[0], to=999)],
+        "unknown node": [sealed(chunks[0], to=999)],
     }
 
 
 @pytest.fixture
 def patient_mosquitto(new_mosquitto):
-    """By default mosquitto would drop what is beyond 1,000 messages ahead of the host."""
+    """By default mosquitto would drop all beyond 1,000 messages queued for the host."""
     return new_mosquitto("max_queued_messages 0")
 
 
@@ -337,8 +337,8 @@ def test_bad_input_is_counted_with_its_reason_and_costs_no_round(
 ):
     fleet, mosquitto = patient_fleet, patient_mosquitto
     before = fleet.hold_open("theo")
-    context = next(node["context"] for node in before["nodes"] if node["name"] == "theo")
-    wanted = bad_frames(context, before["version"])
+    address = next(node["address"] for node in before["nodes"] if node["name"] == "theo")
+    wanted = bad_frames(address, before["version"])
     with Attacker(mosquitto.url, "theo") as as_theo, Attacker(mosquitto.url, "eve") as as_eve:
         for frame in (frame for frames in wanted.values() for frame in frames):
             as_theo.send(eventually, frame)
@@ -365,7 +365,7 @@ def test_bad_input_is_counted_with_its_reason_and_costs_no_round(
 
 
 class Wiretap:
-    """Somebody on the broker who hears everything and may publish anything."""
+    """A client of the broker that receives everything and can publish anything."""
 
     def __init__(self, url: str) -> None:
         self.heard: list[tuple[str, bytes]] = []
@@ -391,7 +391,7 @@ def test_with_keys_nobody_else_gets_a_bit_in(new_fleet, mosquitto, eventually):
     with Wiretap(mosquitto.url) as eve, new_fleet() as fleet:
         before = fleet.hold_open("theo")
         nicolas = fleet.boards["nicolas"]
-        clones = {name: p.status()["trust"]["clones"] for name, p in (("host", fleet.host),)}
+        clones = {name: p.status()["security"]["clones"] for name, p in (("host", fleet.host),)}
         heard = [*eve.heard]
         assert len(heard) > 20
         assert not any(b"nicolas" in payload for _, payload in heard), "names are sealed, too"
@@ -400,9 +400,9 @@ def test_with_keys_nobody_else_gets_a_bit_in(new_fleet, mosquitto, eventually):
             bent = bytearray(payload)
             bent[len(bent) // 2] ^= 0x10
             eve.say(topic, bytes(bent))
-        context = next(node["context"] for node in before["nodes"] if node["name"] == "theo")
+        address = next(node["address"] for node in before["nodes"] if node["name"] == "theo")
         with Attacker(mosquitto.url, "theo") as as_theo:
-            for frames in bad_frames(context, before["version"]).values():
+            for frames in bad_frames(address, before["version"]).values():
                 for frame in frames:
                     as_theo.send(eventually, frame)
             fleet.wait_for(fleet.host, lambda status: status["refused"].get("suite", 0) >= 8)
@@ -410,9 +410,12 @@ def test_with_keys_nobody_else_gets_a_bit_in(new_fleet, mosquitto, eventually):
         fleet.wait_for(fleet.host, lambda status: status["refused"].get("seal", 0) >= 4)
         fleet.wait_for(nicolas, lambda status: status["refused"].get("replay", 0) >= 4)
         after = fleet.host.status()
-        assert (after["version"], after["reference"]) == (before["version"], before["reference"])
-        assert after["trust"]["mode"] == "keys"
-        assert {"host": after["trust"]["clones"]} == clones
+        assert (after["version"], after["global_hash"]) == (
+            before["version"],
+            before["global_hash"],
+        )
+        assert after["security"]["mode"] == "keys"
+        assert {"host": after["security"]["clones"]} == clones
         fleet.boards["theo"].signal(signal.SIGCONT)
         fleet.finish(before["run"])
 
@@ -435,9 +438,9 @@ def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):
         fleet.wait_for(fleet.host, lambda status: status["version"] >= 1)
         newcomer = fleet.host.folder.parent / "nora"
         newcomer.mkdir()
-        told = (fleet.boards["theo"].folder / "config.toml").read_text()
+        text = (fleet.boards["theo"].folder / "config.toml").read_text()
         config = newcomer / "config.toml"
-        config.write_text(told.replace('name = "theo"', 'name = "nora"'))
+        config.write_text(text.replace('name = "theo"', 'name = "nora"'))
         host = str(fleet.host.folder / "config.toml")
 
         def enrol(*arguments: str) -> dict[str, Any]:
@@ -459,7 +462,7 @@ def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):
         thief = fleet.host.folder.parent / "thief"
         thief.mkdir()
         config = thief / "config.toml"
-        config.write_text(told.replace('name = "theo"', 'name = "thief"'))
+        config.write_text(text.replace('name = "theo"', 'name = "thief"'))
         assert main(["enrol", "join", "--config", str(config), code]) == 1
         assert "the host refuses (code)" in capsys.readouterr().err
         assert len(enrol("list", "--config", host)["members"]) == 4
@@ -469,7 +472,7 @@ def test_a_board_changes_its_keys_in_the_middle_of_a_run(new_fleet, capsys):
     with new_fleet() as fleet:
         before = fleet.hold_open("nicolas")
         theo = fleet.boards["theo"]
-        theo.kill9()  # with a packet that the host has under the old key
+        theo.kill9()  # with an update that the host has under the old key
         config = str(theo.folder / "config.toml")
         old = fleet_keys(fleet)["theo"]
         assert main(["enrol", "rotate", "--config", config, "--line", "--json"]) == 0
@@ -477,11 +480,11 @@ def test_a_board_changes_its_keys_in_the_middle_of_a_run(new_fleet, capsys):
         assert (theo.folder / "identity.next").exists()
         theo.start()  # it asks the host by itself
         fleet.wait_for(theo, lambda status: status["joined"])
-        contexts = [
-            {n["name"]: n["context"] for n in s["nodes"]} for s in (before, fleet.host.status())
+        addresses = [
+            {n["name"]: n["address"] for n in s["nodes"]} for s in (before, fleet.host.status())
         ]
-        assert contexts[0] == contexts[1]
-        assert fleet_keys(fleet)["theo"] == theo.status()["trust"]["fingerprint"] != old
+        assert addresses[0] == addresses[1]
+        assert fleet_keys(fleet)["theo"] == theo.status()["security"]["fingerprint"] != old
         fleet.boards["nicolas"].signal(signal.SIGCONT)
         fleet.wait_for(fleet.host, lambda status: status["version"] > before["version"])
         theo.kill9()
@@ -500,6 +503,6 @@ def test_a_board_changes_its_keys_in_the_middle_of_a_run(new_fleet, capsys):
 
 
 def fleet_keys(fleet: Fleet) -> dict[str, str]:
-    """The members' fingerprints, as the running host has them."""
+    """The members' fingerprints at the running host."""
     answer = ask(fleet.host.folder / "control.sock", {"enrol": "list"}, PATIENCE_S)
     return {row["name"]: row["fingerprint"] for row in answer["members"]}

@@ -11,36 +11,39 @@ from pathlib import Path
 
 import pytest
 
-from edge import joining
+from edge import enrolment
 from host import membership
-from host.desk import ROTATED_MIN_S, Desk
-from ternmesh.errors import TrustError, WireError
-from ternmesh.trust import rotation
-from ternmesh.trust.identity import Role
-from ternmesh.trust.roster import HOST, REVOKED_MAX, ROTATED_MAX, Roster
-from ternmesh.wire import control, seal
+from host.enrolment import ROTATION_MIN_S, EnrolmentService
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.enrolment import ROTATION_ANSWER, write_rotation_request
+from ternmesh.security.identity import Role
+from ternmesh.security.membership import HOST, REVOKED_MAX, ROTATED_MAX, MemberList
+from ternmesh.wire import control
+from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
-from ternmesh_store import keyring as keyring_module
-from ternmesh_store.keyring import Keyring, TrustConfig, read_identity_file
-from ternmesh_store.trust_store import TrustStore
+from ternmesh_service import keyring as keyring_module
+from ternmesh_service.keyring import Keyring, SecurityConfig, read_identity_file
+from ternmesh_store import files as files_module
+from ternmesh_store.security_store import SecurityStore
+from ternmesh_store.state_file import StateFile
 from transports.base import Arrival
 from transports.link_config import LinkConfig
 
 LINK = LinkConfig(url="mqtt://127.0.0.1:1", fleet="garden")
-HOST_TOML = 'state_dir = "host"\nbundle = "keyword"\n[link]\nfleet = "garden"\n'
-NODE_TOML = 'name = "ada"\nstate_dir = "ada"\nbundle = "keyword"\n[link]\nfleet = "garden"\n'
+HOST_TOML = 'state_dir = "host"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
+NODE_TOML = 'name = "ada"\nstate_dir = "ada"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
 
 
 TIMES = itertools.count(0.0, 10.0)
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed."""
 
 
 class NoCoordinator:
-    """What stands behind the desk, and hears what the desk has passed on."""
+    """A stand-in for the coordinator: it only records the frames that reach it."""
 
     def __init__(self):
         self.heard = []
@@ -53,10 +56,10 @@ class NoCoordinator:
 
 
 class Direct:
-    """A board's transport to a desk in the same thread."""
+    """A board's transport to a service in the same thread."""
 
-    def __init__(self, desk, peer="ada"):
-        self.desk, self._peer, self._in = desk, peer, deque()
+    def __init__(self, service, peer="ada"):
+        self.service, self._peer, self._in = service, peer, deque()
 
     def open(self):
         pass
@@ -66,8 +69,8 @@ class Direct:
 
     def send(self, _peer, frames):
         now = next(TIMES)
-        self.desk.receive_frames(self._peer, frames, now)
-        for to, answers in self.desk.frames_to_send(now):
+        self.service.receive_frames(self._peer, frames, now)
+        for to, answers in self.service.frames_to_send(now):
             assert to == self._peer
             self._in.append(Arrival(HOST, tuple(answers), 0))
         return 0
@@ -85,19 +88,21 @@ class Fleet:
 
     @contextmanager
     def open(self, name):
-        ring = Keyring(self.folder / name, TrustConfig())
-        ring.open()
+        state = StateFile(self.folder / name)
+        state.open()
         try:
+            ring = Keyring(state, SecurityConfig())
+            ring.open()
             yield ring
         finally:
-            ring.close()
+            state.close()
 
     def key_on_disk(self):
         return read_identity_file(self.folder / "ada" / "identity").public
 
     def key_at_host(self):
         with self.open("host") as host:
-            return host.roster.find("ada")
+            return host.member_list.find("ada")
 
 
 @pytest.fixture
@@ -106,20 +111,20 @@ def fleet(tmp_path):
 
 
 def over_link(monkeypatch, fleet, act):
-    """Run `act(keyring of ada)` with a link to the host's desk."""
+    """Run `act(keyring of ada)` with a link to the host's service."""
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk = Desk(NoCoordinator(), host, Counter())
-        monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk))
+        service = EnrolmentService(NoCoordinator(), host, Counter())
+        monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service))
         return act(ada)
 
 
 def finish(ada):
-    joining.finish_rotation(LINK, "ada", Path("nowhere"), ada, threading.Event())
+    enrolment.finish_rotation(LINK, "ada", ada, threading.Event())
 
 
 def rotate(ada):
     ada.begin_rotation()
-    assert joining.rotate(LINK, "ada", Path("nowhere"), ada)
+    assert enrolment.rotate_keys(LINK, "ada", ada)
 
 
 def test_a_board_changes_its_keys_and_the_old_ones_are_over(fleet, monkeypatch):
@@ -130,16 +135,16 @@ def test_a_board_changes_its_keys_and_the_old_ones_are_over(fleet, monkeypatch):
     assert fleet.key_at_host() == new
     assert not (fleet.folder / "ada" / "identity.next").exists()
     with fleet.open("host") as host:
-        assert host.roster.state.rotated == (("ada", old.fingerprint),), "also on disk"
-        assert host.roster.state.revoked == ()
-        with pytest.raises(TrustError, match="rotated"):
-            host.roster.enrol(old)
+        assert host.member_list.state.rotated == (("ada", old.fingerprint),), "also on disk"
+        assert host.member_list.state.revoked == ()
+        with pytest.raises(SecurityError, match="rotated"):
+            host.member_list.enrol(old)
     over_link(monkeypatch, fleet, rotate)
     assert fleet.key_at_host() == fleet.key_on_disk() not in (old, new)
 
 
 def cuts(monkeypatch, at):
-    """Whatever touches a disk or the link ends the process at the `at`-th time, before or after."""
+    """End the process at the `at`-th use of a disk or the link, before or after it."""
     left = [at]
 
     def cut(function):
@@ -157,9 +162,10 @@ def cuts(monkeypatch, at):
         (keyring_module.os, "link"),
         (keyring_module.os, "fsync"),
         (keyring_module, "sync_folder"),
+        (files_module, "sync_folder"),
         (Path, "replace"),
         (Path, "unlink"),
-        (TrustStore, "commit"),
+        (SecurityStore, "commit"),
         (Direct, "send"),
         (Direct, "receive"),
     ):
@@ -190,96 +196,98 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert new != old
 
 
-def test_a_stranger_at_the_desk_is_told_no_at_once(fleet, monkeypatch, caplog):
+def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):
     with fleet.open("host") as host, fleet.open("ada") as ada:
         refused = Counter()
-        desk = Desk(NoCoordinator(), host, refused)
-        monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk, "bob"))
+        service = EnrolmentService(NoCoordinator(), host, refused)
+        monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service, "bob"))
         ada.begin_rotation()
-        with pytest.raises(TrustError, match="does not know this board's key"):
-            joining.rotate(LINK, "ada", Path("nowhere"), ada)
+        with pytest.raises(SecurityError, match="does not know this board's key"):
+            enrolment.rotate_keys(LINK, "ada", ada)
         membership.answer(host, {"enrol": "revoke", "name": "ada"})
-        monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk))
-        with pytest.raises(TrustError, match="revoked"):
-            joining.rotate(LINK, "ada", Path("nowhere"), ada)
-    assert "refused at the desk" in caplog.text
+        monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service))
+        with pytest.raises(SecurityError, match="revoked"):
+            enrolment.rotate_keys(LINK, "ada", ada)
+    assert "refused to enrol or to rotate keys of bob" in caplog.text
     assert refused == {"unknown key": 1, "revoked": 1}
 
 
-def test_a_refused_code_is_told_at_once(fleet, monkeypatch):
-    from ternmesh.trust.enrolment import make_code, read_code
-    from ternmesh.trust.identity import make_identity
+def test_a_refused_code_fails_at_once(fleet, monkeypatch):
+    from ternmesh.security.enrolment import make_code, read_code
+    from ternmesh.security.identity import make_identity
 
     nora = make_identity("nora", Role.NODE, os.urandom(64)).public
     with fleet.open("host") as host:
-        desk = Desk(NoCoordinator(), host, Counter())
-        monkeypatch.setattr(joining, "make_transport", lambda *_: Direct(desk, "nora"))
+        service = EnrolmentService(NoCoordinator(), host, Counter())
+        monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service, "nora"))
 
         def join(text):
-            return joining.join(LINK, "nora", Path("nowhere"), nora, read_code(text))
+            return enrolment.join(LINK, "nora", Path("nowhere"), nora, read_code(text))
 
-        radio = LinkConfig(url="mqtt://broker", several=True)
-        with pytest.raises(TrustError, match="by hand"):
-            joining.join(radio, "nora", Path("nowhere"), nora, read_code(make_code(os.urandom(12))))
-        with pytest.raises(TrustError, match="no such code is out"):
+        radio = LinkConfig(url="mqtt://broker", multipath=True)
+        with pytest.raises(SecurityError, match="by hand"):
+            enrolment.join(
+                radio, "nora", Path("nowhere"), nora, read_code(make_code(os.urandom(12)))
+            )
+        with pytest.raises(SecurityError, match="this code is not valid"):
             join(make_code(os.urandom(12)))
-        with pytest.raises(TrustError, match="--role"):
-            join(desk.issue(Role.GATEWAY, 1e9, 0.0))
-        assert join(desk.issue(Role.NODE, 1e9, 0.0)).host == host.roster.host
+        with pytest.raises(SecurityError, match="--role"):
+            join(service.issue(Role.GATEWAY, 1e9, 0.0))
+        assert join(service.issue(Role.NODE, 1e9, 0.0)).host == host.member_list.host
 
 
 def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
         behind = NoCoordinator()
-        desk = Desk(behind, host, Counter())
-        frame = seal.seal(seal.Header(0, 0), rotation.write_request(ada.begin_rotation()))
-        other = seal.seal(seal.Header(0, 0), b"\x01hello")
+        service = EnrolmentService(behind, host, Counter())
+        frame = seal_open(Header(0, 0), write_rotation_request(ada.begin_rotation()))
+        other = seal_open(Header(0, 0), b"\x01hello")
         for now in (0.0, 0.5, 1.0):
-            desk.receive_frames("ada", [frame, other, frame[:-1], b"", b"\xff" * 30], now)
-        assert len(desk.frames_to_send(1.0)) == 2
+            service.receive_frames("ada", [frame, other, frame[:-1], b"", b"\xff" * 30], now)
+        assert len(service.frames_to_send(1.0)) == 2
         assert behind.heard == [other, frame[:-1], b"", b"\xff" * 30] * 3
         with pytest.raises(WireError):
-            seal.open_seal(frame[:-1])
+            open_seal(frame[:-1])
 
 
-def ask(desk, frame, now):
-    """The body that the desk answers with."""
-    desk.receive_frames("ada", [frame], now)
-    [(_, [answer])] = desk.frames_to_send(now)
-    return seal.open_seal(answer)[1]
+def ask(service, frame, now):
+    """The body that the service answers with."""
+    service.receive_frames("ada", [frame], now)
+    [(_, [answer])] = service.frames_to_send(now)
+    return open_seal(answer)[1]
 
 
 def test_a_member_changes_its_keys_once_an_hour(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk, now = Desk(NoCoordinator(), host, Counter()), 0.0
+        service, now = EnrolmentService(NoCoordinator(), host, Counter()), 0.0
         requests = []
         for _ in range(2):
-            body = rotation.write_request(ada.begin_rotation())
-            requests.append(seal.seal(seal.Header(0, 0), body))
+            body = write_rotation_request(ada.begin_rotation())
+            requests.append(seal_open(Header(0, 0), body))
             ada.finish_rotation()
         forged = requests[0][:-9] + bytes((requests[0][-9] ^ 1,))
-        forged = seal.seal(seal.Header(0, 0), forged[6:])
+        forged = seal_open(Header(0, 0), forged[6:])
         first, second = requests
-        assert ask(desk, forged, now)[0] == control.KIND, "it does not begin the hour"
-        taken = ask(desk, first, now + 1)
-        assert taken[0] == rotation.ANSWER
-        assert ask(desk, first, now + 5) == taken, "it is answered again"
-        refusal = control.read_control(ask(desk, second, now + ROTATED_MIN_S))
+        assert ask(service, forged, now)[0] == control.KIND, "it does not begin the hour"
+        taken = ask(service, first, now + 1)
+        assert taken[0] == ROTATION_ANSWER
+        assert ask(service, first, now + 5) == taken, "it is answered again"
+        refusal = control.read_control(ask(service, second, now + ROTATION_MIN_S))
         assert refusal.reason == "early"
-        assert ask(desk, second, now + 1 + ROTATED_MIN_S)[0] == rotation.ANSWER
-        assert host.roster.find("ada") == ada.own.public
+        assert ask(service, second, now + 1 + ROTATION_MIN_S)[0] == ROTATION_ANSWER
+        assert host.member_list.find("ada") == ada.own.public
 
 
 def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        desk, now = Desk(NoCoordinator(), host, Counter()), 0.0
+        service, now = EnrolmentService(NoCoordinator(), host, Counter()), 0.0
         answers = []
         for _ in range(ROTATED_MAX + 1):
-            now += ROTATED_MIN_S
-            body = rotation.write_request(ada.begin_rotation())
-            answers.append(ask(desk, seal.seal(seal.Header(0, 0), body), now))
+            now += ROTATION_MIN_S
+            body = write_rotation_request(ada.begin_rotation())
+            answers.append(ask(service, seal_open(Header(0, 0), body), now))
             ada.finish_rotation()
-        assert [answer[0] for answer in answers[:-1]] == [rotation.ANSWER] * ROTATED_MAX
+        assert [answer[0] for answer in answers[:-1]] == [ROTATION_ANSWER] * ROTATED_MAX
         assert control.read_control(answers[-1]).reason == "full"
         [member] = membership.answer(host, {"enrol": "revoke", "name": "ada"})["members"]
         assert member["revoked"]
@@ -288,9 +296,9 @@ def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
 def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):
     with fleet.open("host") as host:
         rows = tuple(number.to_bytes(16, "big") for number in range(REVOKED_MAX))
-        host._roster = Roster(replace(host.roster.state, revoked=rows))
+        host._member_list = MemberList(replace(host.member_list.state, revoked=rows))
         answer = membership.answer(host, {"enrol": "revoke", "name": "ada"})
-        assert "begin a new one" in answer["error"]
+        assert "found a new fleet" in answer["error"]
 
 
 @pytest.fixture
@@ -308,30 +316,30 @@ def enrol(tmp_path, capsys):
 
 
 def test_the_line_can_be_carried(fleet, enrol, monkeypatch, tmp_path):
-    told = enrol("ada", "--line")
-    assert told["rotation"].startswith("TM1-ROTATION:")
-    assert enrol("ada", "--line") == told, "it is the same until the host has answered"
-    (tmp_path / "line.txt").write_text(told["rotation"])
+    answer = enrol("ada", "--line")
+    assert answer["rotation"].startswith("TM1-ROTATION:")
+    assert enrol("ada", "--line") == answer, "it is the same until the host has answered"
+    (tmp_path / "line.txt").write_text(answer["rotation"])
     members = enrol("host", str(tmp_path / "line.txt"))["members"]
     over_link(monkeypatch, fleet, finish)
     assert members[0]["fingerprint"] == fleet.key_on_disk().fingerprint.hex()
     assert fleet.key_at_host() == fleet.key_on_disk()
-    code, sentence = enrol("host", told["rotation"])
+    code, sentence = enrol("host", answer["rotation"])
     assert code == 1
-    assert "nobody here has" in sentence
+    assert "no member has" in sentence
 
 
 def test_over_a_radio_the_operator_says_when_all_have_the_line(fleet, enrol, tmp_path, caplog):
-    radio = NODE_TOML.replace('fleet = "garden"', 'url = "mqtt://broker"\nseveral = true')
+    radio = NODE_TOML.replace('fleet = "garden"', 'url = "mqtt://broker"\nmultipath = true')
     data = '[data]\npath = "clips"\n'
     (tmp_path / "ada.toml").write_text(radio + data)
-    assert "must be carried" in enrol("ada")[1]
+    assert "must be copied by hand" in enrol("ada")[1]
     assert not (tmp_path / "ada" / "identity.next").exists()
     old = fleet.key_on_disk()
     line = enrol("ada", "--line")["rotation"]
-    link = LinkConfig(url="mqtt://broker", several=True)
+    link = LinkConfig(url="mqtt://broker", multipath=True)
     with fleet.open("ada") as ada:
-        joining.finish_rotation(link, "ada", tmp_path, ada, threading.Event())
+        enrolment.finish_rotation(link, "ada", ada, threading.Event())
         assert ada.own.public == old, "its own word does not do it"
     assert "wait" in caplog.text
     enrol("host", line)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from ternmesh import __version__
-from ternmesh_cli import host, main, node
+from ternmesh_cli import main, process
+from ternmesh_service.control_socket import ControlServer
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken
-from transports.control_socket import ControlServer
 
 HOST_CONFIG = """
 state_dir = "."
-bundle = "keyword"
+model = "keyword"
 [link]
 url = "mqtt://127.0.0.1:1"
 """
@@ -85,21 +85,21 @@ def test_a_wrong_configuration_is_2_and_one_sentence(capsys, tmp_path, command, 
 @pytest.mark.parametrize("command", ["status", "enrol identity", "node", "gateway"])
 def test_a_path_with_a_nul_is_2_and_one_sentence(capsys, tmp_path, command) -> None:
     path = tmp_path / "end.toml"
-    path.write_text('name = "a"\nstate_dir = "s\\u0000"\nbundle = "keyword"\n')
+    path.write_text('name = "a"\nstate_dir = "s\\u0000"\nmodel = "keyword"\n')
     assert main.main([*command.split(), "--config", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert "state_dir" in told
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert "state_dir" in shown
+    assert shown.count("\n") == 1
 
 
 def test_a_host_whose_file_another_process_has_is_1(capsys, config, monkeypatch):
     def refuse(*_, **__):
-        raise StoreError("another process uses host.sqlite: stop it, or choose a state_dir")
+        raise StoreError("another process uses state.sqlite: stop it, or choose a state_dir")
 
     monkeypatch.setattr("host.service.run_host", refuse)
-    monkeypatch.setattr(host.process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
     assert ternmesh("host", "--config", config) == 1
-    assert capsys.readouterr().err.startswith("ternmesh: another process uses host.sqlite")
+    assert capsys.readouterr().err.startswith("ternmesh: another process uses state.sqlite")
 
 
 def test_an_error_that_should_not_happen_is_1_and_leaves_its_trace(
@@ -109,7 +109,7 @@ def test_an_error_that_should_not_happen_is_1_and_leaves_its_trace(
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("host.service.run_host", fail)
-    monkeypatch.setattr(host.process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
     assert ternmesh("host", "--config", config) == 1
     assert capsys.readouterr().err == "ternmesh: ZeroDivisionError: division by zero\n"
     assert caplog.records[0].exc_info[0] is ZeroDivisionError
@@ -120,7 +120,7 @@ def test_an_interrupt_is_130_and_no_traceback(capsys, config, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("host.service.run_host", interrupt)
-    monkeypatch.setattr(host.process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
     assert ternmesh("host", "--config", config) == 130
     assert capsys.readouterr().err == "ternmesh: interrupted\n"
 
@@ -173,7 +173,7 @@ def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, nu
     assert process.returncode == 0
     assert not (tmp_path / "control.sock").exists()
     words = [line.split() for line in log.splitlines()]
-    assert (words[0][2], words[0][3]) == ("WARNING", "ternmesh_store.keyring:")
+    assert (words[0][2], words[0][3]) == ("WARNING", "ternmesh_service.keyring:")
     assert (words[1][2], words[1][3]) == ("INFO", "host.service:")
 
 
@@ -194,9 +194,9 @@ def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("edge.config.read_node_config", lambda path: _Config(path))
     monkeypatch.setattr(
-        "edge.runtime.run_node", lambda *arguments, insecure: calls.append(arguments)
+        "edge.service.run_node", lambda *arguments, insecure: calls.append(arguments)
     )
-    monkeypatch.setattr(node.process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
         assert ternmesh("node", "--config", tmp_path / "node.toml") == 0

@@ -1,4 +1,4 @@
-"""`ternmesh pipeline train`: what it prints, and how it ends."""
+"""`ternmesh pipeline train`: its output, and its exit codes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from host.pipeline.errors import PipelineError
 from models.transformer_shape import Shape
 from ternmesh_cli import process
 from ternmesh_cli.main import MISUSED, REFUSED, main
-from ternmesh_cli.pipeline_report import ROWS_MAX, History, write_report
+from ternmesh_cli.pipeline_report import ROWS_MAX, TrainingHistory, write_report
 
 REPORT = {
     "step": 10,
@@ -61,9 +61,9 @@ def test_reports_are_lines_for_people_or_programs(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pipeline", "train", "--config", str(config)]) == 0
-    said = capsys.readouterr().out
-    assert "step 10/20  loss 2.5000  1234 tokens/s  17 bytes/token forward, 16 back" in said
-    assert "idle 25%, 50%  1.5 min left" in said
+    shown = capsys.readouterr().out
+    assert "step 10/20  loss 2.5000  1234 tokens/s  17 bytes/token forward, 16 back" in shown
+    assert "idle 25%, 50%  1.5 min left" in shown
     assert main(["pipeline", "train", "--config", str(config), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == REPORT
     assert FakeRanks.stopped
@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_one_sentence(config: Path, capsys: pytest.CaptureFix
 
 
 def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -> None:
-    history = History()
+    history = TrainingHistory()
     for step in (10, 20, 30):
         history.add({**REPORT, "step": step})
         history.add({"step": step, "validation_loss": 1.0})
@@ -101,7 +101,7 @@ def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -
     assert history.rows[-1]["step"] == 20 + 2 * ROWS_MAX
     path = tmp_path / "progress.jsonl"
     path.write_bytes(json.dumps(REPORT).encode() + b'\n{"step": 11, "lo\xff{"step": 12}\n\n{"st')
-    again = History()
+    again = TrainingHistory()
     again.read(path)
     assert again.rows == [REPORT]
 
@@ -109,14 +109,14 @@ def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -
 def test_a_report_reloads_while_the_training_runs() -> None:
     replicas = ReplicasConfig(2, "packets", 50)
     config = PipelineConfig("state", model=Shape(width=64), replicas=replicas)
-    history = History()
+    history = TrainingHistory()
     history.add({**REPORT, "replica_bytes_per_token": 3.5})
     history.add({"step": 10, "validation_loss": 2.25})
     page = write_report(config, history, "running")
     assert 'http-equiv="refresh"' in page
     assert "Running. 1.5 min left." in page
     assert "loss 2.5000, on held-out text 2.2500" in page
-    assert "tells each other one 3.5 bytes a token (packets, every 50 steps)" in page
+    assert "sends each other one 3.5 bytes a token (packets, every 50 steps)" in page
     assert "6.45%" in page  # (17 + 16) / 512
     assert 'http-equiv="refresh"' not in write_report(config, history, "finished")
 

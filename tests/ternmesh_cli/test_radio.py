@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ternmesh_cli import main, radio
+from ternmesh_cli import main
 
 CHANNEL = ["--bytes", "300000", "--sf", "7", "--bandwidth", "125"]
 EU868 = ["--region", "EU868", "--frequency", "869.5"]
@@ -102,12 +102,3 @@ def test_help_tells_the_exit_codes(capsys, arguments):
         ternmesh(*arguments, "--help")
     assert caught.value.code == 0
     assert "exit codes:\n  0  done" in capsys.readouterr().out
-
-
-def test_a_subcommand_is_there_where_its_module_is(capsys, monkeypatch):
-    monkeypatch.setattr(radio, "SUBCOMMANDS", {"estimate": "one", "levitate": "two"})
-    with pytest.raises(SystemExit):
-        ternmesh("radio", "--help")
-    shown = capsys.readouterr().out
-    assert "estimate" in shown
-    assert "levitate" not in shown

@@ -23,9 +23,9 @@ def emulate(*options: str) -> subprocess.Popen[str]:
 def test_modems_are_there_until_told_to_stop(tmp_path) -> None:
     folder = tmp_path / "radios"
     process = emulate("--modems", "2", "--dialect", "reyax", "--json", "--folder", str(folder))
-    told = json.loads(process.stdout.readline())
+    answer = json.loads(process.stdout.readline())
     paths = [str(folder / f"modem-{index}") for index in range(2)]
-    assert told == {"simulated": True, "dialect": "reyax", "speed": 1.0, "ports": paths}
+    assert answer == {"simulated": True, "dialect": "reyax", "speed": 1.0, "ports": paths}
     device = os.open(paths[1], os.O_RDWR | os.O_NOCTTY)
     os.write(device, b"AT\r\n")
     text = b""

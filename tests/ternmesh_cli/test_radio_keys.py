@@ -15,14 +15,13 @@ import pytest
 
 from ternmesh.link.airtime import LoraSetting
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.toml import write_toml
-from ternmesh_store.link_store import LinkStore
-from ternmesh_store.radio_stores import LINK, RadioStores
+from ternmesh_cli.process import write_toml
+from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_store.state_file import StateFile
 from transports.base import HOST
-from transports.bearer import make_transport
-from transports.broker import EmbeddedBroker
-from transports.control_socket import ControlError, ask
+from transports.factory import make_transport
 from transports.link_config import LinkConfig
+from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 ROOT = Path(__file__).parents[2]
@@ -35,20 +34,22 @@ RADIO = {
     "addresses": {"ada": 1},
     "speed": 100.0,
 }
-# One end of a link: it sends what it finds in a file, once, and tells what arrives.
+# One end of a link: it sends each object in a file once, and prints its status.
 BOARD = """
 import json, sys
 from pathlib import Path
-from ternmesh_store.keyring import Keyring, TrustConfig, hop_keys
-from ternmesh_store.radio_stores import RadioStores
-from ternmesh.wire.seal import Header, seal
-from transports.bearer import make_transport
+from ternmesh_service.keyring import Keyring, SecurityConfig, hop_keys
+from ternmesh_store.state_file import StateFile
+from ternmesh.wire.frame import Header, seal_open
+from transports.factory import make_transport
 from transports.link_config import LinkConfig
 
 folder, link = Path(sys.argv[1]), LinkConfig(**json.loads(sys.argv[2]))
-keyring = Keyring(folder, TrustConfig())
+state = StateFile(folder)
+state.open()
+keyring = Keyring(state, SecurityConfig())
 keyring.open()
-end = make_transport(link, "ada", RadioStores(folder), hop_keys(keyring, "ada", link.gateway))
+end = make_transport(link, "ada", state, hop_keys(keyring, "ada", link.gateway))
 end.open()
 print("{}", flush=True)
 while True:
@@ -57,14 +58,14 @@ while True:
     if order.exists():
         number, count = json.loads(order.read_text())
         body = bytes((2, number)) * 60
-        end.send("host", [seal(Header(3, i, suite=1), body) for i in range(count)])
+        end.send("host", [seal_open(Header(3, i, suite=1), body) for i in range(count)])
         order.unlink()
     print(json.dumps(end.status()), flush=True)
 """
 
 
 class Process:
-    """A program with a folder of its own, whose last line of output tells how it is."""
+    """A program with a folder of its own, whose last line of output is its status."""
 
     def __init__(self, folder: Path, arguments: list[str]) -> None:
         self.folder, self._arguments = folder, arguments
@@ -82,7 +83,7 @@ class Process:
             self.process.kill()
             self.process.wait(PATIENCE_S)
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.poll() is None, (self.folder / "log").read_text()
         lines = (self.folder / "out").read_bytes().split(b"\n")
@@ -108,7 +109,7 @@ class Neighbourhood:
         config.write_text(write_toml(tables))
         gateway = [sys.executable, "-m", "ternmesh_cli.main", "gateway", "--config", str(config)]
         self.gateway = Process(folder / "shed", gateway)
-        self.host = make_transport(LinkConfig(url), HOST, RadioStores(folder / HOST))
+        self.host = make_transport(LinkConfig(url), HOST, StateFile(folder / HOST))
         self.arrived: dict[int, int] = {}  # frames by the number of their object
 
     def listen(self) -> None:
@@ -126,11 +127,11 @@ class Neighbourhood:
         return self.number
 
     def wait_for_airtime(self, airtime_us: int) -> None:
-        """Until the board has spoken for so long since it was started."""
-        self.eventually(lambda: self.board.told().get("airtime_us", 0) >= airtime_us, PATIENCE_S)
+        """Wait until the board has used this airtime since its start."""
+        self.eventually(lambda: self.board.status().get("airtime_us", 0) >= airtime_us, PATIENCE_S)
 
     def wait_for(self, number: int) -> None:
-        """Until an object has reached the host."""
+        """Wait until an object has reached the host."""
 
         def is_there() -> bool:
             self.listen()
@@ -147,7 +148,7 @@ class Neighbourhood:
     def kill_in_the_middle(self, victim: Process) -> int:
         """Kill an end while the gateway holds a part of an object; the object's number."""
         for _ in range(TRIES_MAX):
-            spoken = self.board.told().get("airtime_us", 0)
+            spoken = self.board.status().get("airtime_us", 0)
             number = self.order()
             self.wait_for_airtime(spoken + 2_000_000)
             victim.kill9()
@@ -159,12 +160,12 @@ class Neighbourhood:
         raise AssertionError("the machine is too slow to catch it in the middle")
 
     def _holds_a_part(self) -> bool:
-        store = LinkStore(self.gateway.folder / LINK)
-        store.open()
+        state = StateFile(self.gateway.folder)
+        state.open()
         try:
-            return bool(store.load().incoming)
+            return bool(state.link().load().incoming)
         finally:
-            store.close()
+            state.close()
 
 
 @pytest.fixture
@@ -192,5 +193,5 @@ def test_objects_go_on_after_a_kill_of_gateway_or_board(neighbourhood: Neighbour
     link = there.gateway_status()["transport"]["link"]
     assert link["sealed"]
     assert set(link["refused"].get("ada", {})) <= {"seal", "sync", "replay"}
-    assert there.gateway_status()["trust"]["clones"] == {}
-    assert there.board.told()["link"]["sealed"]
+    assert there.gateway_status()["security"]["clones"] == {}
+    assert there.board.status()["link"]["sealed"]

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from models.zoo import bundle_path, fsdd_path
+from models.zoo import fsdd_path, package_path
 from ternmesh_cli import main
 from ternmesh_cli.keys import enrol_fleet
-from transports.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError, ask
 
 RUN = "import sys; from ternmesh_cli.main import main; sys.exit(main(sys.argv[1:]))"
 CONFIG = """
 name = "ada"
 state_dir = "state"
-bundle = "keyword"
+model = "keyword"
 [link]
 url = "mqtt://127.0.0.1:9"
 [data]
@@ -44,7 +44,7 @@ def ternmesh(*arguments: object) -> int:
 def make(out: Path, version: int, loss_max: float = 100.0) -> Path:
     limits = ("--loss-max", loss_max, "--latency-max-ms", 60_000)
     assert (
-        ternmesh("make", bundle_path("keyword"), "--out", out, "--version", version, *limits) == 0
+        ternmesh("make", package_path("keyword"), "--out", out, "--version", version, *limits) == 0
     )
     return out
 
@@ -71,12 +71,12 @@ def test_make_check_install_list(
     assert "never goes back" in capsys.readouterr().err
     assert ternmesh("list", "--config", config) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "   0  the bundle keyword, current, last good",
+        "   0  the model package keyword, current, last good",
         "   1  not tried yet",
     ]
     assert ternmesh("list", "--config", config, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["installed"], told["passed_over"]) == ([1], [])
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["installed"], answer["passed_over"]) == ([1], [])
 
 
 def test_a_folder_that_is_no_release_is_shown_as_not_taken(
@@ -95,17 +95,17 @@ def test_a_releases_folder_that_is_none_is_a_sentence(
 ) -> None:
     (tmp_path / "releases").write_bytes(b"")
     assert ternmesh("list", "--config", config) == 1
-    said = capsys.readouterr().err
-    assert "releases" in said
-    assert "check the disk" in said
+    shown = capsys.readouterr().err
+    assert "releases" in shown
+    assert "check the disk" in shown
 
 
 def test_a_release_that_replaces_another_is_above_it(tmp_path: Path) -> None:
     one, limits = make(tmp_path / "one", 4), ("--loss-max", 1, "--latency-max-ms", 1)
-    bundle, out = bundle_path("keyword"), tmp_path / "two"
+    package, out = package_path("keyword"), tmp_path / "two"
     more = ("--previous", one, *limits)
-    assert ternmesh("make", bundle, "--out", out, "--version", 4, *more) == 1
-    assert ternmesh("make", bundle, "--out", out, "--version", 5, *more) == 0
+    assert ternmesh("make", package, "--out", out, "--version", 4, *more) == 1
+    assert ternmesh("make", package, "--out", out, "--version", 5, *more) == 0
 
 
 def test_a_changed_release_is_refused_with_1(
@@ -135,13 +135,13 @@ def test_help_tells_the_exit_codes(command: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as caught:
         ternmesh(command, "--help")
     assert caught.value.code == 0
-    assert "1  a release or a bundle is refused" in capsys.readouterr().out
+    assert "1  a release or a model package is refused" in capsys.readouterr().out
 
 
 def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
     tmp_path: Path, config: Path, eventually: Callable[..., None]
 ) -> None:
-    def told() -> dict | None:
+    def status() -> dict | None:
         try:
             return ask(tmp_path / "state" / "control.sock", {"command": "status"})
         except ControlError:
@@ -149,7 +149,7 @@ def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
 
     def stands(current: int, bad: list[int]) -> Callable[[], bool]:
         def condition() -> bool:
-            answer = told()
+            answer = status()
             if answer is None:
                 return False
             found = answer["releases"]
@@ -166,7 +166,7 @@ def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
             eventually(stands(1, []), 60)
             ternmesh("install", make(tmp_path / "two", 2, loss_max=1e-6), "--config", config)
             eventually(stands(1, [2]), 60)
-            answer = told()
+            answer = status()
             assert answer is not None
             assert (
                 "its loss on this board's held-out data" in answer["releases"]["bad"][0]["reason"]
@@ -182,7 +182,7 @@ def test_a_board_takes_what_its_host_has_signed(
     config.write_text(config.read_text().replace("insecure = true", ""))
     name = tomllib.loads(config.read_text())["name"]
     for host in ("host", "stranger"):
-        (tmp_path / f"{host}.toml").write_text(f'state_dir = "{host}"\nbundle = "keyword"\n')
+        (tmp_path / f"{host}.toml").write_text(f'state_dir = "{host}"\nmodel = "keyword"\n')
     enrol_fleet("ternmesh", tmp_path / "host", {name: tmp_path / "state"})
     enrol_fleet("ternmesh", tmp_path / "stranger", {})
     one = make(tmp_path / "one", 1)
@@ -207,7 +207,7 @@ def test_signatures_that_cannot_be_written_are_a_sentence_and_the_old_ones_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = tmp_path / "host.toml"
-    host.write_text('state_dir = "host"\nbundle = "keyword"\n')
+    host.write_text('state_dir = "host"\nmodel = "keyword"\n')
     enrol_fleet("ternmesh", tmp_path / "host", {})
     release = make(tmp_path / "one", 1)
     path = release / "signatures"
@@ -219,9 +219,9 @@ def test_signatures_that_cannot_be_written_are_a_sentence_and_the_old_ones_stay(
 
     monkeypatch.setattr("ternmesh_store.files.os.fsync", fill)
     assert ternmesh("sign", release, "--config", host) == 1
-    told = capsys.readouterr().err
-    assert f"cannot write {path} (No space left on device)" in told
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert f"cannot write {path} (No space left on device)" in shown
+    assert shown.count("\n") == 1
     assert path.read_bytes() == signed
 
 
@@ -230,7 +230,7 @@ def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
 ) -> None:
     enrol_fleet("ternmesh", tmp_path / "host", {"ada": tmp_path / "state"})
     host = tmp_path / "host.toml"
-    host.write_text('state_dir = "host"\nbundle = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n')
+    host.write_text('state_dir = "host"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n')
     lines, signers = [], {}
     for name in ("ann", "ben"):
         end = tmp_path / f"{name}.toml"
@@ -238,11 +238,13 @@ def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
         assert main.main(["enrol", "identity", "--config", str(end), "--json"]) == 0
         lines.append(json.loads(capsys.readouterr().out)["identity"])
         signers[name] = tmp_path / name / "identity"
-    told = ["enrol", "identity", "--config", str(host), "--quantum", "--json"]
-    assert main.main(told) == 0
+    command = ["enrol", "identity", "--config", str(host), "--quantum", "--json"]
+    assert main.main(command) == 0
     shown = json.loads(capsys.readouterr().out)
     rule = {"signers": [shown["identity"], *lines], "threshold": 2, "quantum": shown["quantum"]}
-    table = "[trust]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in rule.items())
+    table = "[security]\n" + "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in rule.items()
+    )
     host.write_text(host.read_text() + table)
     config.write_text(config.read_text().replace("insecure = true", "") + table)
     release = make(tmp_path / "one", 1)
@@ -257,4 +259,4 @@ def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
     assert ternmesh("install", release, "--config", config) == 0
     stranger = tmp_path / "state" / "identity"
     assert ternmesh("sign", release, "--config", config, "--identity", stranger) == 1
-    assert "none of trust.signers" in capsys.readouterr().err
+    assert "none of security.signers" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 import pytest
 
-from ternmesh_cli.status_text import describe
-from transports.control_socket import ControlError
+from ternmesh_cli.status import describe
+from ternmesh_service.control_socket import ControlError
 
 LINK = {"broker": "mqtt://b:1883", "connected": True, "protocol": "5", "last_error": None}
 HOST = {
@@ -14,7 +14,7 @@ HOST = {
     "phase": "open",
     "deadline_s": 12.4,
     "min_peers": 2,
-    "reference": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
+    "global_hash": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
     "refused": {"seal": 3, "old round": 2},
     "transport": LINK,
     "nodes": [
@@ -66,20 +66,20 @@ HOST = {
 HOST_TEXT = """\
 host of fleet garden, model keyword, run 0123456789abcdef
 connected to mqtt://b:1883 with MQTT 5
-reference 7 of 20 (a1b2c3d4e5f6), open, 12 s left
+global adapter 7 of 20 (a1b2c3d4e5f6), open, 12 s left
 2 nodes, 1 active, a round needs 2; refused: old round 2, seal 3
 
-node      active  heard    packet  counted  missed  samples  up      down     to past  to others
+node      active  heard    update  counted  missed  samples  up      down     to past  to others
 theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB  0.31     -0.04
 yweweler  no      never    none    6        1       40       8000 B  9000 B   -        -
 yweweler; refused: old round 2
 
-reference  seconds  counted         missing   up      down
-3          1.2      theo, yweweler  -         2500 B  4000 B
-4          1.2      theo, yweweler  -         2500 B  4000 B
-5          1.2      theo, yweweler  -         2500 B  4000 B
-6          1.2      theo, yweweler  -         2500 B  4000 B
-7          1.2      theo            yweweler  2500 B  4000 B"""
+version  seconds  counted         missing   up      down
+3        1.2      theo, yweweler  -         2500 B  4000 B
+4        1.2      theo, yweweler  -         2500 B  4000 B
+5        1.2      theo, yweweler  -         2500 B  4000 B
+6        1.2      theo, yweweler  -         2500 B  4000 B
+7        1.2      theo            yweweler  2500 B  4000 B"""
 
 NODE = {
     "role": "node",
@@ -105,10 +105,10 @@ NODE = {
 NODE_TEXT = """\
 node theo of fleet garden, model keyword
 connected to mqtt://b:1883 with MQTT 5
-reference 7 of 20, open; training, step 3 of 8
+global adapter 7 of 20, open; training, step 3 of 8
 400 samples; accuracy 0.916
 up 12.3 kB, down 678 B since it started; refused: seal 1
-outbox: the packet of round 7, 1250 B, without a receipt"""
+outbox: the update of round 7, 1250 B, no receipt yet"""
 NEW_NODE = {
     **NODE,
     "version": 0,
@@ -125,7 +125,7 @@ NEW_NODE = {
 NEW_NODE_TEXT = """\
 node theo of fleet garden, model keyword
 not connected to mqtt://b:1883: cannot reach it
-reference 0 of a run that it has not joined, gathering; joining
+global adapter 0, no run joined yet, gathering; joining
 400 samples; mean absolute error not measured yet
 up 12.3 kB, down 678 B since it started"""
 
@@ -140,7 +140,7 @@ def test_text_for_people(answer, text):
 def test_a_host_that_nobody_has_joined():
     answer = {**HOST, "nodes": [], "history": [], "deadline_s": None, "phase": "gathering"}
     assert list(describe(answer))[2:] == [
-        "reference 7 of 20 (a1b2c3d4e5f6), gathering",
+        "global adapter 7 of 20 (a1b2c3d4e5f6), gathering",
         "0 nodes, 0 active, a round needs 2; refused: old round 2, seal 3",
     ]
 
@@ -152,7 +152,7 @@ def test_a_drifting_node_is_named():
     assert "yweweler is drifting" not in lines
 
 
-def test_a_node_without_anything_to_judge_on_says_so():
+def test_a_node_without_evaluation_data():
     answer = {**NODE, "metric": None, "history": [{"version": 7, "metric": None}]}
     assert "400 samples; accuracy not measured: [evaluate] names" in "\n".join(describe(answer))
 
@@ -162,13 +162,15 @@ def test_an_answer_of_another_kind():
         describe({"role": "satellite"})
 
 
-def test_releases_of_the_model_are_told():
-    told = {"current": 0, "last_good": 0, "bad": [], "not_taken": []}
-    assert [*describe({**NODE, "releases": told})][-1] == "no release: the configured bundle"
+def test_releases_of_the_model_are_shown():
+    releases = {"current": 0, "last_good": 0, "bad": [], "not_taken": []}
+    assert [*describe({**NODE, "releases": releases})][
+        -1
+    ] == "no release: the configured model package"
     bad = [{"version": 3, "reason": "its loss is 9"}]
     refused = [{"version": 4, "reason": "not signed"}]
-    told |= {"current": 2, "bad": bad, "not_taken": refused}
-    assert [*describe({**NODE, "releases": told})][-3:] == [
+    releases |= {"current": 2, "bad": bad, "not_taken": refused}
+    assert [*describe({**NODE, "releases": releases})][-3:] == [
         "release 2 of the model",
         "release 3 was bad: its loss is 9",
         "release 4 is not taken: not signed",
@@ -176,46 +178,53 @@ def test_releases_of_the_model_are_told():
     assert "\n".join(describe({**NODE, "releases": None})) == NODE_TEXT
 
 
-def test_who_came_in_a_bundle_is_told():
-    nodes = [{**node, "bundle": 1} for node in HOST["nodes"]]
-    told = "counted last in a gateway's bundle: theo, yweweler"
-    assert told in list(describe({**HOST, "nodes": nodes}))
-    assert told not in HOST_TEXT
+def test_nodes_in_a_partial_aggregate_are_named():
+    nodes = [{**node, "partial_aggregate": 1} for node in HOST["nodes"]]
+    line = "counted last in a gateway's partial aggregate: theo, yweweler"
+    assert line in list(describe({**HOST, "nodes": nodes}))
+    assert line not in HOST_TEXT
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({}, "4 bundles of 11 packets, 3 counted so far"),
-        ({"run": None}, "no bundles yet: no board has joined a run since the gateway began"),
-        ({"refused": True}, "takes no bundles ([run] bundles): packets pass as they come"),
+        ({}, "4 partial aggregates of 11 updates, 3 counted so far"),
+        ({"run": None}, "no board has joined a run since the gateway started"),
+        ({"refused": True}, "([run] partial_aggregates): updates pass as they are"),
     ],
 )
-def test_a_gateway_tells_of_its_bundles(changes, line):
-    bundles = {"run": "01", "refused": False, "bundles_made": 4, "packets_bundled": 11}
-    bundles |= {"bundles_counted": 3, **changes}
+def test_the_partial_aggregates_of_a_gateway(changes, line):
+    counts = {"run": "01", "refused": False, "made": 4, "updates": 11}
+    counts |= {"counted": 3, **changes}
     gateway = {"role": "gateway", "transport": LINK, "network": {"ada": LINK}, "frames_up": 1}
-    gateway |= {"frames_down": 2, "frames_refused": 0, "frames_lost": 0, "bundles": bundles}
+    gateway |= {
+        "frames_down": 2,
+        "frames_refused": 0,
+        "frames_lost": 0,
+        "partial_aggregates": counts,
+    }
     assert list(describe(gateway))[-1].endswith(line)
-    assert "bundle" not in "".join(describe({**gateway, "bundles": None}))
+    assert "aggregate" not in "".join(describe({**gateway, "partial_aggregates": None}))
 
 
-def test_it_says_whether_there_are_keys():
+def test_keys_and_copied_disks():
     for answer in (HOST, NODE):
         keys = {"mode": "keys", "fingerprint": "ab" * 16, "fleet": "cd" * 16, "clones": {}}
-        assert "keys abababababab, sealed and signed" in list(describe({**answer, "trust": keys}))
-        lines = list(describe({**answer, "trust": {**keys, "clones": {"ada": 2}}}))
-        assert any(line.startswith("2 times a copied or set-back disk of ada") for line in lines)
-        lines = list(describe({**answer, "trust": {**keys, "clones": {"all": 3}}}))
-        assert any(
-            line.startswith("3 times a broadcast that a member has forged") for line in lines
+        assert "keys abababababab, sealed and signed" in list(
+            describe({**answer, "security": keys})
         )
-        lines = list(describe({**answer, "trust": {"mode": "insecure"}}))
+        lines = list(describe({**answer, "security": {**keys, "clones": {"ada": 2}}}))
+        assert any(
+            "2 times: frames from a copied or restored disk of ada" in line for line in lines
+        )
+        lines = list(describe({**answer, "security": {**keys, "clones": {"all": 3}}}))
+        assert any("3 times: a broadcast that a member has forged" in line for line in lines)
+        lines = list(describe({**answer, "security": {"mode": "insecure"}}))
         assert any(line.startswith("INSECURE") for line in lines)
 
 
 @pytest.mark.parametrize("answer", [HOST, NODE])
-def test_what_a_link_refuses_is_told_by_peer(answer):
+def test_refusals_of_a_link_by_peer(answer):
     link = {"objects_under_way": 1, "objects_lost": 0, "refused": {"ada": {"suite": 3, "seal": 1}}}
     radio = {"dialect": "rnode", "port": "/dev/x", "connected": True, "airtime_us": 5, "link": link}
     lines = list(describe({**answer, "transport": radio}))

@@ -151,7 +151,7 @@ def test_where_no_law_limits_nothing_is_kept(path):
         assert store.reserve(wire, START, HOUR_US)
     with pytest.raises(ValueError, match="unregulated has no budget"):
         store.ledger(wire, START)
-    assert store._database.rows("SELECT * FROM airtime") == []
+    assert store._database.rows("SELECT * FROM airtime_ledger") == []
     store.close()
 
 
@@ -161,7 +161,7 @@ def test_after_a_failed_write_nothing_is_granted(path):
     store._database.rows("PRAGMA query_only = 1")
     with pytest.raises(StoreError):
         store.reserve(BAND, START, 2 * AHEAD_US)
-    with pytest.raises(AssertionError, match="open the store first"):
+    with pytest.raises(AssertionError, match="open the database first"):
         store.reserve(BAND, START, 1)
 
 
@@ -170,7 +170,9 @@ def test_the_file_is_bounded(path):
     for second in range(0, 9000, 3):
         store.reserve(OTHER, at(second), 100_000)
         store.ledger(OTHER, at(second))
-    [(rows, longest)] = store._database.rows("SELECT count(*), max(length(entries)) FROM airtime")
+    [(rows, longest)] = store._database.rows(
+        "SELECT count(*), max(length(entries)) FROM airtime_ledger"
+    )
     assert rows == 1
     assert 200 * 16 < longest <= ENTRIES_MAX * 16
     store.close()

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ternmesh_store.database import DAMAGED_MAX, Database, Schema, StoreError
+from ternmesh_store import database as database_module
+from ternmesh_store.database import DAMAGED_MAX, DamagedError, Database, Schema, StoreError
+from ternmesh_store.store import StoredValues
 
-SCHEMA = Schema(0x54455354, 1, ("CREATE TABLE item (name TEXT PRIMARY KEY, amount INTEGER)",))
+SCHEMA = Schema(
+    0x54455354,
+    1,
+    (
+        "CREATE TABLE item (name TEXT PRIMARY KEY, amount INTEGER)",
+        "CREATE TABLE other_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    ),
+)
 OTHER_PROCESS = """
 import sys
 from pathlib import Path
@@ -22,9 +31,25 @@ except StoreError as error:
 """
 
 
-def opened(path: Path, schema: Schema = SCHEMA) -> Database:
+def opened(path: Path, schema: Schema = SCHEMA, keep: tuple[str, ...] | None = None) -> Database:
     database = Database(path, schema)
-    database.open()
+    database.open(keep)
+    return database
+
+
+def values(database: Database) -> StoredValues:
+    return StoredValues(database, "other_value")
+
+
+def filled(path: Path) -> Database:
+    """A file of many pages in both groups."""
+    database = opened(path)
+    for number in range(200):
+        database.write("INSERT INTO item VALUES (?, 1)", f"{number:0100}")
+    for number in range(200):
+        values(database).put(f"{number:0100}", bytes([number]) * 100)
+    database.commit()
+    database.close()
     return database
 
 
@@ -50,16 +75,17 @@ def test_what_was_committed_survives_a_kill_and_what_was_not_does_not(path, in_k
     def work() -> None:
         database = opened(path)
         database.write("INSERT INTO item VALUES ('committed', 1)")
-        database.put("key", b"committed")
+        values(database).put("key", b"committed")
         database.commit()
         database.write("INSERT INTO item VALUES ('lost', 2)")
-        database.put("key", b"lost")
+        values(database).put("key", b"lost")
 
     in_killed_process(work)
     database = opened(path)
     assert items(database) == [("committed", 1)]
-    assert database.get("key") == b"committed"
-    database.put("key", b"lost")
+    stored = values(database)
+    assert stored.get("key") == b"committed"
+    stored.put("key", b"lost")
     assert database.changed, "the value of the lost transaction is not taken for written"
     database.close()
 
@@ -90,21 +116,64 @@ def test_a_second_process_is_refused_while_the_first_lives(path):
     ],
     ids=["not a database", "pages overwritten", "cut off"],
 )
-def test_a_damaged_file_is_kept_aside_and_a_new_one_begins(path, damage, caplog):
-    database = opened(path)
-    for number in range(200):
-        database.write("INSERT INTO item VALUES (?, 1)", f"{number:0100}")
-    database.commit()
-    database.close()
+def test_a_damaged_file_is_replaced_only_where_it_may_be(path, damage, caplog):
+    filled(path)
     damaged = damage(path.read_bytes())
     path.write_bytes(damaged)
+    for keep in (None, ("item",)):  # also when the program is started again and again
+        with pytest.raises(DamagedError, match="bring back a copy"):
+            opened(path, keep=keep)
+        assert path.read_bytes() == damaged
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
     with caplog.at_level(logging.ERROR):
-        database = opened(path)
+        database = opened(path, keep=())
     assert items(database) == []
     aside = path.with_name("test.sqlite.damaged-1")
     assert aside.read_bytes() == damaged
     assert f"{path} is damaged" in caplog.text
     assert str(aside) in caplog.text
+    assert "lost: item, other" in caplog.text
+    database.close()
+
+
+def test_what_is_whole_in_a_damaged_file_is_kept(path, caplog):
+    database = opened(path)
+    [(page,)] = database.rows("SELECT rootpage FROM sqlite_master WHERE name = 'other_value'")
+    database.close()
+    filled(path)
+    with path.open("r+b") as file:
+        file.seek(4096 * (page - 1))
+        file.write(b"\xff" * 4096)
+    with pytest.raises(DamagedError):
+        opened(path, keep=("other",))
+    with caplog.at_level(logging.ERROR):
+        database = opened(path, keep=("item",))
+    assert len(items(database)) == 200
+    assert values(database).get(f"{7:0100}") is None
+    assert caplog.text.strip().endswith("lost: other")
+    database.close()
+
+
+def test_a_power_cut_while_a_damaged_file_is_replaced_loses_nothing(path, monkeypatch):
+    filled(path)
+    content = path.read_bytes()
+    path.write_bytes(content + b"\xff" * 4096)  # a page that belongs to nothing
+    with path.open("r+b") as file:
+        file.seek(28)  # the size of the database in pages
+        file.write((len(content) // 4096 + 1).to_bytes(4, "big"))
+    set_aside = database_module._set_aside
+
+    def cut(damaged: Path) -> None:
+        set_aside(damaged)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database_module, "_set_aside", cut)
+        with pytest.raises(KeyboardInterrupt):
+            opened(path)
+    assert not path.exists()
+    database = opened(path)
+    assert len(items(database)) == 200
     database.close()
 
 
@@ -112,18 +181,14 @@ def test_files_kept_aside_do_not_fill_the_disk(path):
     path.parent.mkdir(parents=True)
     for number in range(DAMAGED_MAX + 2):
         path.write_bytes(b"damage number %d " % number * 100)
-        opened(path).close()
+        opened(path, keep=()).close()
     kept = sorted(path.parent.glob("*.damaged-*"))
     assert len(kept) == DAMAGED_MAX
     assert b"damage number 4" in kept[-1].read_bytes()
 
 
 def test_damage_that_shows_later_is_a_sentence(path):
-    database = opened(path)
-    for number in range(200):
-        database.write("INSERT INTO item VALUES (?, 1)", f"{number:0100}")
-    database.commit()
-    database.close()
+    filled(path)
     database = opened(path)
     database.rows("PRAGMA cache_size = 0")
     content = path.read_bytes()
@@ -166,12 +231,12 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
 
 def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
     database = opened(path)
-    database.put("key", b"old")
+    values(database).put("key", b"old")
     database.commit()
 
     def write_on() -> None:
         for number in range(100):
-            database.put("key", bytes([number]) * 10_000)
+            values(database).put("key", bytes([number]) * 10_000)
             database.commit()
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -181,7 +246,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
             write_on()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    survivor = opened(path).get("key")
+    survivor = values(opened(path)).get("key")
     assert survivor is not None
     assert survivor == bytes([survivor[0]]) * 10_000, "a whole value, not a torn one"
 
@@ -190,7 +255,7 @@ def test_a_read_only_file_is_a_sentence(path):
     database = opened(path)
     database.rows("PRAGMA query_only = 1")
     with pytest.raises(StoreError, match="may be written"):
-        database.put("key", b"value")
+        values(database).put("key", b"value")
 
 
 def test_after_an_error_nobody_goes_on_with_half_a_transaction(path):
@@ -198,24 +263,26 @@ def test_after_an_error_nobody_goes_on_with_half_a_transaction(path):
     database.write("INSERT INTO item VALUES ('half', 1)")
     with pytest.raises(StoreError):
         database.write("INSERT INTO item VALUES ('half', 2)")
-    with pytest.raises(AssertionError, match="open the store first"):
+    with pytest.raises(AssertionError, match="open the database first"):
         database.commit()
     assert items(opened(path)) == []
 
 
 def test_the_same_value_is_not_written_again(path):
     database = opened(path)
-    database.put("key", b"value")
+    stored = values(database)
+    stored.put("key", b"value")
     database.commit()
-    database.put("key", b"value")
+    stored.put("key", b"value")
     assert not database.changed
     database.close()
     database = opened(path)
-    assert database.get("key") == b"value"
-    database.put("key", b"value")
+    stored = values(database)
+    assert stored.get("key") == b"value"
+    stored.put("key", b"value")
     assert not database.changed, "what was read is known to be there"
-    database.put("key", b"other")
-    database.forget()
-    database.put("key", b"other")
-    assert database.get("key") == b"other"
+    stored.put("key", b"other")
+    stored.forget()
+    stored.put("key", b"other")
+    assert stored.get("key") == b"other"
     database.close()

@@ -3,44 +3,44 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from ternmesh.plan import make_plan
-from ternmesh.swarm.events import (
+from ternmesh.federated.events import (
     BodyAccepted,
     CountersReserved,
+    GlobalUpdateMade,
     NodeJoined,
-    PacketForgotten,
-    ReferenceMade,
     Refused,
     RoundExtended,
     RoundOpened,
+    UpdateForgotten,
 )
-from ternmesh.swarm.open_round import BUNDLE
-from ternmesh.swarm.packet import make_packet
-from ternmesh.swarm.records import CoordinatorState, Link, NodeRecord, new_state
-from ternmesh.wire.contributions import Contribution, write_contributions
+from ternmesh.federated.local_update import make_update
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE
+from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
+from ternmesh.plan import make_plan
 from ternmesh.wire.control import Silent, write_control
-from ternmesh.wire.reference import Counted, certify, reference_hash
+from ternmesh.wire.global_update import Counted, certify, hash_global_update
+from ternmesh.wire.update import Contribution, write_contributions
 from ternmesh_store import host_store
-from ternmesh_store.database import StoreError
-from ternmesh_store.host_store import HostStore, Round, Tally
+from ternmesh_store.host_store import HostStore, StoredRound, Tally
+from ternmesh_store.state_file import StateFile
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
 RUN = b"run-0001"
 PLAN = make_plan(DIMENSION, rounds=50, local_steps=1, learning_rate=0.1)
-EMPTY = new_state(DIMENSION)
+EMPTY = new_coordinator_state(DIMENSION)
 
 ADA, BOB = NodeJoined(1, "ada", 100), NodeJoined(2, "bob", 30)
 COUNTED = Counted(1, 0, b"dige", b"\x01")
 
 
-def reference(version: int, counted=(COUNTED,), missing=(2,), finished=False) -> ReferenceMade:
+def global_hash(version: int, counted=(COUNTED,), missing=(2,), finished=False) -> GlobalUpdateMade:
     rng = np.random.default_rng(version)
-    return ReferenceMade(
+    return GlobalUpdateMade(
         version=version,
-        reference=reference_hash(b"content of %d" % version),
+        global_hash=hash_global_update(b"content of %d" % version),
         content=certify(b"content of %d" % version),
-        fixed=rng.integers(-(2**31) + 1, 2**31, DIMENSION).astype(np.int32),
+        model_q24=rng.integers(-(2**31) + 1, 2**31, DIMENSION).astype(np.int32),
         residual=rng.standard_normal(DIMENSION).astype(np.float32),
         counted=counted,
         missing=missing,
@@ -48,14 +48,14 @@ def reference(version: int, counted=(COUNTED,), missing=(2,), finished=False) ->
     )
 
 
-def at(event: ReferenceMade, **changes: object) -> CoordinatorState:
+def at(event: GlobalUpdateMade, **changes: object) -> CoordinatorState:
     state = replace(
         EMPTY,
         version=event.version,
-        reference=event.reference,
-        fixed=event.fixed,
+        global_hash=event.global_hash,
+        model_q24=event.model_q24,
         residual=event.residual,
-        chain=(Link(event.version, event.reference, event.content),),
+        chain=(ChainLink(event.version, event.global_hash, event.content),),
     )
     return replace(state, **changes)
 
@@ -63,23 +63,23 @@ def at(event: ReferenceMade, **changes: object) -> CoordinatorState:
 def plain(state: CoordinatorState) -> dict[str, object]:
     """A state that == compares, arrays by type and bytes."""
     values = {item.name: getattr(state, item.name) for item in fields(state)}
-    for name in ("fixed", "residual"):
+    for name in ("model_q24", "residual"):
         values[name] = (str(values[name].dtype), values[name].tobytes())
     return values
 
 
 NODES = (NodeRecord(1, "ada", 100), NodeRecord(2, "bob", 30))
 AFTER_1 = (NodeRecord(1, "ada", 100, COUNTED), NodeRecord(2, "bob", 30))
-HEAD, SHARE = make_packet(EMPTY.residual + 1, MODEL, 0, 9, PLAN).bodies[:2]
+HEAD, SHARE = make_update(EMPTY.residual + 1, MODEL, 0, 9, PLAN).bodies[:2]
 SILENT = write_control(Silent(0))
 LISTED = write_contributions(0, [Contribution(b"dige", 1)] * 2)
 BODIES = [BodyAccepted(1, 0, SHARE), BodyAccepted(2, 0, SILENT), BodyAccepted(1, 0, HEAD)]
 
 BUNDLE_ROW = Counted(1, 0, b"bndl", b"\x01")
 BUNDLED = replace(
-    reference(1, missing=()),
+    global_hash(1, missing=()),
     counted=(COUNTED, Counted(2, 0, b"bobs", b"\x01")),
-    bundles=((1, BUNDLE_ROW), (2, BUNDLE_ROW)),
+    partial_aggregates=((1, BUNDLE_ROW), (2, BUNDLE_ROW)),
 )
 
 # What was before, the event, and the state that must be found after it.
@@ -87,9 +87,9 @@ CASES = {
     "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
     "node joined": ([ADA], BOB, replace(EMPTY, nodes=NODES)),
     "node has more samples": (
-        [ADA, BOB, reference(1)],
+        [ADA, BOB, global_hash(1)],
         replace(BOB, samples=31),
-        at(reference(1), nodes=(AFTER_1[0], replace(NODES[1], samples=31))),
+        at(global_hash(1), nodes=(AFTER_1[0], replace(NODES[1], samples=31))),
     ),
     "round opened": ([], RoundOpened(0, 60.0), replace(EMPTY, started=True)),
     "body accepted": (
@@ -99,19 +99,19 @@ CASES = {
     ),
     "packet forgotten": (
         [ADA, BOB, *BODIES],
-        PacketForgotten(1, 0),
+        UpdateForgotten(1, 0),
         replace(EMPTY, nodes=NODES, bodies=((2, SILENT),)),
     ),
     "reference made": (
         [ADA, BOB, *BODIES],
-        reference(1),
-        at(reference(1), nodes=AFTER_1),
+        global_hash(1),
+        at(global_hash(1), nodes=AFTER_1),
     ),
     "reference of a bundle": (
-        [ADA, BOB, BodyAccepted(1 | BUNDLE, 0, LISTED), BODIES[1]],
+        [ADA, BOB, BodyAccepted(1 | PARTIAL_AGGREGATE, 0, LISTED), BODIES[1]],
         BUNDLED,
         at(
-            reference(1),
+            global_hash(1),
             nodes=(
                 NodeRecord(1, "ada", 100, COUNTED, BUNDLE_ROW),
                 NodeRecord(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
@@ -120,56 +120,60 @@ CASES = {
     ),
     "reference after that of a bundle": (
         [ADA, BOB, BUNDLED],
-        replace(reference(2), counted=(replace(COUNTED, round=1),)),
+        replace(global_hash(2), counted=(replace(COUNTED, round=1),)),
         at(
-            reference(2),
+            global_hash(2),
             nodes=(
                 NodeRecord(1, "ada", 100, replace(COUNTED, round=1)),
                 NodeRecord(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
             ),
             chain=(
-                Link(1, reference(1).reference, reference(1).content),
-                Link(2, reference(2).reference, reference(2).content),
+                ChainLink(1, global_hash(1).global_hash, global_hash(1).content),
+                ChainLink(2, global_hash(2).global_hash, global_hash(2).content),
             ),
         ),
     ),
     "body of a bundle accepted": (
         [ADA, BODIES[0]],
-        BodyAccepted(1 | BUNDLE, 0, LISTED),
-        replace(EMPTY, nodes=NODES[:1], bodies=((1, SHARE), (1 | BUNDLE, LISTED))),
+        BodyAccepted(1 | PARTIAL_AGGREGATE, 0, LISTED),
+        replace(EMPTY, nodes=NODES[:1], bodies=((1, SHARE), (1 | PARTIAL_AGGREGATE, LISTED))),
     ),
     "bundle forgotten": (
-        [ADA, BODIES[0], BodyAccepted(1 | BUNDLE, 0, LISTED)],
-        PacketForgotten(1 | BUNDLE, 0),
+        [ADA, BODIES[0], BodyAccepted(1 | PARTIAL_AGGREGATE, 0, LISTED)],
+        UpdateForgotten(1 | PARTIAL_AGGREGATE, 0),
         replace(EMPTY, nodes=NODES[:1], bodies=((1, SHARE),)),
     ),
     "last reference made": (
         [ADA, BOB, RoundOpened(0, 60.0), *BODIES],
-        reference(1, finished=True),
-        at(reference(1), nodes=AFTER_1, started=True, finished=True),
+        global_hash(1, finished=True),
+        at(global_hash(1), nodes=AFTER_1, started=True, finished=True),
     ),
 }
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "host.sqlite"
+    return tmp_path / "state"
+
+
+def opened(path, chain_max: int = 256) -> HostStore:
+    file = StateFile(path)
+    file.open()
+    return HostStore(file, chain_max)
 
 
 @pytest.fixture
 def store(path):
-    store = HostStore(path, chain_max=3)
-    store.open()
+    store = opened(path, chain_max=3)
     store.begin(RUN, PLAN, MODEL)
     yield store
-    store.close()
+    store._database.close()
 
 
 def load(path) -> CoordinatorState:
-    store = HostStore(path)
-    store.open()
+    store = opened(path)
     stored = store.load(MODEL)
-    store.close()
+    store._database.close()
     assert (stored.run, stored.plan) == (RUN, PLAN)
     return stored.state
 
@@ -179,8 +183,7 @@ def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_
     before, event, after = CASES[name]
 
     def work(commit: bool) -> None:
-        store = HostStore(path)
-        store.open()
+        store = opened(path)
         if not commit:
             store.begin(RUN, PLAN, MODEL)
             for earlier in before:
@@ -203,17 +206,16 @@ def test_what_needs_no_disk_is_not_written(store):
 
 
 def test_a_new_file_holds_no_run_and_another_models_run_is_not_ours(path):
-    store = HostStore(path)
-    store.open()
+    store = opened(path)
     assert store.load(MODEL) is None
     store.begin(RUN, PLAN, MODEL)
     assert store.load(OTHER_MODEL) is None
     assert store.load(MODEL) is not None
-    store.close()
+    store._database.close()
 
 
 def test_a_new_run_forgets_everything_but_the_frame_counter(store):
-    for event in (ADA, BOB, CountersReserved(4096), RoundOpened(0, 1.0), *BODIES, reference(1)):
+    for event in (ADA, BOB, CountersReserved(4096), RoundOpened(0, 1.0), *BODIES, global_hash(1)):
         store.record(event)
     store.charge(1, {"ada": (10, 20)}, 1.0)
     store.commit()
@@ -227,7 +229,7 @@ def test_a_new_run_forgets_everything_but_the_frame_counter(store):
 def test_only_the_newest_references_are_kept(store):
     store.record(ADA)
     for version in range(1, 8):
-        store.record(reference(version, missing=()))
+        store.record(global_hash(version, missing=()))
         store.commit()
     chain = store.load(MODEL).state.chain
     assert [link.version for link in chain] == [5, 6, 7]
@@ -239,10 +241,10 @@ def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):
     store.record(BOB)
     store.charge(1, {"ada": (100, 5), "stranger": (7, 1)}, 2.0)
     store.charge(1, {"ada": (11, 0), "all": (0, 50)}, 0.5)
-    store.record(reference(1))
+    store.record(global_hash(1))
     store.charge(2, {"bob": (200, 9)}, 4.0)
     store.charge(1, {"all": (0, 400)}, 0.0)
-    first = Round(
+    first = StoredRound(
         version=1,
         counted=("ada",),
         missing=("bob",),
@@ -251,10 +253,10 @@ def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):
         seconds=2.5,
     )
     assert store.history() == [first], "the round that is still open is no history"
-    both = (COUNTED, replace(COUNTED, context=2))
-    store.record(reference(2, counted=both, missing=()))
+    both = (COUNTED, replace(COUNTED, address=2))
+    store.record(global_hash(2, counted=both, missing=()))
     assert store.history()[0] == first
-    assert store.history(1) == [Round(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0)]
+    assert store.history(1) == [StoredRound(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0)]
     assert store.tallies() == {
         "ada": Tally(rounds_counted=2, rounds_missed=0, bytes_up=111, bytes_down=5),
         "bob": Tally(rounds_counted=1, rounds_missed=1, bytes_up=200, bytes_down=9),
@@ -266,32 +268,18 @@ def test_the_history_is_bounded_and_totals_are_not_cut(store, monkeypatch):
     store.record(ADA)
     for version in range(1, 9):
         store.charge(version, {"ada": (10, 1)}, 1.0)
-        store.record(reference(version, missing=()))
+        store.record(global_hash(version, missing=()))
     assert [item.version for item in store.history()] == [6, 7, 8]
-    assert store._database.rows("SELECT count(*) FROM traffic") == [(3,)]
+    assert store._database.rows("SELECT count(*) FROM host_traffic") == [(3,)]
     assert store.tallies()["ada"] == Tally(8, 0, 80, 8)
 
 
 def test_vectors_are_written_only_when_they_change(store):
     store.record(ADA)
-    made = reference(1, missing=())
+    made = global_hash(1, missing=())
     store.record(made)
     store.commit()
     written: list[str] = []
     store._database.write = lambda sql, *values: written.append(sql)
     store.record(replace(made, version=2, residual=made.residual + 1))
-    assert len([sql for sql in written if "INTO value" in sql]) == 1
-
-
-def test_a_damaged_file_is_not_replaced_by_itself(tmp_path):
-    """All nodes would follow the new run, and forget what they have learned."""
-    path = tmp_path / "host.sqlite"
-    path.write_bytes(b"damage" * 1000)
-    for _ in range(2):  # also when it is started again and again
-        with pytest.raises(StoreError, match="bring back a copy"):
-            HostStore(path).open()
-        assert path.read_bytes() == b"damage" * 1000
-    store = HostStore(path)
-    store.open(give_up_damaged=True)
-    assert store.load(MODEL) is None
-    store.close()
+    assert len([sql for sql in written if "INTO host_value" in sql]) == 1

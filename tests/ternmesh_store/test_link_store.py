@@ -1,4 +1,3 @@
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ternmesh.link.frames import Offer, Symbol, is_link, read
-from ternmesh.link.ledger import Moment
-from ternmesh.link.link import Link, LinkSettings
-from ternmesh.link.records import (
+from ternmesh.link.events import (
     Delivered,
     FrameArrived,
     GaveUp,
@@ -25,10 +21,12 @@ from ternmesh.link.records import (
     SymbolHeld,
     TransferBegun,
 )
-from ternmesh.wire import seal
-from ternmesh_store.airtime_store import AirtimeStore
-from ternmesh_store.database import StoreError
+from ternmesh.link.link import Link
+from ternmesh.link.messages import Offer, Symbol, is_link, read_message
+from ternmesh.link.settings import LinkSettings
+from ternmesh.wire.frame import open_seal
 from ternmesh_store.link_store import LinkStore
+from ternmesh_store.state_file import StateFile
 
 ARRIVED_MAX = 64
 
@@ -119,19 +117,19 @@ CASES = {
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    return tmp_path / "link.sqlite"
+    return tmp_path / "state"
 
 
 def opened(path: Path) -> LinkStore:
-    store = LinkStore(path)
-    store.open()
-    return store
+    file = StateFile(path)
+    file.open()
+    return LinkStore(file)
 
 
 def load(path: Path) -> LinkState:
     store = opened(path)
     state = store.load()
-    store.close()
+    store._database.close()
     return state
 
 
@@ -166,7 +164,7 @@ def test_events_of_one_commit_are_one_transaction(path, in_killed_process):
     store = opened(path)
     assert store.load() == EMPTY
     assert store.inbox() == []
-    store.close()
+    store._database.close()
 
 
 def test_what_needs_no_disk_is_not_written(path):
@@ -174,7 +172,7 @@ def test_what_needs_no_disk_is_not_written(path):
     for event in (FrameArrived("n1", b"frame"), LinkRefused("n1", "seal")):
         store.record(event)
         assert not store._database.changed
-    store.close()
+    store._database.close()
 
 
 def test_the_inbox_keeps_objects_in_order_until_they_are_taken(path, in_killed_process):
@@ -194,7 +192,7 @@ def test_the_inbox_keeps_objects_in_order_until_they_are_taken(path, in_killed_p
     def inbox() -> list[tuple[str, bytes]]:
         store = opened(path)
         found = [(peer, payload) for _, peer, payload in store.inbox()]
-        store.close()
+        store._database.close()
         return found
 
     wanted = [(f"n{number % 2}", b"object %d" % number) for number in range(12)]
@@ -214,40 +212,11 @@ def test_the_last_names_of_each_peer_are_remembered(path):
         store.record(ObjectArrived("busy", name, b"payload"))
         store.record(ObjectArrived("other", name[::-1], b"payload"))
     store.commit()
-    store.close()
+    store._database.close()
     arrived = load(path).arrived
     assert arrived["quiet"] == (b"once",)
     assert arrived["busy"] == tuple(names[-ARRIVED_MAX:])
     assert arrived["other"] == tuple(name[::-1] for name in names[-ARRIVED_MAX:])
-
-
-def test_a_damaged_file_is_kept_aside_and_a_new_one_begins(path, caplog):
-    store = opened(path)
-    store.record(SECOND)
-    store.commit()
-    store.close()
-    damaged = path.read_bytes()[:4096] + b"\xff" * 8192
-    path.write_bytes(damaged)
-    assert load(path) == EMPTY
-    assert path.with_name("link.sqlite.damaged-1").read_bytes() == damaged
-    assert f"{path} is damaged" in caplog.text
-
-
-def test_another_kind_of_file_is_left_alone(path):
-    other = AirtimeStore(path)
-    other.open(Moment("boot", 0.0))
-    other.close()
-    with pytest.raises(StoreError, match="holds something else: choose another state_dir"):
-        opened(path)
-    foreign = path.with_name("foreign.sqlite")
-    connection = sqlite3.connect(foreign)
-    connection.execute("CREATE TABLE precious (x)")
-    connection.commit()
-    connection.close()
-    content = foreign.read_bytes()
-    with pytest.raises(StoreError, match="holds something else"):
-        opened(foreign)
-    assert foreign.read_bytes()[100:] == content[100:]
 
 
 SETTINGS = LinkSettings(mtu=51, idle_s=2.0)
@@ -260,7 +229,7 @@ class Ends:
 
     def __init__(self, folder: Path, now: float) -> None:
         self.now = now
-        self.stores = {name: opened(folder / f"{name}.sqlite") for name in PEERS}
+        self.stores = {name: opened(folder / name) for name in PEERS}
         self.links = {name: self._link(name) for name in PEERS}
 
     def _link(self, name: str) -> Link:
@@ -297,11 +266,11 @@ class Ends:
 
     def close(self) -> None:
         for store in self.stores.values():
-            store.close()
+            store._database.close()
 
 
 def symbols(frames: list[bytes]) -> list[int]:
-    messages = [read(body) for frame in frames if is_link(body := seal.open_seal(frame)[1])]
+    messages = [read_message(body) for frame in frames if is_link(body := open_seal(frame)[1])]
     return [message.index for message in messages if isinstance(message, Symbol)]
 
 
@@ -312,7 +281,7 @@ def test_a_transfer_goes_on_where_it_stopped(killed_after, tmp_path):
     sent = first.frames(lost=4)
     before = symbols([next(sent) for _ in range(killed_after)])
     first.close()
-    held = [index for r in load(tmp_path / "node.sqlite").incoming for index, _ in r.symbols]
+    held = [index for r in load(tmp_path / "node").incoming for index, _ in r.symbols]
     second = Ends(tmp_path, first.now + 5.0)
     after = symbols(list(second.frames(lost=5)))
     assert [payload for _, _, payload in second.stores["node"].inbox()] == [PAYLOAD]

@@ -3,23 +3,24 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from ternmesh.plan import genesis, make_plan
-from ternmesh.swarm.events import (
+from ternmesh.federated.events import (
     Advanced,
     CountersReserved,
     FellSilent,
     Joined,
-    PacketMade,
-    PacketReceived,
     Pending,
     Refused,
     ResidualChanged,
+    UpdateMade,
+    UpdateReceived,
     WorkReady,
 )
-from ternmesh.swarm.member import new_state
-from ternmesh.swarm.packet import make_packet
-from ternmesh.swarm.records import NO_RUN, MemberState
+from ternmesh.federated.local_update import make_update
+from ternmesh.federated.node import new_node_state
+from ternmesh.federated.state import NO_RUN, NodeState
+from ternmesh.plan import genesis, make_plan
 from ternmesh_store.node_store import NodeStore
+from ternmesh_store.state_file import StateFile
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
@@ -32,18 +33,18 @@ def floats(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(DIMENSION).astype(np.float32)
 
 
-def fixed(seed: int) -> np.ndarray:
+def model_q24(seed: int) -> np.ndarray:
     integers = np.random.default_rng(seed).integers(-(2**31) + 1, 2**31, DIMENSION)
     return integers.astype(np.int32)
 
 
-def plain(state: MemberState) -> dict[str, object]:
+def plain(state: NodeState) -> dict[str, object]:
     """A state that == compares, arrays by type and bytes."""
     values = {item.name: getattr(state, item.name) for item in fields(state)}
     if state.pending is not None:
         values["pending"] = {f.name: getattr(state.pending, f.name) for f in fields(Pending)}
         values["pending"]["corrected"] = exact(state.pending.corrected)
-    return values | {"fixed": exact(state.fixed), "residual": exact(state.residual)}
+    return values | {"model_q24": exact(state.model_q24), "residual": exact(state.residual)}
 
 
 def exact(array: np.ndarray) -> tuple[str, bytes]:
@@ -51,15 +52,15 @@ def exact(array: np.ndarray) -> tuple[str, bytes]:
 
 
 JOINED = Joined(RUN, 7, PLAN)
-PENDING = make_packet(floats(1), MODEL, 3, 9, PLAN)
-ADVANCED = Advanced(3, b"reference-hash-3", fixed(2), floats(3), False)
-EMPTY = new_state(DIMENSION)
-AT_START = replace(EMPTY, run=RUN, context=7, plan=PLAN, reference=genesis(MODEL, RUN, PLAN))
+PENDING = make_update(floats(1), MODEL, 3, 9, PLAN)
+ADVANCED = Advanced(3, b"reference-hash-3", model_q24(2), floats(3), False)
+EMPTY = new_node_state(DIMENSION)
+AT_START = replace(EMPTY, run=RUN, address=7, plan=PLAN, global_hash=genesis(MODEL, RUN, PLAN))
 AT_3 = replace(
     AT_START,
     version=3,
-    reference=ADVANCED.reference,
-    fixed=ADVANCED.fixed,
+    global_hash=ADVANCED.global_hash,
+    model_q24=ADVANCED.model_q24,
     residual=ADVANCED.residual,
 )
 WITH_PACKET = replace(AT_3, pending=PENDING)
@@ -69,20 +70,20 @@ CASES = {
     "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
     "joined": ([], JOINED, AT_START),
     "advanced": ([JOINED], ADVANCED, AT_3),
-    "packet made": ([JOINED, ADVANCED], PacketMade(PENDING), WITH_PACKET),
+    "packet made": ([JOINED, ADVANCED], UpdateMade(PENDING), WITH_PACKET),
     "packet received": (
-        [JOINED, ADVANCED, PacketMade(PENDING)],
-        PacketReceived(3),
+        [JOINED, ADVANCED, UpdateMade(PENDING)],
+        UpdateReceived(3),
         replace(WITH_PACKET, received=True),
     ),
     "the next reference settles the packet": (
-        [JOINED, PacketMade(PENDING), PacketReceived(3)],
+        [JOINED, UpdateMade(PENDING), UpdateReceived(3)],
         replace(ADVANCED, finished=True),
         replace(AT_3, finished=True),
     ),
     "a new packet has no receipt": (
-        [JOINED, ADVANCED, PacketMade(replace(PENDING, round=2)), PacketReceived(2)],
-        PacketMade(PENDING),
+        [JOINED, ADVANCED, UpdateMade(replace(PENDING, round=2)), UpdateReceived(2)],
+        UpdateMade(PENDING),
         WITH_PACKET,
     ),
     "residual": (
@@ -102,44 +103,49 @@ CASES = {
     ),
     "a packet ends the silence": (
         [JOINED, FellSilent(2, floats(9), 5), ADVANCED],
-        PacketMade(PENDING),
+        UpdateMade(PENDING),
         WITH_PACKET,
     ),
     "another run begins with no silence": (
         [JOINED, FellSilent(0, floats(9), 5)],
         Joined(NEXT_RUN, 7, PLAN),
-        replace(AT_START, run=NEXT_RUN, reference=genesis(MODEL, NEXT_RUN, PLAN)),
+        replace(AT_START, run=NEXT_RUN, global_hash=genesis(MODEL, NEXT_RUN, PLAN)),
     ),
     "joined again": (
-        [JOINED, ADVANCED, PacketMade(PENDING)],
-        replace(JOINED, context=8),
-        replace(WITH_PACKET, context=8),
+        [JOINED, ADVANCED, UpdateMade(PENDING)],
+        replace(JOINED, address=8),
+        replace(WITH_PACKET, address=8),
     ),
     "another run begins from nothing": (
-        [JOINED, CountersReserved(9), ADVANCED, PacketMade(PENDING), PacketReceived(3)],
+        [JOINED, CountersReserved(9), ADVANCED, UpdateMade(PENDING), UpdateReceived(3)],
         Joined(NEXT_RUN, 2, PLAN),
         replace(
-            AT_START, run=NEXT_RUN, context=2, reference=genesis(MODEL, NEXT_RUN, PLAN), counter=9
+            AT_START, run=NEXT_RUN, address=2, global_hash=genesis(MODEL, NEXT_RUN, PLAN), counter=9
         ),
     ),
     "another plan begins from nothing": (
         [JOINED, replace(ADVANCED, finished=True)],
         Joined(RUN, 7, OTHER_PLAN),
-        replace(AT_START, plan=OTHER_PLAN, reference=genesis(MODEL, RUN, OTHER_PLAN)),
+        replace(AT_START, plan=OTHER_PLAN, global_hash=genesis(MODEL, RUN, OTHER_PLAN)),
     ),
 }
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "node.sqlite"
+    return tmp_path / "state"
 
 
-def load(path, model: bytes = MODEL) -> MemberState:
-    store = NodeStore(path)
-    store.open()
+def opened(path) -> NodeStore:
+    file = StateFile(path)
+    file.open()
+    return NodeStore(file)
+
+
+def load(path, model: bytes = MODEL) -> NodeState:
+    store = opened(path)
     state = store.load(model, DIMENSION)
-    store.close()
+    store._database.close()
     return state
 
 
@@ -148,8 +154,7 @@ def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_
     before, event, after = CASES[name]
 
     def work(commit: bool) -> None:
-        store = NodeStore(path)
-        store.open()
+        store = opened(path)
         store.load(MODEL, DIMENSION)
         if not commit:
             for earlier in before:
@@ -168,10 +173,9 @@ def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_
 
 def test_events_of_one_poll_are_one_transaction(path, in_killed_process):
     def work() -> None:
-        store = NodeStore(path)
-        store.open()
+        store = opened(path)
         store.load(MODEL, DIMENSION)
-        for event in (JOINED, PacketMade(PENDING), ADVANCED, PacketMade(PENDING)):
+        for event in (JOINED, UpdateMade(PENDING), ADVANCED, UpdateMade(PENDING)):
             store.record(event)
         store.put("moments", b"moments")
 
@@ -180,20 +184,18 @@ def test_events_of_one_poll_are_one_transaction(path, in_killed_process):
 
 
 def test_what_needs_no_disk_is_not_written(path):
-    store = NodeStore(path)
-    store.open()
+    store = opened(path)
     store.load(MODEL, DIMENSION)
     for event in (Refused("host", "seal"), WorkReady(0)):
         store.record(event)
         assert not store.changed
-    store.close()
+    store._database.close()
 
 
 def test_another_models_state_is_discarded_but_for_the_counter(path):
-    store = NodeStore(path)
-    store.open()
+    store = opened(path)
     store.load(MODEL, DIMENSION)
-    for event in (JOINED, CountersReserved(8192), ADVANCED, PacketMade(PENDING)):
+    for event in (JOINED, CountersReserved(8192), ADVANCED, UpdateMade(PENDING)):
         store.record(event)
     store.put("moments", b"of the first model")
     store.commit()
@@ -201,7 +203,7 @@ def test_another_models_state_is_discarded_but_for_the_counter(path):
     other = store.load(OTHER_MODEL, DIMENSION)
     assert plain(other) == plain(replace(EMPTY, counter=8192))
     assert store.get("moments") is None
-    store.close()
+    store._database.close()
     assert plain(load(path)) == plain(replace(EMPTY, counter=8192)), "it does not come back"
     assert other.run == NO_RUN
 
@@ -209,6 +211,6 @@ def test_another_models_state_is_discarded_but_for_the_counter(path):
 def test_the_vectors_that_are_loaded_may_be_changed(path):
     for _ in range(2):
         state = load(path)
-        state.fixed[:] += 1
+        state.model_q24[:] += 1
         state.residual[:] += 1.0
-    assert state.fixed.sum() != 0
+    assert state.model_q24.sum() != 0

@@ -1,4 +1,4 @@
-"""Every store keeps its file from others, also in a folder that everybody may read."""
+"""Files of state are kept from others, also in a folder that everybody may read."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,31 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from edge.replay import ReplayBuffer
-from ternmesh.bundle import Bundle, TensorSpec
 from ternmesh.link.ledger import Moment
-from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import Database, Schema
-from ternmesh_store.gateway_store import GatewayStore
-from ternmesh_store.host_store import HostStore
-from ternmesh_store.link_store import LinkStore
-from ternmesh_store.node_store import NodeStore
-from ternmesh_store.split_store import SplitStore
-from ternmesh_store.trust_store import TRUST, TrustStore
+from ternmesh_store.state_file import StateFile
 
-SAMPLE = TensorSpec("x", "float32", (1, 3))
-BUNDLE = Bundle("tiny", 1, (SAMPLE,), (), (SAMPLE,), (), "accuracy", {})
 SCHEMA = Schema(0x54455354, 1, ("CREATE TABLE item (name TEXT PRIMARY KEY)",))
 
 OPEN: dict[str, Callable[[Path], object]] = {
-    "airtime": lambda path: AirtimeStore(path).open(Moment("boot", 1.0, 1.0)),
-    "gateway": lambda path: GatewayStore(path).open(),
-    "host": lambda path: HostStore(path, 4).open(),
-    "link": lambda path: LinkStore(path).open(),
-    "node": lambda path: NodeStore(path).open(),
-    "replay": lambda path: ReplayBuffer(path, BUNDLE, 8, 1 << 16).open(),
-    "split": lambda path: SplitStore(path).open(),
-    "trust": lambda path: TrustStore(path.parent).open(),
+    "airtime.db": lambda folder: StateFile(folder).airtime().open(Moment("boot", 1.0, 1.0)),
+    "state.sqlite": lambda folder: StateFile(folder).open(),
 }
 
 
@@ -52,11 +36,11 @@ def modes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("kind", OPEN)
-def test_only_its_owner_may_read_a_store(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", OPEN)
+def test_only_its_owner_may_read_a_file(tmp_path: Path, name: str) -> None:
     folder = folder_of_all(tmp_path)
-    OPEN[kind](folder / TRUST)
-    assert modes(folder)[TRUST] == 0o600
+    OPEN[name](folder)
+    assert modes(folder)[name] == 0o600
     assert set(modes(folder).values()) == {0o600}
 
 

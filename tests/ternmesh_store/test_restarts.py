@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ternmesh.hypervector.scale import to_float
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import WorkReady
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings
 from ternmesh.plan import make_plan
-from ternmesh.swarm.coordinator import Coordinator
-from ternmesh.swarm.events import WorkReady
-from ternmesh.swarm.member import Member
-from ternmesh.swarm.records import Settings
 from ternmesh.wire.control import FINISHED
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
+from ternmesh_store.state_file import StateFile
 
 MODEL = bytes(range(32))
 DIMENSION = 3000
@@ -35,12 +36,12 @@ class Fleet:
     def __init__(self, folder: Path, rounds: int, names: tuple[str, ...], fate: Fate) -> None:
         self.folder, self.names, self.fate = folder, names, fate
         self.plan = make_plan(DIMENSION, rounds=rounds, local_steps=1, learning_rate=0.1)
-        self.settings = Settings(min_peers=len(names), deadline_s=1e9, chain_max=2)
+        self.settings = CoordinatorSettings(min_peers=len(names), deadline_s=1e9, chain_max=2)
         self.now = 0.0
         self.boundaries = 0
         self.wire: deque[tuple[str, str, list[bytes]]] = deque()
         self.stores: dict[str, HostStore | NodeStore] = {}
-        self.ends: dict[str, Coordinator | Member] = {}
+        self.ends: dict[str, Coordinator | NodeProtocol] = {}
         for name in ("host", *names):
             self._boot(name)
 
@@ -53,31 +54,33 @@ class Fleet:
         else:
             pytest.fail("the fleet does not finish")
         for store in self.stores.values():
-            store.close()
+            store._database.close()
         return self
 
     def result(self) -> list[tuple[bytes, bytes]]:
-        return [(end.fixed.tobytes(), end.residual.tobytes()) for end in self.ends.values()]
+        return [(end.model_q24.tobytes(), end.residual.tobytes()) for end in self.ends.values()]
 
-    def _is_done(self, end: Coordinator | Member) -> bool:
+    def _is_done(self, end: Coordinator | NodeProtocol) -> bool:
         finished = end.phase == FINISHED if isinstance(end, Coordinator) else end.finished
         return finished and end.version == self.plan.rounds
 
     def _boot(self, name: str) -> None:
         if name in self.stores:
-            self.stores[name].close()  # It forgets what was not committed, as a kill does.
+            self.stores[
+                name
+            ]._database.close()  # It forgets what was not committed, as a kill does.
+        file = StateFile(self.folder / name)
+        file.open()
         if name == "host":
-            store = HostStore(self.folder / "host.sqlite", self.settings.chain_max)
-            store.open()
+            store = HostStore(file, self.settings.chain_max)
             run = store.load(MODEL) or store.begin(RUN, self.plan, MODEL)
             end = Coordinator(run.plan, self.settings, MODEL, run.run, run.state)
         else:
-            store = NodeStore(self.folder / f"{name}.sqlite")
-            store.open()
+            store = NodeStore(file)
             samples = 10 + len(name)
             instance = self.boundaries.to_bytes(8, "big")
             rng = np.random.default_rng(self.boundaries)
-            end = Member(name, MODEL, samples, instance, store.load(MODEL, DIMENSION), rng)
+            end = NodeProtocol(name, MODEL, samples, instance, store.load(MODEL, DIMENSION), rng)
         self.stores[name], self.ends[name] = store, end
         end.start(self.now)
         self._settle(name)
@@ -121,7 +124,7 @@ class Fleet:
         """Training: it depends on the reference and the round, and on nothing that a kill loses."""
         rng = np.random.default_rng([self.names.index(name), round_number])
         noise = rng.standard_normal(DIMENSION).astype(np.float32)
-        return 0.05 * noise - 0.1 * to_float(self.ends[name].fixed)
+        return 0.05 * noise - 0.1 * to_float(self.ends[name].model_q24)
 
 
 @pytest.fixture
@@ -139,8 +142,8 @@ def test_one_death_at_any_boundary_changes_nothing(folder):
         return Fleet(folder / str(number), rounds, names, fate).run()
 
     peaceful = run(0, lambda boundary: GO_ON)
-    assert len(set(fixed for fixed, _ in peaceful.result())) == 1, "all agree"
-    assert np.any(peaceful.ends["host"].fixed)
+    assert len(set(model_q24 for model_q24, _ in peaceful.result())) == 1, "all agree"
+    assert np.any(peaceful.ends["host"].model_q24)
     for boundary in range(peaceful.boundaries):
         for kind in (BEFORE_COMMIT, AFTER_COMMIT):
             fate = {boundary: kind}.get

@@ -9,14 +9,22 @@ from pathlib import Path
 import pytest
 
 from ternmesh.config import ConfigError
-from ternmesh.link.link import LinkSettings
 from ternmesh.link.regions import EU868
-from ternmesh.trust.sealing import OpenSealing
-from ternmesh.wire.seal import Header, seal
-from ternmesh_store.radio_stores import RadioStores
-from transports.bearer import check_link, link_timing, make_transport, radio_of
+from ternmesh.link.settings import LinkSettings
+from ternmesh.security.sealing import OpenSealing
+from ternmesh.wire.frame import Header, seal_open
+from ternmesh_store.state_file import StateFile
+from transports.base import BearerProfile
+from transports.factory import (
+    check_link,
+    frame_max,
+    link_timing,
+    make_transport,
+    profile_of,
+    radio_of,
+)
 from transports.link_config import LinkConfig
-from transports.mqtt import MqttTransport
+from transports.mqtt.transport import MqttTransport
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 SERIAL = {
@@ -33,14 +41,13 @@ def serial(region: str = "EU868", **changes: object) -> LinkConfig:
 
 
 def test_a_broker_needs_no_package_for_modems() -> None:
-    code = (
-        "import sys; sys.modules['serial'] = None; import edge.runtime, host.service, edge.gateway"
-    )
+    code = "import sys; sys.modules['serial'] = None; "
+    code += "import edge.service, host.service, edge.gateway.service"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_url_is_a_broker(tmp_path: Path) -> None:
-    made = make_transport(LinkConfig("mqtt://127.0.0.1"), "theo", RadioStores(tmp_path))
+    made = make_transport(LinkConfig("mqtt://127.0.0.1"), "theo", StateFile(tmp_path))
     assert isinstance(made, MqttTransport)
     assert list(tmp_path.iterdir()) == []
 
@@ -89,13 +96,15 @@ def test_a_link_is_patient_for_a_week_and_two_hours_where_others_wait() -> None:
 
 
 def test_two_ends_over_emulated_radios_that_lose_frames(tmp_path: Path) -> None:
-    frames = [seal(Header(1, i), bytes((2,)) + bytes(i for _ in range(300))) for i in range(4)]
+    frames = [seal_open(Header(1, i), bytes((2,)) + bytes(i for _ in range(300))) for i in range(4)]
     modems = [new_modem("reyax", index) for index in range(2)]
     with EmulatedRadios(modems, speed=100.0, loss=0.2, seed=1) as air:
         ends = {}
         for index, role in enumerate(("host", "theo")):
             link = serial(port=air.paths[index], speed=100.0)
-            ends[role] = make_transport(link, role, RadioStores(tmp_path / role))
+            state = StateFile(tmp_path / role)
+            state.open()
+            ends[role] = make_transport(link, role, state)
             ends[role].open()
         try:
             ends["theo"].send("host", frames)
@@ -111,7 +120,39 @@ def test_two_ends_over_emulated_radios_that_lose_frames(tmp_path: Path) -> None:
         finally:
             for end in ends.values():
                 end.close()
-    assert {path.name for path in (tmp_path / "theo").iterdir()} >= {"link.db", "airtime.db"}
+    assert {path.name for path in (tmp_path / "theo").iterdir()} >= {"state.sqlite", "airtime.db"}
+
+
+def test_a_plan_takes_what_fits_the_bearer() -> None:
+    assert profile_of(LinkConfig("mqtt://b")) == BearerProfile(184, 4096, 0, 30)
+    small = profile_of(LinkConfig("mqtt://b", message_max=170))
+    assert (small.frame_mtu, small.frame_max) == (168, 168)
+    for link in (LinkConfig(ble={"theo": {"device": "x"}}), serial()):
+        assert profile_of(link) == BearerProfile(1024, 4096, 0, 3600)
+    assert profile_of(serial(speed=100.0)).announce_s == 36
+    sizes = {
+        dialect: profile_of(replace(serial(dialect=dialect), service="unreliable")).frame_mtu
+        for dialect in ("meshcore", "rnode")
+    }
+    assert sizes == {"meshcore": 253, "rnode": 252}
+    behind = LinkConfig("mqtt://b", radios=True, service="unreliable")
+    assert profile_of(behind) == BearerProfile(184, 4096, 1, 3600)
+    with pytest.raises(ConfigError, match="for a host on a broker"):
+        check_link(replace(behind, service="complete"), "theo")
+
+
+def opened(folder: Path) -> StateFile:
+    state = StateFile(folder)
+    state.open()
+    return state
+
+
+def test_an_update_that_does_not_fit_the_unreliable_service_is_too_long(tmp_path: Path) -> None:
+    link = replace(serial(dialect="rnode"), service="unreliable")
+    node = make_transport(link, "theo", opened(tmp_path / "theo"))
+    host = make_transport(link, "host", opened(tmp_path / "host"))
+    assert frame_max(node) == profile_of(link).frame_mtu
+    assert frame_max(host) == 4096, "global updates arrive whole"
 
 
 class NoKeys:
@@ -122,15 +163,13 @@ class NoKeys:
 
     def record(self, changes: object) -> None: ...
 
-    def commit(self) -> None: ...
-
 
 def test_frames_that_are_too_short_for_keys_are_a_sentence(tmp_path: Path) -> None:
     slow = serial(frequency_hz=863_500_000, spreading_factor=12, dialect="rnode")
     with pytest.raises(ConfigError, match=r"too short for keys, which take 88.*spreading_factor"):
-        make_transport(slow, "theo", RadioStores(tmp_path), NoKeys())
-    make_transport(slow, "theo", RadioStores(tmp_path))
-    make_transport(replace(slow, gateway="shed"), "theo", RadioStores(tmp_path))
+        make_transport(slow, "theo", StateFile(tmp_path), NoKeys())
+    make_transport(slow, "theo", StateFile(tmp_path))
+    make_transport(replace(slow, gateway="shed"), "theo", StateFile(tmp_path))
 
 
 @pytest.mark.parametrize("frequency_hz", [863_500_000, 869_000_000])
@@ -143,7 +182,7 @@ def test_no_frame_is_made_that_the_law_never_lets_go(
     link = serial(
         frequency_hz=frequency_hz, spreading_factor=factor, bandwidth_khz=bandwidth, dialect=dialect
     )
-    end = make_transport(link, "theo", RadioStores(tmp_path))
+    end = make_transport(link, "theo", StateFile(tmp_path))
     radio = end._inner
     for size in (end._settings.mtu, radio.mtu):
         assert radio.airtime_us(size) <= 3_600_000, size

@@ -1,6 +1,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from ternmesh.deliveries import Delivery, DeliveryState
 from transports import driver as module
 from transports.base import HOST, Arrival, Busy, NotConnected
 from transports.driver import OTHERS, Driver, PeerTraffic
@@ -22,6 +23,9 @@ class Script:
         if self.echo:
             self.events.append("arrived")
             self.outgoing.append((peer, list(frames)))
+
+    def handle_delivery(self, delivery: Delivery, now: float) -> None:
+        self.log.append(("delivery", delivery.peer, delivery.state.name, now))
 
     def next_timeout(self) -> float | None:
         return self.timeout
@@ -225,6 +229,24 @@ def test_bytes_are_counted_for_each_peer_and_strangers_together(monkeypatch) -> 
         "bob": PeerTraffic(frames_in=2, bytes_in=6),
         OTHERS: PeerTraffic(frames_in=4, bytes_in=12),
     }
+
+
+def test_delivery_reports_go_to_the_endpoint_before_its_timers() -> None:
+    bench = Bench()
+    bench.endpoint.timeout = 99.0
+    waiting = [Delivery("ada", DeliveryState.LOST)]
+
+    def deliveries() -> list[Delivery]:
+        found, waiting[:] = list(waiting), []
+        return found
+
+    bench.poll()
+    assert bench.log == [("timeout", 100.0)], "a plain transport reports nothing"
+    bench.bearer.deliveries = deliveries  # type: ignore[attr-defined]
+    bench.driver = Driver(bench.endpoint, bench.bearer, lambda: bench.now)
+    bench.endpoint.timeout = 99.0
+    bench.poll()
+    assert bench.log[1:] == [("delivery", "ada", "LOST", 100.0), ("timeout", 100.0)]
 
 
 def test_two_endpoints_talk_over_the_loopback() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from transports.faults import Bursts, FaultCounts, FaultModel, Faults, parse_faults
+from transports.faulty import Bursts, FaultCounts, FaultModel, Faults, parse_faults
 
 BURST = Bursts(0.05, 0.25, 0.02, 0.9)
 

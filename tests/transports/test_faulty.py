@@ -7,8 +7,7 @@ import pytest
 from transports import faulty as module
 from transports.base import HOST, Arrival, Busy, FrameTooLarge, NotConnected
 from transports.driver import BUSY_WAIT_S, Driver
-from transports.faults import FaultModel, Faults
-from transports.faulty import FaultyTransport
+from transports.faulty import FaultModel, Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 
 

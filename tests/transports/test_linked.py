@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.link.link import Link, LinkFull, LinkSettings
-from ternmesh.wire.seal import Header, seal
+from ternmesh.link.link import Link, LinkFull
+from ternmesh.link.settings import LinkSettings
+from ternmesh.wire.frame import Header, seal_open
 from ternmesh_store.link_store import LinkStore
-from transports import linked
+from ternmesh_store.state_file import StateFile
+from transports import reliable
 from transports.base import Busy, UnknownPeer
-from transports.faults import Faults
-from transports.faulty import FaultyTransport
-from transports.linked import LinkedTransport
+from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
+from transports.reliable import ReliableTransport
 
 MTU = 64
 
@@ -39,26 +40,31 @@ class Bench:
         faults: Faults,
         names: tuple[str, ...] = ("theo",),
         *,
-        as_is: bool = False,
+        unreliable: bool = False,
     ) -> None:
-        self.folder, self.faults, self.names, self.as_is = folder, faults, names, as_is
+        self.folder, self.faults, self.names, self.unreliable = folder, faults, names, unreliable
         self.clock, self.hub = Clock(), LoopbackHub(mtu=MTU)
         self.stores: dict[str, LinkStore] = {}
         self.ends = {name: self.open(name) for name in ("host", *names)}
 
-    def open(self, name: str) -> LinkedTransport:
-        store = self.stores[name] = LinkStore(self.folder / f"{name}.db")
+    def open(self, name: str) -> ReliableTransport:
+        state = StateFile(self.folder / name)
+        state.open()
+        store = self.stores[name] = state.link()
         rng = np.random.default_rng(len(self.stores))
         raw = self.hub.host() if name == "host" else self.hub.node(name)
         inner = FaultyTransport(raw, self.faults, rng, self.clock)
         settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
-        end = LinkedTransport(inner, settings, store, self.clock, rng, self.names, as_is=self.as_is)
+        end = ReliableTransport(
+            inner, settings, store, self.clock, rng, self.names, unreliable=self.unreliable
+        )
         end.open()
         return end
 
     def restart(self, name: str) -> None:
         """A crash: what was not committed is lost."""
         self.ends[name].close()
+        self.stores[name]._database.close()
         self.ends[name] = self.open(name)
 
     def run(self, seconds: float) -> dict[str, list[Any]]:
@@ -74,7 +80,7 @@ class Bench:
 
 def frames(count: int, counter: int = 0, size: int = 100) -> list[bytes]:
     rng = np.random.default_rng(count)
-    return [seal(Header(3, counter + i), b"\x02" + rng.bytes(size)) for i in range(count)]
+    return [seal_open(Header(3, counter + i), b"\x02" + rng.bytes(size)) for i in range(count)]
 
 
 def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:
@@ -105,27 +111,45 @@ def test_a_broadcast_reaches_every_node(tmp_path: Path) -> None:
     assert bench.ends["host"].objects_sent == 1
 
 
-def test_the_same_bodies_under_new_seals_are_on_their_way_already(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(drop=1.0))
-    for counter in (0, 100, 200):
-        bench.ends["theo"].send("host", frames(4, counter))
-    assert len(bench.stores["theo"].load().outgoing) == 1
-    bench.ends["theo"].send("host", frames(5))
-    assert len(bench.stores["theo"].load().outgoing) == 2
+def reports(end: ReliableTransport) -> list[tuple[str, str]]:
+    return [(delivery.peer, delivery.state.name) for delivery in end.deliveries()]
 
 
-def test_nor_is_it_sent_again_just_after_it_arrived_or_after_a_restart(tmp_path: Path) -> None:
+def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Faults(drop=0.1))
-    bench.ends["theo"].send("host", frames(4, 0))
+    theo = bench.ends["theo"]
+    theo.send("host", frames(1, size=20))
+    assert reports(theo) == []
+    theo.send("host", frames(4))
+    assert reports(theo) == [("host", "HELD")]
+    bench.run(20.0)
+    assert reports(theo) == [("host", "DELIVERED")]
+    assert reports(theo) == []
+
+
+def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.1), ("theo", "nora"))
+    host = bench.ends["host"]
+    bench.ends.pop("nora").close()
+    host.send("all", frames(4))
+    assert reports(host) == [("theo", "HELD"), ("nora", "HELD")]
+    bench.run(20.0)
+    assert reports(host) == [("theo", "DELIVERED")]
+    host._link.cancel(0)
+    bench.run(0.1)
+    assert reports(host) == [("nora", "LOST")]
+    assert host.status()["link"]["objects_under_way"] == 0
+
+
+def test_what_was_held_is_held_again_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Faults(drop=0.1))
+    bench.ends["theo"].send("host", frames(4))
     bench.restart("theo")
-    bench.ends["theo"].send("host", frames(4, 50))
-    assert len(bench.stores["theo"].load().outgoing) == 1
+    assert reports(bench.ends["theo"]) == [("host", "HELD")]
     assert len(bench.run(20.0)["host"]) == 1
-    bench.ends["theo"].send("host", frames(4, 100))
-    assert bench.stores["theo"].load().outgoing == ()
-    bench.run(31.0)  # as long as a link is patient at most
-    bench.ends["theo"].send("host", frames(4, 150))
-    assert len(bench.run(20.0)["host"]) == 1
+    assert reports(bench.ends["theo"]) == [("host", "DELIVERED")]
+    bench.restart("theo")
+    assert reports(bench.ends["theo"]) == []
 
 
 @pytest.mark.parametrize("name", ["theo", "host"])
@@ -144,7 +168,7 @@ def test_a_restart_hands_out_the_last_minute_again_and_no_more(tmp_path: Path) -
     bench.ends["theo"].send("host", frames(4))
     assert len(bench.run(5.0)["host"]) == 1
     bench.restart("host")
-    assert len(bench.run(linked.KEEP_S + 1.0)["host"]) == 1
+    assert len(bench.run(reliable.KEEP_S + 1.0)["host"]) == 1
     bench.restart("host")
     assert bench.run(5.0)["host"] == []
 
@@ -161,9 +185,16 @@ def test_a_bearer_that_drops_between_two_frames_keeps_them(tmp_path: Path, monke
 
 def test_a_full_link_is_busy(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Faults(drop=1.0))
+    theo = bench.ends["theo"]
     with pytest.raises(Busy):  # noqa: PT012
         for counter in range(300):
-            bench.ends["theo"].send("host", frames(2, size=100 + counter))
+            theo.send("host", frames(2, size=100 + counter))
+    held = len(theo._under_way)
+    theo._settings = replace(theo._settings, object_max=1000)
+    with pytest.raises(Busy):
+        theo.send("host", frames(8, size=300))  # several objects: all of them or none
+    theo._settle()
+    assert len(theo._under_way) == held == len(bench.stores["theo"].load().outgoing)
 
 
 def test_a_node_that_takes_nothing_is_busy_for_nobody(tmp_path: Path) -> None:
@@ -172,7 +203,7 @@ def test_a_node_that_takes_nothing_is_busy_for_nobody(tmp_path: Path) -> None:
     bench.ends.pop("mallory").close()
     for counter in range(300):  # each sealed anew, so that none is known
         host.send("mallory", frames(2, size=100 + counter))
-    assert len(host._under_way) <= linked.UNSENT_MAX + 4
+    assert len(host._under_way) <= reliable.UNSENT_MAX + 4
     assert host.objects_lost >= 280
     host.send("theo", frames(3))
     host.send("all", frames(4))
@@ -200,7 +231,7 @@ def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_
 
 
 def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(drop=0.2), as_is=True)
+    bench = Bench(tmp_path, Faults(drop=0.2), unreliable=True)
     theo = bench.ends["theo"]
     sent: list[bytes] = []
     pass_on = theo._inner.send
@@ -211,15 +242,7 @@ def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) 
     assert sent == packet
     assert set(found) < set(packet)
     assert len(found) > 15
-    for counter in (100, 200):  # the protocol above has no receipt yet and sends all or one again
-        theo.send("host", frames(30, counter, size=40))
-        theo.send("host", frames(30, counter, size=40)[4:5])
-    bench.run(5.0)
-    assert sent == packet
-    bench.run(6.0)  # 31 s: as long as a link is patient at most
-    theo.send("host", frames(30, 300, size=40))
-    bench.run(1.0)
-    assert len(sent) == 60
+    assert reports(theo) == [("host", "HELD"), ("host", "DELIVERED")]
 
 
 def test_a_frame_that_the_bearer_takes_no_more_is_lost_alone(tmp_path: Path) -> None:
@@ -235,7 +258,7 @@ def test_a_frame_that_the_bearer_takes_no_more_is_lost_alone(tmp_path: Path) -> 
 
 
 def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(), as_is=True)
+    bench = Bench(tmp_path, Faults(), unreliable=True)
     theo = bench.ends["theo"]
     for counter in range(3):
         theo.send("host", frames(1, counter, size=20))
@@ -254,7 +277,7 @@ def test_what_is_longer_than_the_longest_object_travels_as_several(tmp_path: Pat
     theo._settings = replace(theo._settings, object_max=most)
     theo._link._settings = theo._settings
     theo.send("host", many)
-    theo.send("host", many)
+    assert reports(theo) == [("host", "HELD")] * 3
     found = bench.run(300.0)["host"]
     assert len(found) == 3
     assert all(arrival.wire_bytes <= most for arrival in found)
@@ -265,7 +288,7 @@ def test_what_was_handed_out_is_neither_read_again_nor_kept_without_a_limit(
     tmp_path: Path, monkeypatch
 ) -> None:
     bench = Bench(tmp_path, Faults())
-    monkeypatch.setattr(linked, "KEEP_BYTES_MAX", 3000)
+    monkeypatch.setattr(reliable, "KEEP_BYTES_MAX", 3000)
     read: list[int] = []
     plain = bench.stores["host"].inbox
 
@@ -281,7 +304,7 @@ def test_what_was_handed_out_is_neither_read_again_nor_kept_without_a_limit(
     assert sum(read) == 9
     kept = [payload for _, _, payload in plain()]
     assert 1000 < sum(map(len, kept)) <= 3000
-    bench.run(linked.KEEP_S)
+    bench.run(reliable.KEEP_S)
     assert plain() == []
     bench.ends["theo"].send("host", frames(4))  # in the first place again
     assert len(bench.run(30.0)["host"]) == 1

@@ -1,24 +1,21 @@
 """The link with keys over a lossy hub: real stores of both ends, restarts, and liars on the air."""
 
 import logging
-from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ternmesh.link.link import LinkSettings
-from ternmesh.swarm.outgoing import Outgoing
-from ternmesh.trust.identity import Role
-from ternmesh.trust.roster import found_fleet
-from ternmesh.wire.seal import BROADCAST, Header, seal, suite_of
-from ternmesh_store.keyring import IDENTITY, Keyring, TrustConfig, hop_keys, make_identity_file
-from ternmesh_store.link_store import LinkStore
+from ternmesh.link.settings import LinkSettings
+from ternmesh.security.identity import Role
+from ternmesh.security.membership import found_fleet
+from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
+from ternmesh_service.keyring import IDENTITY, Keyring, SecurityConfig, hop_keys, make_identity_file
+from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Arrival
-from transports.faults import Faults
-from transports.faulty import FaultyTransport
-from transports.linked import REASONS_MAX, REFUSED_PEERS_MAX, LinkedTransport
+from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
+from transports.reliable import REASONS_MAX, REFUSED_PEERS_MAX, ReliableTransport
 
 MTU = 120
 LOSSY = Faults(drop=0.2, duplicate=0.2, reorder=0.2, flip=0.1)
@@ -31,28 +28,29 @@ class Fleet:
         self.folder, self.names, self.faults = folder, names, faults
         self.now, self.lives, self.hub = 0.0, 0, LoopbackHub(mtu=MTU)
         self.rings: dict[str, Keyring] = {}
-        self.ends: dict[str, LinkedTransport] = {}
+        self.ends: dict[str, ReliableTransport] = {}
         for name in (HOST, *names):
             role = Role.HOST if name == HOST else Role.NODE
             make_identity_file(folder / name / IDENTITY, name, role)
-            self.rings[name] = Keyring(folder / name, TrustConfig())
+            self.rings[name] = Keyring(StateFile(folder / name), SecurityConfig())
+            self.rings[name].state.open()
             self.rings[name].open()
         host = self.rings[HOST]
         for ring in self.rings.values():
             ring.adopt(found_fleet("garden", host.own.public))
         for name in names:
-            host.roster.enrol(self.rings[name].own.public)
-        host.keep_roster()
+            host.member_list.enrol(self.rings[name].own.public)
+        host.keep_member_list()
 
-    def open(self, name: str, *, is_keyed: bool = True) -> LinkedTransport:
+    def open(self, name: str, *, is_keyed: bool = True) -> ReliableTransport:
         self.lives += 1
         rng = np.random.default_rng(self.lives)
         raw = self.hub.host() if name == HOST else self.hub.node(name)
         inner = FaultyTransport(raw, self.faults, rng, lambda: self.now)
-        settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0, contexts={ALL: BROADCAST})
-        store = LinkStore(self.folder / name / "link.db")
+        settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0, addresses={ALL: BROADCAST})
+        store = self.rings[name].state.link()
         keys = hop_keys(self.rings[name], name) if is_keyed else None
-        end = self.ends[name] = LinkedTransport(
+        end = self.ends[name] = ReliableTransport(
             inner, settings, store, lambda: self.now, rng, self.names, keys=keys
         )
         end.open()
@@ -63,9 +61,10 @@ class Fleet:
             self.open(name)
 
     def crash(self, name: str) -> None:
-        """What was not committed is lost, in both files."""
+        """What was not committed is lost."""
         self.ends[name].close()
-        self.rings[name].close()
+        self.rings[name].state.close()
+        self.rings[name].state.open()
         self.rings[name].open()
         self.open(name)
 
@@ -80,8 +79,10 @@ class Fleet:
         return found
 
     def close(self) -> None:
-        for end in (*self.ends.values(), *self.rings.values()):
+        for end in self.ends.values():
             end.close()
+        for ring in self.rings.values():
+            ring.state.close()
 
 
 @pytest.fixture
@@ -100,7 +101,9 @@ def fleet(tmp_path: Path):
 def frames(count: int, size: int = 100) -> list[bytes]:
     """As the layer above seals them: suite 1."""
     rng = np.random.default_rng(count)
-    return [seal(Header(3, index, suite=1), b"\x02" + rng.bytes(size)) for index in range(count)]
+    return [
+        seal_open(Header(3, index, suite=1), b"\x02" + rng.bytes(size)) for index in range(count)
+    ]
 
 
 def test_objects_arrive_through_losses_and_no_frame_of_the_link_is_open(fleet) -> None:
@@ -192,26 +195,9 @@ def test_what_is_counted_by_name_is_bounded(fleet) -> None:
     air = fleet("theo")
     end = air.open("theo")
     for number in range(REFUSED_PEERS_MAX + 50):
-        end._note_refusal(f"peer {number}", "seal")
+        end._count_refusal(f"peer {number}", "seal")
     for number in range(REASONS_MAX + 50):
-        end._note_refusal("peer 0", f"reason {number}")
+        end._count_refusal("peer 0", f"reason {number}")
     assert len(end.refused) == REFUSED_PEERS_MAX + 1
     assert len(end.refused["peer 0"]) == REASONS_MAX + 1
     assert end.frames_refused == REFUSED_PEERS_MAX + REASONS_MAX + 100
-
-
-@pytest.mark.parametrize("as_is", [False, True])
-def test_what_is_offered_again_under_new_end_seals_is_known(fleet, as_is: bool) -> None:
-    """Else a packet that takes an hour on the air is queued anew every ten minutes."""
-    made = fleet("ada")
-    end = made.open("ada")
-    end._as_is = as_is
-    outgoing = Outgoing(0, made.rings["ada"].trust("ada", bytes(32), 0).sealing)
-    for _ in range(3):
-        outgoing.push(HOST, 3, [b"\x02" + bytes((n,)) * 80 for n in range(4)])
-        while outgoing.next_event(deque()) is not None:
-            pass
-        [(peer, frames)] = outgoing.drain()
-        end.send(peer, frames)
-    known = end._passed if as_is else end._under_way
-    assert len(known) == (4 if as_is else 1)

@@ -1,7 +1,6 @@
 import pytest
 
-from transports.base import ALL, HOST, Arrival, FrameTooLarge, NotConnected
-from transports.inbox import Inbox
+from transports.base import ALL, HOST, Arrival, FrameTooLarge, Inbox, NotConnected
 from transports.loopback import LoopbackHub, LoopbackTransport
 
 

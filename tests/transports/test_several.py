@@ -8,21 +8,19 @@ import numpy as np
 import pytest
 
 from ternmesh.config import ConfigError
-from ternmesh.link.frames import Symbol, is_link, read
-from ternmesh.link.link import LinkSettings
-from ternmesh.wire.seal import Header, open_seal, seal
-from ternmesh_cli.status_text import describe
-from ternmesh_store.link_store import LinkStore
-from ternmesh_store.radio_stores import RadioStores
+from ternmesh.link.messages import Symbol, is_link, read_message
+from ternmesh.link.settings import LinkSettings
+from ternmesh.wire.frame import Header, open_seal, seal_open
+from ternmesh_cli.status import describe
+from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Arrival, Busy, NotConnected
-from transports.bearer import boards_of, check_link, make_transport
-from transports.faults import Faults
-from transports.faulty import FaultyTransport
+from transports.factory import boards_of, check_link, make_transport
+from transports.faulty import Faults, FaultyTransport
 from transports.link_config import LinkConfig
-from transports.linked import LinkedTransport
 from transports.loopback import LoopbackHub
+from transports.multipath import REST, Bearer, MultipathTransport
+from transports.reliable import ReliableTransport
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
-from transports.several import REST, Bearer, Several
 
 MTU = 120
 PATIENCE_S = 10.0
@@ -66,7 +64,7 @@ class Bench:
     def __init__(self, *bearers: tuple[str, set[str] | None, bool], receivers: str = "") -> None:
         self.now = 0.0
         self.wires = {name: Wire() for name, _, _ in bearers}
-        self.several = Several(
+        self.multipath = MultipathTransport(
             [
                 Bearer(name, self.wires[name], peers and frozenset(peers), metered)
                 for name, peers, metered in bearers
@@ -78,12 +76,12 @@ class Bench:
 
     def carried(self, peer: str, frame: bytes) -> list[str]:
         """Over which of them a frame leaves now."""
-        self.several.send(peer, [frame])
+        self.multipath.send(peer, [frame])
         return [name for name, wire in self.wires.items() if (peer, frame) in wire.sent]
 
     def hear(self, peer: str, name: str) -> None:
         self.wires[name].inbox.append(Arrival(peer, (b"x",), 1))
-        assert self.several.receive(0.0) == Arrival(peer, (b"x",), 1)
+        assert self.multipath.receive(0.0) == Arrival(peer, (b"x",), 1)
 
 
 def radios(receivers: str = "") -> Bench:
@@ -97,11 +95,11 @@ def test_what_is_down_or_busy_is_passed_over() -> None:
     assert bench.carried(HOST, b"3") == ["radio"]
     bench.wires["radio"].room = 0
     with pytest.raises(Busy):
-        bench.several.send(HOST, [b"4"])
+        bench.multipath.send(HOST, [b"4"])
     bench.wires["radio"].connected = False
-    assert not bench.several.connected
+    assert not bench.multipath.connected
     with pytest.raises(NotConnected, match="net: unplugged; radio: unplugged"):
-        bench.several.send(HOST, [b"4"])
+        bench.multipath.send(HOST, [b"4"])
 
 
 def test_a_bearer_that_takes_nothing_for_long_holds_up_nobody() -> None:
@@ -109,15 +107,15 @@ def test_a_bearer_that_takes_nothing_for_long_holds_up_nobody() -> None:
     bench.wires["ada's"].room = 0
     for _ in range(3):  # so long it may just be at work
         with pytest.raises(Busy):
-            bench.several.send(ALL, [b"1"])
+            bench.multipath.send(ALL, [b"1"])
     bench.now += PATIENCE_S
     assert bench.carried(ALL, b"1") == ["bo's"]
     assert bench.carried(ALL, b"2") == ["bo's"]
-    assert bench.several.frames_dropped == 2
+    assert bench.multipath.frames_dropped == 2
     bench.wires["ada's"].room = 1
     assert bench.carried(ALL, b"3") == ["ada's", "bo's"]
     with pytest.raises(Busy):  # its time begins anew
-        bench.several.send(ALL, [b"4"])
+        bench.multipath.send(ALL, [b"4"])
 
 
 def test_a_radio_may_be_at_work_for_as_long_as_its_duty_cycle_takes() -> None:
@@ -125,7 +123,7 @@ def test_a_radio_may_be_at_work_for_as_long_as_its_duty_cycle_takes() -> None:
     bench.wires["near"].room = 0
     for _ in range(3):
         with pytest.raises(Busy):
-            bench.several.send("ada", [b"1"])
+            bench.multipath.send("ada", [b"1"])
         bench.now += 10 * PATIENCE_S
 
 
@@ -134,10 +132,10 @@ def test_radios_take_turns_and_each_reaches_its_own() -> None:
     ways = [bench.carried("ada", bytes([i])) for i in range(4)]
     assert ways == [["near"], ["far"], ["near"], ["far"]]
     assert bench.carried("bo", b"5") == bench.carried("bo", b"6") == ["near"]
-    told = bench.several.status()
+    told = bench.multipath.status()
     assert told["airtime_us"] == 10
     assert [bearer["frames_sent"] for bearer in told["bearers"].values()] == [4, 2]
-    assert bench.several.mtu == 200
+    assert bench.multipath.mtu == 200
 
 
 def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() -> None:
@@ -145,7 +143,7 @@ def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() ->
     assert bench.carried(ALL, b"1") == ["near", "far"]
     bench.wires["far"].room = 0
     with pytest.raises(Busy):
-        bench.several.send(ALL, [b"2"])
+        bench.multipath.send(ALL, [b"2"])
     bench.wires["far"].room = 1
     assert bench.carried(ALL, b"2") == ["near", "far"]
     assert bench.wires["near"].sent.count((ALL, b"2")) == 1
@@ -156,9 +154,9 @@ def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() ->
 def test_who_is_out_of_reach_keeps_nobody_waiting() -> None:
     bench = Bench(("near", {"ada"}, False), ("far", {"bo"}, False), receivers="ada bo")
     bench.wires["far"].connected = False
-    bench.several.send("bo", [b"1"])
+    bench.multipath.send("bo", [b"1"])
     assert bench.carried(ALL, b"2") == ["near"]
-    assert bench.several.frames_dropped == 2
+    assert bench.multipath.frames_dropped == 2
 
 
 def test_a_bearer_that_brings_no_answers_rests() -> None:
@@ -182,7 +180,7 @@ def test_a_bearer_that_brings_no_answers_rests() -> None:
 def test_where_nobody_answers_anywhere_all_are_tried_by_turns() -> None:
     bench = Bench(("net", None, False), ("radio", None, True))
     for frame in (b"1", b"2"):
-        bench.several.send(HOST, [frame])
+        bench.multipath.send(HOST, [frame])
         bench.now += PATIENCE_S
     ways = [bench.carried(HOST, bytes([i])) for i in range(4)]
     assert ways == [["net"], ["radio"], ["net"], ["radio"]]
@@ -209,7 +207,7 @@ class Modem:
         arrival = self._inner.receive(timeout_s)
         for frame in arrival.frames if arrival else ():
             _, body = open_seal(frame)
-            if is_link(body) and isinstance(message := read(body), Symbol):
+            if is_link(body) and isinstance(message := read_message(body), Symbol):
                 self._symbols.append(message.index)
         return arrival
 
@@ -228,7 +226,7 @@ class Air:
         for end in self.ends.values():
             end.open()
 
-    def _linked(self, folder: Path, role: str, drop: float) -> LinkedTransport:
+    def _linked(self, folder: Path, role: str, drop: float) -> ReliableTransport:
         rng = np.random.default_rng(len(role))
         faults = Faults(drop=drop, direction="send")
         bearers = []
@@ -236,10 +234,11 @@ class Air:
             raw = hub.host() if role == HOST else hub.node(role)
             inner = FaultyTransport(raw, faults, rng, lambda: self.now)
             bearers.append(Bearer(name, Modem(inner, self.symbols[name], self), metered=True))
-        several = Several(bearers, ("ada",), 3.0, lambda: self.now)
+        several = MultipathTransport(bearers, ("ada",), 3.0, lambda: self.now)
         settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
-        log = LinkStore(folder / f"{role}.db")
-        return LinkedTransport(several, settings, log, lambda: self.now, rng, ("ada",))
+        state = StateFile(folder / role)
+        state.open()
+        return ReliableTransport(several, settings, state.link(), lambda: self.now, rng, ("ada",))
 
     def run(self, seconds: float) -> list[Arrival]:
         found, until = [], self.now + seconds
@@ -253,7 +252,7 @@ class Air:
 
 def frames(count: int) -> list[bytes]:
     rng = np.random.default_rng(count)
-    return [seal(Header(3, i), b"\x02" + rng.bytes(100)) for i in range(count)]
+    return [seal_open(Header(3, i), b"\x02" + rng.bytes(100)) for i in range(count)]
 
 
 def test_the_symbols_of_one_object_travel_over_both(tmp_path: Path) -> None:
@@ -303,7 +302,9 @@ def test_two_modems_of_each_end_on_two_channels(tmp_path: Path, eventually) -> N
             first, second = air.paths[index], air.paths[2 + index]
             link = LinkConfig(**radio(first, 869_525_000), also={"far": radio(second, 868_300_000)})
             check_link(link, role)
-            ends[role] = make_transport(link, role, RadioStores(tmp_path / role))
+            state = StateFile(tmp_path / role)
+            state.open()
+            ends[role] = make_transport(link, role, state)
             ends[role].open()
 
         def bearers(role: str) -> dict[str, dict[str, object]]:
@@ -349,8 +350,8 @@ def test_what_is_joined_and_whom_it_names() -> None:
         check_link(link, role)
     assert list(link.bearers()) == ["link", "radio"]
     assert boards_of(link, HOST) == ("ada",)
-    alone = make_transport(LinkConfig(**BROKER, several=True), "ada", RadioStores(Path("x")))
-    assert isinstance(alone, LinkedTransport)
+    alone = make_transport(LinkConfig(**BROKER, multipath=True), "ada", StateFile(Path("x")))
+    assert isinstance(alone, ReliableTransport)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +363,7 @@ def test_what_is_joined_and_whom_it_names() -> None:
         (LinkConfig(**BROKER, also={"x": {"urls": ""}}), "link.also.x.urls is not a setting"),
         (LinkConfig(**BROKER, also={"x": {"also": {}}}), "link.also.x.also is not a setting"),
         (LinkConfig(**BROKER, also={"x": {}}), r"in \[link.also.x\]: \[link\] has no url"),
-        (LinkConfig(**BROKER, service="as-is"), "that is for radios"),
+        (LinkConfig(**BROKER, service="unreliable"), "that is for radios"),
         (LinkConfig(**BROKER, **SERIAL), "keep one"),
     ],
     ids=str,

@@ -15,24 +15,41 @@ from typing import Any
 import numpy as np
 
 from ternmesh import generator, plan
+from ternmesh.codec import encoder, permutation, scale, trits
+from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
 from ternmesh.errors import WireError
-from ternmesh.hypervector import coding, encoder, permutation, scale, trits
-from ternmesh.link import code, frames, outbound
-from ternmesh.swarm import bitmap
-from ternmesh.trust import enrolment, identity, keyed, roster, session, signing
-from ternmesh.trust import keys as trust_keys
-from ternmesh.wire import (
-    activation,
-    contributions,
-    control,
-    manifest,
-    pieces,
-    reference,
-    seal,
-    share,
+from ternmesh.link import erasure_code
+from ternmesh.link.messages import Message, Offer, Question, Status, Symbol, write_message
+from ternmesh.link.sender import object_name
+from ternmesh.security import enrolment, identity, keyed_sealing, membership, session
+from ternmesh.security.key_derivation import group_secret
+from ternmesh.security.signatures import SigningContext, sign_body, sign_content, sign_update
+from ternmesh.wire import activation, control, fragments
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
+from ternmesh.wire.global_update import (
+    Counted,
+    GlobalSnapshot,
+    GlobalUpdate,
+    certify,
+    hash_global_update,
+    write_global_snapshot,
+    write_global_update,
+)
+from ternmesh.wire.update import (
+    VOTE_CHUNK_KIND,
+    Contribution,
+    Manifest,
+    read_chunk,
+    update_digest,
+    update_hash,
+    write_bitmap,
+    write_chunk,
+    write_contributions,
+    write_manifest,
 )
 
 FOLDER = Path(__file__).parent
+FIRST_NAMES = {"address": "context", "chunks": "shares", "global_hash": "reference"}
 MODEL = bytes(range(32))
 RUN = bytes.fromhex("a1a2a3a4a5a6a7a8")
 PLAN = plan.make_plan(
@@ -139,7 +156,7 @@ def codes() -> Entries:
     }
     entries: Entries = {}
     for name, values in cases.items():
-        coded = coding.encode(np.array(values, np.int8))
+        coded = encode_trits(np.array(values, np.int8))
         entries[name] = {
             "values": values,
             "count": coded.count,
@@ -154,7 +171,7 @@ def codebooks() -> Entries:
     entries: Entries = {}
     for size, count in ((1, 1), (17, 1), (40, 2), (100, 3), (1000, 7), (2048, 2)):
         names = generator.words((8, size), count).astype("<u2").tobytes()
-        values = coding.decode(coding.Coded(size, coding.CODEBOOK, names), size)
+        values = decode_trits(Coded(size, CODEBOOK, names), size)
         minus = np.packbits(values < 0, bitorder="little").tobytes()
         entries[f"{size} in {count}"] = {"size": size, "bytes": names.hex(), "minus": minus.hex()}
     return entries
@@ -163,73 +180,73 @@ def codebooks() -> Entries:
 def seals() -> Entries:
     """Sealed frames."""
     cases = {
-        "enrol": (seal.Header(seal.ENROL, 0), b"\x01"),
-        "to the host": (seal.Header(3, 0x0102030405), b"body"),
-        "to a node": (seal.Header(3 | seal.DOWN, 0xFFFFFF), bytes(20)),
-        "to all, key phase 1": (seal.Header(seal.BROADCAST, 7, key_phase=1), b"\xff"),
+        "enrol": (Header(UNASSIGNED, 0), b"\x01"),
+        "to the host": (Header(3, 0x0102030405), b"body"),
+        "to a node": (Header(3 | DOWN, 0xFFFFFF), bytes(20)),
+        "to all, key phase 1": (Header(BROADCAST, 7, key_phase=1), b"\xff"),
     }
     return {
         name: {
-            **asdict(header),
+            **_plain(asdict(header)),
             "counter": header.counter & 0xFFFFFF,
             "body": body.hex(),
-            "bytes": seal.seal(header, body).hex(),
+            "bytes": seal_open(header, body).hex(),
         }
         for name, (header, body) in cases.items()
     }
 
 
-def packet() -> tuple[list[bytes], manifest.Manifest]:
+def packet() -> tuple[list[bytes], Manifest]:
     """The shares and the manifest of one update: 3,000 numbers that the generator makes."""
     numbers = generator.words((1, 2), 3000).astype(np.float64)
     vector = ((numbers / 2**32 - 0.5) ** 3).astype(np.float32)
     slices = encoder.encode_vector(
-        vector, permutation.order(MODEL, 5, 3000), PLAN.up, 0.9, PLAN.share_room
+        vector, permutation.order(MODEL, 5, 3000), PLAN.up, 0.9, PLAN.chunk_room
     )
-    shares = [share.write_share(5, item) for item in slices]
-    digest = manifest.packet_digest(shares)
-    return shares, manifest.Manifest(5, MODEL[:8], 120, digest, len(shares))
+    chunks = [write_chunk(5, item) for item in slices]
+    digest = update_digest(chunks)
+    return chunks, Manifest(5, MODEL[:8], 120, digest, len(chunks))
 
 
 def packets() -> Entries:
     """Shares, manifests and the digest of a packet."""
-    shares, head = packet()
-    gateway = manifest.Manifest(
+    chunks, head = packet()
+    gateway = Manifest(
         65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, (1, 2, 0x7FFE), bytes(range(64))
     )
     return {
-        "update": {"round": 5, "shares": [body.hex() for body in shares]},
+        "update": {"round": 5, "shares": [body.hex() for body in chunks]},
         "digest": {
-            "shares": [body.hex() for body in shares],
-            "sha256": manifest.packet_hash(shares).hex(),
-            "digest": manifest.packet_digest(shares).hex(),
+            "shares": [body.hex() for body in chunks],
+            "sha256": update_hash(chunks).hex(),
+            "digest": update_digest(chunks).hex(),
         },
         "manifest": _manifest(head),
         "manifest of a gateway": _manifest(gateway),
-        "bundle": bundle(),
+        "bundle": partial_aggregate(),
     }
 
 
-def bundle() -> dict[str, Any]:
+def partial_aggregate() -> dict[str, Any]:
     """A gateway's bundle of two packets: 100 votes that the generator makes, in two slices."""
     rows = [
-        contributions.Contribution(b"\x01\x02\x03\x04", 120),
-        contributions.Contribution(bytes(4), (1 << 20) - 120),
+        Contribution(b"\x01\x02\x03\x04", 120),
+        Contribution(bytes(4), (1 << 20) - 120),
     ]
     words = generator.words((3, 4), 100).astype(np.int64)
     votes = np.where(words >> 8 & 3 == 0, words % 9 - 4, 0).astype(np.int8)
     slices = [
-        encoder.Slice(index, 0x2C00 + index, coding.encode(part))
+        encoder.Slice(index, 0x2C00 + index, encode_trits(part))
         for index, part in enumerate((votes[:64], votes[64:]))
     ]
-    listed = contributions.write_contributions(5, rows)
-    shares = [share.write_share(5, item, contributions.SHARE_KIND) for item in slices]
-    digest = manifest.packet_digest([listed, *shares])
-    head = manifest.Manifest(5, MODEL[:8], 1 << 20, digest, 2, (2, 9))
+    listed = write_contributions(5, rows)
+    chunks = [write_chunk(5, item, VOTE_CHUNK_KIND) for item in slices]
+    digest = update_digest([listed, *chunks])
+    head = Manifest(5, MODEL[:8], 1 << 20, digest, 2, (2, 9))
     return {
-        "manifest": manifest.write_manifest(head).hex(),
+        "manifest": write_manifest(head).hex(),
         "contributions": listed.hex(),
-        "shares": [body.hex() for body in shares],
+        "shares": [body.hex() for body in chunks],
         "rows": [_plain(asdict(row)) for row in rows],
         "votes": votes.tolist(),
         "scales": [scale.decode_scale(item.scale) for item in slices],
@@ -261,14 +278,14 @@ def controls() -> Entries:
     }
 
 
-def cut_pieces() -> Entries:
+def cut_fragments() -> Entries:
     """Objects cut into pieces."""
     cases = {"one byte": b"x", "full": bytes(162), "three": bytes(i % 251 for i in range(400))}
     return {
         name: {
             "object": content.hex(),
             "frame_mtu": 184,
-            "pieces": [body.hex() for body in pieces.cut(content, 184)],
+            "pieces": [body.hex() for body in fragments.cut(content, 184)],
         }
         for name, content in cases.items()
     }
@@ -276,31 +293,31 @@ def cut_pieces() -> Entries:
 
 def objects() -> Entries:
     """A reference and a snapshot, with certificate and hash."""
-    shares, head = packet()
-    counted = reference.Counted(3, 5, head.digest, bitmap.write_bitmap(range(2), PLAN.up.count))
-    step = reference.Reference(
+    chunks, head = packet()
+    counted = Counted(3, 5, head.digest, write_bitmap(range(2), PLAN.up.count))
+    step = GlobalUpdate(
         version=6,
         parent=plan.genesis(MODEL, RUN, PLAN),
         model=MODEL[:8],
         finished=False,
         deadline_ms=60_000,
         counted=(counted,),
-        shares=(share.write_share(6, share.read_share(shares[0]).slice),),
+        chunks=(write_chunk(6, read_chunk(chunks[0]).slice),),
     )
     state = np.array([0, 1, -1, 2**31 - 1, -(2**31 - 1)], np.int32)
-    whole = reference.Snapshot(6, bytes(16), MODEL[:8], True, 0, (counted,), state)
-    last = reference.Snapshot(0, bytes(16), MODEL[:8], False, 1, (), state[:0])
+    whole = GlobalSnapshot(6, bytes(16), MODEL[:8], True, 0, (counted,), state)
+    last = GlobalSnapshot(0, bytes(16), MODEL[:8], False, 1, (), state[:0])
     contents = {
-        "reference": reference.write_reference(step),
-        "snapshot": reference.write_snapshot(whole),
-        "snapshot of nothing": reference.write_snapshot(last),
-        "reference under keys": reference.write_reference(replace(step, model=b"")),
+        "reference": write_global_update(step),
+        "snapshot": write_global_snapshot(whole),
+        "snapshot of nothing": write_global_snapshot(last),
+        "reference under keys": write_global_update(replace(step, model=b"")),
     }
     return {
         name: {
             "content": content.hex(),
-            "hash": reference.reference_hash(content).hex(),
-            "certified": reference.certify(content).hex(),
+            "hash": hash_global_update(content).hex(),
+            "certified": certify(content).hex(),
         }
         for name, content in contents.items()
     }
@@ -335,7 +352,9 @@ def coded_symbols() -> Entries:
     entries: Entries = {}
     for name, (size, symbol_bytes, indexes) in cases.items():
         content = generator.words((9, size), -(-size // 4)).astype("<u4").tobytes()[:size]
-        symbols = code.encode(code.Layout(size, symbol_bytes), MODEL[:4], content, indexes)
+        symbols = erasure_code.encode_symbols(
+            erasure_code.Layout(size, symbol_bytes), MODEL[:4], content, indexes
+        )
         entries[name] = {
             "size": size,
             "symbol_bytes": symbol_bytes,
@@ -351,23 +370,23 @@ def coded_symbols() -> Entries:
 def link_bodies() -> Entries:
     """Messages of the link, and names of objects."""
     name = MODEL[:4]
-    messages: dict[str, frames.Message] = {
-        "offer": frames.Offer(15, 65534, name, 300_000, 238),
-        "offer of the largest": frames.Offer(0, 0, name, 2**24 - 1, 65535),
-        "symbol": frames.Symbol(0, 1, b"a symbol", is_last=False),
-        "last symbol": frames.Symbol(15, 65535, b"z", is_last=True),
-        "question": frames.Question(7),
-        "receipt": frames.Status(name, ()),
-        "status": frames.Status(name, (1, 128, 0, 7, 0, 0, 3)),
-        "status of the last generation": frames.Status(name, (*[0] * 255, 128)),
-        "status of all generations": frames.Status(name, (128,) * 256),
-        "status of one in 128": frames.Status(name, (*[0] * 127, 1, *[0] * 127, 2)),
+    messages: dict[str, Message] = {
+        "offer": Offer(15, 65534, name, 300_000, 238),
+        "offer of the largest": Offer(0, 0, name, 2**24 - 1, 65535),
+        "symbol": Symbol(0, 1, b"a symbol", is_last=False),
+        "last symbol": Symbol(15, 65535, b"z", is_last=True),
+        "question": Question(7),
+        "receipt": Status(name, ()),
+        "status": Status(name, (1, 128, 0, 7, 0, 0, 3)),
+        "status of the last generation": Status(name, (*[0] * 255, 128)),
+        "status of all generations": Status(name, (128,) * 256),
+        "status of one in 128": Status(name, (*[0] * 127, 1, *[0] * 127, 2)),
     }
     entries: Entries = {
         key: {
             "type": type(message).__name__,
             "fields": _plain(asdict(message)),
-            "bytes": frames.write(message).hex(),
+            "bytes": write_message(message).hex(),
         }
         for key, message in messages.items()
     }
@@ -375,16 +394,16 @@ def link_bodies() -> Entries:
         entries[f"name of object {number}"] = {
             "number": number,
             "object": RUN.hex(),
-            "name": outbound.object_name(number, RUN).hex(),
+            "name": object_name(number, RUN).hex(),
         }
     return entries
 
 
-def trusted() -> tuple[identity.Identity, identity.Identity, roster.Roster]:
+def trusted() -> tuple[identity.Identity, identity.Identity, membership.MemberList]:
     """A host, a node and their fleet, made of fixed bytes instead of random ones."""
     host = identity.make_identity("greenhouse", identity.Role.HOST, bytes(range(64)))
     node = identity.make_identity("theo", identity.Role.NODE, bytes(range(100, 164)))
-    fleet = roster.Roster(roster.found_fleet("tomatoes", host.public))
+    fleet = membership.MemberList(membership.found_fleet("tomatoes", host.public))
     fleet.enrol(node.public)
     return host, node, fleet
 
@@ -396,28 +415,32 @@ def keyed_seals() -> Entries:
         host, node, fleet = trusted()
         nothing = session.SealingState()
         ends = {
-            "theo": keyed.KeyedSealing(node, fleet, suite, b"instance", 7, nothing, hub="host"),
-            "host": keyed.KeyedSealing(host, fleet, suite, b"Instance", 1 << 25, nothing, hub=None),
+            "theo": keyed_sealing.KeyedSealing(
+                node, fleet, suite, b"instance", 7, nothing, hub="host"
+            ),
+            "host": keyed_sealing.KeyedSealing(
+                host, fleet, suite, b"Instance", 1 << 25, nothing, hub=None
+            ),
         }
-        group = trust_keys.group_secret(host, suite, fleet.fleet, 1, b"Instance")
-        up, down = (3, 3 | seal.DOWN) if suite == 1 else (1, 1)
+        group = group_secret(host, suite, fleet.fleet, 1, b"Instance")
+        up, down = (3, 3 | DOWN) if suite == 1 else (1, 1)
         steps = [
             ("host", 0, session.QUESTION),
             ("theo", 0, b"\x01hello"),
             ("host", 0, session.write_keys(1, group, 1 << 25)),
             ("theo", up, b"body"),
             ("host", down, bytes(20)),
-            ("host", seal.BROADCAST, b"\xff"),
+            ("host", BROADCAST, b"\xff"),
             ("theo", up, b"x" * 200),
         ]
         counters = {"theo": 7, "host": 1 << 25}
-        for number, (sender, context, body) in enumerate(steps):
+        for number, (sender, address, body) in enumerate(steps):
             receiver = "host" if sender == "theo" else "theo"
-            frame = ends[sender].seal(receiver, context, counters[sender], body)
+            frame = ends[sender].seal(receiver, address, counters[sender], body)
             entries[f"{layer} {number}"] = {
                 "suite": suite,
                 "sender": sender,
-                "context": context,
+                "context": address,
                 "counter": counters[sender],
                 "body": body.hex(),
                 "bytes": frame.hex(),
@@ -437,17 +460,19 @@ def bound_seals() -> Entries:
         ("theo", node, b"instance", "host"),
         ("host", host, b"Instance", None),
     ):
-        sealing = keyed.KeyedSealing(own, fleet, 1, instance, 50, session.SealingState(), hub=hub)
+        sealing = keyed_sealing.KeyedSealing(
+            own, fleet, 1, instance, 50, session.SealingState(), hub=hub
+        )
         sealing.bind(RUN)
-        receiver, context = ("host", 3) if sender == "theo" else ("theo", 3 | seal.DOWN)
+        receiver, address = ("host", 3) if sender == "theo" else ("theo", 3 | DOWN)
         entries[f"in a run, from {sender}"] = {
             "suite": 1,
             "sender": sender,
-            "context": context,
+            "context": address,
             "counter": 50,
             "run": RUN.hex(),
             "body": b"body".hex(),
-            "bytes": sealing.seal(receiver, context, 50, b"body").hex(),
+            "bytes": sealing.seal(receiver, address, 50, b"body").hex(),
         }
     return entries
 
@@ -456,31 +481,33 @@ def trust_objects() -> Entries:
     """Identities, codes, and everything that is signed."""
     host, node, fleet = trusted()
     new = identity.make_identity("theo", identity.Role.NODE, bytes(range(64, 128)))
-    place = signing.Place(fleet.fleet, RUN, MODEL)
-    shares, head = packet()
+    place = SigningContext(fleet.fleet, RUN, MODEL)
+    chunks, head = packet()
     text = enrolment.make_code(bytes(range(12)))
-    code, enrolments = enrolment.read_code(text), enrolment.Enrolments()
+    code, enrolments = enrolment.read_code(text), enrolment.EnrolmentCodes()
     enrolments.issue(text, identity.Role.NODE, 1.0, 0.0)
     request = enrolment.write_request(node.public, code)
-    signed = signing.sign_packet(node, place, 5, head, manifest.packet_hash(shares))
+    signed = sign_update(node, place, 5, head, update_hash(chunks))
     receipt = control.write_control(control.Receipt(5, head.digest, b"\x07"))
-    row = signing.sign_content(host, 0, place, b"content")
+    row = sign_content(host, 0, place, b"content")
     announce = control.write_control(control.Announce(RUN, 5, control.OPEN, 0))
-    group = trust_keys.group_secret(host, 1, fleet.fleet, 1, b"Instance")
-    no_run = signing.Place(fleet.fleet, bytes(8), MODEL)
+    group = group_secret(host, 1, fleet.fleet, 1, b"Instance")
+    no_run = SigningContext(fleet.fleet, bytes(8), MODEL)
     contents = {
         "identity of the host": identity.write_identity(host.public),
         "identity of a node": identity.write_identity(node.public),
         "fingerprint": node.public.fingerprint,
         "fleet": fleet.fleet,
-        "rotation": roster.write_rotation(node, new, fleet.fleet),
-        "revocations": roster.write_revocations(host, fleet.fleet, 2, [node.public.fingerprint]),
+        "rotation": membership.write_rotation(node, new, fleet.fleet),
+        "revocations": membership.write_revocations(
+            host, fleet.fleet, 2, [node.public.fingerprint]
+        ),
         "enrolment request": request,
         "enrolment answer": enrolments.accept(request, fleet, 0.0)[1],
-        "signed manifest": manifest.write_manifest(signed),
-        "signed receipt": signing.sign_body(host, place, node.public.fingerprint, receipt),
-        "certificate": reference.certify(b"content", (row,)),
-        "signed announce": signing.sign_body(host, no_run, session.group_name(group), announce),
+        "signed manifest": write_manifest(signed),
+        "signed receipt": sign_body(host, place, node.public.fingerprint, receipt),
+        "certificate": certify(b"content", (row,)),
+        "signed announce": sign_body(host, no_run, session.group_name(group), announce),
     }
     entries: Entries = {name: {"bytes": content.hex()} for name, content in contents.items()}
     entries["text of an identity"] = {"text": identity.identity_text(node.public)}
@@ -529,7 +556,7 @@ FAMILIES = {
     "seals": seals,
     "packets": packets,
     "controls": controls,
-    "pieces": cut_pieces,
+    "pieces": cut_fragments,
     "objects": objects,
     "plans": plans,
     "symbols": coded_symbols,
@@ -563,12 +590,15 @@ def _ternary(words: Any, one_in: int) -> list[int]:
     return [(1 if word & 1 else -1) if (word >> 8) % one_in == 0 else 0 for word in words.tolist()]
 
 
-def _manifest(item: manifest.Manifest) -> dict[str, Any]:
-    return {"fields": _plain(asdict(item)), "bytes": manifest.write_manifest(item).hex()}
+def _manifest(item: Manifest) -> dict[str, Any]:
+    return {"fields": _plain(asdict(item)), "bytes": write_manifest(item).hex()}
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.hex() if isinstance(v, bytes) else v for k, v in fields.items()}
+    """Fields under the names that they had when the vectors were made."""
+    return {
+        FIRST_NAMES.get(k, k): v.hex() if isinstance(v, bytes) else v for k, v in fields.items()
+    }
 
 
 def _sha(data: bytes) -> str:

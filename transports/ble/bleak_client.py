@@ -1,7 +1,7 @@
 """The central's end of a connection, over bleak: a board with BlueZ.
 
-This adapter is type-checked and has not met hardware: no test can run it without a BlueZ daemon and
-a radio. It is kept so thin that the tested parts around it hold everything that can go wrong.
+This adapter has not run on hardware: tests use stand-ins for bleak, since it needs a BlueZ daemon
+and a radio. It is kept thin, so that the tested parts around it handle the failures.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ CONNECT_S = 20.0
 
 
 class BleakEnd:
-    """Connects to the bridge of an address or name; see `transports.ble.gatt.GattEnd`.
+    """Connects to the bridge of an address or name, or else to the first one in reach.
 
-    Where it is told neither, the first bridge that it hears will do.
+    See `transports.ble.gatt.GattEnd`.
     """
 
     initiator = True
@@ -71,10 +71,11 @@ class BleakEnd:
                 raise GattError(f"{device.address} has no Nordic UART service")
             await client.start_notify(TX_UUID, lambda _, value: on_value(bytes(value)))
         except (BleakError, TimeoutError) as error:
-            raise GattError(f"bleak could not connect: {error or 'it took too long'}") from error
+            raise GattError(
+                f"bleak could not connect: {str(error) or 'it took too long'}"
+            ) from error
 
     async def write(self, value: bytes) -> None:
-        """See `GattEnd.write`."""
         if self._client is None or self._rx is None:
             raise GattError("not connected")
         try:
@@ -83,8 +84,9 @@ class BleakEnd:
             raise GattError(f"bleak could not write: {error}") from error
 
     async def disconnect(self) -> None:
-        """See `GattEnd.disconnect`."""
-        client, self._client, self._rx = self._client, None, None
+        client = self._client
+        self._client = None
+        self._rx = None
         if client is not None:
             try:
                 await client.disconnect()

@@ -1,6 +1,7 @@
-"""The `[link.ble]` table: a board's end of BLE, or the bridges of a host or gateway by board.
+"""Settings of BLE transports, from the `[link.ble]` table.
 
-What nobody says follows from the board's name, so that board and bridge find each other.
+A board has one end; a host or gateway has one bridge for each board. Addresses that are not set
+follow from the name of the board, so that board and bridge find each other.
 """
 
 import functools
@@ -11,19 +12,49 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError, choices, read_table
-from transports.base import HOST, check_node
-from transports.ble.gatt import GattEnd
-from transports.ble.settings import BleSettings
+from transports.base import ALL, HOST, check_node, check_peer
+from transports.ble.gatt import ADVERTISED_MAX, GattEnd
 
 if TYPE_CHECKING:
     from transports.ble.transport import BleTransport
 
 BLEAK, BUMBLE = "bleak", "bumble"
-ADVERTISED_MAX = 29  # bytes of a name in an advertisement
 TABLE = "link.ble"
-SCHEMES = ("usb", "pyusb", "hci-socket", "serial", "tcp-client")  # of those that bumble knows
+SCHEMES = ("usb", "pyusb", "hci-socket", "serial", "tcp-client")  # some of those of bumble
 _ADDRESS = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 _STATIC = re.compile(r"[C-Fc-f][0-9A-Fa-f](:[0-9A-Fa-f]{2}){5}")
+
+
+@dataclass(frozen=True, slots=True)
+class BleSettings:
+    """One end of a link between a node and the host; a wrong value is a ValueError that names it.
+
+    `role` is `host` or the node's name, `peer` is the other of the two. The GATT end determines
+    which of them is the central.
+    """
+
+    role: str
+    peer: str = HOST
+    queue_max: int = 65_536  # bytes of frames that are not confirmed
+    unread_max: int = 512  # unread arrivals; beyond them no credits are granted
+    reconnect_min_s: float = 1.0
+    reconnect_max_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.role == HOST) == (self.peer == HOST):
+            raise ValueError(f"a BLE link joins host and node, not {self.role} and {self.peer}")
+        check_node(self.peer if self.role == HOST else self.role)
+        if not 0 < self.reconnect_min_s <= self.reconnect_max_s:
+            raise ValueError("reconnect_min_s must be above 0 and at most reconnect_max_s")
+        for name, low, high in (("queue_max", 4096, 1 << 20), ("unread_max", 1, 1024)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} {getattr(self, name)} must be {low} to {high}")
+
+    def check(self, peer: str) -> None:
+        """ValueError unless `peer` is at the other end; for the host, `all` is that node, too."""
+        check_peer(self.role, peer)
+        if peer not in (self.peer, ALL):
+            raise ValueError(f"this BLE link leads to {self.peer!r}, not to {peer!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +62,7 @@ class BoardConfig:
     """A board's end. With bleak `bridge` is an address or a name, with bumble an address.
 
     `hci` is a Bluetooth controller as bumble names it, such as "usb:0", "hci-socket:0" or
-    "tcp-client:127.0.0.1:9000"; whoever names one means bumble. `address` is our own there.
+    "tcp-client:127.0.0.1:9000"; it implies bumble. `address` is our own address there.
     """
 
     adapter: str = field(default="", metadata=choices("", BLEAK, BUMBLE))
@@ -42,14 +73,14 @@ class BoardConfig:
 
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
-    """The bridge of one board: a Bluetooth controller of its own, and its address there."""
+    """The bridge of one board: its Bluetooth controller, and its address there."""
 
     hci: str
     address: str = ""
 
 
 def board_config(table: Mapping[str, Any]) -> BoardConfig:
-    """The checked table of a board; ConfigError with a sentence."""
+    """The checked table of a board; ConfigError."""
     config = read_table(BoardConfig, table, TABLE)
     if config.adapter == BUMBLE and not config.hci:
         raise ConfigError(f"{TABLE}.hci is missing: bumble needs a controller, such as usb:0")
@@ -89,8 +120,7 @@ def board_end(table: Mapping[str, Any], board: str) -> "BleTransport":
 
 def bridge_ends(table: Mapping[str, Any]) -> "dict[str, BleTransport]":
     """The transports of a checked table by board, not opened yet."""
-    from transports.ble.bumble_bridge import BumbleBridge  # only where the extra is
-    from transports.ble.bumble_stack import open_device
+    from transports.ble.bumble_ends import BumbleBridge, open_device  # only where the extra is
     from transports.ble.transport import BleTransport
 
     ends: dict[str, BleTransport] = {}
@@ -104,12 +134,12 @@ def bridge_ends(table: Mapping[str, Any]) -> "dict[str, BleTransport]":
 
 
 def bridge_name(board: str) -> str:
-    """What the bridge of a board advertises itself as."""
+    """The name under which the bridge of a board advertises."""
     return f"ternmesh {board}"[:ADVERTISED_MAX]
 
 
 def static_address(what: str) -> str:
-    """A static random address (its two highest bits are set) that follows from a text."""
+    """The static random address (its two highest bits are set) that follows from a text."""
     octets = bytearray(hashlib.sha256(what.encode()).digest()[:6])
     octets[0] |= 0xC0
     return ":".join(f"{octet:02X}" for octet in octets)
@@ -120,8 +150,7 @@ def _central(config: BoardConfig, board: str) -> GattEnd:
         from transports.ble.bleak_client import BleakEnd  # only where the extra is
 
         return BleakEnd(config.bridge or bridge_name(board))
-    from transports.ble.bumble_client import BumbleClient  # only where the extra is
-    from transports.ble.bumble_stack import open_device
+    from transports.ble.bumble_ends import BumbleClient, open_device  # only where the extra is
 
     address = config.address or static_address(f"board {board}")
     bridge = config.bridge or static_address(f"bridge of {board}")

@@ -1,8 +1,8 @@
 """Frames over a BLE connection: the protocol and a GATT end, driven in an event loop.
 
-In the lives of both programs each frame arrives once, in order, over any number of reconnects:
-what was not confirmed when a connection broke waits for the next. A program that starts anew has
-lost what it had not sent, and may get again what it had received. Nothing here is a receipt.
+While both programs run, each frame arrives once and in order, over any number of reconnects:
+unconfirmed frames wait for the next connection. A program that restarts loses its unsent frames,
+and may receive some frames again. Nothing here is a receipt.
 """
 
 import asyncio
@@ -15,25 +15,23 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from transports.backoff import backoff_s
-from transports.base import Arrival, Busy, FrameTooLarge, NotConnected, TransportError
+from ternmesh.timers import backoff_s
+from transports.base import Arrival, Busy, FrameTooLarge, Inbox, NotConnected, TransportError
+from transports.ble.config import BleSettings
 from transports.ble.gatt import GattEnd, GattError
-from transports.ble.loop_thread import LoopThread
-from transports.ble.protocol import BleProtocol
-from transports.ble.receiver import LENGTH
-from transports.ble.settings import BleSettings
+from transports.ble.protocol import LENGTH, BleProtocol
 from transports.ble.values import DATA_OVERHEAD, FRAME_MAX
-from transports.inbox import Inbox
+from transports.loop_thread import LoopThread
 
-WRITE_S = 10.0  # how long a stack may take for one value
-GOODBYE_S = 2.0  # how long `close` waits for the stack
+WRITE_S = 10.0  # time-out of the stack for one value
+GOODBYE_S = 2.0  # time-out of the stack in `close`
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class BleCounters:
-    """What this end did since it was made; bytes are those of values, without headers below."""
+    """Counters since the transport was made; bytes are those of values, without lower headers."""
 
     connects: int = 0
     values_in: int = 0
@@ -47,7 +45,7 @@ class BleCounters:
 class BleTransport:
     """One end of a link; see `transports.base.Transport`. It is opened once.
 
-    `end` is used in `loop`, which somebody else starts and stops, or in one of our own.
+    `end` is used in `loop`, whose owner starts and stops it, or else in a loop of our own.
     """
 
     def __init__(
@@ -70,13 +68,13 @@ class BleTransport:
         )
         self._lock = threading.Lock()  # for the protocol and `_unread`
         self._inbox = Inbox()
-        self._unread = 0
-        self._bytes_told = 0  # those of bytes_in that an arrival has named
+        self._unread = 0  # arrivals in the inbox
+        self._bytes_told = 0  # bytes_in that arrivals have accounted for
         self._last_error = "not opened yet"
-        self._begun = False  # the protocol knows of this connection
+        self._begun = False  # whether the protocol has begun a session on this connection
         self._lost: str | None = None  # why the connection ended
-        self._attempt = 0  # connections that failed one after the other
-        self._wake = asyncio.Event()  # there may be something to do; it is set in the loop
+        self._attempt = 0  # connections in a row that failed
+        self._wake = asyncio.Event()  # ends the wait for work; set in the loop
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._done: Future[None] | None = None
@@ -88,18 +86,17 @@ class BleTransport:
 
     @property
     def connected(self) -> bool:
-        """Whether both ends have greeted each other."""
+        """Whether both ends have exchanged hellos."""
         return self._protocol.established
 
     def open(self) -> None:
-        """Start to connect, and reconnect until `close`."""
         self._last_error = "not connected yet"
         if self._owns_loop:
             self._loop.start()
         self._done = self._loop.submit(self._run())
 
     def close(self) -> None:
-        """End the connection and stop; what was not confirmed by then is lost."""
+        """End the connection and stop; unconfirmed frames are lost."""
         self._stopping = True
         if self._done is None:
             return
@@ -109,9 +106,9 @@ class BleTransport:
             self._loop.stop()
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
-        """Queue frames; see `Transport.send`. Their bytes are counted as if no value were lost.
+        """Queue frames; see `Transport.send`. The returned bytes assume that no value is lost.
 
-        More than `queue_max` bytes at once are taken if nothing waits: they must leave some day.
+        An empty queue takes more than `queue_max` bytes at once.
         """
         self.settings.check(peer)
         if wrong := [len(frame) for frame in frames if not 1 <= len(frame) <= self.mtu]:
@@ -122,14 +119,13 @@ class BleTransport:
                 raise NotConnected(f"not connected: {self._last_error}")
             queued = self._protocol.sender.queued_bytes
             if queued and queued + stream > self.settings.queue_max:
-                raise Busy(f"{queued} bytes wait for the other end: try again soon")
+                raise Busy(f"{queued} bytes wait for the peer: try again soon")
             self._protocol.sender.offer(frames)
             self.counters.frames_out += len(frames)
         self._loop.call(self._wake.set)
         return stream + -(-stream // (self._end.value_max - DATA_OVERHEAD)) * DATA_OVERHEAD
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        """The next arrival, or None after `timeout_s`."""
         arrival = self._inbox.get(timeout_s)
         if arrival is not None:
             with self._lock:
@@ -142,7 +138,6 @@ class BleTransport:
         return arrival
 
     def status(self) -> dict[str, object]:
-        """Counters and state, ready for JSON."""
         with self._lock:
             protocol = self._protocol
             return {
@@ -186,8 +181,9 @@ class BleTransport:
                 await asyncio.sleep(pause_s)
 
     async def _connection(self) -> None:
-        """One connection from its beginning to its end, which is always an error."""
-        self._lost, self._begun = None, False
+        """Run one connection until it ends, which is always an error."""
+        self._lost = None
+        self._begun = False
         try:
             await self._end.connect(self._on_value, self._on_disconnect)
             with self._lock:
@@ -201,19 +197,20 @@ class BleTransport:
             await self._end.disconnect()
 
     def _begin(self) -> None:
-        """Begin a session; a first value may come before `connect` has returned."""
+        """Begin a session, once: the first value may come before `connect` has returned."""
         if not self._begun:
             self._begun = True
             self._protocol.connected(time.monotonic())
 
     async def _turn(self) -> None:
-        """Write what is due, or wait until something may be."""
+        """Write the values that are due, or wait until there may be some."""
         self._wake.clear()
         now = time.monotonic()
         with self._lock:
             self._protocol.handle_timeout(now)
             values = self._protocol.values_to_send(self._end.value_max, now)
-            due, failed = self._protocol.next_timeout(), self._protocol.failed
+            due = self._protocol.next_timeout()
+            failed = self._protocol.failed
         if failed is not None:
             raise GattError(failed)
         for value in values:
@@ -223,7 +220,7 @@ class BleTransport:
                 self.counters.values_out += 1
                 self.counters.bytes_out += len(value)
         if not values:
-            with suppress(TimeoutError):  # what is due then is found in the next turn
+            with suppress(TimeoutError):  # The next turn finds the values that are due then.
                 async with asyncio.timeout(None if due is None else due - now):
                     await self._wake.wait()
 

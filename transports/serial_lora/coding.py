@@ -1,13 +1,12 @@
-"""Who sends to whom, inside each radio payload (SPEC.md section 7.3), and which bytes may be in it.
+"""Frames in radio payloads: addresses, and text where bytes may be damaged (SPEC.md section 7.3).
 
-A radio is heard by all, so each payload begins with the addresses of its receiver and its sender.
-Most modems carry any bytes. Of REYAX modems that is disputed, so there a payload is text until the
-receiver has said that each of the 256 values came through (`ProvenCoding`).
+All radios receive all payloads, so each begins with the addresses of its receiver and its sender.
+Most modems carry any bytes. For REYAX modems that is disputed, so there a payload is text until the
+receiver has confirmed that all 256 byte values arrived (`ProvenCoding`).
 """
 
 import base64
 from dataclasses import dataclass
-from typing import Protocol
 
 from ternmesh.errors import WireError
 from transports.serial_lora.settings import ALL_ADDRESS
@@ -16,70 +15,45 @@ PREFIX = 2  # bytes: receiver, sender
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A frame with the addresses that its payload names."""
+class RadioMessage:
+    """A frame with the addresses of its receiver and sender."""
 
     to: int
     sender: int
     frame: bytes
 
 
-class Coding(Protocol):
-    """How a frame becomes a payload; `now` is in seconds of radio time."""
-
-    def frame_max(self, payload_max: int) -> int:
-        """The longest frame in bytes that fits a payload."""
-
-    def size(self, to: int, frame_bytes: int, /) -> int:
-        """The payload's size in bytes."""
-
-    def encode(self, to: int, frame: bytes) -> bytes:
-        """The payload with `frame` for the address `to`."""
-
-    def decode(self, payload: bytes, now: float, /) -> Message | None:
-        """The frame in a payload; None for a message of the coding itself, WireError for others."""
-
-    def to_send(self) -> list[bytes]:
-        """Payloads that the coding itself wants to send; they are handed out once."""
-
-    def refused(self, payload: bytes) -> None:
-        """Our own modem did not understand a command with this payload."""
-
-    def text(self, to: int, /) -> bool:
-        """Whether frames for the address `to` travel as text now."""
-
-
 class PrefixCoding:
-    """Addresses and frame as they are; see `Coding`."""
+    """The payload is addresses and frame; `now` is in seconds of radio time."""
 
     def __init__(self, own: int) -> None:
         self._own = own
 
     def frame_max(self, payload_max: int) -> int:
-        """All but the prefix."""
+        """The longest frame in bytes that fits a payload."""
         return payload_max - PREFIX
 
     def size(self, _to: int, frame_bytes: int) -> int:
-        """Prefix and frame."""
+        """The size in bytes of the payload for the address `to`."""
         return PREFIX + frame_bytes
 
     def encode(self, to: int, frame: bytes) -> bytes:
-        """Receiver, sender, frame."""
+        """The payload with `frame` for the address `to`."""
         return bytes([to, self._own]) + frame
 
-    def decode(self, payload: bytes, _now: float) -> Message | None:
-        """The reverse of `encode`."""
+    def decode(self, payload: bytes, _now: float) -> RadioMessage | None:
+        """The frame in a payload; None for a message of the coding itself, or WireError."""
         return _message(payload)
 
     def to_send(self) -> list[bytes]:
-        """Nothing."""
+        """Payloads of the coding itself; each is returned once."""
         return []
 
     def refused(self, payload: bytes) -> None:
-        """Nothing follows."""
+        """Note that our own modem did not understand a command with this payload."""
 
     def text(self, _to: int) -> bool:
-        """Never."""
+        """Whether frames to this address travel as text now."""
         return False
 
 
@@ -88,48 +62,47 @@ HALVES = (
     bytes(range(128)) + b"\r\n\0\0\r\n",
     bytes(range(128, 256)) + b"\xff\xff\r\n+OK\r\n",
 )
-PROBES_MAX = 4  # to one peer; a path that loses so many is likely to be no path for binary
+PROBES_MAX = 4  # to one peer; a path that loses so many does not carry binary
 REFUSALS_MAX = 2  # of binary payloads by our own modem
 PROBE_GAP_S = 30.0  # of radio time, doubled with each probe
 
 
-class ProvenCoding:
-    """Base85, or bytes as they are where the receiver has confirmed a probe; see `Coding`.
+class ProvenCoding(PrefixCoding):
+    """Base85, or bytes as they are where the receiver has confirmed a probe.
 
-    Whom we hear from is probed: two payloads with all 256 values. Who receives both intact says so.
-    What is proven stays so: it is a property of the modems. `assume`: "auto", "yes" or "no".
+    Each peer that sends to us gets a probe: two payloads with all 256 values. A peer that receives
+    both intact answers with a verdict, which holds for good: it is a property of the modems.
+    `assume`: "auto" (probe), "yes" or "no".
     """
 
     def __init__(self, own: int, peers: frozenset[int], assume: str) -> None:
+        super().__init__(own)
         self.proven: set[int] = {*peers, ALL_ADDRESS} if assume == "yes" else set()
-        self._own = own
         self._peers = peers
         self._assume = assume
-        self._heard: dict[int, int] = {}  # halves of probes that came intact, by sender
-        self._verdict_due: dict[int, float] = {}  # probes may not make us talk all day
+        self._intact: dict[int, int] = {}  # bits of the probe halves that arrived intact, by sender
+        self._verdict_due: dict[int, float] = {}  # limits the verdicts that probes can demand
         self._probes: dict[int, tuple[int, float]] = {}  # count, and when the next may follow
         self._outgoing: list[bytes] = []
         self._refusals = 0
 
     def frame_max(self, payload_max: int) -> int:
-        """What fits as text, unless binary was promised: a frame must fit whatever is proven."""
+        """The room as text, unless binary is assumed: a frame must fit before any proof."""
         if self._assume == "yes":
             return payload_max - len(BINARY) - PREFIX
         return payload_max * 4 // 5 - PREFIX
 
     def size(self, to: int, frame_bytes: int) -> int:
-        """As `encode` does it now."""
         if to in self.proven:
             return len(BINARY) + PREFIX + frame_bytes
         return -(-(PREFIX + frame_bytes) * 5 // 4)
 
     def encode(self, to: int, frame: bytes) -> bytes:
-        """Binary where that is proven, else text."""
-        content = bytes([to, self._own]) + frame
+        content = super().encode(to, frame)
         return BINARY + content if to in self.proven else base64.b85encode(content)
 
-    def decode(self, payload: bytes, now: float) -> Message | None:
-        """The reverse of `encode`; probes and verdicts are taken in."""
+    def decode(self, payload: bytes, now: float) -> RadioMessage | None:
+        """The reverse of `encode`; probes and verdicts are processed."""
         form, content = payload[:1], payload[1:]
         if form == PROBE:
             self._take_probe(content, now)
@@ -143,12 +116,12 @@ class ProvenCoding:
         return message
 
     def to_send(self) -> list[bytes]:
-        """Probes and verdicts."""
-        outgoing, self._outgoing = self._outgoing, []
+        outgoing = self._outgoing
+        self._outgoing = []
         return outgoing
 
     def refused(self, payload: bytes) -> None:
-        """A modem that repeatedly does not take binary gets no more of it; once may be noise."""
+        """Stop binary after repeated refusals; a single one may be noise on the line."""
         if payload[:1] not in (BINARY, PROBE) or self._assume != "auto":
             return
         self._refusals += 1
@@ -158,7 +131,6 @@ class ProvenCoding:
             self._outgoing.clear()
 
     def text(self, to: int) -> bool:
-        """Whether `to` has not confirmed a probe."""
         return to not in self.proven
 
     def _probe(self, peer: int, now: float) -> None:
@@ -175,8 +147,8 @@ class ProvenCoding:
             return
         if half >= len(HALVES) or content[3:] != HALVES[half]:
             raise WireError("probe", "a probe arrived with other bytes than it was sent with")
-        self._heard[sender] = self._heard.get(sender, 0) | 1 << half
-        if self._heard[sender] == 3 and now >= self._verdict_due.get(sender, now):
+        self._intact[sender] = self._intact.get(sender, 0) | 1 << half
+        if self._intact[sender] == 3 and now >= self._verdict_due.get(sender, now):
             self._verdict_due[sender] = now + PROBE_GAP_S / 2
             self._outgoing.append(VERDICT + base64.b85encode(bytes([sender, self._own])))
 
@@ -191,10 +163,10 @@ class ProvenCoding:
                 self.proven.add(ALL_ADDRESS)
 
 
-def _message(content: bytes) -> Message:
+def _message(content: bytes) -> RadioMessage:
     if len(content) <= PREFIX:
         raise WireError("radio", f"a payload of {len(content)} bytes holds no frame")
-    return Message(content[0], content[1], content[PREFIX:])
+    return RadioMessage(content[0], content[1], content[PREFIX:])
 
 
 def _text(payload: bytes) -> bytes:

@@ -1,11 +1,18 @@
-"""What every dialect of a modem is: a protocol without I/O between payloads and serial bytes.
+"""A modem's dialect: a protocol without I/O between payloads and the bytes of a serial line.
 
-A dialect sets the modem up, hands it one payload at a time and reads what it says. All its methods
-return what follows, in order; the link (`modem_link`) does it.
+A dialect sets the modem up, hands it one payload at a time and reads its messages. Its methods
+return events in the order in which the link (`modem_link`) must handle them.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+from ternmesh.link.airtime import airtime_us
+from transports.serial_lora.settings import SerialLoraSettings
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +24,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A payload that the radio heard."""
+    """A payload that the radio received."""
 
     payload: bytes
     rssi_dbm: float | None = None
@@ -30,10 +37,11 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The payload in flight has not left; it may be offered again after `again_in_s`, if that.
+class PayloadRefused:
+    """The payload in flight has not left; it may be offered again after `again_in_s`.
 
-    `garbled`: the modem did not understand the command, so its bytes may be to blame.
+    `again_in_s` is None where another attempt is useless. `garbled`: the modem did not understand
+    the command, so the bytes of the payload may be the cause.
     """
 
     reason: str
@@ -43,61 +51,142 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Something arrived that is no message, or a message about a loss: it is only counted."""
+    """Bytes that are no message, or a message about a loss; it is only counted."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The modem does not answer as it should: the port is to be opened anew."""
+    """The modem does not answer as it should: the port must be opened anew."""
 
     reason: str
 
 
-Event = Write | Received | Sent | Refused | Noise | Broken
+Event = Write | Received | Sent | PayloadRefused | Noise | Broken
 
 
-class Dialect(Protocol):
-    """One modem; `now` is in seconds of the caller's clock."""
+class StreamReader(Protocol[M]):
+    """Finds messages of the type `M` in a stream of bytes; damaged ones are counted."""
 
-    @property
-    def payload_max(self) -> int:
-        """The longest payload in bytes."""
+    malformed: int
 
-    @property
-    def ready(self) -> bool:
-        """Whether the modem is set up."""
+    def feed(self, data: bytes, /) -> list[M]:
+        """The messages that `data` completes."""
+
+    def flush(self) -> list[M]:
+        """The messages that follow when the incomplete one at the front is given up."""
+
+
+class Dialect(ABC, Generic[M]):
+    """One modem that sends messages of the type `M`; `now` is in seconds of the caller's clock.
+
+    `deadline`: when `handle_timeout` must be called. `ready`: the modem is set up.
+    """
+
+    payload_max: int  # bytes
+    overhead = 0  # bytes that the modem adds to a payload on the air
+    tries_max = 4  # of a command that is not answered
+    noise = "bytes that are no message"
+
+    def __init__(self, settings: SerialLoraSettings, reader: StreamReader[M]) -> None:
+        self.deadline: float | None = None
+        self.ready = False
+        self._settings = settings
+        self._radio = settings.radio
+        self._reader = reader
+        self._malformed = 0  # what was reported of the reader's count
+        self._tries = 0  # of the command that waits for its answer
+        self._in_flight: bytes | None = None  # the payload that the modem is sending
 
     @property
     def idle(self) -> bool:
-        """Whether `send` may be called: the modem is set up and has nothing in flight."""
-
-    @property
-    def deadline(self) -> float | None:
-        """When `handle_timeout` is to be called, or None."""
+        """Whether `send` may be called: the modem is set up and sends nothing."""
+        return self.ready and self._in_flight is None
 
     def airtime_us(self, payload_bytes: int) -> int:
         """The time on air of a payload, in microseconds; never less than it really takes."""
+        return airtime_us(self._radio, payload_bytes + self.overhead)
 
-    def start(self, now: float, /) -> list[Event]:
-        """The port has been opened: set the modem up."""
+    def start(self, now: float) -> list[Event]:
+        """Set the modem up: the port has been opened, or the modem has restarted."""
+        self.ready = False
+        self._in_flight = None
+        self._tries = 0
+        return self._set_up(now)
 
-    def send(self, payload: bytes, now: float, /) -> list[Event]:
+    @abstractmethod
+    def send(self, payload: bytes, now: float) -> list[Event]:
         """Put `payload` in flight; Sent or Refused follows, now or later."""
 
-    def receive_bytes(self, data: bytes, now: float, /) -> list[Event]:
+    def receive_bytes(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the modem; they may be anything."""
+        return self._take(self._reader.feed(data), now)
 
-    def line_idle(self, now: float, /) -> list[Event]:
-        """The modem has said nothing for a while: a message that is still incomplete stays so."""
+    def line_idle(self, now: float) -> list[Event]:
+        """Give up an incomplete message: no bytes have come for a while."""
+        return self._take(self._reader.flush(), now)
 
-    def handle_timeout(self, now: float, /) -> list[Event]:
+    @abstractmethod
+    def handle_timeout(self, now: float) -> list[Event]:
         """Do what is due at `deadline`."""
+
+    @abstractmethod
+    def _set_up(self, now: float) -> list[Event]:
+        """Begin to set the modem up."""
+
+    @abstractmethod
+    def _message(self, message: M, now: float) -> list[Event]:
+        """Take one message of the modem."""
+
+    def _take(self, messages: list[M], now: float) -> list[Event]:
+        events: list[Event] = []
+        for message in messages:
+            events += self._message(message, now)
+        new = self._reader.malformed - self._malformed
+        self._malformed += new
+        return events + [Noise(self.noise)] * new
+
+    def _air_s(self, payload: bytes) -> float:
+        """The time on air of `payload` in seconds of the caller's clock."""
+        return self.airtime_us(len(payload)) / 1e6 / self._settings.speed
+
+    def _launch(self, payload: bytes, command: bytes, due: float) -> list[Event]:
+        """Put `payload` in flight; the modem must report the outcome until `due`."""
+        assert self.idle
+        self._in_flight = payload
+        self.deadline = due
+        return [Write(command)]
+
+    def _settle(self, outcome: Sent | PayloadRefused) -> list[Event]:
+        """End the flight of the payload; nothing happens where none is in flight."""
+        if self._in_flight is None:
+            return []
+        self._in_flight = None
+        self.deadline = None
+        return [outcome]
+
+    def _attempt(self, command: bytes, due: float, failure: str) -> list[Event]:
+        """Write a command that must be answered until `due`; Broken after `tries_max` attempts."""
+        self._tries += 1
+        if self._tries > self.tries_max:
+            return [Broken(failure)]
+        self.deadline = due
+        return [Write(command)]
+
+    def _restart(self, reason: str, now: float) -> list[Event]:
+        """Set the modem up again; a payload in flight is refused."""
+        refused = [] if self._in_flight is None else [PayloadRefused(reason)]
+        return [*refused, *self.start(now)]
+
+
+def error_text(code: int, errors: Mapping[int, str]) -> str:
+    """An error code of a modem with its meaning."""
+    return f"error {code}, {errors.get(code, 'which is not documented')}"
 
 
 class Budget(Protocol):
-    """Who may forbid to send yet: the ledger of a duty cycle."""
+    """The ledger of a duty cycle, which may delay or forbid a transmission."""
 
     def may_send(self, airtime_us: int) -> float:
         """0.0 where this much airtime is reserved now, else the seconds to wait before asking.
@@ -106,4 +195,4 @@ class Budget(Protocol):
         """
 
     def close(self) -> None:
-        """No more questions come; from the same thread as they did."""
+        """Free everything; called by the thread that called `may_send`."""

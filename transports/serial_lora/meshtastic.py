@@ -1,30 +1,38 @@
-"""Meshtastic nodes on their serial port: frames of protobuf between lines of log text.
+"""Speaks the serial protocol of Meshtastic nodes: protobuf frames between lines of log text.
 
-A frame is 0x94 0xC3, the length in two bytes with the higher one first, then a message of at most
-512 bytes: `ToRadio` from us, `FromRadio` to us. The stream has no checksum.
+A frame is 0x94 0xC3, the length in two big-endian bytes, then a message of at most 512 bytes. This
+program sends `ToRadio` messages, the node sends `FromRadio` messages. The stream has no checksum.
 """
 
 import random
 import struct
 from dataclasses import replace
 
+from ternmesh import protobuf
 from ternmesh.errors import WireError
-from ternmesh.link.airtime import airtime_us
-from transports.serial_lora import protobuf
-from transports.serial_lora.dialect import Broken, Event, Noise, Received, Refused, Sent, Write
-from transports.serial_lora.protobuf import Value
+from ternmesh.protobuf import Value
+from transports.serial_lora.dialect import (
+    Dialect,
+    Event,
+    Noise,
+    PayloadRefused,
+    Received,
+    Sent,
+    Write,
+    error_text,
+)
 from transports.serial_lora.settings import SerialLoraSettings
 
 MAGIC = b"\x94\xc3"
 MESSAGE_MAX = 512
 WAKE = b"\xc3" * 32
-# A Data message holds 233 bytes; its flags, which the firmware adds, take two of them.
+# A Data message holds 233 bytes; the flags that the firmware adds use two of these bytes.
 PAYLOAD_MAX = 231
-PREAMBLE_SYMBOLS = 16  # the firmware's, whatever is set here
+PREAMBLE_SYMBOLS = 16  # the firmware uses at least this preamble
 HEADER = 16  # bytes on the air before the Data message
 DATA_OVERHEAD = 8  # port number, length of the payload, flags
 PRIVATE_APP, ROUTING_APP = 256, 5
-EVERYBODY = 0xFFFFFFFF
+BROADCAST = 0xFFFFFFFF
 DUTY_CYCLE_LIMIT = 9
 ERRORS = {
     1: "no route",
@@ -36,10 +44,10 @@ ERRORS = {
     DUTY_CYCLE_LIMIT: "its duty cycle is used up",
 }
 HANDSHAKE_S, WAKE_S = 10.0, 0.1
-HEARTBEAT_S = 300.0  # a serial client that is silent for longer is forgotten
+HEARTBEAT_S = 300.0  # the firmware drops a serial client that sends nothing for longer
 DUTY_PAUSE_S = 60.0
-TRIES_MAX = 3
-ROOM_S, ROOM_TRIES_MAX = 2.0, 60  # how often a node with a full queue is asked for room
+# While the queue of the node is full: seconds between questions, and their largest number.
+ROOM_S, ROOM_TRIES_MAX = 2.0, 60
 
 # Field numbers of meshtastic/mesh.proto.
 TO_PACKET, TO_WANT_CONFIG, TO_HEARTBEAT = 1, 3, 7
@@ -53,19 +61,21 @@ ROUTING_ERROR = 3
 
 
 def frame(message: bytes) -> bytes:
-    """A message as it goes through the serial port."""
+    """Return `message` framed for the serial port."""
     return MAGIC + len(message).to_bytes(2, "big") + message
 
 
-class Unframer:
-    """Finds the messages in a stream; log text between them is passed over."""
+class MeshtasticUnframer:
+    """Finds the messages in a byte stream and skips the log text between them.
+
+    A message is returned as its protobuf fields.
+    """
 
     def __init__(self) -> None:
         self.malformed = 0
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[int, Value]]:
-        """The fields of the messages that `data` completes."""
         self._buffer += data
         messages = []
         while (message := self._next()) is not None:
@@ -73,7 +83,6 @@ class Unframer:
         return messages
 
     def flush(self) -> list[dict[int, Value]]:
-        """What is still found when the incomplete message at the front is given up."""
         messages = []
         while self._buffer:
             del self._buffer[:1]
@@ -93,170 +102,147 @@ class Unframer:
                 return None
             try:
                 if size > MESSAGE_MAX:
-                    raise WireError("size", "a message that is too long")
+                    raise WireError("size", "the message is too long")
                 message = protobuf.fields(bytes(buffer[4 : 4 + size]))
             except WireError:
                 self.malformed += 1
-                del buffer[:1]  # It only looked like a message: one may begin within it.
+                del buffer[:1]  # These bytes were not a frame; a frame may begin inside.
                 continue
             del buffer[: 4 + size]
             return message
 
 
-class Meshtastic:
-    """See `Dialect`. The node must be tuned with Meshtastic's own tools."""
+class Meshtastic(Dialect[dict[int, Value]]):
+    """The dialect of Meshtastic nodes. Set the radio parameters with the Meshtastic tools."""
 
     payload_max = PAYLOAD_MAX
+    overhead = HEADER + DATA_OVERHEAD
+    tries_max = 3
 
     def __init__(self, settings: SerialLoraSettings, rng: random.Random | None = None) -> None:
-        self.deadline: float | None = None
-        self.ready = False
-        self._settings = settings
+        super().__init__(settings, MeshtasticUnframer())
         preamble = max(settings.radio.preamble_symbols, PREAMBLE_SYMBOLS)
         self._radio = replace(settings.radio, preamble_symbols=preamble)
         self._rng = rng or random.Random()
-        self._unframer = Unframer()
-        self._malformed = 0
-        self._tries = 0
-        self._nonce = 0
-        self._node = 0  # our own number
-        self._packet = 0  # id of the packet in flight, 0 for none
-        self._free = True  # whether the node's queue has room, as far as it said
-        self._awake = False
+        self._nonce = 0  # of the last configuration request; 0 after the answer
+        self._node = 0  # the number of the connected node
+        self._packet_id = 0  # the id of the packet in flight
+        self._has_room = True  # whether the node's queue had room at its last report
+        self._awake = False  # whether the handshake is complete
 
     @property
     def idle(self) -> bool:
-        """Whether the node has taken the last packet and has room for another."""
-        return self.ready and not self._packet and self._free
-
-    def airtime_us(self, payload_bytes: int) -> int:
-        """The time on air of a payload with Meshtastic's header, in microseconds."""
-        return airtime_us(self._radio, payload_bytes + HEADER + DATA_OVERHEAD)
-
-    def start(self, now: float) -> list[Event]:
-        """Wake the node, and ask for its configuration a moment later."""
-        self.ready = self._awake = False
-        self._packet = 0
-        self._tries = 0
-        self.deadline = now + WAKE_S
-        return [Write(WAKE)]
+        """Whether the node has accepted the last packet and has room for another packet."""
+        return super().idle and self._has_room
 
     def send(self, payload: bytes, now: float) -> list[Event]:
-        """To everybody, without acknowledgement: the link above knows better what is missing."""
-        assert self.idle
-        self._packet = self._rng.randrange(1, 1 << 32)
+        """Broadcast without acknowledgement, because the reliable link detects losses itself."""
+        self._packet_id = self._rng.randrange(1, 1 << 32)
         data = protobuf.number_field(DATA_PORT, PRIVATE_APP)
         data += protobuf.bytes_field(DATA_PAYLOAD, payload)
-        packet = protobuf.fixed32_field(PACKET_TO, EVERYBODY)
+        packet = protobuf.fixed32_field(PACKET_TO, BROADCAST)
         packet += protobuf.bytes_field(PACKET_DATA, data)
-        packet += protobuf.fixed32_field(PACKET_ID, self._packet)
+        packet += protobuf.fixed32_field(PACKET_ID, self._packet_id)
         if self._settings.hop_limit:
             packet += protobuf.number_field(PACKET_HOPS, self._settings.hop_limit)
-        air_s = self.airtime_us(len(payload)) / 1e6 / self._settings.speed
-        self.deadline = now + air_s + self._settings.answer_margin_s
-        return [_to_radio(TO_PACKET, packet)]
-
-    def receive_bytes(self, data: bytes, now: float) -> list[Event]:
-        """Take what the node says."""
-        return self._take(self._unframer.feed(data), now)
-
-    def line_idle(self, now: float) -> list[Event]:
-        """Give up an incomplete message."""
-        return self._take(self._unframer.flush(), now)
+        due = now + self._air_s(payload) + self._settings.answer_margin_s
+        return self._launch(payload, _to_radio(TO_PACKET, packet), due)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Go on with the handshake, keep the connection awake, or give the packet up."""
+        """Continue the handshake, restart after a missing answer, or send a heartbeat."""
         if not self.ready:
             return self._handshake(now)
-        if self._packet:
-            return [Refused("the node did not answer"), *self.start(now)]
-        self._tries = 0 if self._free else self._tries + 1
+        if self._in_flight is not None:
+            return self._restart("the node did not answer", now)
+        self._tries = 0 if self._has_room else self._tries + 1
         if self._tries > ROOM_TRIES_MAX:
             return self.start(now)
         self._rest(now)
-        return [_to_radio(TO_HEARTBEAT, b"")]
+        return [Write(_to_radio(TO_HEARTBEAT, b""))]
+
+    def _set_up(self, now: float) -> list[Event]:
+        """Wake the node. The handshake follows after `WAKE_S`."""
+        self._awake = False
+        self.deadline = now + WAKE_S
+        return [Write(WAKE)]
 
     def _handshake(self, now: float) -> list[Event]:
-        self._tries += 1
-        if self._tries > TRIES_MAX:
-            return [Broken("no Meshtastic node answers on this port")]
         self._nonce = self._rng.randrange(1, 1 << 32)
-        self.deadline = now + HANDSHAKE_S
-        return [Write(frame(protobuf.number_field(TO_WANT_CONFIG, self._nonce)))]
-
-    def _take(self, messages: list[dict[int, Value]], now: float) -> list[Event]:
-        events: list[Event] = []
-        for message in messages:
-            try:
-                events += self._message(message, now)
-            except WireError:
-                self._unframer.malformed += 1
-        new = self._unframer.malformed - self._malformed
-        self._malformed += new
-        return events + [Noise("bytes that are no message")] * new
+        request = frame(protobuf.number_field(TO_WANT_CONFIG, self._nonce))
+        failure = "no Meshtastic node answers on this port"
+        return self._attempt(request, now + HANDSHAKE_S, failure)
 
     def _message(self, message: dict[int, Value], now: float) -> list[Event]:
+        try:
+            return self._from_radio(message, now)
+        except WireError:
+            return [Noise(self.noise)]
+
+    def _from_radio(self, message: dict[int, Value], now: float) -> list[Event]:
         if (info := protobuf.data(message, FROM_MY_INFO)) is not None:
             self._node = protobuf.number(protobuf.fields(info), MY_NODE)
         if (queue := protobuf.data(message, FROM_QUEUE)) is not None:
-            return self._queue(protobuf.fields(queue), now)
+            return self._queue_status(protobuf.fields(queue), now)
         if (packet := protobuf.data(message, FROM_PACKET)) is not None:
-            return self._heard(protobuf.fields(packet), now)
+            return self._packet(protobuf.fields(packet), now)
         if protobuf.number(message, FROM_REBOOTED) and self._awake:
-            lost: list[Event] = [Refused("the node has restarted")] if self._packet else []
-            return lost + self.start(now)
+            return self._restart("the node has restarted", now)
         if self._nonce and protobuf.number(message, FROM_COMPLETE) == self._nonce:
             self._nonce = 0
-            self.ready = self._free = self._awake = True
+            self._has_room = True
+            self._awake = True
+            self.ready = True
             self._rest(now)
         return []
 
-    def _queue(self, status: dict[int, Value], now: float) -> list[Event]:
-        """The node's credit: how many more packets it takes, and what became of this one."""
+    def _queue_status(self, status: dict[int, Value], now: float) -> list[Event]:
+        """Handle a queue report: the free places in the queue, and the outcome of a packet."""
         result = protobuf.number(status, QUEUE_RESULT)
-        packet = protobuf.number(status, QUEUE_PACKET)
-        if result == 0 or packet != self._packet:
-            self._free = protobuf.number(status, QUEUE_FREE) > 0
-        if not self._packet or packet != self._packet:
-            return []
-        return [self._settle(result, now)]
+        ours = self._is_in_flight(protobuf.number(status, QUEUE_PACKET))
+        if result == 0 or not ours:
+            self._has_room = protobuf.number(status, QUEUE_FREE) > 0
+        return self._outcome(result, now) if ours else []
 
-    def _settle(self, error: int, now: float) -> Event:
-        self._packet = 0
+    def _is_in_flight(self, packet_id: int) -> bool:
+        return self._in_flight is not None and packet_id == self._packet_id
+
+    def _outcome(self, error: int, now: float) -> list[Event]:
+        outcome: Sent | PayloadRefused = Sent()
+        if error:
+            again_in_s = DUTY_PAUSE_S / self._settings.speed if error == DUTY_CYCLE_LIMIT else None
+            outcome = PayloadRefused(_routing_error(error), again_in_s)
+        settled = self._settle(outcome)
         self._rest(now)
-        if error == 0:
-            return Sent()
-        again = DUTY_PAUSE_S / self._settings.speed if error == DUTY_CYCLE_LIMIT else None
-        return Refused(_sentence(error), again)
+        return settled
 
     def _rest(self, now: float) -> None:
-        """Until the next packet, keep the connection awake; a heartbeat also asks for room."""
-        self.deadline = now + (HEARTBEAT_S if self._free else ROOM_S)
+        """Set the time of the next heartbeat. The node answers a heartbeat with a queue report."""
+        self.deadline = now + (HEARTBEAT_S if self._has_room else ROOM_S)
 
-    def _heard(self, packet: dict[int, Value], now: float) -> list[Event]:
+    def _packet(self, packet: dict[int, Value], now: float) -> list[Event]:
         content = protobuf.data(packet, PACKET_DATA)
         if content is None:
-            return []  # encrypted with a key that the node has not
+            return []  # encrypted with a key that the node does not have
         found = protobuf.fields(content)
-        port, payload = protobuf.number(found, DATA_PORT), protobuf.data(found, DATA_PAYLOAD)
+        port = protobuf.number(found, DATA_PORT)
+        payload = protobuf.data(found, DATA_PAYLOAD)
         if port == ROUTING_APP:
             error = protobuf.number(protobuf.fields(payload or b""), ROUTING_ERROR)
             if error == 0:
                 return []
-            if self._packet and protobuf.number(found, DATA_REQUEST) == self._packet:
-                return [self._settle(error, now)]
-            return [Noise(_sentence(error))]
+            if self._is_in_flight(protobuf.number(found, DATA_REQUEST)):
+                return self._outcome(error, now)
+            return [Noise(_routing_error(error))]
         if port != PRIVATE_APP or not payload or protobuf.number(packet, PACKET_FROM) == self._node:
             return []
-        rssi = protobuf.number(packet, PACKET_RSSI)
-        snr = struct.unpack("<f", protobuf.number(packet, PACKET_SNR).to_bytes(8, "little")[:4])[0]
-        signed = rssi - (1 << 64) if rssi >> 63 else rssi
-        return [Received(payload, float(signed), snr)]
+        rssi = protobuf.signed(protobuf.number(packet, PACKET_RSSI))
+        snr_bits = protobuf.number(packet, PACKET_SNR).to_bytes(8, "little")[:4]
+        return [Received(payload, float(rssi), struct.unpack("<f", snr_bits)[0])]
 
 
-def _to_radio(field: int, message: bytes) -> Write:
-    return Write(frame(protobuf.bytes_field(field, message)))
+def _to_radio(field: int, message: bytes) -> bytes:
+    return frame(protobuf.bytes_field(field, message))
 
 
-def _sentence(error: int) -> str:
-    return f"routing error {error}, {ERRORS.get(error, 'of a kind not known here')}"
+def _routing_error(error: int) -> str:
+    return f"routing {error_text(error, ERRORS)}"

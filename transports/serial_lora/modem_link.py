@@ -1,37 +1,38 @@
-"""One connection to a modem: a dialect on an open port, until either fails."""
+"""One connection to a modem: a dialect on an open port, until one of them fails."""
 
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from ternmesh.errors import WireError
-from transports.serial_lora.coding import Coding, Message
+from transports.serial_lora.coding import PrefixCoding, RadioMessage
 from transports.serial_lora.dialect import (
     Broken,
     Budget,
     Dialect,
     Event,
     Noise,
+    PayloadRefused,
     Received,
-    Refused,
     Sent,
     Write,
 )
 from transports.serial_lora.port import PortError, SerialPort
-from transports.serial_lora.send_queue import Outgoing, SendQueue
+from transports.serial_lora.send_queue import QueuedPayload, SendQueue
 from transports.serial_lora.settings import SerialLoraSettings
 
 WAIT_S = 1.0  # the longest that the thread sleeps; arrivals and sends wake it
-STALLED_S = 2.0  # a message of the modem that has not gone on for so long is given up
+STALLED_S = 2.0  # an incomplete message is given up after so long without bytes
 TRIES_MAX = 3  # offers of one frame to the modem
-REASONS_MAX = 32  # different refusals that are told apart
+REASONS_MAX = 32  # different refusals that are counted apart
 
 
 @dataclass(slots=True)
 class SerialLoraCounters:
-    """What this transport did since it was made; bytes are those of payloads on the air."""
+    """Counters since the transport was made; bytes are those of payloads on the air."""
 
     connects: int = 0
     frames_in: int = 0
@@ -42,37 +43,37 @@ class SerialLoraCounters:
     lost: int = 0  # frames that waited or were on their way when the modem went away
     too_long: int = 0  # frames of more airtime than is ever granted
     refused: int = 0  # frames that the modem would not send
-    foreign: int = 0  # payloads for others, or from nobody we know
-    malformed: int = 0  # payloads and bytes that are nothing
-    refusals: dict[str, int] = field(default_factory=dict)  # by what the modem said
+    foreign: int = 0  # payloads for other receivers, or from unknown senders
+    malformed: int = 0  # payloads that do not decode, and noise on the line
+    refusals: dict[str, int] = field(default_factory=dict)  # by reason
 
 
 class ModemLink:
-    """Runs in the transport's thread; `take` gets what was for us."""
+    """Runs in the thread of the transport; `take` is called with each message."""
 
     def __init__(
         self,
         settings: SerialLoraSettings,
-        dialect: Dialect,
-        coding: Coding,
+        dialect: Dialect[Any],
+        coding: PrefixCoding,
         queue: SendQueue,
         counters: SerialLoraCounters,
         budget: Budget | None,
-        take: Callable[[Message, Received], None],
+        take: Callable[[RadioMessage, Received], None],
     ) -> None:
         self.dialect = dialect
-        self.ready_s = 0.0  # for how long the modem was set up
+        self.ready_s = 0.0  # how long the modem was set up
         self._settings = settings
         self._coding = coding
         self._queue = queue
         self._counters = counters
         self._budget = budget
         self._take = take
-        self._in_flight: Outgoing | None = None
-        self._payload = b""
-        self._hold_until = 0.0  # nothing is offered to the modem before
-        self._stalled_at = inf  # when a message that does not go on is given up
-        self._ready_at: float | None = None
+        self._in_flight: QueuedPayload | None = None
+        self._payload = b""  # that of `_in_flight`, encoded
+        self._hold_until = 0.0  # nothing is offered to the modem earlier
+        self._stalled_at = inf  # when an incomplete message is given up
+        self._ready_at: float | None = None  # when the modem was set up
 
     @property
     def ready(self) -> bool:
@@ -104,7 +105,7 @@ class ModemLink:
             self._counters.lost += self._queue.clear() + flying
 
     def _wait_s(self, now: float) -> float:
-        """Until something is due; a frame that waits for the modem is woken by its answer."""
+        """Seconds until something is due; the answer of a busy modem ends the wait earlier."""
         due = min(now + WAIT_S, self._stalled_at)
         if self.dialect.deadline is not None:
             due = min(due, self.dialect.deadline)
@@ -121,14 +122,14 @@ class ModemLink:
         """Hand the next frame to the modem, if it may leave now."""
         control = self._coding.to_send()
         if control and len(self._queue) <= self._settings.queue_max:
-            self._queue.put_back([Outgoing(0, b"", payload) for payload in control])
+            self._queue.put_back([QueuedPayload(0, b"", payload) for payload in control])
         item = self._queue.first()
         if item is None or not self.dialect.idle or now < self._hold_until:
             return
         payload = item.payload or self._coding.encode(item.to, item.frame)
         airtime_us = self.dialect.airtime_us(len(payload))
         wait_s = self._budget.may_send(airtime_us) if self._budget else 0.0
-        if wait_s == inf:  # the modem's own word has made it longer than the law's hour
+        if wait_s == inf:  # The modem's own estimate of the airtime exceeds the limit of an hour.
             self._queue.take()
             self._counters.too_long += 1
             return
@@ -136,7 +137,8 @@ class ModemLink:
             self._hold_until = now + wait_s
             return
         self._queue.take()
-        self._in_flight, self._payload = item, payload
+        self._in_flight = item
+        self._payload = payload
         self._counters.airtime_us += airtime_us
         self._handle(port, self.dialect.send(payload, now))
 
@@ -149,7 +151,7 @@ class ModemLink:
                     self._receive(payload, event)
                 case Sent():
                     self._sent()
-                case Refused():
+                case PayloadRefused():
                     self._refused(event)
                 case Noise():
                     self._counters.malformed += 1
@@ -171,13 +173,15 @@ class ModemLink:
             self._counters.bytes_out += len(self._payload)
         self._in_flight = None
 
-    def _refused(self, refused: Refused) -> None:
-        """Offer the frame again where that makes sense; its airtime is reserved anew then."""
-        item, self._in_flight = self._in_flight, None
+    def _refused(self, refused: PayloadRefused) -> None:
+        """Offer the frame again where the modem may take it; its airtime is then reserved anew."""
+        item = self._in_flight
+        self._in_flight = None
         if item is None:
             return
-        counts, reason = self._counters.refusals, refused.reason
-        key = reason if reason in counts or len(counts) < REASONS_MAX else "(others)"
+        counts = self._counters.refusals
+        is_listed = refused.reason in counts or len(counts) < REASONS_MAX
+        key = refused.reason if is_listed else "(others)"
         counts[key] = counts.get(key, 0) + 1
         item.tries += 1
         if refused.garbled:

@@ -7,7 +7,7 @@ import select
 import termios
 
 from transports.base import MissingExtra, TransportError
-from transports.serial_lora.waker import Waker
+from transports.serial_lora.send_queue import Waker
 
 try:
     import serial
@@ -26,10 +26,8 @@ class PortError(TransportError):
 
 
 class SerialPort:
-    """An open port, for one thread."""
-
     def __init__(self, path: str, baud: int, write_timeout_s: float, waker: Waker) -> None:
-        """Open `path` for ourselves alone, or PortError."""
+        """Open `path` for exclusive use, or PortError."""
         self._path = path
         self._waker = waker
         try:
@@ -41,7 +39,7 @@ class SerialPort:
         _keep_modem_up(self._serial.fileno())
 
     def read(self, timeout_s: float) -> bytes:
-        """What has arrived, or nothing after `timeout_s` or a wake; PortError where it is gone."""
+        """The bytes that arrived, empty after `timeout_s` or a wake; PortError where it is gone."""
         try:
             ready, _, _ = select.select([self._serial, self._waker], [], [], timeout_s)
             if self._waker in ready:
@@ -51,7 +49,7 @@ class SerialPort:
             raise PortError(f"lost {self._path}: is it unplugged?") from error
 
     def write(self, data: bytes) -> None:
-        """Write all of `data`; PortError where it is gone or does not take them in time."""
+        """Write all of `data`; PortError where the port is gone or does not take them in time."""
         try:
             self._serial.write(data)
         except serial.SerialTimeoutException as error:
@@ -60,8 +58,8 @@ class SerialPort:
             raise PortError(f"lost {self._path}: is it unplugged?") from error
 
     def close(self) -> None:
-        """Close at once: bytes that a stuck modem did not take must not keep us."""
-        with contextlib.suppress(OSError, termios.error):  # The device is gone, and they with it.
+        """Close at once, without waiting for bytes that a stuck modem did not take."""
+        with contextlib.suppress(OSError, termios.error):  # The device is gone.
             self._serial.reset_output_buffer()
         try:
             self._serial.close()
@@ -81,7 +79,7 @@ def _why(error: Exception) -> str:
 
 
 def _keep_modem_up(descriptor: int) -> None:
-    """Clear HUPCL: when we close, DTR must not fall, since that resets many modem boards."""
+    """Clear HUPCL: a fall of DTR when the port closes would reset many modem boards."""
     try:
         attributes = termios.tcgetattr(descriptor)
         attributes[2] &= ~termios.HUPCL

@@ -1,22 +1,38 @@
 """REYAX RYLR998, 498, 896 and 406: AT commands, one at a time, each waiting for its answer.
 
-The modem answers AT+SEND only when the frame has left. It adds 8 bytes to each payload on the air,
-and a +RCV may come at any time, also between a command and its answer.
+The modem answers AT+SEND only when the frame has left. It adds 8 bytes to each payload on the air.
+Its messages are lines that end with CR LF:
+
+    +OK            +ERR=<code>       +READY            +<NAME>=<value>
+    +RCV=<address>,<length>,<data>,<rssi>,<snr>
+
+A +RCV may come at any time, also between a command and its answer. Its data may hold commas and
+line ends: only its length counts.
 """
 
+import re
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum, auto
 
-from ternmesh.link.airtime import airtime_us
-from transports.serial_lora.dialect import Broken, Event, Noise, Received, Refused, Sent, Write
-from transports.serial_lora.reyax_parser import DATA_MAX, Heard, Line, ReyaxParser
+from transports.serial_lora.dialect import (
+    Broken,
+    Dialect,
+    Event,
+    Noise,
+    PayloadRefused,
+    Received,
+    Sent,
+    Write,
+    error_text,
+)
 from transports.serial_lora.settings import SerialLoraSettings
 
+DATA_MAX = 240
 HIDDEN_BYTES = 8
 BANDWIDTH_CODES = {125: 7, 250: 8, 500: 9}
 ANSWER_S = 2.0  # for commands that send nothing; some of them write to flash
-QUIET_S = 0.2  # in which answers to commands of another time are let pass
-TRIES_MAX = 5
+QUIET_S = 0.2  # for late answers to earlier commands, which are ignored
 FILLER = b"\r\n" * (DATA_MAX // 2 + 4)  # ends even a command that waits for the rest of its data
 ERRORS = {
     1: "the command had no line end",
@@ -36,160 +52,203 @@ ERRORS = {
 _GARBLED, _STILL_SENDING = (1, 2, 4, 5), 17  # The frame has not left: it may be sent again.
 _WHILE_RECEIVING = (12, 18, 19)  # These answer no command.
 
-
-class _Phase(Enum):
-    CLOSED = auto()
-    QUIET = auto()
-    HELLO = auto()
-    ASK = auto()
-    SET = auto()
-    IDLE = auto()
-    SENDING = auto()
+_HEAD = re.compile(rb"\+RCV=(\d{1,5}),(\d{1,3}),")
+_TAIL = re.compile(rb",(-?\d{1,4}),(-?\d{1,4})\r\n")
+_TAIL_MAX = 14
+_LINE = re.compile(rb"\+([A-Z]{2,12})(?:=([^\r\n+]{0,64}))?\r\n")
+_PARTIAL = re.compile(rb"\+[A-Z]{0,12}(?:=[^\r\n+]{0,64})?\r?")
 
 
-class Reyax:
-    """See `Dialect`."""
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A +RCV."""
 
-    payload_max = DATA_MAX
+    data: bytes
+    rssi_dbm: float
+    snr_db: float
 
-    def __init__(self, settings: SerialLoraSettings) -> None:
-        self.deadline: float | None = None
-        self._settings = settings
-        self._parser = ReyaxParser()
-        self._skipped = 0  # of the parser, as far as told
-        self._phase = _Phase.CLOSED
-        self._set_up = False
-        self._in_flight = b""
-        self._steps: deque[tuple[str, str]] = deque()
-        self._tries = 0
+
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    """Any other line: +NAME or +NAME=value."""
+
+    name: str
+    value: str = ""
 
     @property
-    def ready(self) -> bool:
-        """Whether the modem has the settings that were asked for."""
-        return self._set_up
+    def error(self) -> int | None:
+        """The code of an +ERR, 0 where it has none; None for another line."""
+        if self.name != "ERR":
+            return None
+        return int(self.value) if self.value.isdecimal() and self.value.isascii() else 0
+
+
+class ReyaxParser:
+    """Finds messages in a stream; runs of bytes that belong to none are counted in `malformed`.
+
+    At most one incomplete message is kept, so memory is bounded by the longest +RCV.
+    """
+
+    def __init__(self) -> None:
+        self.malformed = 0
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Heard | TextLine]:
+        self._buffer += data
+        messages: list[Heard | TextLine] = []
+        while self._buffer:
+            start = self._buffer.find(b"+")
+            if start:
+                self._skip(len(self._buffer) if start < 0 else start)
+                continue
+            message, size = self._first()
+            if message is not None:
+                messages.append(message)
+                del self._buffer[:size]
+            elif size:
+                self._skip(size)
+            else:
+                break
+        return messages
+
+    def flush(self) -> list[Heard | TextLine]:
+        messages: list[Heard | TextLine] = []
+        while self._buffer:
+            self._skip(1)
+            messages += self.feed(b"")
+        return messages
+
+    def _first(self) -> tuple[Heard | TextLine | None, int]:
+        """The message at the front and its size.
+
+        (None, 1) if there is none, (None, 0) if that depends on further bytes.
+        """
+        buffer = self._buffer
+        if head := _HEAD.match(buffer):
+            end = head.end() + int(head[2])
+            if int(head[2]) > DATA_MAX:
+                return None, 1
+            if tail := _TAIL.match(buffer, end):
+                data = bytes(buffer[head.end() : end])
+                return Heard(data, float(tail[1]), float(tail[2])), tail.end()
+            short = len(buffer) < end + _TAIL_MAX and b"\n" not in buffer[end:]
+            return None, int(not short)
+        if line := _LINE.match(buffer):
+            name, value = line[1].decode(), (line[2] or b"").decode("latin-1")
+            return (TextLine(name, value), line.end()) if name != "RCV" else (None, 1)
+        return None, int(not _PARTIAL.fullmatch(buffer))
+
+    def _skip(self, count: int) -> None:
+        self.malformed += bool(self._buffer[:count].strip(b"\r\n"))
+        del self._buffer[:count]
+
+
+class _Phase(Enum):
+    QUIET = auto()  # the rest of a half command is filled up, and late answers are ignored
+    HELLO = auto()  # AT was written
+    ASK = auto()  # the value of a setting was asked for
+    SET = auto()  # a setting was written
+    READY = auto()  # nothing is under way, or AT+SEND
+
+
+class Reyax(Dialect[Heard | TextLine]):
+    payload_max = DATA_MAX
+    overhead = HIDDEN_BYTES
+    tries_max = 5
+    noise = "bytes between messages"
+
+    def __init__(self, settings: SerialLoraSettings) -> None:
+        super().__init__(settings, ReyaxParser())
+        self._phase = _Phase.QUIET
+        self._steps: deque[tuple[str, str]] = deque()  # settings that are not compared yet
 
     @property
     def idle(self) -> bool:
-        """Whether no command is under way."""
-        return self._phase is _Phase.IDLE
-
-    def airtime_us(self, payload_bytes: int) -> int:
-        """The time on air of a payload, with what the modem adds, in microseconds."""
-        return airtime_us(self._settings.radio, payload_bytes + HIDDEN_BYTES)
-
-    def start(self, now: float) -> list[Event]:
-        """Get the modem's attention, then compare its settings and change those that differ."""
-        self._steps = deque(_steps(self._settings))
-        self._set_up = False
-        self._tries = 0
-        return self._attract(now)
+        return super().idle and self._phase is _Phase.READY
 
     def send(self, payload: bytes, now: float) -> list[Event]:
-        """Send to all modems of the network: whom it concerns stands in the payload."""
-        assert self.idle
-        self._enter(_Phase.SENDING, now + self._air_s(payload) + self._settings.answer_margin_s)
-        self._in_flight = payload
-        return [Write(b"AT+SEND=0,%d,%b\r\n" % (len(payload), payload))]
-
-    def receive_bytes(self, data: bytes, now: float) -> list[Event]:
-        """Take what the modem says."""
-        return self._take(self._parser.feed(data), now)
-
-    def line_idle(self, now: float) -> list[Event]:
-        """Give up an incomplete message."""
-        return self._take(self._parser.flush(), now)
+        """Send to all modems of the network: the payload itself names its receiver."""
+        due = now + self._air_s(payload) + self._settings.answer_margin_s
+        return self._launch(payload, b"AT+SEND=0,%d,%b\r\n" % (len(payload), payload), due)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """The modem did not answer, or has been quiet long enough."""
         if self._phase is _Phase.QUIET:
-            self._enter(_Phase.HELLO, now + ANSWER_S)
-            return [Write(b"AT\r\n")]
-        if self._phase is _Phase.SENDING:
+            return self._command(_Phase.HELLO, b"AT\r\n", now)
+        refused = self._settle(PayloadRefused("the modem did not answer"))
+        if refused:
             self._tries = 0
-            return [Refused("the modem did not answer"), *self._attract(now)]
+        return refused + self._attract(now)
+
+    def _set_up(self, now: float) -> list[Event]:
+        """Get the modem's attention, then compare its settings and change those that differ."""
+        self._steps = deque(_steps(self._settings))
         return self._attract(now)
 
     def _attract(self, now: float) -> list[Event]:
-        """End whatever half command the modem holds, and begin again."""
-        self._tries += 1
-        if self._tries > TRIES_MAX:
-            return [Broken("the modem does not answer AT: check the wiring and baud_rate")]
-        self._enter(_Phase.QUIET, now + QUIET_S)
-        return [Write(b"\r\n" if self._tries == 1 else FILLER)]
+        """End any half command that the modem holds, and begin again."""
+        self._phase = _Phase.QUIET
+        ending = FILLER if self._tries else b"\r\n"
+        failure = "the modem does not answer AT: check the wiring and baud_rate"
+        return self._attempt(ending, now + QUIET_S, failure)
 
-    def _take(self, messages: list[Heard | Line], now: float) -> list[Event]:
-        events: list[Event] = []
-        for message in messages:
-            if isinstance(message, Heard):
-                events.append(Received(message.data, message.rssi_dbm, message.snr_db))
-            else:
-                events += self._line(message, now)
-        if self._parser.skipped > self._skipped:
-            self._skipped = self._parser.skipped
-            events.append(Noise("bytes between messages"))
-        return events
+    def _command(self, phase: _Phase, command: bytes, now: float) -> list[Event]:
+        self._phase = phase
+        self.deadline = now + ANSWER_S
+        return [Write(command)]
 
-    def _line(self, line: Line, now: float) -> list[Event]:
-        error = _error(line)
+    def _message(self, message: Heard | TextLine, now: float) -> list[Event]:
+        if isinstance(message, Heard):
+            return [Received(message.data, message.rssi_dbm, message.snr_db)]
+        error = message.error
         if error in _WHILE_RECEIVING:
             return [Noise(ERRORS[error])]
-        if line.name == "READY" and self._phase is not _Phase.QUIET:
-            lost: list[Event] = []
-            if self._phase is _Phase.SENDING:
-                lost.append(Refused("the modem has restarted"))
-            return lost + self.start(now)
-        ok = line.name == "OK"
+        if message.name == "READY" and self._phase is not _Phase.QUIET:
+            return self._restart("the modem has restarted", now)
+        ok = message.name == "OK"
         match self._phase:
             case _Phase.HELLO if ok:
                 return self._next_step(now)
-            case _Phase.ASK if error is not None or line.name == self._steps[0][0]:
-                if error is None and line.value == self._steps[0][1]:
+            case _Phase.ASK if error is not None or message.name == self._steps[0][0]:
+                if message == TextLine(*self._steps[0]):
                     self._steps.popleft()
                     return self._next_step(now)
-                self._enter(_Phase.SET, now + ANSWER_S)
-                return [Write(b"AT+%b=%b\r\n" % _ascii(self._steps[0]))]
+                return self._command(_Phase.SET, b"AT+%b=%b\r\n" % _ascii(self._steps[0]), now)
             case _Phase.SET if ok:
                 self._steps.popleft()
                 return self._next_step(now)
             case _Phase.SET if error is not None:
-                name, value = self._steps[0]
-                return [Broken(f"the modem refuses AT+{name}={value}: {_sentence(error)}")]
-            case _Phase.SENDING if ok:
-                self._enter(_Phase.IDLE)
-                return [Sent()]
-            case _Phase.SENDING if error is not None:
+                setting = "=".join(self._steps[0])
+                return [Broken(f"the modem refuses AT+{setting}: {error_text(error, ERRORS)}")]
+            case _Phase.READY if ok:
+                return self._settle(Sent())
+            case _Phase.READY if error is not None:
                 return self._refused(error, now)
         return []
 
     def _next_step(self, now: float) -> list[Event]:
         """Ask for the next setting, so that flash is written only where one differs."""
-        if not self._steps:
-            self._tries = 0
-            self._set_up = True
-            self._enter(_Phase.IDLE)
-            return []
-        self._enter(_Phase.ASK, now + ANSWER_S)
-        return [Write(b"AT+%b?\r\n" % _ascii(self._steps[0])[0])]
+        if self._steps:
+            return self._command(_Phase.ASK, b"AT+%b?\r\n" % _ascii(self._steps[0])[0], now)
+        self._tries = 0
+        self._phase = _Phase.READY
+        self.ready = True
+        self.deadline = None
+        return []
 
     def _refused(self, error: int, now: float) -> list[Event]:
-        reason = _sentence(error)
-        if error in _GARBLED:
-            # The rest of the command may be taken for further ones: more errors will follow.
-            self._tries = 0
-            return [Refused(reason, 0.0, garbled=True), *self._attract(now)]
-        self._enter(_Phase.IDLE)
+        if self._in_flight is None:
+            return []
         again_in_s = self._air_s(self._in_flight) if error == _STILL_SENDING else None
-        return [Refused(reason, again_in_s)]
-
-    def _air_s(self, payload: bytes) -> float:
-        return self.airtime_us(len(payload)) / 1e6 / self._settings.speed
-
-    def _enter(self, phase: _Phase, deadline: float | None = None) -> None:
-        self._phase, self.deadline = phase, deadline
+        if error not in _GARBLED:
+            return self._settle(PayloadRefused(error_text(error, ERRORS), again_in_s))
+        # The modem may take the rest of the command for further ones: more errors will follow.
+        self._tries = 0
+        refused = self._settle(PayloadRefused(error_text(error, ERRORS), 0.0, garbled=True))
+        return refused + self._attract(now)
 
 
 def _steps(settings: SerialLoraSettings) -> list[tuple[str, str]]:
-    """The settings in the modem's words; the network comes first, as the preamble depends on it."""
+    """Names and values; the network comes first, since the preamble depends on it."""
     radio = settings.radio
     bandwidth = BANDWIDTH_CODES[radio.bandwidth_khz]
     numbers = (radio.spreading_factor, bandwidth, radio.coding_rate, radio.preamble_symbols)
@@ -204,13 +263,3 @@ def _steps(settings: SerialLoraSettings) -> list[tuple[str, str]]:
 
 def _ascii(step: tuple[str, str]) -> tuple[bytes, bytes]:
     return step[0].encode(), step[1].encode()
-
-
-def _error(line: Line) -> int | None:
-    if line.name != "ERR":
-        return None
-    return int(line.value) if line.value.isdecimal() and line.value.isascii() else 0
-
-
-def _sentence(error: int) -> str:
-    return f"error {error}, {ERRORS.get(error, 'which its manual does not have')}"

@@ -1,28 +1,39 @@
 """RNode firmware: KISS with commands for the radio, and CMD_READY as flow control.
 
-The firmware adds one byte to each frame and cuts frames of more than 254 bytes in two; ours are
-shorter, so that one loss costs one frame.
+The firmware adds one byte to each frame and cuts frames of more than 254 bytes in two. Our payloads
+are shorter, so that one loss costs one frame.
 """
 
+from dataclasses import replace
 from enum import IntEnum
 
-from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora import kiss
-from transports.serial_lora.dialect import Broken, Event, Noise, Received, Refused, Sent, Write
+from ternmesh.link.airtime import LoraSetting
+from transports.serial_lora.dialect import (
+    Broken,
+    Dialect,
+    Event,
+    Noise,
+    PayloadRefused,
+    Received,
+    Sent,
+    Write,
+    error_text,
+)
+from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.settings import SerialLoraSettings
 
 DETECT_ASK, DETECT_ANSWER, ON = b"\x73", b"\x46", b"\x01"
 RSSI_OFFSET_DBM, SNR_STEP_DB = 157, 0.25
 HEADER = 1  # byte on the air
 PAYLOAD_MAX = 254
-ERRORS = {1: "the radio does not start", 2: "sending failed", 4: "its queue is full"}
+QUEUE_FULL = 4
+ERRORS = {1: "the radio does not start", 2: "sending failed", QUEUE_FULL: "its queue is full"}
 ANSWER_S = 2.0
-TRIES_MAX = 4
 # The firmware's preamble lasts at least 18 symbols and about 24 ms (from its sources; unmeasured).
 _PREAMBLE_SYMBOLS_MIN, _PREAMBLE_US = 18, 24_000
 
 
-class Command(IntEnum):
+class RnodeCommand(IntEnum):
     """The first byte of a KISS frame."""
 
     DATA = 0x00
@@ -40,134 +51,93 @@ class Command(IntEnum):
     ERROR = 0x90
 
 
-class Rnode:
-    """See `Dialect`."""
+class Rnode(Dialect[tuple[int, bytes]]):
+    """An RNode; its messages are KISS commands with their data."""
 
     payload_max = PAYLOAD_MAX
+    overhead = HEADER
+    noise = "bytes that are not KISS"
 
     def __init__(self, settings: SerialLoraSettings) -> None:
-        self.deadline: float | None = None
-        self.ready = False
-        self._settings = settings
+        super().__init__(settings, KissUnframer())
         self._radio = with_long_preamble(settings.radio)
-        self._wanted = _radio_commands(settings)
-        self._open: dict[int, bytes] = {}  # settings that the modem has not confirmed
-        self._unframer = kiss.Unframer()
-        self._malformed = 0
-        self._tries = 0
-        self._in_flight = False
+        self._unconfirmed: dict[int, bytes] = {}  # settings that the modem has not repeated yet
         self._left_at = 0.0  # when the frame in flight has left
-        self._rssi_dbm: float | None = None
+        self._rssi_dbm: float | None = None  # of the frame that follows
         self._snr_db: float | None = None
-
-    @property
-    def idle(self) -> bool:
-        """Whether the last frame has left and the modem has room."""
-        return self.ready and not self._in_flight
-
-    def airtime_us(self, payload_bytes: int) -> int:
-        """The time on air of a payload with the firmware's header, in microseconds."""
-        return airtime_us(self._radio, payload_bytes + HEADER)
-
-    def start(self, now: float) -> list[Event]:
-        """Ask whether an RNode is there."""
-        self.ready = False
-        self._tries = 0
-        self._open = {}
-        return self._detect(now)
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Send; the modem has a queue, but the next frame waits until this one has left."""
-        assert self.idle
-        self._in_flight = True
-        self._left_at = now + self.airtime_us(len(payload)) / 1e6 / self._settings.speed
         self._tries = 0
-        self.deadline = self._left_at
-        return [Write(kiss.frame(Command.DATA, payload))]
-
-    def receive_bytes(self, data: bytes, now: float) -> list[Event]:
-        """Take what the modem says."""
-        events: list[Event] = []
-        for command, content in self._unframer.feed(data):
-            events += self._command(command, content, now)
-        new = self._unframer.malformed - self._malformed
-        self._malformed += new
-        return events + [Noise("bytes that are no KISS")] * new
-
-    def line_idle(self, _now: float) -> list[Event]:
-        """Nothing: the next FEND ends whatever is incomplete."""
-        return []
+        self._left_at = now + self._air_s(payload)
+        return self._launch(payload, kiss_frame(RnodeCommand.DATA, payload), self._left_at)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Ask again."""
+        """Ask again: for an RNode, or whether it is ready for the next frame."""
         if not self.ready:
             return self._detect(now)
         self._tries += 1
         if self._tries > 1 + self._settings.answer_margin_s / ANSWER_S:
-            self._in_flight = False
-            return [Refused("the modem did not say that it is ready"), *self.start(now)]
-        # Only some versions say by themselves that they are ready for the next frame.
+            return self._restart("the modem did not report that it is ready", now)
+        # Only some versions of the firmware report it without being asked.
         self.deadline = now + ANSWER_S
-        return [Write(kiss.frame(Command.READY, b"\x00"))]
+        return [Write(kiss_frame(RnodeCommand.READY, b"\x00"))]
+
+    def _set_up(self, now: float) -> list[Event]:
+        self._unconfirmed = {}
+        return self._detect(now)
 
     def _detect(self, now: float) -> list[Event]:
-        self._tries += 1
-        if self._tries > TRIES_MAX:
-            missing = f": it did not confirm command {min(self._open)}" if self._open else ""
-            return [Broken(f"no RNode answers{missing}")]
-        self.deadline = now + ANSWER_S
-        return [Write(kiss.frame(Command.DETECT, DETECT_ASK))]
+        failure = "no RNode answers"
+        if self._unconfirmed:
+            failure += f": it did not confirm command {min(self._unconfirmed)}"
+        return self._attempt(kiss_frame(RnodeCommand.DETECT, DETECT_ASK), now + ANSWER_S, failure)
 
-    def _command(self, command: int, content: bytes, now: float) -> list[Event]:
+    def _message(self, message: tuple[int, bytes], now: float) -> list[Event]:
+        command, content = message
         match command:
-            case Command.DATA if content:
-                return [Received(content, *self._quality())]
-            case Command.DETECT if content == DETECT_ANSWER and not self.ready:
-                self._open = dict(self._wanted)
+            case RnodeCommand.DATA if content:
+                received = Received(content, self._rssi_dbm, self._snr_db)
+                self._rssi_dbm = None
+                self._snr_db = None
+                return [received]
+            case RnodeCommand.DETECT if content == DETECT_ANSWER and not self.ready:
+                self._unconfirmed = _radio_commands(self._settings)
                 self.deadline = now + ANSWER_S
-                return [Write(b"".join(kiss.frame(*item) for item in self._wanted.items()))]
-            case Command.READY if content == ON and self._in_flight and now >= self._left_at:
-                self._in_flight = False
-                self.deadline = None
-                return [Sent()]
-            case Command.RSSI if content:
+                return [Write(b"".join(kiss_frame(*item) for item in self._unconfirmed.items()))]
+            case RnodeCommand.READY if content == ON and now >= self._left_at:
+                return self._settle(Sent())
+            case RnodeCommand.RSSI if content:
                 self._rssi_dbm = float(content[0] - RSSI_OFFSET_DBM)
-            case Command.SNR if content:
+            case RnodeCommand.SNR if content:
                 self._snr_db = int.from_bytes(content[:1], signed=True) * SNR_STEP_DB
-            case Command.ERROR if content:
+            case RnodeCommand.ERROR if content:
                 return self._error(content[0])
-            case Command.RESET if self.ready:
-                lost: list[Event] = [Refused("the modem has restarted")] if self._in_flight else []
-                self._in_flight = False
-                return lost + self.start(now)
-            case _ if command in self._open:
-                return self._confirmed(command, content)
+            case RnodeCommand.RESET if self.ready:
+                return self._restart("the modem has restarted", now)
+            case _ if command in self._unconfirmed:
+                return self._confirm(command, content)
         return []
 
-    def _quality(self) -> tuple[float | None, float | None]:
-        quality = self._rssi_dbm, self._snr_db
-        self._rssi_dbm = self._snr_db = None
-        return quality
-
-    def _confirmed(self, command: int, content: bytes) -> list[Event]:
-        if content != self._open[command]:
-            wanted, got = self._open[command].hex(), content.hex()
-            return [Broken(f"the RNode sets command {command} to {got}, not {wanted}")]
-        del self._open[command]
-        if not self._open:
+    def _confirm(self, command: int, content: bytes) -> list[Event]:
+        wanted = self._unconfirmed.pop(command)
+        if content != wanted:
+            return [
+                Broken(f"the RNode sets command {command} to {content.hex()}, not {wanted.hex()}")
+            ]
+        if not self._unconfirmed:
             self.ready = True
             self.deadline = None
         return []
 
     def _error(self, code: int) -> list[Event]:
-        reason = f"error {code}, {ERRORS.get(code, 'of a kind not known here')}"
+        reason = error_text(code, ERRORS)
         if not self.ready:
             return [Broken(f"the RNode reports {reason}")]
-        if not self._in_flight:
+        if self.idle:
             return [Noise(reason)]
-        self._in_flight = False
-        self.deadline = None
-        return [Refused(reason, 1.0 / self._settings.speed if code == 4 else None)]
+        again_in_s = 1.0 / self._settings.speed if code == QUEUE_FULL else None
+        return self._settle(PayloadRefused(reason, again_in_s))
 
 
 def with_long_preamble(radio: LoraSetting) -> LoraSetting:
@@ -175,17 +145,17 @@ def with_long_preamble(radio: LoraSetting) -> LoraSetting:
     symbols = max(
         radio.preamble_symbols, _PREAMBLE_SYMBOLS_MIN, -(-_PREAMBLE_US // radio.symbol_us)
     )
-    return LoraSetting(radio.spreading_factor, radio.bandwidth_khz, radio.coding_rate, symbols)
+    return replace(radio, preamble_symbols=symbols)
 
 
 def _radio_commands(settings: SerialLoraSettings) -> dict[int, bytes]:
-    """What the modem must confirm, in this order; it repeats each with the value that it has."""
+    """The radio settings in the order of writing; the modem repeats each with its value."""
     radio = settings.radio
     return {
-        Command.FREQUENCY: settings.frequency_hz.to_bytes(4, "big"),
-        Command.BANDWIDTH: (radio.bandwidth_khz * 1000).to_bytes(4, "big"),
-        Command.POWER: bytes([settings.power_dbm]),
-        Command.SPREADING_FACTOR: bytes([radio.spreading_factor]),
-        Command.CODING_RATE: bytes([radio.coding_rate + 4]),
-        Command.STATE: ON,
+        RnodeCommand.FREQUENCY: settings.frequency_hz.to_bytes(4, "big"),
+        RnodeCommand.BANDWIDTH: (radio.bandwidth_khz * 1000).to_bytes(4, "big"),
+        RnodeCommand.POWER: bytes([settings.power_dbm]),
+        RnodeCommand.SPREADING_FACTOR: bytes([radio.spreading_factor]),
+        RnodeCommand.CODING_RATE: bytes([radio.coding_rate + 4]),
+        RnodeCommand.STATE: ON,
     }

@@ -1,5 +1,7 @@
-"""Frames that wait for the modem: bounded, filled by callers, emptied by the link's thread."""
+"""From the threads of callers to the thread of the link: frames that wait, and a way to wake it."""
 
+import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -9,12 +11,12 @@ from transports.base import Busy
 
 
 @dataclass(slots=True)
-class Outgoing:
-    """One frame on its way; a payload without frame belongs to the coding."""
+class QueuedPayload:
+    """One frame on its way; a payload without a frame belongs to the coding."""
 
     to: int
     frame: bytes
-    payload: bytes | None = None  # set: it is sent as it is
+    payload: bytes | None = None  # of the coding; sent as it is
     tries: int = 0
 
 
@@ -23,37 +25,67 @@ class SendQueue:
 
     def __init__(self, queue_max: int) -> None:
         self._queue_max = queue_max
-        self._waiting: deque[Outgoing] = deque()
+        self._waiting: deque[QueuedPayload] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def offer(self, items: Sequence[Outgoing]) -> None:
-        """Take all of them, or Busy; more than the queue holds are taken if nothing waits."""
+    def offer(self, items: Sequence[QueuedPayload]) -> None:
+        """Take all of them, or Busy; an empty queue takes more than `queue_max`."""
         with self._lock:
             if self._waiting and len(self._waiting) + len(items) > self._queue_max:
                 raise Busy(f"{len(self._waiting)} frames wait for the modem: try again soon")
             self._waiting.extend(items)
 
-    def put_back(self, items: Sequence[Outgoing]) -> None:
-        """To the front, in this order."""
+    def put_back(self, items: Sequence[QueuedPayload]) -> None:
+        """Put `items` at the front, in this order."""
         with self._lock:
             self._waiting.extendleft(reversed(items))
 
-    def first(self) -> Outgoing | None:
+    def first(self) -> QueuedPayload | None:
         """The next one; it stays in the queue."""
         with self._lock:
             return self._waiting[0] if self._waiting else None
 
-    def take(self) -> Outgoing:
-        """Remove the next one."""
+    def take(self) -> QueuedPayload:
         with self._lock:
             return self._waiting.popleft()
 
     def clear(self) -> int:
-        """Forget all; returns how many frames that were."""
+        """Remove all; returns how many frames that were."""
         with self._lock:
             count = sum(item.payload is None for item in self._waiting)
             self._waiting.clear()
             return count
+
+
+class Waker:
+    """Ends a wait of another thread; one waker serves all ports that are opened in turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        """The descriptor for `select`."""
+        return self._read_end
+
+    def wake(self) -> None:
+        """End a wait, or the next one; from any thread, at any time."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # Full: it is awake already.
+            if not self._closed:
+                os.write(self._write_end, b"!")
+
+    def clear(self) -> None:
+        """Discard all calls of `wake`."""
+        with contextlib.suppress(BlockingIOError):  # There was no call.
+            os.read(self._read_end, 4096)
+
+    def close(self) -> None:
+        """Free both ends; no thread may wait any more."""
+        with self._lock:
+            self._closed = True
+            os.close(self._read_end)
+            os.close(self._write_end)

@@ -1,27 +1,32 @@
-"""What a serial radio modem is told, and who has which address on the air."""
+"""Settings of a serial radio modem, with the address of each node on the air.
+
+They come from the `[link.serial]` table of a host's or node's configuration.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+from ternmesh.config import ConfigError, is_whole
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS = 0, 255
 BINARY = ("auto", "yes", "no")
-_BAUD_RATES = {"ebyte": 9600}  # of modems as they are delivered; the others have 115,200
-_TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others keep what their own tools have set
+_BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
+_TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their own tools
 _REYAX_NETWORK_ANY_PREAMBLE = 18
 _REYAX_PREAMBLE = 12
 
 
 @dataclass(frozen=True, slots=True)
 class SerialLoraSettings:
-    """One end of a fleet on a radio modem; a wrong value is a ValueError whose sentence names it.
+    """One end of a fleet on a radio modem; a wrong value is a ValueError that names it.
 
-    `role` is `host` or the node's name; `addresses` gives each node 1 to 254 (a node needs no more
-    than its own). `radio` says how long frames are on the air; where the modem cannot be tuned from
-    here (Meshtastic) it must be what the modem has. EBYTE modems hide it: they need `air_rate_bps`.
+    `role` is `host` or the node's name. `addresses` has 1 to 254 for each node; a node needs its
+    own only. `radio` gives the time on air of frames; where the modem is not tuned from here
+    (Meshtastic), it must match the modem. EBYTE modems hide it: they need `air_rate_bps`.
     """
 
     port: str
@@ -31,9 +36,11 @@ class SerialLoraSettings:
     radio: LoraSetting = field(default_factory=lambda: LoraSetting(9, 125, 1, _REYAX_PREAMBLE))
     frequency_hz: int = 0  # reyax, rnode and meshcore need it
     power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
-    baud_rate: int = 0  # 0: what modems of this dialect come with
+    baud_rate: int = 0  # 0: the factory setting of the dialect
     network_id: int = _REYAX_NETWORK_ANY_PREAMBLE  # reyax
-    binary: str = "auto"  # reyax: whether any byte may be sent; auto: once that is proven
+    binary: str = (
+        "auto"  # reyax: whether payloads may hold any byte; auto: once a probe has proven it
+    )
     air_rate_bps: int = 2400  # ebyte
     hop_limit: int = 0  # meshtastic: how often other radios repeat our frames
     queue_max: int = 64  # frames that wait for the modem
@@ -41,7 +48,7 @@ class SerialLoraSettings:
     write_timeout_s: float = 2.0
     reconnect_min_s: float = 1.0
     reconnect_max_s: float = 30.0
-    speed: float = 1.0  # of emulated radios: how many times faster than real ones they are
+    speed: float = 1.0  # of emulated radios, in multiples of real time
 
     def __post_init__(self) -> None:
         if not self.port:
@@ -110,16 +117,15 @@ class SerialLoraSettings:
 
     @property
     def own_address(self) -> int:
-        """Who we are on the air."""
         return HOST_ADDRESS if self.role == HOST else self.addresses[self.role]
 
     @property
     def peers(self) -> Mapping[str, int]:
-        """Everyone that this end talks to, with their addresses."""
+        """The addresses of all peers of this end, by name."""
         return self.addresses if self.role == HOST else {HOST: HOST_ADDRESS}
 
     def address(self, peer: str) -> int:
-        """Where frames for `peer` go; UnknownPeer for one without an address."""
+        """The address of `peer`; UnknownPeer where it has none."""
         check_peer(self.role, peer)
         if peer in (HOST, ALL):
             return HOST_ADDRESS if peer == HOST else ALL_ADDRESS
@@ -128,8 +134,47 @@ class SerialLoraSettings:
         return self.addresses[peer]
 
     def peer(self, to: int, sender: int) -> str | None:
-        """Who sent what is addressed `to`; None where it is not for us or from nobody we know."""
+        """The name of `sender`; None where `to` is another end, or the sender is unknown."""
         ours = (HOST_ADDRESS,) if self.role == HOST else (self.own_address, ALL_ADDRESS)
         if to not in ours:
             return None
         return next((name for name, value in self.peers.items() if value == sender), None)
+
+
+# Keys of the table, each with a value of the right type. Those of `radio` are keys like the others.
+_RADIO: dict[str, object] = {item.name: 0 for item in fields(LoraSetting)}
+_FIRST: dict[str, object] = {"port": "", "dialect": "", "addresses": {}}
+_OTHERS: dict[str, object] = {
+    item.name: item.default
+    for item in fields(SerialLoraSettings)
+    if item.name not in (*_FIRST, "role", "radio")
+}
+_ALLOWED = _FIRST | _OTHERS | _RADIO
+
+
+def serial_settings(table: Mapping[str, Any], role: str) -> SerialLoraSettings:
+    """The settings of the end for `role`, a node's name or HOST; ConfigError."""
+    for key, value in table.items():
+        if key not in _ALLOWED:
+            allowed = ", ".join(sorted(_ALLOWED))
+            raise ConfigError(f"link.serial.{key} is not a setting: [link.serial] allows {allowed}")
+        _check(f"link.serial.{key}", value, _ALLOWED[key])
+    for name, address in table.get("addresses", {}).items():
+        _check(f"link.serial.addresses.{name}", address, 0)
+    if missing := [key for key in _FIRST if key not in table]:
+        raise ConfigError(f"link.serial.{missing[0]} is missing: it has no default")
+    radio = {key: value for key, value in table.items() if key in _RADIO}
+    others = {key: value for key, value in table.items() if key not in _RADIO}
+    try:
+        settings = SerialLoraSettings(role=role, **others)
+        return replace(settings, radio=replace(settings.radio, **radio))
+    except ValueError as error:
+        raise ConfigError(f"[link.serial]: {error}") from error
+
+
+def _check(name: str, value: object, example: object) -> None:
+    """ConfigError unless `value` has the type of `example`."""
+    words = {str: "text", int: "a whole number", float: "a number", dict: "a table"}
+    kind = type(example)
+    if type(value) is not kind and not (kind is float and is_whole(value)):
+        raise ConfigError(f"{name} is {value!r}: it must be {words[kind]}")

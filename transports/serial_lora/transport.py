@@ -1,20 +1,20 @@
 """Frames over a LoRa modem on a serial port.
 
-Nothing here is a receipt: a modem that says that it has sent does not say that anyone heard. No
-frame leaves before its airtime is granted by `budget`.
+Nothing here is a receipt: a modem reports that it has sent, not that a receiver got the frame. No
+frame leaves before `budget` grants its airtime.
 """
 
 import logging
 import random
 import threading
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
+from typing import Any
 
-from transports.backoff import backoff_s
-from transports.base import Arrival, FrameTooLarge, NotConnected
-from transports.inbox import Inbox
-from transports.serial_lora.coding import Coding, Message, PrefixCoding, ProvenCoding
+from ternmesh.timers import backoff_s
+from transports.base import Arrival, FrameTooLarge, Inbox, NotConnected
+from transports.serial_lora.coding import PrefixCoding, ProvenCoding, RadioMessage
 from transports.serial_lora.dialect import Budget, Dialect, Received
 from transports.serial_lora.ebyte import Ebyte
 from transports.serial_lora.meshcore import Meshcore
@@ -23,32 +23,29 @@ from transports.serial_lora.modem_link import ModemLink, SerialLoraCounters
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.reyax import Reyax
 from transports.serial_lora.rnode import Rnode
-from transports.serial_lora.send_queue import Outgoing, SendQueue
+from transports.serial_lora.send_queue import QueuedPayload, SendQueue, Waker
 from transports.serial_lora.settings import SerialLoraSettings
-from transports.serial_lora.waker import Waker
+
+_DIALECTS: dict[str, Callable[[SerialLoraSettings], Dialect[Any]]] = {
+    "reyax": Reyax,
+    "ebyte": Ebyte,
+    "rnode": Rnode,
+    "meshcore": Meshcore,
+}
 
 _log = logging.getLogger(__name__)
 
 
-def new_dialect(settings: SerialLoraSettings, rng: random.Random) -> Dialect:
-    """The dialect that `settings` names."""
-    match settings.dialect:
-        case "reyax":
-            return Reyax(settings)
-        case "ebyte":
-            return Ebyte(settings)
-        case "meshtastic":
-            return Meshtastic(settings, rng)
-        case "rnode":
-            return Rnode(settings)
-        case _:
-            return Meshcore(settings)
+def new_dialect(settings: SerialLoraSettings, rng: random.Random) -> Dialect[Any]:
+    if settings.dialect == "meshtastic":
+        return Meshtastic(settings, rng)
+    return _DIALECTS[settings.dialect](settings)
 
 
 class SerialLoraTransport:
     """One end of a fleet on a radio; see `transports.base.Transport`. It is opened once.
 
-    `frame_us_max`: for how long the law lets a frame be on the air, with all that the modem adds.
+    `frame_us_max`: the longest legal airtime of a frame, with all that the modem adds.
     """
 
     def __init__(
@@ -58,9 +55,10 @@ class SerialLoraTransport:
         rng: random.Random | None = None,
         frame_us_max: int | None = None,
     ) -> None:
-        self.settings, self._frame_us_max = settings, frame_us_max
+        self.settings = settings
         self.counters = SerialLoraCounters()
         self._budget = budget
+        self._frame_us_max = frame_us_max
         self._rng = rng or random.Random()
         self._inbox = Inbox()
         self._queue = SendQueue(settings.queue_max)
@@ -75,7 +73,7 @@ class SerialLoraTransport:
 
     @cached_property
     def mtu(self) -> int:
-        """The longest frame in bytes, 0 where none may leave; it never changes."""
+        """The longest frame in bytes, 0 where none may leave; it is constant."""
         longest = self._coding.frame_max(self._dialect.payload_max)
         if self._frame_us_max is None:
             return longest
@@ -84,27 +82,29 @@ class SerialLoraTransport:
 
     @property
     def connected(self) -> bool:
-        """Whether the modem is there and set up."""
+        """Whether the modem is connected and set up."""
         link = self._link
         return link is not None and link.ready
 
     def airtime_us(self, frame_bytes: int) -> int:
-        """The most that a frame costs on the air, whoever it is for, in microseconds."""
+        """The longest time on air of a frame, to any peer, in microseconds."""
         sizes = (self._coding.size(to, frame_bytes) for to in self.settings.peers.values())
         return self._dialect.airtime_us(max(sizes, default=0))
 
     def open(self) -> None:
-        """Start the thread, which opens the port, and opens it again, until `close`."""
+        """Start the thread, which opens the port, again after each failure, until `close`."""
         self._last_error = f"{self.settings.port} is not open yet"
         self._waker = Waker()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what the modem has not got by then is lost."""
+        """Stop; frames that the modem has not taken are lost."""
         self._stop.set()
         if self._waker is not None:
             self._waker.wake()
-            self._thread.join(2 * self.settings.write_timeout_s)  # If it is stuck, it ends by then.
+            self._thread.join(
+                2 * self.settings.write_timeout_s
+            )  # A write that is stuck ends by then.
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         """Queue frames for the modem; see `Transport.send`. UnknownPeer: it has no address."""
@@ -113,17 +113,14 @@ class SerialLoraTransport:
             raise NotConnected(f"not connected: {self._last_error}")
         if too_long := [len(frame) for frame in frames if len(frame) > self.mtu]:
             raise FrameTooLarge(f"a frame of {max(too_long)} bytes exceeds the mtu {self.mtu}")
-        self._queue.offer([Outgoing(to, bytes(frame)) for frame in frames])
+        self._queue.offer([QueuedPayload(to, bytes(frame)) for frame in frames])
         self._waker.wake()
         return sum(self._coding.size(to, len(frame)) for frame in frames)
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        """The next arrival, or None after `timeout_s`."""
         return self._inbox.get(timeout_s)
 
     def status(self) -> dict[str, object]:
-        """Counters and state, ready for JSON."""
-        counters = {item.name: getattr(self.counters, item.name) for item in fields(self.counters)}
         return {
             "port": self.settings.port,
             "dialect": self.settings.dialect,
@@ -137,12 +134,11 @@ class SerialLoraTransport:
                 name for name, address in self.settings.peers.items() if self._coding.text(address)
             ),
             "signal": dict(self._signal),
-            **counters,
-            "refusals": dict(self.counters.refusals),
+            **asdict(self.counters),
         }
 
     def _run(self) -> None:
-        """Open the port again and again until `close`; pauses grow until a modem has lasted."""
+        """Open the port again and again until `close`; pauses grow until a modem was long ready."""
         assert self._waker is not None
         attempt = 0
         while not self._stop.is_set():
@@ -183,8 +179,8 @@ class SerialLoraTransport:
             _log.warning("serial radio: %s", sentence)
         self._last_error = sentence
 
-    def _take(self, message: Message, received: Received) -> None:
-        """Put a frame for us in the inbox; a radio also hears what is for others."""
+    def _take(self, message: RadioMessage, received: Received) -> None:
+        """Put a frame for us in the inbox; a radio also receives frames for others."""
         peer = self.settings.peer(message.to, message.sender)
         if peer is None:
             self.counters.foreign += 1
@@ -196,7 +192,7 @@ class SerialLoraTransport:
         self._inbox.put(Arrival(peer, (message.frame,), len(received.payload)))
 
 
-def _new_coding(settings: SerialLoraSettings) -> Coding:
+def _new_coding(settings: SerialLoraSettings) -> PrefixCoding:
     if settings.dialect != "reyax":
         return PrefixCoding(settings.own_address)
     peers = frozenset(settings.peers.values())

@@ -7,8 +7,7 @@ from math import inf
 
 import numpy as np
 
-from ternmesh.link.link import Link, LinkSettings
-from ternmesh.link.records import (
+from ternmesh.link.events import (
     LinkCountersReserved,
     LinkEvent,
     LinkRefused,
@@ -16,15 +15,17 @@ from ternmesh.link.records import (
     ObjectArrived,
     SealsChanged,
 )
-from ternmesh.trust.identity import Identity, Role, make_identity
-from ternmesh.trust.keyed import KeyedSealing
-from ternmesh.trust.keys import SUITE_HOP
-from ternmesh.trust.roster import Roster, found_fleet
-from ternmesh.trust.session import GroupState, PeerState, SealingState
-from ternmesh.wire import seal
+from ternmesh.link.link import Link
+from ternmesh.link.settings import LinkSettings
+from ternmesh.security.identity import Identity, Role, make_identity
+from ternmesh.security.key_derivation import SUITE_HOP
+from ternmesh.security.keyed_sealing import KeyedSealing
+from ternmesh.security.membership import MemberList, found_fleet
+from ternmesh.security.session import GroupState, PeerState, SealingState
+from ternmesh.wire.frame import BROADCAST, suite_of
 
 HOST, NODE, ALL = "host", "theo", "all"
-SETTINGS = LinkSettings(mtu=120, idle_s=4.0, contexts={ALL: seal.BROADCAST})
+SETTINGS = LinkSettings(mtu=120, idle_s=4.0, addresses={ALL: BROADCAST})
 FRAME_S = 0.1
 # Sender, receiver and frame on the air, as what the receiver hears of it: frames, one by one.
 Middle = Callable[[str, str, bytes], Sequence[bytes]]
@@ -53,7 +54,7 @@ class Air:
         self.middle: Middle = lambda _sender, _receiver, frame: [frame]
         self.identities = {name: identity(name) for name in names}
         fleet = found_fleet("sim", self.identities[HOST].public)
-        self.rosters = {name: Roster(fleet) for name in names}
+        self.rosters = {name: MemberList(fleet) for name in names}
         for name in names[1:]:
             if name not in unknown:
                 self.rosters[HOST].enrol(self.identities[name].public)
@@ -146,13 +147,13 @@ class Air:
     def arrived(self, name: str) -> list[bytes]:
         return [e.payload for e in self.events[name] if isinstance(e, ObjectArrived)]
 
-    def frames(self, suite: int | None = None, context: int | None = None) -> list[bytes]:
+    def frames(self, suite: int | None = None, address: int | None = None) -> list[bytes]:
         """Those on the air so far."""
         return [
             frame
             for _, _, frame in self.sent
-            if suite in (None, seal.suite_of(frame))
-            and context in (None, int.from_bytes(frame[1:3], "little"))
+            if suite in (None, suite_of(frame))
+            and address in (None, int.from_bytes(frame[1:3], "little"))
         ]
 
     def meet(self) -> None:

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from ternmesh import generator
 from ternmesh.errors import WireError
-from ternmesh.link.code import Decoder, Layout, best_symbol_bytes, coefficients, encode
-from ternmesh.link.gf256 import PRODUCTS
+from ternmesh.link.erasure_code import (
+    PRODUCTS,
+    Decoder,
+    Layout,
+    best_symbol_bytes,
+    coefficients,
+    encode_symbols,
+)
 
 NAME = b"name"
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "symbols.json").read_text())
@@ -22,7 +28,7 @@ def content(size: int) -> bytes:
 
 def receive(layout: Layout, data: bytes, indexes: list[int]) -> Decoder:
     decoder = Decoder(layout, NAME)
-    for index, symbol in zip(indexes, encode(layout, NAME, data, indexes), strict=True):
+    for index, symbol in zip(indexes, encode_symbols(layout, NAME, data, indexes), strict=True):
         decoder.add(index, symbol)
     return decoder
 
@@ -92,7 +98,7 @@ def test_golden_symbols(case: dict[str, Any]) -> None:
     layout, name = Layout(case["size"], case["symbol_bytes"]), bytes.fromhex(case["name"])
     data = bytes.fromhex(case["object"])
     indexes = [int(index) for index in case["symbols"]]
-    symbols = encode(layout, name, data, indexes)
+    symbols = encode_symbols(layout, name, data, indexes)
     assert [symbol.hex() for symbol in symbols] == list(case["symbols"].values())
     for index, symbol in zip(indexes, symbols, strict=True):
         assert symbol == spec_symbol(data, case["symbol_bytes"], name, index)
@@ -117,9 +123,9 @@ def spec_symbol(data: bytes, s: int, name: bytes, i: int) -> bytes:
 def test_a_symbol_does_not_depend_on_those_beside_it() -> None:
     layout, data = Layout(700, 4), content(700)
     indexes = [3, 65_535, 174, 175, 500, 175]
-    together = encode(layout, NAME, data, indexes)
-    assert together == [encode(layout, NAME, data, [index])[0] for index in indexes]
-    assert encode(layout, NAME, data, []) == []
+    together = encode_symbols(layout, NAME, data, indexes)
+    assert together == [encode_symbols(layout, NAME, data, [index])[0] for index in indexes]
+    assert encode_symbols(layout, NAME, data, []) == []
 
 
 def test_coefficients_are_never_zero_and_spread() -> None:
@@ -135,12 +141,12 @@ def test_coefficients_are_never_zero_and_spread() -> None:
 @pytest.mark.parametrize("indexes", [[-1], [0, 65_536]])
 def test_refuses_to_encode_what_has_no_index(indexes: list[int]) -> None:
     with pytest.raises(ValueError, match="indexes below 65536"):
-        encode(Layout(10, 2), NAME, bytes(10), indexes)
+        encode_symbols(Layout(10, 2), NAME, bytes(10), indexes)
 
 
 def test_refuses_to_encode_another_object() -> None:
     with pytest.raises(ValueError, match="layout is for 10 bytes"):
-        encode(Layout(10, 2), NAME, bytes(11), [0])
+        encode_symbols(Layout(10, 2), NAME, bytes(11), [0])
 
 
 # Decoding
@@ -164,7 +170,7 @@ def test_any_symbols_that_suffice_give_the_object(transfer: tuple[Layout, list[i
     data = content(layout.size)
     indexes = indexes + list(range(layout.count - 1, -1, -1))  # whatever came, these complete it
     decoder, kept = Decoder(layout, NAME), {}
-    for index, symbol in zip(indexes, encode(layout, NAME, data, indexes), strict=True):
+    for index, symbol in zip(indexes, encode_symbols(layout, NAME, data, indexes), strict=True):
         held, wanted = decoder.holds(index), list(decoder.missing)
         if decoder.add(index, symbol):
             assert not held
@@ -181,16 +187,16 @@ def test_any_symbols_that_suffice_give_the_object(transfer: tuple[Layout, list[i
 
 
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 256, 257])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_repairs_replace_what_was_lost(count: int, share: float) -> None:
+@pytest.mark.parametrize("chunk", [0.0, 0.3, 1.0])
+def test_repairs_replace_what_was_lost(count: int, chunk: float) -> None:
     layout = Layout(count * 3 - 2, 3)
     data = content(layout.size)
-    received = [index for index in range(count) if index % 10 >= 10 * share]
+    received = [index for index in range(count) if index % 10 >= 10 * chunk]
     decoder = receive(layout, data, received)
     assert sum(decoder.missing) == count - len(received)
     index = count
     while not decoder.is_complete:
-        decoder.add(index, encode(layout, NAME, data, [index])[0])
+        decoder.add(index, encode_symbols(layout, NAME, data, [index])[0])
         index += 1
     assert decoder.data() == data
     assert index <= count + layout.generations * (max(Decoder(layout, NAME).missing) + 2)
@@ -217,7 +223,7 @@ def test_receivers_with_other_losses_are_served_by_the_same_symbols() -> None:
 
 def test_what_brings_nothing_new_is_not_kept() -> None:
     layout, data = Layout(30, 10), content(30)
-    symbols = dict(zip(range(9), encode(layout, NAME, data, range(9)), strict=True))
+    symbols = dict(zip(range(9), encode_symbols(layout, NAME, data, range(9)), strict=True))
     decoder = Decoder(layout, NAME)
     assert decoder.add(1, symbols[1])
     assert not decoder.add(1, symbols[1])  # again
@@ -239,7 +245,7 @@ def test_a_repair_that_depends_on_what_is_there_is_not_kept() -> None:
     assert len(same) > 2
     for index in same.tolist():
         decoder = receive(layout, data, [0, 3])
-        assert not decoder.add(index, encode(layout, NAME, data, [index])[0])
+        assert not decoder.add(index, encode_symbols(layout, NAME, data, [index])[0])
         assert (decoder.missing, decoder.holds(index)) == ((1,), False)
 
 
@@ -247,7 +253,7 @@ def test_a_source_symbol_that_follows_from_repairs_is_not_new() -> None:
     layout, data = Layout(20, 10), content(20)
     decoder = receive(layout, data, [2, 1])
     assert decoder.missing == (0,)
-    assert not decoder.add(0, encode(layout, NAME, data, [0])[0])
+    assert not decoder.add(0, encode_symbols(layout, NAME, data, [0])[0])
     assert decoder.data() == data
 
 
@@ -276,5 +282,5 @@ def test_any_symbol_is_taken_or_refused(index: int, symbol: bytes) -> None:
         assert caught.value.reason == "symbol"
         assert decoder.missing == (2,)
         for known in (1, 3):
-            decoder.add(known, encode(layout, NAME, data, [known])[0])
+            decoder.add(known, encode_symbols(layout, NAME, data, [known])[0])
         assert decoder.data() == data

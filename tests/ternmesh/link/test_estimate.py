@@ -1,23 +1,24 @@
 import numpy as np
 import pytest
 
-from ternmesh.link import code, frames
 from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.link.erasure_code import best_symbol_bytes
 from ternmesh.link.estimate import OFFER_FRAME, STATUS_FRAME, SYMBOL_OVERHEAD, estimate
 from ternmesh.link.ledger import HOUR_S, Entry, Ledger
-from ternmesh.wire import seal
+from ternmesh.link.messages import SYMBOL_HEAD, Offer, Status, write_message
+from ternmesh.wire.frame import FRAME_OVERHEAD
 
 SF7 = LoraSetting(7)
 
 
 def test_it_assumes_what_the_link_sends() -> None:
-    assert seal.OVERHEAD + frames.SYMBOL_HEAD == SYMBOL_OVERHEAD
-    offer = frames.Offer(slot=0, number=0, name=b"name", size=1000, symbol_bytes=200)
-    assert seal.OVERHEAD + len(frames.write(offer)) == OFFER_FRAME
-    status = frames.Status(b"name", (100,))
-    assert seal.OVERHEAD + len(frames.write(status)) == STATUS_FRAME
+    assert FRAME_OVERHEAD + SYMBOL_HEAD == SYMBOL_OVERHEAD
+    offer = Offer(slot=0, number=0, name=b"name", size=1000, symbol_bytes=200)
+    assert FRAME_OVERHEAD + len(write_message(offer)) == OFFER_FRAME
+    status = Status(b"name", (100,))
+    assert FRAME_OVERHEAD + len(write_message(status)) == STATUS_FRAME
     for size in (1, 238, 239, 1000, 10_000, 300_000):
-        symbol_bytes = code.best_symbol_bytes(size, 255 - SYMBOL_OVERHEAD)
+        symbol_bytes = best_symbol_bytes(size, 255 - SYMBOL_OVERHEAD)
         cost = estimate(size, SF7)
         assert cost.frame_bytes == symbol_bytes + SYMBOL_OVERHEAD
         assert cost.symbols == -(-size // symbol_bytes)

@@ -5,7 +5,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
-from ternmesh.link.frames import (
+from ternmesh.link.messages import (
     GENERATIONS_MAX,
     SIZE_MAX,
     Message,
@@ -14,8 +14,8 @@ from ternmesh.link.frames import (
     Status,
     Symbol,
     is_link,
-    read,
-    write,
+    read_message,
+    write_message,
 )
 
 NAME = b"name"
@@ -35,16 +35,16 @@ messages: st.SearchStrategy[Message] = st.one_of(
 
 def refused(body: bytes) -> str:
     with pytest.raises(WireError) as caught:
-        read(body)
+        read_message(body)
     assert caught.value.reason == "link"
     return str(caught.value)
 
 
 @given(messages)
 def test_a_message_reads_as_written(message: Message) -> None:
-    body = write(message)
+    body = write_message(message)
     assert is_link(body)
-    assert read(body) == message
+    assert read_message(body) == message
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=40))
@@ -52,10 +52,10 @@ def test_a_message_reads_as_written(message: Message) -> None:
 def test_any_bytes_are_a_message_or_a_wire_error(kind: int, rest: bytes) -> None:
     body = bytes((kind,)) + rest
     try:
-        message = read(body)
+        message = read_message(body)
     except WireError:
         return
-    assert write(message) == body
+    assert write_message(message) == body
 
 
 def test_what_belongs_to_the_link() -> None:
@@ -77,36 +77,36 @@ def test_what_belongs_to_the_link() -> None:
     ],
 )
 def test_bytes(message: Message, body: str) -> None:
-    assert write(message).hex() == body
-    assert read(bytes.fromhex(body)) == message
+    assert write_message(message).hex() == body
+    assert read_message(bytes.fromhex(body)) == message
 
 
 @given(statuses, st.integers(9, 60))
 @example(Status(NAME, (*[0] * 255, 1)), 9)
 def test_a_status_is_cut_to_its_room(status: Status, room: int) -> None:
     assume(status.needs)
-    body = write(status, room)
+    body = write_message(status, room)
     assert len(body) <= room
-    cut = read(body)
+    cut = read_message(body)
     assert isinstance(cut, Status)
     assert cut.needs  # it is never taken for a receipt
     assert cut == Status(status.name, status.needs[: len(cut.needs)])
     if cut != status:
-        assert len(write(Status(status.name, status.needs))) > room
+        assert len(write_message(Status(status.name, status.needs))) > room
 
 
 def test_zeros_at_the_end_are_not_written() -> None:
-    assert write(Status(NAME, (3, 0, 0))) == write(Status(NAME, (3,)))
-    assert write(Status(NAME, (0, 0))) == write(Status(NAME, ()))
+    assert write_message(Status(NAME, (3, 0, 0))) == write_message(Status(NAME, (3,)))
+    assert write_message(Status(NAME, (0, 0))) == write_message(Status(NAME, ()))
 
 
 def test_refuses_offers() -> None:
-    good = write(Offer(1, 2, NAME, 300, 30))
+    good = write_message(Offer(1, 2, NAME, 300, 30))
     assert "13 bytes" in refused(good[:-1])
     assert "13 bytes" in refused(good + b"\0")
     assert "slot 16" in refused(good[:1] + b"\x10" + good[2:])
-    assert "nothing" in refused(write(Offer(1, 2, NAME, 0, 30)))
-    assert "nothing" in refused(write(Offer(1, 2, NAME, 300, 0)))
+    assert "nothing" in refused(write_message(Offer(1, 2, NAME, 0, 30)))
+    assert "nothing" in refused(write_message(Offer(1, 2, NAME, 300, 0)))
 
 
 def test_refuses_symbols() -> None:
@@ -131,7 +131,7 @@ def test_refuses_needs_that_are_written_otherwise(needs: bytes) -> None:
 
 def test_refuses_more_generations_than_an_object_has() -> None:
     whole = b"\x07" + NAME + bytes([1] * 256)
-    assert read(whole) == Status(NAME, (1,) * 256)
+    assert read_message(whole) == Status(NAME, (1,) * 256)
     assert "256 needs" in refused(whole + b"\x01")
     assert "256 needs" in refused(b"\x07" + NAME + b"\xff" * 4000 + b"\x01")
     assert "shorter" in refused(b"\x07nam")

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.link.gf256 import INVERSES, PRODUCTS, combine, multiply
+from ternmesh.link.erasure_code import INVERSES, PRODUCTS, combine, multiply
 
 ALL = np.arange(256, dtype=np.uint8)
 

@@ -10,22 +10,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from ternmesh.link.code import GENERATION_MAX, SOURCES_MAX, Layout, encode
-from ternmesh.link.frames import (
-    SLOTS,
-    Message,
-    Offer,
-    Question,
-    Status,
-    Symbol,
-    is_link,
-    read,
-    write,
-)
-from ternmesh.link.inbound import PEERS_MAX, SILENCES_MAX
-from ternmesh.link.link import AS_IS_MAX, FRAMES_MAX, MTU_MIN, Link, LinkFull, LinkSettings
-from ternmesh.link.outbound import ACTIVE_MAX, ANSWERS_MAX, LEAD_MAX, object_name
-from ternmesh.link.records import (
+from ternmesh.link.erasure_code import GENERATION_MAX, SOURCES_MAX, Layout, encode_symbols
+from ternmesh.link.events import (
     ARRIVED_MAX,
     Delivered,
     FrameArrived,
@@ -43,15 +29,39 @@ from ternmesh.link.records import (
     SymbolHeld,
     TransferBegun,
 )
-from ternmesh.link.sending import REPAIRS_BLOCK
-from ternmesh.wire import seal
+from ternmesh.link.link import FRAMES_MAX, UNRELIABLE_MAX, Link, LinkFull
+from ternmesh.link.messages import (
+    SLOTS,
+    Message,
+    Offer,
+    Question,
+    Status,
+    Symbol,
+    is_link,
+    object_name,
+    read_message,
+    write_message,
+)
+from ternmesh.link.receiver import PEERS_MAX, SILENCES_MAX
+from ternmesh.link.sender import ACTIVE_MAX, ANSWERS_MAX, LEAD_MAX, REPAIRS_BLOCK
+from ternmesh.link.settings import MTU_MIN, LinkSettings
+from ternmesh.wire.frame import (
+    BROADCAST,
+    DOWN,
+    FRAME_MAX,
+    FRAME_OVERHEAD,
+    UNASSIGNED,
+    Header,
+    open_seal,
+    seal_open,
+)
 
 HOST, NODE, ALL = "host", "node", "all"
 MTU = 51
-ROOM = MTU - seal.OVERHEAD - 3  # of a symbol
+ROOM = MTU - FRAME_OVERHEAD - 3  # of a symbol
 IDLE_S = 4.0
 FRAME_S = 0.1
-SETTINGS = LinkSettings(mtu=MTU, idle_s=IDLE_S, contexts={ALL: seal.BROADCAST})
+SETTINGS = LinkSettings(mtu=MTU, idle_s=IDLE_S, addresses={ALL: BROADCAST})
 Event = TypeVar("Event")
 
 
@@ -112,8 +122,8 @@ class Air:
         first = len(self.sent)
         for peer, frame in self.ends[sender].frames_to_send(self.now, room):
             self.now += FRAME_S
-            body = seal.open_seal(frame)[1]
-            message = read(body) if is_link(body) else frame
+            body = open_seal(frame)[1]
+            message = read_message(body) if is_link(body) else frame
             self.sent.append(Sent(self.now, sender, peer, message))
             for name in self.ends:
                 if name != sender and peer in (name, ALL) and not self._loses(name, message):
@@ -189,8 +199,8 @@ def short(message: Message | bytes) -> str:
     return "frame"
 
 
-def sealed(message: Message, context: int = 1) -> bytes:
-    return seal.seal(seal.Header(context, 0), write(message))
+def sealed(message: Message, address: int = 1) -> bytes:
+    return seal_open(Header(address, 0), write_message(message))
 
 
 def state_of(events: Sequence[LinkEvent]) -> LinkState:
@@ -763,7 +773,7 @@ def test_objects_have_a_size() -> None:
 
 def test_no_object_has_more_symbols_than_the_code() -> None:
     settings = replace(SETTINGS, mtu=MTU_MIN)
-    most = SOURCES_MAX * (MTU_MIN - seal.OVERHEAD - 3)
+    most = SOURCES_MAX * (MTU_MIN - FRAME_OVERHEAD - 3)
     air = Air(settings=settings)
     with pytest.raises(ValueError, match=f"1 to {most} bytes"):
         air.host.send(NODE, bytes(most + 1))
@@ -773,17 +783,17 @@ def test_no_object_has_more_symbols_than_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("mtu", MTU_MIN - 1), ("mtu", seal.FRAME_MAX + 1), ("object_max", 0), ("object_max", 1 << 24)],
+    [("mtu", MTU_MIN - 1), ("mtu", FRAME_MAX + 1), ("object_max", 0), ("object_max", 1 << 24)],
 )
 def test_settings_that_cannot_be(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=name):
         replace(SETTINGS, **{name: value})
 
 
-@pytest.mark.parametrize("mtu", [MTU_MIN, seal.FRAME_MAX])
+@pytest.mark.parametrize("mtu", [MTU_MIN, FRAME_MAX])
 def test_every_frame_fits(mtu: int) -> None:
     air, longest = Air(settings=replace(SETTINGS, mtu=mtu)), 0
-    air.host.send(NODE, content(3 * (mtu - seal.OVERHEAD - 3)))
+    air.host.send(NODE, content(3 * (mtu - FRAME_OVERHEAD - 3)))
     air.take()
     while air.host.has_frames:
         [(_, frame)] = air.host.frames_to_send(0.0, 1)
@@ -810,7 +820,7 @@ def test_no_seal_counter_is_used_before_it_is_reserved() -> None:
         for event in drain(air.host):
             limit = event.limit if isinstance(event, LinkCountersReserved) else limit
         for _, frame in air.host.frames_to_send(0.0):
-            counters.append(seal.open_seal(frame)[0].counter)
+            counters.append(open_seal(frame)[0].counter)
             assert counters[-1] < limit
     assert counters == list(range(9001))
 
@@ -827,8 +837,8 @@ def test_frames_end_where_the_reserved_counters_do() -> None:
 
 def test_other_frames_pass_as_they_are() -> None:
     air = Air()
-    frames = [seal.seal(seal.Header(5, number), b"\x02share") for number in range(3)]
-    assert air.host.send_frames(NODE, frames) == 3
+    frames = [seal_open(Header(5, number), b"\x02share") for number in range(3)]
+    air.host.send_frames(NODE, frames)
     air.run()
     assert air.of(NODE, FrameArrived) == [FrameArrived(HOST, frame) for frame in frames]
     assert len(air.sent) == 3
@@ -836,7 +846,7 @@ def test_other_frames_pass_as_they_are() -> None:
 
 def test_frames_are_superseded_by_key() -> None:
     air = Air((HOST, NODE, "n2"))
-    made = iter(seal.seal(seal.Header(5, number), b"\x02") for number in range(9))
+    made = iter(seal_open(Header(5, number), b"\x02") for number in range(9))
     old, new, other, plain = [next(made), next(made)], [next(made)], [next(made)], [next(made)]
     air.host.send_frames(NODE, old, key="update")
     air.host.send_frames(NODE, plain)
@@ -848,15 +858,20 @@ def test_frames_are_superseded_by_key() -> None:
 
 def test_frames_that_wait_are_bounded() -> None:
     air = Air()
-    assert air.host.send_frames(NODE, [b"x"] * (AS_IS_MAX - 1)) == AS_IS_MAX - 1
-    assert air.host.send_frames(NODE, [b"x"] * 5) == 1
-    assert air.host.send_frames(NODE, [b"x"]) == 0
+    air.host.send_frames(NODE, [b"x"] * (UNRELIABLE_MAX - 1))
+    with pytest.raises(LinkFull, match="too many frames"):
+        air.host.send_frames(NODE, [b"y"] * 2)
+    air.host.send_frames(NODE, [b"z"])
+    while air.host.next_event() is not None:
+        pass
+    frames = [frame for _ in range(20) for _, frame in air.host.frames_to_send(0.0)]
+    assert (len(frames), frames[-1]) == (UNRELIABLE_MAX, b"z")
 
 
 def test_answers_go_before_frames_and_frames_before_objects() -> None:
     air = Air()
     air.node.send(HOST, b"object")
-    air.node.send_frames(HOST, [seal.seal(seal.Header(5, 0), b"\x02")])
+    air.node.send_frames(HOST, [seal_open(Header(5, 0), b"\x02")])
     air.host.send(NODE, content(10))
     air.send(HOST, room=9)
     air.node.handle_timeout(air.now)
@@ -1108,17 +1123,17 @@ HOSTILE = {
     "no body": bytes(14),
     "a broken seal": sealed(OFFER)[:-1] + b"\0",
     "another version": b"\x40" + sealed(OFFER)[1:],
-    "a body that ends early": seal.seal(seal.Header(1, 0), b"\x06\x00"),
+    "a body that ends early": seal_open(Header(1, 0), b"\x06\x00"),
     "an object too large": sealed(replace(OFFER, size=(1 << 22) + 1)),
     "too many symbols": sealed(replace(OFFER, size=40_000, symbol_bytes=1)),
     "symbols too large": sealed(replace(OFFER, symbol_bytes=5000)),
     "symbols that fit a body without their head": sealed(replace(OFFER, symbol_bytes=4080)),
     "no neighbour's context": sealed(OFFER, 2),
-    "the context of enrolment": sealed(OFFER, seal.ENROL),
-    "a context downward": sealed(OFFER, seal.DOWN | 1),
-    "a status for all": sealed(Status(b"name", (1,)), seal.BROADCAST),
-    "a question for all": sealed(Question(2), seal.BROADCAST),
-    "an offer for all in a slot of one": sealed(OFFER, seal.BROADCAST),
+    "the context of enrolment": sealed(OFFER, UNASSIGNED),
+    "a context downward": sealed(OFFER, DOWN | 1),
+    "a status for all": sealed(Status(b"name", (1,)), BROADCAST),
+    "a question for all": sealed(Question(2), BROADCAST),
+    "an offer for all in a slot of one": sealed(OFFER, BROADCAST),
 }
 UNHEARD = {
     "a receipt of nobody": Status(object_name(0, content(6 * ROOM)), ()),
@@ -1344,7 +1359,9 @@ def test_one_symbol_of_a_code_serves_a_transfer_from_anywhere() -> None:
     [offer] = [each.message for each in air.send(HOST)]
     assert isinstance(offer, Offer)
     layout = Layout(offer.size, offer.symbol_bytes)
-    for index, data in zip((90, 91), encode(layout, offer.name, payload, (90, 91)), strict=True):
+    for index, data in zip(
+        (90, 91), encode_symbols(layout, offer.name, payload, (90, 91)), strict=True
+    ):
         air.node.receive_frame(HOST, sealed(Symbol(offer.slot, index, data, False)), air.now)
     air.send(HOST, room=2)
     air.take()

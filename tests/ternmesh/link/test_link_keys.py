@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
 
-from ternmesh.link.frames import LAST_SYMBOL, Offer, Status, Symbol, write
-from ternmesh.link.outbound import LANE_SLOTS, object_name
-from ternmesh.link.records import (
+from ternmesh.link.events import (
     Delivered,
     FrameArrived,
     IncomingDropped,
@@ -16,10 +14,11 @@ from ternmesh.link.records import (
     SealsChanged,
     SymbolHeld,
 )
-from ternmesh.trust.enrolment import REQUEST
-from ternmesh.trust.keyed import FRAME_MIN, NEIGHBOUR, SYNC_OVERHEAD
-from ternmesh.wire import seal
-from ternmesh.wire.seal import BROADCAST, ENROL, Header
+from ternmesh.link.messages import LAST_SYMBOL, Offer, Status, Symbol, write_message
+from ternmesh.link.sender import LANE_SLOTS, object_name
+from ternmesh.security.enrolment import REQUEST
+from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR, SYNC_OVERHEAD
+from ternmesh.wire.frame import BROADCAST, HEAD_SIZE, TAG_SIZE, UNASSIGNED, Header, seal_open
 
 OBJECT = content(1500)
 MOVING = (SymbolHeld, ObjectArrived, Delivered, IncomingDropped, FrameArrived)
@@ -39,8 +38,10 @@ def test_no_object_travels_in_the_context_that_is_open_to_every_role() -> None:
     air = Air()
     air.meet()
     offer = Offer(0, 7, object_name(7, OBJECT), len(OBJECT), 100)
-    for context, reasons in ((ENROL, ["link"]), (NEIGHBOUR, ["link"])):
-        air.hear(HOST, NODE, air.sealings[NODE].seal(HOST, context, 9000 + context, write(offer)))
+    for address, reasons in ((UNASSIGNED, ["link"]), (NEIGHBOUR, ["link"])):
+        air.hear(
+            HOST, NODE, air.sealings[NODE].seal(HOST, address, 9000 + address, write_message(offer))
+        )
         assert air.refused(HOST) == reasons
 
 
@@ -55,9 +56,9 @@ def moved(air: Air, name: str) -> list[object]:
     return [event for event in air.events[name] if isinstance(event, MOVING)]
 
 
-def forged(body: bytes, suite: int = 0, context: int = NEIGHBOUR, counter: int = 5) -> bytes:
+def forged(body: bytes, suite: int = 0, address: int = NEIGHBOUR, counter: int = 5) -> bytes:
     """A frame of somebody without keys."""
-    return seal.seal(Header(context, counter, suite), body)
+    return seal_open(Header(address, counter, suite), body)
 
 
 def test_objects_travel_both_ways_and_to_all_and_nothing_of_them_shows() -> None:
@@ -71,7 +72,7 @@ def test_objects_travel_both_ways_and_to_all_and_nothing_of_them_shows() -> None
     assert air.frames() == air.frames(suite=2)
     on_air = b"".join(air.frames())
     assert not any(OBJECT[at : at + 8] in on_air for at in range(0, len(OBJECT), 40))
-    assert set(air.frames(context=BROADCAST)) < set(air.frames())
+    assert set(air.frames(address=BROADCAST)) < set(air.frames())
 
 
 def test_a_frame_is_as_long_as_without_keys_once_ends_know_each_other() -> None:
@@ -89,8 +90,8 @@ def test_what_seals_cost_at_a_first_contact_and_at_each_start() -> None:
     air = Air()
     air.run(60.0)
     # A greeting, a question, an answer, the broadcast key.
-    assert [len(frame) for frame in air.frames(context=ENROL)] == [61, 61, 61, FRAME_MIN]
-    assert air.frames(context=ENROL) == air.frames()
+    assert [len(frame) for frame in air.frames(address=UNASSIGNED)] == [61, 61, 61, FRAME_MIN]
+    assert air.frames(address=UNASSIGNED) == air.frames()
     for name, sizes in ((NODE, [61]), (HOST, [FRAME_MIN])):
         air.ends[NODE].send(HOST, OBJECT)
         air.run(air.now + 60.0)
@@ -103,7 +104,7 @@ def test_what_seals_cost_at_a_first_contact_and_at_each_start() -> None:
 @pytest.mark.parametrize("suite", [0, 2])
 def test_a_forged_receipt_does_not_end_a_transfer(suite: int) -> None:
     air = begun()
-    receipt = write(Status(object_name(0, OBJECT), ()))
+    receipt = write_message(Status(object_name(0, OBJECT), ()))
     air.hear(HOST, NODE, forged(receipt, suite))
     assert air.refused(HOST) == ["suite" if suite == 0 else "seal"]
     assert moved(air, HOST) == []
@@ -117,7 +118,7 @@ def test_a_forged_repair_symbol_spoils_nothing(suite: int) -> None:
     assert isinstance(held[0], SymbolHeld)
     offer = held[0].offer
     for index in range(30):
-        poison = write(Symbol(offer.slot, index, content(offer.symbol_bytes, index), True))
+        poison = write_message(Symbol(offer.slot, index, content(offer.symbol_bytes, index), True))
         air.hear(NODE, HOST, forged(poison, suite, counter=index))
     assert set(air.refused(NODE)) == {"suite" if suite == 0 else "seal"}
     assert len(air.refused(NODE)) == 30
@@ -129,9 +130,9 @@ def test_a_forged_repair_symbol_spoils_nothing(suite: int) -> None:
 def test_a_forged_offer_does_not_take_the_place_of_another(suite: int) -> None:
     air = begun()
     held = moved(air, NODE)
-    other = write(Offer(held[0].offer.slot, 9, b"evil", 99, 33))
-    for context in (NEIGHBOUR, BROADCAST, ENROL):
-        air.hear(NODE, HOST, forged(other, suite, context))
+    other = write_message(Offer(held[0].offer.slot, 9, b"evil", 99, 33))
+    for address in (NEIGHBOUR, BROADCAST, UNASSIGNED):
+        air.hear(NODE, HOST, forged(other, suite, address))
     assert len(air.refused(NODE)) == 3
     assert moved(air, NODE) == held
     finish(air)
@@ -194,7 +195,7 @@ def test_a_downgrade_is_refused_and_seen() -> None:
     is_stripped = True
 
     def middle(_sender: str, _receiver: str, frame: bytes) -> list[bytes]:
-        body = frame[seal.HEAD_SIZE : -seal.TAG_SIZE]
+        body = frame[HEAD_SIZE:-TAG_SIZE]
         plain = [forged(body), forged(bytes((LAST_SYMBOL,)) + body[1:])]
         return plain if is_stripped else [frame]
 
@@ -230,7 +231,7 @@ def test_who_is_not_enrolled_is_refused_until_he_is() -> None:
 
 
 def test_who_was_revoked_hears_no_broadcast() -> None:
-    from ternmesh.trust.roster import write_revocations
+    from ternmesh.security.membership import write_revocations
 
     air = Air((HOST, "theo", "eve"))
     air.meet()
@@ -253,9 +254,9 @@ def test_a_member_cannot_use_the_broadcast_key_on_what_is_between_two() -> None:
     hub = air.sealings[HOST]
     for counter, body in enumerate(
         (
-            write(Symbol(held[0].offer.slot, 3, content(held[0].offer.symbol_bytes), True)),
-            write(Offer(LANE_SLOTS - 1, 9, b"evil", 99, 33)),
-            write(Status(object_name(0, OBJECT), ())),
+            write_message(Symbol(held[0].offer.slot, 3, content(held[0].offer.symbol_bytes), True)),
+            write_message(Offer(LANE_SLOTS - 1, 9, b"evil", 99, 33)),
+            write_message(Status(object_name(0, OBJECT), ())),
         ),
         1 << 20,
     ):
@@ -268,8 +269,8 @@ def test_a_member_cannot_use_the_broadcast_key_on_what_is_between_two() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        forged(b"\x02 a share", suite=1, context=7),
-        forged(b"\x01 a hello", suite=1, context=ENROL),
+        forged(b"\x02 a share", suite=1, address=7),
+        forged(b"\x01 a hello", suite=1, address=UNASSIGNED),
     ],
     ids=("sealed end to end", "with claims"),
 )
@@ -285,10 +286,10 @@ def test_what_is_not_the_links_passes_as_it_is(frame: bytes) -> None:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (forged(b"\x02 a share", context=7), "suite"),
-        (forged(write(Status(b"name", ())), context=ENROL), "suite"),
+        (forged(b"\x02 a share", address=7), "suite"),
+        (forged(write_message(Status(b"name", ())), address=UNASSIGNED), "suite"),
         (forged(b"\x02 a share", suite=3), "suite"),
-        (forged(bytes((REQUEST,)) + bytes(100), context=ENROL), "suite"),
+        (forged(bytes((REQUEST,)) + bytes(100), address=UNASSIGNED), "suite"),
         (b"\x20" * 12, "length"),
     ],
 )
@@ -368,6 +369,6 @@ def test_a_question_that_had_to_wait_is_asked_in_time_without_another_frame() ->
     for number in range(4):
         air.hear(HOST, NODE, forged(b"\x07name", suite=2, counter=number))
     air.run(air.now + 0.5)
-    assert len(air.frames(context=ENROL)) == 1, "the greeting: a question waits for its time"
+    assert len(air.frames(address=UNASSIGNED)) == 1, "the greeting: a question waits for its time"
     air.run(air.now + 60.0)
-    assert len(air.frames(context=ENROL)) == 2
+    assert len(air.frames(address=UNASSIGNED)) == 2

@@ -1,18 +1,19 @@
-"""A split training on a wire that a test holds in its hands."""
+"""A split training; the test carries the frames between its ends."""
 
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ternmesh.federated.events import CountersReserved, SecurityChanged
+from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
+from ternmesh.security.identity import Identity, Role, make_identity
+from ternmesh.security.membership import HOST, MemberList, found_fleet
+from ternmesh.security.session import SealingState
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import Settings, SplitHost
 from ternmesh.split.plan import SplitPlan
-from ternmesh.swarm.events import CountersReserved, TrustChanged
-from ternmesh.trust.identity import Identity, Role, make_identity
-from ternmesh.trust.notary import OPEN, Trust, make_trust
-from ternmesh.trust.roster import HOST, Roster, found_fleet
-from ternmesh.trust.session import SealingState
-from ternmesh.wire.activation import LEARN, Activation
+from ternmesh.wire.activation import GRADIENT_DOWN, LEARN, Activation, write_activation
+from ternmesh.wire.frame import Header, seal_open
 
 MODEL = bytes(range(32))
 RUN = b"run-id-8"
@@ -45,7 +46,7 @@ def micro_batch(number: int, labels: bytes = b"\x00\x02", leg: int = LEARN) -> A
 
 @dataclass
 class Wire:
-    """`events` are what an endpoint said, by name; frames for whom `deaf` names are lost."""
+    """`events` has those of each end by name; frames to the ends in `deaf` are lost."""
 
     plan: SplitPlan
     host: SplitHost
@@ -59,13 +60,13 @@ class Wire:
         return {HOST: self.host, **self.boards}
 
     def settle(self) -> None:
-        """Carry frames until nobody has any."""
+        """Carry frames until no end has any."""
         while any([self._serve(name, end) for name, end in self.ends().items()]):
             pass
 
     def _serve(self, name: str, end: Endpoint) -> bool:
         while (event := end.next_event()) is not None:
-            if not isinstance(event, CountersReserved | TrustChanged):
+            if not isinstance(event, CountersReserved | SecurityChanged):
                 self.events.setdefault(name, []).append(event)
         sent = end.frames_to_send(self.now)
         for to, frames in sent:
@@ -75,7 +76,7 @@ class Wire:
         return bool(sent)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass and all timers ring."""
+        """Let time pass, and handle what is due."""
         self.now += seconds
         for end in self.ends().values():
             due = end.next_timeout()
@@ -97,28 +98,30 @@ class Keys:
             for name, role in {HOST: Role.HOST, **dict.fromkeys(names, Role.NODE)}.items()
         }
 
-    def trust(self, name: str) -> Trust:
-        roster = Roster(found_fleet("garden", self.own[HOST].public))
+    def security(self, name: str) -> SecurityLayer:
+        member_list = MemberList(found_fleet("garden", self.own[HOST].public))
         for member, own in self.own.items():
             if member != HOST:
-                roster.enrol(own.public)
-        return make_trust(self.own[name], roster, MODEL, self._entropy.bytes(8), 0, SealingState())
+                member_list.enrol(own.public)
+        return make_security_layer(
+            self.own[name], member_list, MODEL, self._entropy.bytes(8), 0, SealingState()
+        )
 
 
-def add_board(wire: Wire, name: str, trust: Trust = OPEN, **kept: object) -> SplitBoard:
+def add_board(wire: Wire, name: str, security: SecurityLayer = OPEN, **kept: object) -> SplitBoard:
     board = SplitBoard(
         name,
         MODEL,
         10,
         name.encode().ljust(8)[:8],
         np.random.default_rng(1),
-        trust=trust,
+        security=security,
         **kept,  # type: ignore[arg-type]
     )
     wire.boards[name] = board
     board.start(wire.now)
     wire.settle()
-    if trust is not OPEN:
+    if security is not OPEN:
         wire.pass_time(2.0)  # until then the host has not seen that the board hears it
     return board
 
@@ -131,10 +134,25 @@ def make_wire(
     **plan: int,
 ) -> Wire:
     chosen = replace(PLAN, **plan)
-    trust = OPEN if keys is None else keys.trust(HOST)
-    host = SplitHost(chosen, settings or Settings(), MODEL, RUN, boards, 0, trust)
+    security = OPEN if keys is None else keys.security(HOST)
+    host = SplitHost(chosen, settings or Settings(), MODEL, RUN, boards, 0, security)
     wire = Wire(chosen, host)
     host.start(wire.now)
     for name in names:
-        add_board(wire, name, OPEN if keys is None else keys.trust(name))
+        add_board(wire, name, OPEN if keys is None else keys.security(name))
     return wire
+
+
+def gradient(number: int, width: int = 6) -> Activation:
+    return Activation(GRADIENT_DOWN, number, values(width))
+
+
+def send(wire: Wire, body: bytes, address: int = 1, peer: str = "a") -> None:
+    """A body of a board that does not follow the rules, under an open seal."""
+    frame = seal_open(Header(address, 0), body)
+    wire.host.receive_frames(peer, [frame], wire.now)
+    wire.settle()
+
+
+def written(item: Activation) -> bytes:
+    return write_activation(item, 4)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
 from ternmesh.plan import FRAME_MTU_MIN
-from ternmesh.wire import control, seal
+from ternmesh.wire import control
+from ternmesh.wire.frame import FRAME_OVERHEAD, NODE_MAX
 
 u32 = st.integers(0, 0xFFFFFFFF)
 eight = st.binary(min_size=8, max_size=8)
@@ -19,7 +20,7 @@ hellos = st.builds(
 welcomes = st.builds(
     control.Welcome,
     eight,
-    st.integers(1, seal.NODE_MAX),
+    st.integers(1, NODE_MAX),
     eight,
     u32,
     st.integers(0, 2),
@@ -53,7 +54,7 @@ def test_a_message_reads_as_written(message: control.Control) -> None:
 def test_every_message_fits_the_smallest_frame(message: control.Control) -> None:
     if isinstance(message, control.Welcome):
         message = replace(message, plan=message.plan[:11])
-    assert len(control.write_control(message)) + seal.OVERHEAD <= FRAME_MTU_MIN
+    assert len(control.write_control(message)) + FRAME_OVERHEAD <= FRAME_MTU_MIN
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=80).map(lambda data: b"\x01" + data))
@@ -208,7 +209,7 @@ def test_the_hostile_bodies_are_otherwise_good() -> None:
         {"instance": bytes(7)},
         {"model": bytes(9)},
         {"run": b""},
-        {"reference": bytes(15)},
+        {"global_hash": bytes(15)},
         {"version": -1},
         {"version": 1 << 32},
         {"samples": 1.0},
@@ -221,9 +222,9 @@ def test_fields_out_of_range_are_refused(change: dict[str, object]) -> None:
     assert refused(control.write_control(message)).reason == "control"
 
 
-@pytest.mark.parametrize("context", [0, 0x7FFF, 0x8001, 0xFFFF, 0x10000, 0xFFFFFFFF])
-def test_a_welcome_gives_a_context_that_fits_a_header(context: int) -> None:
-    message = control.Welcome(bytes(8), context, bytes(8), 0, 0, 0, ())
+@pytest.mark.parametrize("address", [0, 0x7FFF, 0x8001, 0xFFFF, 0x10000, 0xFFFFFFFF])
+def test_a_welcome_gives_a_context_that_fits_a_header(address: int) -> None:
+    message = control.Welcome(bytes(8), address, bytes(8), 0, 0, 0, ())
     assert refused(control.write_control(message)).reason == "control"
 
 

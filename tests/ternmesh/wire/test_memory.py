@@ -8,11 +8,14 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from ternmesh.codec.entropy_coder import decode_trits
 from ternmesh.errors import WireError
-from ternmesh.hypervector.coding import decode
+from ternmesh.federated.open_round import UpdateReassembler
 from ternmesh.plan import make_plan
-from ternmesh.swarm.intake import Intake
-from ternmesh.wire import control, manifest, pieces, reference, seal, share
+from ternmesh.wire import control, fragments
+from ternmesh.wire.frame import open_seal
+from ternmesh.wire.global_update import read_object, split_certificate
+from ternmesh.wire.update import read_chunk, read_manifest
 
 # Above this, whatever at most 64 KiB of input says. The widest is a share of 4 KiB whose bits are
 # unpacked to bytes and then counted in int64 arrays.
@@ -22,29 +25,29 @@ SLICE = 20_000
 PLAN = make_plan(SLICE, rounds=3, local_steps=1, learning_rate=0.1, frame_mtu=4096, up_zeros=0.99)
 
 
-def open_share(body: bytes) -> None:
-    decode(share.read_share(body).slice.coded, SLICE)
+def open_chunk(body: bytes) -> None:
+    decode_trits(read_chunk(body).slice.coded, SLICE)
 
 
 def take_body(body: bytes) -> None:
-    Intake(PLAN, bytes(8), 0).add(body)
+    UpdateReassembler(PLAN, bytes(8), 0).add(body)
 
 
-def take_pieces(data: bytes) -> None:
-    assembly = pieces.Assembly(184, object_max=1 << 26)
+def take_fragments(data: bytes) -> None:
+    assembly = fragments.Reassembler(184, object_max=1 << 26)
     for start in range(0, len(data), 170):
         assembly.add(b"\x04" + data[start : start + 4] + b"\xff\xff\xff\x03\x05\x00" + data[:160])
 
 
 READERS: dict[str, Callable[[bytes], object]] = {
-    "seal": seal.open_seal,
+    "seal": open_seal,
     "control": control.read_control,
-    "manifest": manifest.read_manifest,
-    "share": open_share,
+    "manifest": read_manifest,
+    "share": open_chunk,
     "intake": take_body,
-    "pieces": take_pieces,
-    "object": lambda data: reference.read_object(data, SLICE),
-    "certificate": reference.split_certificate,
+    "pieces": take_fragments,
+    "object": lambda data: read_object(data, SLICE),
+    "certificate": split_certificate,
 }
 
 

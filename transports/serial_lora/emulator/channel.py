@@ -1,4 +1,4 @@
-"""The air between emulated modems: who hears what, and when."""
+"""The air between emulated modems: which transmissions arrive, and when."""
 
 import heapq
 import random
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from transports.serial_lora.emulator.modem import Transmit
 
-SLOT_S = 0.02  # modems that listen before they talk differ by up to this much
+SLOT_S = 0.02  # random delay of modems that listen before they talk
 
 
 @dataclass(slots=True, order=True)
 class Transmission:
-    """A payload on the air; `overlapped` has everybody who sent during any of it."""
+    """A payload on the air; `overlapped` holds the senders of overlapping transmissions."""
 
     end: float
     order: int
@@ -23,10 +23,10 @@ class Transmission:
     overlapped: set[int] = field(default_factory=set, compare=False)
 
 
-class Channel:
-    """A simple medium: equal tuning hears all, each receiver loses each frame with `loss`.
+class EmulatedChannel:
+    """A simple medium: equal tuning receives all, with a loss rate of `loss` at each receiver.
 
-    With `collisions`, frames of one tuning that overlap are lost, and who sends hears nothing.
+    With `collisions`, overlapping frames of one tuning are lost, and a sender receives nothing.
     """
 
     def __init__(self, rng: random.Random, loss: float = 0.0, collisions: bool = False) -> None:
@@ -36,14 +36,14 @@ class Channel:
         self._under_way: list[Transmission] = []
         self._count = 0
 
-    def start(self, sender: int, tuning: Hashable, what: Transmit, now: float) -> None:
-        """Begin a transmission, or plan it behind the others for a sender that listens."""
+    def start(self, sender: int, tuning: Hashable, transmit: Transmit, now: float) -> None:
+        """Begin a transmission; a sender that listens waits for the end of all others."""
         rivals = [each for each in self._under_way if each.tuning == tuning]
-        if what.listens:
+        if transmit.listens:
             now = max([now, *(each.end for each in rivals)]) + self._rng.uniform(0, SLOT_S)
         self._count += 1
-        end = now + what.airtime_us / 1e6
-        new = Transmission(end, self._count, now, sender, tuning, what.payload)
+        end = now + transmit.airtime_us / 1e6
+        new = Transmission(end, self._count, now, sender, tuning, transmit.payload)
         for each in rivals:
             if each.end > new.start and each.start < new.end:
                 each.overlapped.add(sender)
@@ -61,16 +61,16 @@ class Channel:
         return None
 
     def abort(self, sender: int) -> None:
-        """The sender has lost its power."""
+        """Drop the transmission of a sender that lost its power."""
         self._under_way = [each for each in self._under_way if each.sender != sender]
         heapq.heapify(self._under_way)
 
     def arrives(self, transmission: Transmission) -> bool:
-        """Whether a receiver that is tuned to it can decode it; asked once for each."""
+        """Whether a receiver of equal tuning can decode it; draws a random number."""
         if self._collisions and transmission.overlapped:
             return False
         return self._rng.random() >= self.loss
 
     def quality(self) -> tuple[int, int]:
-        """RSSI in dBm and SNR in dB of some link: only to have numbers to show."""
+        """A random RSSI in dBm and SNR in dB, for display only."""
         return self._rng.randint(-110, -60), self._rng.randint(-5, 10)

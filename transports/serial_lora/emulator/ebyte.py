@@ -1,51 +1,57 @@
-"""An emulated EBYTE E22 in transparent mode: bytes in, packets of at most 240 bytes, bytes out."""
+"""Emulates an EBYTE E22 modem in transparent mode.
+
+The modem sends the bytes from its serial port in packets of at most 240 bytes. The receiving modem
+writes them to its own serial port.
+"""
 
 from transports.serial_lora.ebyte import PACKET_MAX
-from transports.serial_lora.emulator.modem import Action, Output, Pause, Reception, Transmit
+from transports.serial_lora.emulator.modem import (
+    Action,
+    EmulatedModem,
+    Output,
+    Pause,
+    Reception,
+    Transmit,
+)
 
-BUFFER_MAX = 1000  # more bytes that wait are lost
-GAP_S = 0.1  # a pause of the host that ends a packet
-OVERHEAD_BYTES = 32  # of preamble, header and what the modem adds, as time at the air rate
+BUFFER_MAX = 1000  # bytes that wait for transmission; more bytes are lost
+GAP_S = 0.1  # a pause of this length on the serial port ends a packet
+# The time on the air of preamble, header and modem additions, as bytes at the air rate.
+OVERHEAD_BYTES = 32
 
 
-class EbyteModem:
-    """See `EmulatedModem`."""
+class EbyteModem(EmulatedModem):
+    """An EBYTE modem. It reports no errors: each code in `fail_next` makes it lose one packet."""
 
     def __init__(self, air_rate_bps: int = 2400) -> None:
-        self.fail_next: list[int] = []  # It reports no errors: whatever stands here loses a packet.
+        super().__init__()
         self._air_rate_bps = air_rate_bps
         self._buffer = bytearray()
-        self._sending = False
 
     @property
     def tuning(self) -> object:
-        """The air rate stands for the channel as well."""
+        """The settings that two modems need in common; the air rate also stands for the channel."""
         return ("ebyte", self._air_rate_bps)
 
     def power_up(self) -> list[Action]:
-        """It says nothing."""
         self._buffer.clear()
-        self._sending = False
-        return []
+        return super().power_up()
 
     def receive_bytes(self, data: bytes) -> list[Action]:
-        """Everything is data."""
         self._buffer += data[: BUFFER_MAX - len(self._buffer)]
         if len(self._buffer) >= PACKET_MAX:
             return self._transmit()
         return [Pause(GAP_S)]
 
     def transmitted(self) -> list[Action]:
-        """What came meanwhile follows."""
         self._sending = False
         return self._transmit()
 
     def hear(self, heard: Reception) -> list[Action]:
-        """Bytes without any frame."""
         return [Output(heard.payload)]
 
     def paused(self) -> list[Action]:
-        """The host has made a pause: the packet ends."""
+        """Send the packet, because no bytes came for `GAP_S`."""
         return self._transmit()
 
     def _transmit(self) -> list[Action]:

@@ -1,6 +1,6 @@
-"""The serial line of one emulated modem: a pseudo-terminal behind a path that stays, with faults.
+"""The serial line of one emulated modem: a pseudo-terminal with faults behind a constant path.
 
-Everything here is called by one thread. `now` is in seconds of the wall clock.
+One thread makes all calls. `now` is in seconds of the wall clock.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from collections import deque
 from pathlib import Path
 
 READ_MAX = 4096
-WAITING_MAX = 65_536  # bytes for a host that does not read; more are lost, as on a real line
+WAITING_MAX = 65_536  # bytes that wait for the host; more are lost, as on a real line
 SPLIT_GAP_S = 0.001
 GLUE_S = 0.05
 SHAPES = ("whole", "split", "glued")
 
 
-class Line:
-    """`shape`: output leaves as it is made, in small pieces, or several messages at once."""
+class SerialLine:
+    """`shape` of the output: "whole" messages, "split" into small parts, or several "glued"."""
 
     def __init__(self, path: Path, rng: random.Random) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class Line:
 
     @property
     def plugged(self) -> bool:
-        """Whether the path leads anywhere."""
+        """Whether the path leads to a terminal."""
         return self._ends is not None
 
     @property
@@ -48,19 +48,19 @@ class Line:
         return self._ends[0]
 
     def plug(self) -> None:
-        """Make a new terminal, and let the path lead to it."""
+        """Make a new terminal behind the path."""
         # The far end stays open here as well, or reading would fail while no host has it open.
         ours, theirs = pty.openpty()
         tty.setraw(theirs)
         os.set_blocking(ours, False)
-        self._ends = ours, theirs
+        self._ends = (ours, theirs)
         fresh = self.path.with_name(f".{self.path.name}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(os.ttyname(theirs))
         fresh.replace(self.path)
 
     def unplug(self) -> None:
-        """The device is gone: who has it open gets an error."""
+        """Remove the device: a program that has it open gets an error."""
         if self._ends is None:
             return
         self.path.unlink(missing_ok=True)
@@ -72,13 +72,12 @@ class Line:
         self._stuck = False
 
     def read(self) -> bytes:
-        """What the host wrote."""
-        with contextlib.suppress(BlockingIOError):  # It was woken for nothing.
+        with contextlib.suppress(BlockingIOError):  # A wake without bytes.
             return os.read(self.fileno(), READ_MAX)
         return b""
 
     def write(self, data: bytes, now: float) -> None:
-        """Put one message for the host on its way, in the line's shape."""
+        """Queue one message for the host, in the shape of the line."""
         if self._waiting_bytes + len(data) > WAITING_MAX or not self.plugged:
             self.dropped += len(data)
             return
@@ -96,11 +95,10 @@ class Line:
         self._waiting.append((due, data))
 
     def next_due(self) -> float | None:
-        """When `flush` has something to do; None while nothing waits, or the host must read."""
+        """When `flush` must be called; None while nothing waits, or the host must read first."""
         return self._waiting[0][0] if self._waiting and not self._stuck else None
 
     def flush(self, now: float) -> None:
-        """Write what is due."""
         due = bytearray()
         while self._waiting and self._waiting[0][0] <= now:
             due += self._waiting.popleft()[1]

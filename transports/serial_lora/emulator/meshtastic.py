@@ -4,12 +4,12 @@ import struct
 from collections import deque
 from collections.abc import Hashable
 
+from ternmesh import protobuf
 from ternmesh.errors import WireError
 from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.protobuf import Value
 from transports.serial_lora import meshtastic as wire
-from transports.serial_lora import protobuf
-from transports.serial_lora.emulator.modem import Action, Output, Reception, Transmit
-from transports.serial_lora.protobuf import Value
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
 
 QUEUE_MAX = 16
 TOO_LARGE = 7
@@ -17,32 +17,29 @@ FLAGS = b"\x48\x00"  # field 9 of Data, which the firmware adds
 LOG = b"INFO  | 00:00:00 1 [Router] %b\r\n"
 
 
-class MeshtasticModem:
-    """See `EmulatedModem`. `radio` is what its own tools have set."""
+class MeshtasticModem(EmulatedModem):
+    """A Meshtastic node; `radio` is the setting of its own tools."""
 
     def __init__(self, node: int, radio: LoraSetting) -> None:
-        self.fail_next: list[int] = []
+        super().__init__()
         self._node = node
         self._radio = radio
-        self._unframer = wire.Unframer()
+        self._unframer = wire.MeshtasticUnframer()
         self._queue: deque[bytes] = deque()
-        self._sending = False
 
     @property
     def tuning(self) -> Hashable:
-        """The radio setting stands for the channel as well."""
+        """The radio setting, which stands for the channel as well."""
         return "meshtastic", self._radio
 
     def power_up(self) -> list[Action]:
-        """Log text, and a message that it has restarted."""
-        self._unframer = wire.Unframer()
+        self._unframer = wire.MeshtasticUnframer()
         self._queue.clear()
         self._sending = False
         boot = Output(LOG % b"an emulated node starts")
         return [boot, _from_radio(protobuf.number_field(wire.FROM_REBOOTED, 1))]
 
     def receive_bytes(self, data: bytes) -> list[Action]:
-        """Messages of the host."""
         actions: list[Action] = []
         for message in self._unframer.feed(data):
             try:
@@ -52,12 +49,10 @@ class MeshtasticModem:
         return actions
 
     def transmitted(self) -> list[Action]:
-        """The queue has room again."""
         self._sending = False
         return [*self._transmit(), self._status()]
 
     def hear(self, heard: Reception) -> list[Action]:
-        """The packet of another node, with its quality."""
         to, sender, packet_id = struct.unpack_from("<III", heard.payload)
         packet = protobuf.fixed32_field(wire.PACKET_FROM, sender)
         packet += protobuf.fixed32_field(wire.PACKET_TO, to)
@@ -66,12 +61,8 @@ class MeshtasticModem:
         snr = int.from_bytes(struct.pack("<f", heard.snr_db), "little")
         packet += protobuf.fixed32_field(wire.PACKET_SNR, snr)
         packet += protobuf.number_field(wire.PACKET_RSSI, heard.rssi_dbm & (1 << 64) - 1)
-        told = _from_radio(protobuf.bytes_field(wire.FROM_PACKET, packet))
-        return [Output(LOG % b"received a packet"), told]
-
-    def paused(self) -> list[Action]:
-        """It never asks for a pause."""
-        return []
+        received = _from_radio(protobuf.bytes_field(wire.FROM_PACKET, packet))
+        return [Output(LOG % b"received a packet"), received]
 
     def _message(self, message: dict[int, Value]) -> list[Action]:
         if nonce := protobuf.number(message, wire.TO_WANT_CONFIG):
@@ -89,7 +80,7 @@ class MeshtasticModem:
     def _send(self, packet: dict[int, Value]) -> list[Action]:
         data = protobuf.data(packet, wire.PACKET_DATA) or b""
         packet_id = protobuf.number(packet, wire.PACKET_ID) & 0xFFFFFFFF
-        payload = struct.pack("<III4x", wire.EVERYBODY, self._node, packet_id) + data + FLAGS
+        payload = struct.pack("<III4x", wire.BROADCAST, self._node, packet_id) + data + FLAGS
         if len(payload) > 255:
             return self._refuse(packet_id, TOO_LARGE)
         if self.fail_next:
@@ -100,15 +91,15 @@ class MeshtasticModem:
         return [*self._transmit(), self._status(packet_id)]
 
     def _refuse(self, packet_id: int, error: int) -> list[Action]:
-        """Both ways of the firmware: a routing message, and the result in the queue's status."""
+        """Report as the firmware does: by a routing message, and by the status of the queue."""
         data = protobuf.number_field(wire.DATA_PORT, wire.ROUTING_APP)
         routing = protobuf.number_field(wire.ROUTING_ERROR, error)
         data += protobuf.bytes_field(wire.DATA_PAYLOAD, routing)
         data += protobuf.fixed32_field(wire.DATA_REQUEST, packet_id)
         packet = protobuf.fixed32_field(wire.PACKET_FROM, self._node)
         packet += protobuf.bytes_field(wire.PACKET_DATA, data)
-        told = _from_radio(protobuf.bytes_field(wire.FROM_PACKET, packet))
-        return [told, self._status(packet_id, error)]
+        received = _from_radio(protobuf.bytes_field(wire.FROM_PACKET, packet))
+        return [received, self._status(packet_id, error)]
 
     def _status(self, packet_id: int = 0, result: int = 0) -> Output:
         status = protobuf.number_field(wire.QUEUE_RESULT, result)

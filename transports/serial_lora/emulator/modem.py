@@ -1,11 +1,11 @@
-"""What every emulated modem is: a protocol without I/O or clock between a serial line and the air.
+"""An emulated modem: a protocol without I/O or clock between a serial line and the air.
 
-All its methods return what the modem does at once.
+Its methods return what the modem does at once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """The modem sends; one that `listens` waits for the end of what is on the air."""
+    """The modem sends; one that `listens` waits for the end of other transmissions."""
 
     payload: bytes
     airtime_us: int
@@ -43,26 +43,38 @@ class Reception:
     snr_db: int
 
 
-class EmulatedModem(Protocol):
-    """One modem; it has at most one transmission under way."""
+class EmulatedModem(ABC):
+    """One modem; it has at most one transmission under way.
 
-    fail_next: list[int]  # error codes for the next sends, in place of sending
+    `fail_next`: error codes with which the next sends fail.
+    """
+
+    def __init__(self) -> None:
+        self.fail_next: list[int] = []
+        self._sending = False
 
     @property
+    @abstractmethod
     def tuning(self) -> Hashable:
-        """Modems with equal tuning hear each other; one whose tuning is None hears nothing."""
+        """Modems of equal tuning receive each other; one whose tuning is None receives nothing."""
 
     def power_up(self) -> list[Action]:
-        """Begin anew; what was kept in flash is still there."""
+        """Begin anew; settings in flash are kept."""
+        self._sending = False
+        return []
 
+    @abstractmethod
     def receive_bytes(self, data: bytes) -> list[Action]:
         """Bytes from the host."""
 
+    @abstractmethod
     def transmitted(self) -> list[Action]:
         """The transmission is over."""
 
+    @abstractmethod
     def hear(self, heard: Reception) -> list[Action]:
         """A transmission of another modem has arrived."""
 
     def paused(self) -> list[Action]:
-        """The pause that it asked for is over."""
+        """The pause of the last `Pause` is over."""
+        return []

@@ -1,7 +1,7 @@
 """Emulated radio modems on pseudo-terminals, joined by an emulated channel.
 
-Radio time runs `speed` times faster than the wall clock. One thread does everything; faults that
-others ask for are done by it as well, between two of its steps.
+Radio time runs `speed` times faster than the wall clock. One thread does everything; it also makes
+the faults that callers ask for, between two of its steps.
 """
 
 import queue
@@ -15,19 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ternmesh.link.airtime import LoraSetting
-from transports.serial_lora.emulator.channel import Channel
+from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.ebyte import EbyteModem
-from transports.serial_lora.emulator.line import SHAPES, Line
+from transports.serial_lora.emulator.line import SHAPES, SerialLine
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
 from transports.serial_lora.emulator.meshtastic import MeshtasticModem
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Reception
 from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.emulator.rnode import RnodeModem
-from transports.serial_lora.waker import Waker
+from transports.serial_lora.send_queue import Waker
 
 MODEMS_MAX = 255
 WAIT_S = 1.0
-LONG_FAST = LoraSetting(11, 250, 1, 16)  # Meshtastic as it is delivered
+LONG_FAST = LoraSetting(11, 250, 1, 16)  # Meshtastic's factory setting
 
 
 def new_modem(
@@ -38,7 +38,7 @@ def new_modem(
     air_rate_bps: int = 2400,
     binary_safe: bool = True,
 ) -> EmulatedModem:
-    """A modem of this dialect; `radio` is for meshtastic, which the host cannot tune."""
+    """A modem of this dialect; `radio` is for Meshtastic, which the host cannot tune."""
     match dialect:
         case "reyax":
             return ReyaxModem(binary_safe)
@@ -54,7 +54,7 @@ def new_modem(
 
 
 class EmulatedRadios:
-    """Some modems; `paths` are what a host opens, from `start` on until `close`."""
+    """Some modems; hosts may open `paths` from `start` until `close`."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class EmulatedRadios:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="ternmesh-radios-"))
         self.paths = [str(self.folder / f"modem-{index}") for index in range(len(modems))]
         self._owns_folder = folder is None
-        self._channel = Channel(random.Random(f"{seed} air"), loss, collisions)
+        self._channel = EmulatedChannel(random.Random(f"{seed} air"), loss, collisions)
         self._lines = [
-            Line(Path(path), random.Random(f"{seed} line {index}"))
+            SerialLine(Path(path), random.Random(f"{seed} line {index}"))
             for index, path in enumerate(self.paths)
         ]
         self._pauses: dict[int, float] = {}  # their ends in radio time, by modem
@@ -106,41 +106,40 @@ class EmulatedRadios:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def unplug(self, index: int) -> None:
-        """Modem `index` is gone: its path leads nowhere, and what it sent is cut off."""
+        """Remove modem `index`: its path disappears, and its transmission is cut off."""
         self._do(lambda: self._unplug(index))
 
     def replug(self, index: int) -> None:
-        """It is back on the same path, and starts anew."""
+        """Put modem `index` back on the same path; it starts anew."""
         self._do(lambda: self._plug(index))
 
     def garble(self, index: int, data: bytes) -> None:
-        """The host gets `data` between two messages, as from a bad line."""
+        """Send `data` to the host between two messages, as a bad line does."""
         self._do(lambda: self._lines[index].write(data, time.monotonic()))
 
     def shape(self, index: int, shape: str) -> None:
-        """How the host gets messages from now on: "whole", "split" or "glued"."""
+        """Change how the host gets messages: "whole", "split" or "glued"."""
         if shape not in SHAPES:
             raise ValueError(f"shape {shape!r} must be one of {', '.join(SHAPES)}")
         self._do(lambda: setattr(self._lines[index], "shape", shape))
 
     def stop_reading(self, index: int) -> None:
-        """The modem takes no more bytes: the host's writes get stuck once the line is full."""
+        """Let the modem take no bytes: writes of the host block once the line is full."""
         self._do(lambda: setattr(self._lines[index], "reads", False))
 
     def resume_reading(self, index: int) -> None:
-        """The modem takes what has piled up."""
         self._do(lambda: setattr(self._lines[index], "reads", True))
 
     def fail_next(self, index: int, *codes: int) -> None:
-        """The modem answers its next sends with these error codes."""
+        """Let the next sends of the modem fail with these error codes."""
         self._do(lambda: self.modems[index].fail_next.extend(codes))
 
     def set_loss(self, loss: float) -> None:
-        """The share of frames that each receiver loses from now on."""
+        """Change the loss rate at each receiver."""
         self._do(lambda: setattr(self._channel, "loss", loss))
 
     def _do(self, task: Callable[[], object]) -> None:
-        """Let the thread do it, and wait until it has; nothing happens after `close`."""
+        """Run `task` in the thread and wait for its end; nothing happens after `close`."""
         done = threading.Event()
         failed: list[OSError] = []
 
@@ -168,7 +167,9 @@ class EmulatedRadios:
             self._waker.close()
 
     def _step(self) -> None:
-        reading: list[Line | Waker] = [line for line in self._lines if line.plugged and line.reads]
+        reading: list[SerialLine | Waker] = [
+            line for line in self._lines if line.plugged and line.reads
+        ]
         stuck = [line for line in self._lines if line.plugged and line.stuck]
         ready, room, _ = select.select([*reading, self._waker], stuck, [], self._wait_s())
         if self._waker in ready:
@@ -193,7 +194,6 @@ class EmulatedRadios:
         return min(WAIT_S, max(0.0, min(due, default=now_s + WAIT_S) - now_s))
 
     def _now(self) -> float:
-        """Radio time in seconds."""
         return time.monotonic() * self.speed
 
     def _run_air(self, now: float) -> None:

@@ -4,9 +4,8 @@ import re
 import struct
 
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora.emulator.modem import Action, Output, Reception, Transmit
-from transports.serial_lora.reyax import BANDWIDTH_CODES, HIDDEN_BYTES
-from transports.serial_lora.reyax_parser import DATA_MAX
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
+from transports.serial_lora.reyax import BANDWIDTH_CODES, DATA_MAX, HIDDEN_BYTES
 
 LINE_MAX = 300
 _SEND = re.compile(rb"AT\+SEND=(\d{1,5}),(\d{1,3}),")
@@ -14,11 +13,11 @@ _COMMAND = re.compile(r"AT\+([A-Z]{2,12})(\?|=(.*))")
 _BANDWIDTHS_KHZ = {code: bandwidth for bandwidth, code in BANDWIDTH_CODES.items()}
 
 
-class ReyaxModem:
-    """See `EmulatedModem`. Where it is not `binary_safe`, zeros and line ends cut the data."""
+class ReyaxModem(EmulatedModem):
+    """A REYAX modem; where it is not `binary_safe`, zeros and line ends cut the data."""
 
     def __init__(self, binary_safe: bool = True) -> None:
-        self.fail_next: list[int] = []
+        super().__init__()
         self._binary_safe = binary_safe
         self._settings = {
             "ADDRESS": "0",
@@ -29,21 +28,18 @@ class ReyaxModem:
         }
         self._radio = LoraSetting(9, 125, 1, 12)
         self._buffer = bytearray()
-        self._sending = False
 
     @property
     def tuning(self) -> object:
-        """Network, band and parameters."""
         return tuple(self._settings[name] for name in ("NETWORKID", "BAND", "PARAMETER"))
 
     def power_up(self) -> list[Action]:
-        """It says +READY."""
         self._buffer.clear()
         self._sending = False
         return [_line("READY")]
 
     def receive_bytes(self, data: bytes) -> list[Action]:
-        """Commands; an answer to AT+SEND comes only when it has been sent."""
+        """Answer commands; the answer to AT+SEND comes when the frame has left."""
         self._buffer += data
         actions: list[Action] = []
         while (command := self._next_command()) is not None:
@@ -54,12 +50,11 @@ class ReyaxModem:
         return actions
 
     def transmitted(self) -> list[Action]:
-        """Now the host learns it."""
         self._sending = False
         return [_line("OK")]
 
     def hear(self, heard: Reception) -> list[Action]:
-        """Only what is for all or for us; the hidden bytes hold the addresses."""
+        """Output frames for all or for us; the hidden bytes hold the addresses."""
         to, sender = struct.unpack_from(">HH", heard.payload)
         if to not in (0, int(self._settings["ADDRESS"])):
             return []
@@ -67,12 +62,7 @@ class ReyaxModem:
         head = b"+RCV=%d,%d,%b" % (sender, len(data), data)
         return [Output(head + b",%d,%d\r\n" % (heard.rssi_dbm, heard.snr_db))]
 
-    def paused(self) -> list[Action]:
-        """It never asks for a pause."""
-        return []
-
     def _next_command(self) -> bytes | None:
-        """Remove one command, without its line end."""
         buffer = self._buffer
         end = buffer.find(b"\r\n")
         if self._binary_safe and (head := _SEND.match(buffer)) and int(head[2]) <= DATA_MAX:

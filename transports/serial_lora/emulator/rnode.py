@@ -1,106 +1,90 @@
-"""An emulated RNode: KISS, settings that it repeats, a queue, CMD_READY."""
+"""An emulated RNode: KISS, settings that it confirms, a queue, CMD_READY."""
 
 from collections import deque
 from collections.abc import Hashable
 
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora import kiss
-from transports.serial_lora.emulator.modem import Action, Output, Reception, Transmit
-from transports.serial_lora.rnode import (
-    DETECT_ANSWER,
-    DETECT_ASK,
-    HEADER,
-    ON,
-    PAYLOAD_MAX,
-    RSSI_OFFSET_DBM,
-    SNR_STEP_DB,
-    Command,
-    with_long_preamble,
-)
+from transports.serial_lora import rnode as wire
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
+from transports.serial_lora.framing import KissUnframer, kiss_frame
+from transports.serial_lora.rnode import RnodeCommand
 
 QUEUE_MAX = 32
 TX_FAILED, QUEUE_FULL = 2, 4
 _SIZES = {
-    Command.FREQUENCY: 4,
-    Command.BANDWIDTH: 4,
-    Command.POWER: 1,
-    Command.SPREADING_FACTOR: 1,
-    Command.CODING_RATE: 1,
+    RnodeCommand.FREQUENCY: 4,
+    RnodeCommand.BANDWIDTH: 4,
+    RnodeCommand.POWER: 1,
+    RnodeCommand.SPREADING_FACTOR: 1,
+    RnodeCommand.CODING_RATE: 1,
 }
 
 
-class RnodeModem:
-    """See `EmulatedModem`. `eager` versions say READY by themselves; others want to be asked."""
+class RnodeModem(EmulatedModem):
+    """An RNode; `eager` versions report READY by themselves, others when they are asked."""
 
     def __init__(self, eager: bool = True) -> None:
-        self.fail_next: list[int] = []
+        super().__init__()
         self._eager = eager
-        self._unframer = kiss.Unframer()
+        self._unframer = KissUnframer()
         self._settings: dict[int, bytes] = {}
         self._on = False
         self._queue: deque[bytes] = deque()
-        self._sending = False
 
     @property
     def tuning(self) -> Hashable:
-        """Frequency and radio setting."""
-        return (self._settings[Command.FREQUENCY], self._radio()) if self._on else None
+        return (self._settings[RnodeCommand.FREQUENCY], self._radio()) if self._on else None
 
     def power_up(self) -> list[Action]:
-        """It announces its reset; settings of a host are not kept."""
+        """Report the reset; settings of a host are not kept."""
         self._settings.clear()
         self._queue.clear()
-        self._on = self._sending = False
-        return [_output(Command.RESET, b"\xf8")]
+        self._on = False
+        self._sending = False
+        return [_output(RnodeCommand.RESET, b"\xf8")]
 
     def receive_bytes(self, data: bytes) -> list[Action]:
-        """Commands of the host."""
         actions: list[Action] = []
         for command, content in self._unframer.feed(data):
             actions += self._command(command, content)
         return actions
 
     def transmitted(self) -> list[Action]:
-        """The next one of the queue."""
         self._sending = False
-        ready: list[Action] = [_output(Command.READY, ON)] if self._eager else []
+        ready: list[Action] = [_output(RnodeCommand.READY, wire.ON)] if self._eager else []
         return ready + self._transmit()
 
     def hear(self, heard: Reception) -> list[Action]:
-        """Signal quality, then the frame without the firmware's header."""
-        snr = int(heard.snr_db / SNR_STEP_DB).to_bytes(1, signed=True)
+        """Output the signal quality, then the frame without the firmware's header."""
+        snr = int(heard.snr_db / wire.SNR_STEP_DB).to_bytes(1, signed=True)
         return [
-            _output(Command.RSSI, bytes([heard.rssi_dbm + RSSI_OFFSET_DBM])),
-            _output(Command.SNR, snr),
-            _output(Command.DATA, heard.payload[HEADER:]),
+            _output(RnodeCommand.RSSI, bytes([heard.rssi_dbm + wire.RSSI_OFFSET_DBM])),
+            _output(RnodeCommand.SNR, snr),
+            _output(RnodeCommand.DATA, heard.payload[wire.HEADER :]),
         ]
 
-    def paused(self) -> list[Action]:
-        """It never asks for a pause."""
-        return []
-
     def _command(self, command: int, content: bytes) -> list[Action]:
-        if command == Command.DETECT and content == DETECT_ASK:
-            return [_output(Command.DETECT, DETECT_ANSWER)]
-        if command == Command.READY:
-            return [_output(Command.READY, ON if len(self._queue) < QUEUE_MAX else b"\0")]
-        if command == Command.STATE and content == ON:
+        if command == RnodeCommand.DETECT and content == wire.DETECT_ASK:
+            return [_output(RnodeCommand.DETECT, wire.DETECT_ANSWER)]
+        if command == RnodeCommand.READY:
+            return [_output(RnodeCommand.READY, wire.ON if len(self._queue) < QUEUE_MAX else b"\0")]
+        if command == RnodeCommand.STATE and content == wire.ON:
             self._on = len(self._settings) == len(_SIZES) and self._radio() is not None
-            return [_output(Command.STATE, ON)] if self._on else [_output(Command.ERROR, b"\x01")]
-        if command in _SIZES and len(content) == _SIZES[Command(command)]:
+            return [_output(RnodeCommand.STATE if self._on else RnodeCommand.ERROR, b"\x01")]
+        if command in _SIZES and len(content) == _SIZES[RnodeCommand(command)]:
             self._settings[command] = content
-            return [_output(Command(command), content)]
-        if command == Command.DATA and content and self._on:
+            return [_output(RnodeCommand(command), content)]
+        if command == RnodeCommand.DATA and content and self._on:
             return self._data(content)
         return []
 
     def _data(self, content: bytes) -> list[Action]:
         if self.fail_next:
-            return [_output(Command.ERROR, bytes([self.fail_next.pop(0)]))]
-        if len(content) > PAYLOAD_MAX:
-            return [_output(Command.ERROR, bytes([TX_FAILED]))]
+            return [_output(RnodeCommand.ERROR, bytes([self.fail_next.pop(0)]))]
+        if len(content) > wire.PAYLOAD_MAX:
+            return [_output(RnodeCommand.ERROR, bytes([TX_FAILED]))]
         if len(self._queue) >= QUEUE_MAX:
-            return [_output(Command.ERROR, bytes([QUEUE_FULL]))]
+            return [_output(RnodeCommand.ERROR, bytes([QUEUE_FULL]))]
         self._queue.append(content)
         return self._transmit()
 
@@ -109,18 +93,18 @@ class RnodeModem:
         if self._sending or not self._queue or radio is None:
             return []
         self._sending = True
-        payload = b"\0" * HEADER + self._queue.popleft()
+        payload = b"\0" * wire.HEADER + self._queue.popleft()
         return [Transmit(payload, airtime_us(radio, len(payload)), listens=True)]
 
     def _radio(self) -> LoraSetting | None:
         try:
-            bandwidth = int.from_bytes(self._settings[Command.BANDWIDTH], "big") // 1000
-            factor = self._settings[Command.SPREADING_FACTOR][0]
-            rate = self._settings[Command.CODING_RATE][0] - 4
-            return with_long_preamble(LoraSetting(factor, bandwidth, rate))
+            bandwidth = int.from_bytes(self._settings[RnodeCommand.BANDWIDTH], "big") // 1000
+            factor = self._settings[RnodeCommand.SPREADING_FACTOR][0]
+            rate = self._settings[RnodeCommand.CODING_RATE][0] - 4
+            return wire.with_long_preamble(LoraSetting(factor, bandwidth, rate))
         except (KeyError, ValueError):
             return None
 
 
-def _output(command: Command, content: bytes) -> Output:
-    return Output(kiss.frame(command, content))
+def _output(command: RnodeCommand, content: bytes) -> Output:
+    return Output(kiss_frame(command, content))

@@ -1,0 +1,336 @@
+"""A gateway: it connects boards that it reaches by radio or BLE to a broker.
+
+It forwards sealed frames unchanged and can neither read nor forge them; the link of its radio is
+sealed separately. It has one connection to the broker for each board, under that board's name.
+Frames from the radio stay in the link's inbox on disk until the broker has them. While the broker
+is away the gateway accepts nothing from the radio, and the boards keep their updates. If the broker
+refuses the login of one board, the others are still served. A trusted gateway may add up the
+updates of its boards (aggregation.py).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.gateway.aggregation import (
+    AggregateConfig,
+    GatewayAggregation,
+    read_aggregated_model,
+)
+from ternmesh.config import LOG_LEVELS, ConfigError, choices
+from ternmesh.errors import SecurityError
+from ternmesh.security.keyed_sealing import HUBS
+from ternmesh.wire.frame import BROADCAST
+from ternmesh_service.config_file import (
+    anchored,
+    anchored_model,
+    check_name,
+    control_path,
+    read_config_file,
+)
+from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.keyring import Keyring, NoKeyring, SecurityConfig, choose_keyring, hop_keys
+from ternmesh_store.gateway_store import GatewayStore
+from ternmesh_store.state_file import StateFile
+from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, StatusTransport, Transport
+from transports.factory import boards_of, check_link, is_linked, make_transport
+from transports.link_config import LinkConfig
+
+POLL_S = 0.05  # longest wait for the radio before the broker is polled
+UP_MAX = 256  # arrivals that wait for one board's connection
+UP_BYTES_MAX = 1 << 20  # their bytes
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """A gateway between `radio` (or BLE), whose tables name its boards, and `network`.
+
+    `name` is the name of its identity. Over BLE it needs no identity: that link is not sealed.
+    """
+
+    state_dir: str
+    radio: LinkConfig
+    network: LinkConfig
+    name: str = "gateway"
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    aggregate: AggregateConfig = field(default_factory=AggregateConfig)
+    control_socket: str | None = None
+    log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        return boards_of(self.radio, HOST)
+
+    @property
+    def control_path(self) -> Path:
+        """The socket for `ternmesh status`."""
+        return control_path(self.state_dir, self.control_socket)
+
+
+def read_gateway_config(path: Path) -> GatewayConfig:
+    """The configuration at `path`; relative paths start from its folder. ConfigError."""
+    return read_config_file(GatewayConfig, path, lambda c, folder: _check(_anchor(c, folder)))
+
+
+def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:
+    aggregate = config.aggregate
+    if aggregate.model is not None:
+        aggregate = replace(aggregate, model=anchored_model(aggregate.model, folder))
+    return replace(
+        config,
+        state_dir=str(folder / config.state_dir),
+        control_socket=anchored(config.control_socket, folder),
+        radio=config.radio.anchored(folder),
+        network=config.network.anchored(folder),
+        aggregate=aggregate,
+    )
+
+
+def _check(config: GatewayConfig) -> GatewayConfig:
+    check_name(config.name)
+    if not config.radio.serial and not config.radio.ble:
+        raise ConfigError(
+            "[radio] is empty: name the modem in [radio.serial], or a bridge for each board in "
+            "[radio.ble.NAME]"
+        )
+    check_link(config.radio, HOST)
+    network = config.network
+    if network.serial or network.ble or network.also or network.multipath:
+        raise ConfigError("[network] has other links than a url: a gateway needs one broker there")
+    for board in config.boards:
+        check_link(config.network, board)
+    if config.aggregate.model is not None:
+        read_aggregated_model(config.aggregate.model)
+    return config
+
+
+class Gateway:
+    """Forwards between `radio`, where it is the host, and `network`, a transport for each board.
+
+    With an `aggregation`, all frames pass through it.
+    """
+
+    def __init__(
+        self,
+        radio: Transport,
+        network: Mapping[str, Transport],
+        aggregation: GatewayAggregation | None = None,
+    ) -> None:
+        self.frames_up = 0
+        self.frames_down = 0
+        self.frames_refused = 0  # too large for the next transport
+        self.frames_lost = 0  # no room to wait for the network: the board sends them again
+        self._radio = radio
+        self._network = network
+        self._aggregation = aggregation
+        self._up: dict[str, deque[Sequence[bytes]]] = {board: deque() for board in network}
+        self._down: deque[tuple[str, Sequence[bytes]]] = deque()  # by peer
+
+    def open(self) -> None:
+        if self._aggregation is not None:
+            self._aggregation.open()
+        for transport in (self._radio, *self._network.values()):
+            transport.open()
+
+    def close(self) -> None:
+        for transport in (self._radio, *self._network.values()):
+            transport.close()
+
+    def turn(self, wait_s: float) -> bool:
+        """Forward frames; waits at most `wait_s` for the radio. True if anything moved."""
+        arrival = None
+        if self._may_listen():
+            arrival = self._radio.receive(wait_s)
+            if arrival is not None and arrival.peer in self._network:
+                self._receive_up(arrival.peer, arrival.frames)
+            if self._aggregation is not None:
+                self._aggregation.handle_timeouts()  # not without a network: frames would pile up
+                self._settle(self._aggregation)
+        moved = self._forward_up() or arrival is not None
+        if not self._down:
+            self._receive_down()
+            if self._aggregation is not None:
+                self._settle(self._aggregation)
+        return self._forward_down() or moved
+
+    def _receive_up(self, board: str, frames: Sequence[bytes]) -> None:
+        if self._aggregation is None:
+            self._queue_up(board, frames)
+        else:
+            self._aggregation.receive_up(board, frames)
+
+    def _settle(self, aggregation: GatewayAggregation) -> None:
+        up, down = aggregation.settle()
+        for board, frames in up:
+            self._queue_up(board, frames)
+        self._down.extend(down)
+
+    def _may_listen(self) -> bool:
+        """Whether to receive from the radio: nothing waits, except for boards that are cut off
+        while others are connected.
+        """
+        waiting = {board for board, arrivals in self._up.items() if arrivals}
+        connected = self._connected()
+        return not waiting or (bool(connected) and waiting.isdisjoint(connected))
+
+    def _connected(self) -> list[str]:
+        return [board for board, transport in self._network.items() if transport.connected]
+
+    def _queue_up(self, board: str, frames: Sequence[bytes]) -> None:
+        """Queue frames for the network; without room they are lost."""
+        waiting = self._up[board]
+        size = sum(len(frame) for arrival in (*waiting, frames) for frame in arrival)
+        if len(waiting) >= UP_MAX or (waiting and size > UP_BYTES_MAX):
+            self.frames_lost += len(frames)
+        else:
+            waiting.append(frames)
+
+    def _forward_up(self) -> bool:
+        moved = False
+        for board, waiting in self._up.items():
+            if waiting and self._send(self._network[board], HOST, waiting[0]):
+                self.frames_up += len(waiting.popleft())
+                moved = True
+        return moved
+
+    def _receive_down(self) -> None:
+        """Receive the host's frames for each board; broadcasts are received once."""
+        listener = next(iter(self._connected()), None)
+        for board, transport in self._network.items():
+            arrival = transport.receive(0.0)
+            if arrival is None:
+                continue
+            for peer, frames in _by_peer(board, arrival.frames):
+                if not frames or (peer == ALL and board != listener):
+                    continue
+                if self._aggregation is None:
+                    self._down.append((peer, frames))
+                else:
+                    self._aggregation.receive_down(peer, frames)
+
+    def _forward_down(self) -> bool:
+        moved = False
+        while self._down:
+            peer, frames = self._down[0]
+            if not self._send(self._radio, peer, frames):
+                break
+            self._down.popleft()
+            self.frames_down += len(frames)
+            moved = True
+        return moved
+
+    def _send(self, transport: Transport, peer: str, frames: Sequence[bytes]) -> bool:
+        """Send frames; False if they must wait."""
+        try:
+            transport.send(peer, frames)
+        except (Busy, NotConnected):
+            return False
+        except FrameTooLarge as error:
+            self.frames_refused += len(frames)
+            _log.warning("frames for %s are lost: %s", peer, error)
+        return True
+
+
+def _by_peer(board: str, frames: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
+    """Frames for the board, and for all. The address in a frame's header is not encrypted."""
+    found: dict[str, list[bytes]] = {board: [], ALL: []}
+    for frame in frames:
+        address = int.from_bytes(frame[1:3], "little")
+        found[ALL if address == BROADCAST else board].append(frame)
+    return list(found.items())
+
+
+def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool = False) -> None:
+    """Run a gateway until `stop` is set; `insecure` runs it without keys.
+
+    Raises ConfigError, SecurityError, StoreError, TransportError or ControlError.
+    """
+    state = StateFile(Path(config.state_dir))
+    keyring = _keyring(config, state, insecure=insecure)
+    radio = make_transport(config.radio, HOST, state, hop_keys(keyring, config.name))
+    network = {board: make_transport(config.network, board, state) for board in config.boards}
+    aggregation = _aggregation(config, state)
+    gateway, relay = Gateway(radio, network, aggregation), Relay()
+
+    def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **status(gateway, radio, network),
+            "partial_aggregates": None if aggregation is None else aggregation.status(),
+            "security": keyring.status() if is_linked(config.radio) else None,
+        }
+
+    state.open(keep=keyring.must_keep)
+    try:
+        keyring.open()
+        keyring.check_fleet(config.network.fleet)
+        _check_members(keyring, config)
+        gateway.open()
+        with ControlServer(config.control_path, relay.ask):
+            _log.info("gateway for %s is ready", ", ".join(config.boards))
+            while not stop.is_set():
+                gateway.turn(POLL_S)
+                relay.serve(answer)
+    finally:
+        gateway.close()
+        state.close()
+
+
+def _keyring(config: GatewayConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
+    """The keys that seal the link of its radio; BLE bridges have no sealed link."""
+    if not is_linked(config.radio):
+        return NoKeyring()
+    is_loopback = config.radio.is_loopback
+    return choose_keyring(state, config.security, insecure=insecure, is_loopback=is_loopback)
+
+
+def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
+    """Refuse an identity of another role, and warn about boards whose keys are missing."""
+    if not isinstance(keyring, Keyring):
+        return
+    if keyring.own.public.role not in HUBS:
+        role = keyring.own.public.role.name.lower()
+        raise SecurityError(f"{config.name} has the identity of a {role}: a gateway needs its own")
+    known = {member.name for member in keyring.member_list.state.members}
+    if strangers := [board for board in config.boards if board not in known]:
+        _log.warning(
+            "no keys of %s are known here, so their frames are refused: use `ternmesh enrol "
+            "export` on the host and `ternmesh enrol import` here",
+            ", ".join(strangers),
+        )
+
+
+def _aggregation(config: GatewayConfig, state: StateFile) -> GatewayAggregation | None:
+    if config.aggregate.model is None:
+        return None
+    return GatewayAggregation(
+        read_aggregated_model(config.aggregate.model),
+        config.boards,
+        config.aggregate.wait_s,
+        GatewayStore(state),
+        time.monotonic,
+        np.random.default_rng(),
+    )
+
+
+def status(
+    gateway: Gateway, radio: StatusTransport, network: Mapping[str, StatusTransport]
+) -> dict[str, Any]:
+    """Counters and the state of all transports, ready for JSON."""
+    return {
+        "role": "gateway",
+        "frames_up": gateway.frames_up,
+        "frames_down": gateway.frames_down,
+        "frames_refused": gateway.frames_refused,
+        "frames_lost": gateway.frames_lost,
+        "transport": radio.status(),
+        "network": {board: transport.status() for board, transport in network.items()},
+    }

@@ -1,0 +1,190 @@
+"""Checks an ONNX file before onnxruntime loads it.
+
+A model is code: it decides what is computed and how much memory is needed. A board accepts only the
+operators of the list below, in ONNX's own domain; no data outside the file, no functions and no
+graph inside a graph; weights that have the size of their shapes; and no size that depends on data.
+So a model needs the same memory for each batch, and one trial shows it (`edge.releases.trial`).
+"""
+
+import math
+import mmap
+from pathlib import Path
+from typing import Final
+
+from edge.errors import ModelError
+from edge.files import unreadable
+from edge.onnx.reader import Graph, GraphNode, Integers, Model, read_model, shown
+
+DOMAINS: Final = (b"", b"ai.onnx")  # two names of the same domain
+IR_VERSIONS = range(4, 15)
+OPSETS = range(13, 29)
+EXPANDED_BYTES_MAX = 1 << 28  # of expanded constants, at 8 bytes a number
+PADDED_MAX = 1 << 16  # the factor by which padding may enlarge a tensor
+
+# The first paragraph is what models.export has written so far; the others are of the same kinds:
+# elementwise operators, reductions, the usual layers. Left out on purpose: control flow (Loop, If,
+# Scan), random numbers, text, sequences, sizes from values (NonZero, Unique, Compress, OneHot,
+# Range, Tile, Resize), and the newest kernels.
+OPERATORS: Final = frozenset(
+    b"""
+    Abs Add Cast Concat Constant ConstantOfShape Conv Div Equal Erf Exp Expand GRU Gather
+    GatherElements Gelu Gemm Greater LayerNormalization Less LogSoftmax MatMul MaxPool Mul Neg Not
+    Pad ReduceMax ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Slice
+    Softmax Split Squeeze Sub Tanh Transpose Unsqueeze Where
+
+    And Ceil Clip Cos Elu Floor GreaterOrEqual HardSigmoid HardSwish Identity IsNaN LeakyRelu
+    LessOrEqual Log Max Mean Min Mish Mod Or PRelu Pow Reciprocal Round Selu Sign Sin Softplus
+    Softsign Sqrt Sum Xor
+    ArgMax ArgMin CumSum ReduceL1 ReduceL2 ReduceLogSumExp ReduceMin ReduceProd ReduceSumSquare
+    AveragePool GlobalAveragePool GlobalMaxPool LSTM RNN
+    BatchNormalization GroupNormalization InstanceNormalization
+    Flatten GatherND Size Trilu
+    ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul
+    QuantizeLinear
+    """.split()
+)
+# The inputs that determine the size of a result: they must not depend on data. Then all shapes
+# depend only on the inputs' shapes, and the results of Shape and Size do not count as data.
+SIZES: Final[dict[bytes, tuple[int, ...]]] = {
+    **dict.fromkeys((name for name in OPERATORS if name.startswith(b"Reduce")), (1,)),
+    **dict.fromkeys((b"Expand", b"Reshape", b"Split", b"Squeeze", b"Unsqueeze"), (1,)),
+    b"ConstantOfShape": (0,),
+    b"Pad": (1, 3),
+    b"Slice": (1, 2, 3, 4),
+}
+CAST_TO: Final = {
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    9,
+    10,
+    11,
+    12,
+    13,
+    16,
+}  # numbers: the size of text has no bound
+
+
+def check_file(path: Path) -> None:
+    """ModelError, which names the file and the reason, unless a board may load the file.
+
+    The file is mapped into memory; weights are counted, not read.
+    """
+    try:
+        with path.open("rb") as file:
+            # Not closed here: views of it may live on in an error. It closes with the last view.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        check(memoryview(mapped))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    except ModelError as error:
+        raise ModelError(f"{path} is refused: {error}") from error
+
+
+def check(data: memoryview) -> None:
+    """ModelError unless `data` is an ONNX file that a board may load."""
+    model = read_model(data)
+    _check_versions(model)
+    _check_flow(model.graph)
+
+
+def _check_versions(model: Model) -> None:
+    if model.ir_version not in IR_VERSIONS:
+        raise ModelError(f"its format is version {model.ir_version}, not one of 4 to 14")
+    if len(model.opsets) != 1 or model.opsets[0][0] not in DOMAINS:
+        domains = ", ".join(shown(domain) for domain, _ in model.opsets) or "none"
+        raise ModelError(f"it needs the operator sets {domains}, and a board has ONNX's own")
+    version = model.opsets[0][1]
+    if version not in OPSETS:
+        raise ModelError(f"its operator set is version {version}, not one of 13 to 28")
+
+
+class _Flow:
+    """The values of the graph, as the nodes are visited in their order."""
+
+    def __init__(self) -> None:
+        self.of_data: set[bytes] = set()  # values that depend on data
+        self.fixed: dict[bytes, Integers | None] = {}  # the others, with their numbers if known
+        self.expanded_bytes = 0
+
+    def define(self, name: bytes, integers: Integers | None, *, of_data: bool) -> None:
+        if name in self.of_data or name in self.fixed:
+            raise ModelError(f"the value {shown(name)} is defined twice")
+        if of_data:
+            self.of_data.add(name)
+        else:
+            self.fixed[name] = integers
+
+
+def _check_flow(graph: Graph) -> None:
+    flow = _Flow()
+    for name in graph.inputs:
+        flow.define(name, None, of_data=True)
+    for tensor in graph.initializers:
+        if tensor.name not in flow.of_data:  # else the default value of an input
+            flow.define(tensor.name, tensor.integers, of_data=False)
+    for node in graph.nodes:
+        _check_node(node, flow)
+    for name in graph.outputs:
+        if name not in flow.of_data and name not in flow.fixed:
+            raise ModelError(f"no node computes its output {shown(name)}")
+
+
+def _check_node(node: GraphNode, flow: _Flow) -> None:
+    if node.domain not in DOMAINS:
+        raise ModelError(f"it has an operator of the domain {shown(node.domain)}")
+    if node.operator not in OPERATORS:
+        raise ModelError(
+            f"the operator {shown(node.operator)} is not on the list of those that a board runs"
+        )
+    for name in filter(None, node.inputs):
+        if name not in flow.of_data and name not in flow.fixed:
+            raise ModelError(f"{shown(name)} is used before a node computes it")
+    if not flow.of_data.isdisjoint(_sizes(node)):
+        raise ModelError(f"the size of the result of {shown(node.operator)} depends on data")
+    _check_growth(node, flow)
+    is_size = node.operator in (b"Shape", b"Size")
+    of_data = not is_size and any(name in flow.of_data for name in node.inputs)
+    integers = _constant(node)
+    for name in filter(None, node.outputs):
+        flow.define(name, integers, of_data=of_data)
+
+
+def _sizes(node: GraphNode) -> list[bytes]:
+    """The inputs that determine the size of the results; the size itself comes first."""
+    return [node.inputs[at] for at in SIZES.get(node.operator, ()) if at < len(node.inputs)]
+
+
+def _check_growth(node: GraphNode, flow: _Flow) -> None:
+    """Limit the size of expanded constants: a file of 100 bytes can ask for gigabytes."""
+    size = next(map(flow.fixed.get, _sizes(node)), None)
+    match node.operator:
+        case b"ConstantOfShape" if size is None:
+            raise ModelError("the size of the result of 'ConstantOfShape' is not a constant")
+        case b"ConstantOfShape" | b"Expand":
+            flow.expanded_bytes += 8 * math.prod(map(abs, size or ()))
+            if flow.expanded_bytes > EXPANDED_BYTES_MAX:
+                raise ModelError(f"its constants expand to more than {EXPANDED_BYTES_MAX} bytes")
+        case b"Pad":
+            _check_padding(size)
+        case b"Cast" if node.attributes.get(b"to") not in {(kind,) for kind in CAST_TO}:
+            raise ModelError("'Cast' has a data type that a board does not take")
+    _check_padding(node.attributes.get(b"pads"))
+
+
+def _check_padding(pads: Integers | None) -> None:
+    if math.prod(1 + abs(pad) for pad in pads or ()) > PADDED_MAX:
+        raise ModelError(f"padding enlarges a tensor more than {PADDED_MAX} times")
+
+
+def _constant(node: GraphNode) -> Integers | None:
+    """The numbers of a Constant, if they are few integers."""
+    if node.operator != b"Constant":
+        return None
+    return next((v for v in node.attributes.values() if v is not None), None)

@@ -1,0 +1,342 @@
+"""Reads the parts of an ONNX file that a check needs, without the onnx package and within limits.
+
+The bytes of a tensor are counted, not copied. The rules about the content are in `edge.onnx.check`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from edge.errors import ModelError
+from edge.onnx.format import (
+    ATTRIBUTE,
+    ATTRIBUTE_TYPES,
+    AXIS,
+    ELEMENT_SIZES,
+    GRAPH,
+    INT64,
+    MODEL,
+    NODE,
+    OPSET,
+    SHAPE,
+    TENSOR,
+    TENSOR_TYPE,
+    TYPE,
+    TYPED_DATA,
+    TYPED_SIZES,
+    VALUE,
+)
+from ternmesh.errors import WireError
+from ternmesh.protobuf import Value, Walk, varints
+
+FIELDS_MAX = 300_000  # of a whole file; a 22 M-parameter encoder has 28,600
+NODES_MAX = 20_000
+TENSORS_MAX = 10_000  # initializers; also inputs or outputs of the graph
+VALUES_MAX = 50_000
+PORTS_MAX = 1024  # inputs or outputs of one node
+ATTRIBUTES_MAX = 16
+OPSETS_MAX = 4
+INTEGERS_MAX = 64  # in one attribute
+NAME_BYTES_MAX = 512
+RANK_MAX = 8
+SIZE_MAX = (1 << 31) - 1  # of one axis
+VALUE_BYTES_MAX = 1 << 30  # declared size of one input, output or other value
+SHOWN_MAX = 60  # bytes of a name in a message
+KNOWN_MAX = 2 * RANK_MAX  # numbers that are read, enough for paddings; longer lists are counted
+
+Integers = tuple[int, ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An initializer or a constant; `integers` are its values if it is a short list of int64."""
+
+    name: bytes
+    integers: Integers | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One operator; `attributes` has the integers of each attribute by name, if it has any."""
+
+    operator: bytes
+    domain: bytes
+    inputs: tuple[bytes, ...]
+    outputs: tuple[bytes, ...]
+    attributes: dict[bytes, Integers | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The graph of a model: names of its inputs and outputs, its nodes, its weights."""
+
+    inputs: list[bytes]
+    outputs: list[bytes]
+    nodes: list[GraphNode]
+    initializers: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A whole file."""
+
+    ir_version: int
+    opsets: list[tuple[bytes, int]]  # domain and version
+    graph: Graph
+
+
+def read_model(data: memoryview) -> Model:
+    """The model in `data`; ModelError if it is damaged or has parts that a board does not take."""
+    try:
+        return _Reader().model(data)
+    except WireError as error:
+        raise ModelError(str(error)) from error
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._walk = Walk(FIELDS_MAX)
+
+    def model(self, data: memoryview) -> Model:
+        version = 0
+        graph = None
+        opsets: list[tuple[bytes, int]] = []
+        for name, value in self._walk.fields(data, MODEL):
+            match name:
+                case "ir_version":
+                    version = _number(value)
+                case "graph":
+                    graph = _view(value)
+                case "opset_import":
+                    _bounded(opsets, OPSETS_MAX, "operator sets").append(self._opset(_view(value)))
+        if graph is None:
+            raise ModelError("it has no graph")
+        return Model(version, opsets, self._graph(graph))
+
+    def _opset(self, data: memoryview) -> tuple[bytes, int]:
+        found = dict(self._walk.fields(data, OPSET))
+        return _name(found.get("domain", _EMPTY)), _number(found.get("version", 0))
+
+    def _graph(self, data: memoryview) -> Graph:
+        graph = Graph([], [], [], [])
+        values = 0
+        for name, value in self._walk.fields(data, GRAPH):
+            match name:
+                case "node":
+                    _bounded(graph.nodes, NODES_MAX, "nodes").append(self._node(_view(value)))
+                case "initializer":
+                    tensors = _bounded(graph.initializers, TENSORS_MAX, "initializers")
+                    tensors.append(self._tensor(_view(value)))
+                case "input":
+                    _bounded(graph.inputs, TENSORS_MAX, "inputs").append(self._value(_view(value)))
+                case "output":
+                    outputs = _bounded(graph.outputs, TENSORS_MAX, "outputs")
+                    outputs.append(self._value(_view(value)))
+                case "value_info":
+                    values += 1
+                    if values > VALUES_MAX:
+                        raise ModelError(f"it has more than {VALUES_MAX} values")
+                    self._value(_view(value))
+        return graph
+
+    def _node(self, data: memoryview) -> GraphNode:
+        inputs: list[bytes] = []
+        outputs: list[bytes] = []
+        operator = b""
+        domain = b""
+        attributes: dict[bytes, Integers | None] = {}
+        for name, value in self._walk.fields(data, NODE):
+            match name:
+                case "input":
+                    _bounded(inputs, PORTS_MAX, "inputs of a node").append(_name(value))
+                case "output":
+                    _bounded(outputs, PORTS_MAX, "outputs of a node").append(_name(value))
+                case "op_type":
+                    operator = _name(value)
+                case "domain":
+                    domain = _name(value)
+                case "attribute":
+                    key, integers = self._attribute(_view(value))
+                    if key in attributes or len(attributes) == ATTRIBUTES_MAX:
+                        raise ModelError("a node has an attribute twice, or too many of them")
+                    attributes[key] = integers
+        return GraphNode(operator, domain, tuple(inputs), tuple(outputs), attributes)
+
+    def _attribute(self, data: memoryview) -> tuple[bytes, Integers | None]:
+        key = b""
+        kind = 0
+        values = set()
+        integers: list[int] = []
+        tensor: Integers | None = None
+        for name, value in self._walk.fields(data, ATTRIBUTE):
+            if name == "name":
+                key = _name(value)
+            elif name == "type":
+                kind = _number(value)
+            elif name != "doc_string":
+                values.add(name)
+                if name in ("i", "ints"):
+                    _extend(integers, value, INTEGERS_MAX, "numbers in an attribute")
+                elif name == "t":
+                    tensor = self._tensor(_view(value)).integers
+        wanted = ATTRIBUTE_TYPES.get(kind)
+        is_list = wanted in ("floats", "ints")
+        if wanted is None or not ({wanted} >= values if is_list else {wanted} == values):
+            raise ModelError(f"the attribute {shown(key)} has values of another type")
+        return key, tensor if wanted == "t" else tuple(integers) if integers else None
+
+    def _tensor(self, data: memoryview) -> Tensor:
+        name = b""
+        kind = 0
+        numbers = _Numbers(self._walk)
+        dims: list[int] = []
+        for key, value in self._walk.fields(data, TENSOR):
+            match key:
+                case "dims":
+                    _extend(dims, value, RANK_MAX, "axes of a tensor")
+                case "data_type":
+                    kind = _number(value)
+                case "name":
+                    name = _name(value)
+                case "data_location" if value != 0:
+                    raise ModelError(f"the tensor {shown(name)} lies outside the model's file")
+                case _ if key == "raw_data" or key in TYPED_DATA:
+                    numbers.add(key, value)
+        what = f"the tensor {shown(name)}"
+        element = _element(kind, what)
+        return Tensor(name, numbers.take(kind, element, _count(dims, what), what))
+
+    def _value(self, data: memoryview) -> bytes:
+        name = b""
+        for key, value in self._walk.fields(data, VALUE):
+            if key == "name":
+                name = _name(value)
+            elif key == "type":
+                self._type(_view(value), f"the value {shown(name)}")
+        return name
+
+    def _type(self, data: memoryview, what: str) -> None:
+        for key, value in self._walk.fields(data, TYPE):
+            if key == "tensor_type":
+                self._tensor_type(_view(value), what)
+
+    def _tensor_type(self, data: memoryview, what: str) -> None:
+        element = 1
+        dims: list[int] = []
+        for key, value in self._walk.fields(data, TENSOR_TYPE):
+            if key == "elem_type":
+                element = _element(_number(value), what)
+                continue
+            for _, axis in self._walk.fields(_view(value), SHAPE):
+                size = dict(self._walk.fields(_view(axis), AXIS)).get("dim_value", 1)
+                _extend(dims, size, RANK_MAX, f"axes of {what}")
+        if _count(dims, what) * element > VALUE_BYTES_MAX:
+            raise ModelError(f"{what} would take more than {VALUE_BYTES_MAX} bytes")
+
+
+class _Numbers:
+    """Counts the numbers of a tensor; keeps them if they are a few int64."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._field = ""  # the one field that holds the numbers
+        self._count = 0
+        self._raw = memoryview(b"")
+        self._known: list[int] = []  # the first `KNOWN_MAX` numbers
+
+    def add(self, key: str, value: Value) -> None:
+        if self._field not in ("", key):
+            raise ModelError(f"a tensor has both {self._field} and {key}")
+        self._field = key
+        if key == "raw_data":
+            self._raw = _view(value)
+        elif key in TYPED_SIZES:
+            assert isinstance(value, memoryview)
+            count, rest = divmod(len(value), TYPED_SIZES[key])
+            if rest:
+                raise ModelError(f"a tensor's {key} ends inside a number")
+            self._count += count
+        else:
+            for number in varints(value):
+                self._walk.spend(1)
+                self._count += 1
+                if self._count <= KNOWN_MAX:
+                    self._known.append(number)
+
+    def take(self, kind: int, element: int, count: int, what: str) -> Integers | None:
+        """The values, if they are a few int64; ModelError unless there are `count` of them."""
+        if self._field == "raw_data":
+            held = len(self._raw)
+            wanted = count * element
+            if kind == INT64 and held == wanted <= KNOWN_MAX * element:
+                self._known = np.frombuffer(self._raw, "<i8").tolist()
+        else:
+            if self._field and kind not in TYPED_DATA[self._field]:
+                raise ModelError(f"{what} has numbers in {self._field}, which is of other types")
+            held = self._count
+            wanted = count
+        if held != wanted:
+            unit = "bytes" if self._field == "raw_data" else "numbers"
+            raise ModelError(f"{what} holds {held} {unit} and its shape needs {wanted}")
+        return tuple(self._known) if kind == INT64 and count <= KNOWN_MAX else None
+
+
+_EMPTY = memoryview(b"")
+
+
+def _element(kind: int, what: str) -> int:
+    """The bytes of one number of an ONNX data type."""
+    if kind not in ELEMENT_SIZES:
+        raise ModelError(f"{what} is of the data type {kind}, which a board does not take")
+    return ELEMENT_SIZES[kind]
+
+
+def _count(dims: list[int], what: str) -> int:
+    if any(not 0 <= size <= SIZE_MAX for size in dims):
+        raise ModelError(f"{what} has an axis whose size is not 0 to {SIZE_MAX}")
+    return math.prod(dims)
+
+
+def _bounded(items: list[T], count_max: int, what: str) -> list[T]:
+    """`items`, if it has room for one more."""
+    if len(items) >= count_max:
+        raise ModelError(f"it has more than {count_max} {what}")
+    return items
+
+
+def _extend(numbers: list[int], value: Value, count_max: int, what: str) -> None:
+    for number in varints(value):
+        _bounded(numbers, count_max, what).append(number)
+
+
+def _number(value: Value) -> int:
+    """A small number: another reader might truncate a larger one to 32 bits."""
+    assert isinstance(value, int)
+    if value > SIZE_MAX:
+        raise ModelError(f"it has the number {value} where a small one is needed")
+    return value
+
+
+def _view(value: Value) -> memoryview:
+    assert isinstance(value, memoryview)
+    return value
+
+
+def _name(value: Value) -> bytes:
+    view = _view(value)
+    if len(view) > NAME_BYTES_MAX:
+        raise ModelError(f"it has a name of more than {NAME_BYTES_MAX} bytes")
+    name = bytes(view)
+    try:
+        name.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"it has a name that is not UTF-8: {shown(name)}") from error
+    return name
+
+
+def shown(name: bytes) -> str:
+    """A name for a message: always one short line of ASCII."""
+    return ascii(name[:SHOWN_MAX].decode(errors="replace"))

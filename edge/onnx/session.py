@@ -1,0 +1,229 @@
+"""Models in onnxruntime, which is imported only here: inference, adapter files, training steps.
+
+Sessions are created at first use and can be released, so that an idle node needs little memory.
+"""
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import MissingEdgeExtra, ModelError
+from edge.files import entry_of, read_file
+from edge.onnx.check import check_file
+from ternmesh.errors import ModelPackageError
+from ternmesh.model_package import (
+    ADAPTER,
+    FILES,
+    FORWARD,
+    TRAIN_STEP,
+    ModelPackage,
+    read_model_package,
+)
+
+try:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as _state
+except ImportError as error:
+    raise MissingEdgeExtra("a node needs onnxruntime: pip install 'ternmesh[node]'") from error
+
+DESCRIPTION = "model.json"
+DESCRIPTION_BYTES_MAX = 4 << 20
+DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+ERRORS_ONLY = 3  # at its default level, onnxruntime warns about each overridable initializer
+PROVIDERS = ["CPUExecutionProvider"]  # onnxruntime's own first choice is a cloud service
+
+# onnxruntime's errors have no common base.
+_ORT_ERRORS: tuple[type[Exception], ...] = (
+    _state.EPFail,
+    _state.EngineError,
+    _state.Fail,
+    _state.InvalidArgument,
+    _state.InvalidGraph,
+    _state.InvalidProtobuf,
+    _state.NoModel,
+    _state.NoSuchFile,
+    _state.NotImplemented,
+    _state.RuntimeException,
+    RuntimeError,  # a damaged adapter
+    ValueError,  # a missing input
+)
+_WRITE_ERRORS: tuple[type[Exception], ...] = (*_ORT_ERRORS, OSError)
+
+Vector = NDArray[np.float32]
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model package whose files were checked."""
+
+    folder: Path
+    package: ModelPackage
+    initial: Vector  # the initial adapter (float32, D)
+
+
+def load_model(folder: Path) -> LoadedModel:
+    """Read and check the model package in `folder`; ModelError if a file is missing or changed."""
+    try:
+        package = read_model_package(read_file(folder / DESCRIPTION, DESCRIPTION_BYTES_MAX))
+    except ModelPackageError as error:
+        raise ModelError(f"{folder / DESCRIPTION}: {error}") from error
+    for spec in (*package.inputs, *package.batch_inputs):
+        if spec.dtype not in DTYPES:
+            allowed = ", ".join(DTYPES)
+            raise ModelError(f"{package.name} takes {spec.dtype}: a node allows {allowed}")
+    for file in FILES:
+        if entry_of(folder / file).sha256.hex() != package.files[file]:
+            raise ModelError(
+                f"{folder / file} is not what {DESCRIPTION} describes: copy the package again"
+            )
+    for file in (FORWARD, TRAIN_STEP):
+        check_file(folder / file)
+    return LoadedModel(folder, package, _read_adapter(folder / ADAPTER, package.dimension))
+
+
+class _Session:
+    """An onnxruntime session that is created at first use and can be released."""
+
+    def __init__(self, path: Path, package: ModelPackage, options: Any) -> None:
+        self._path = path
+        self._package = package
+        self._options = options
+        self._session: Any = None
+
+    def release(self) -> None:
+        """Free the session's memory; the next run creates a new session."""
+        self._session = None
+
+    def _run(self, names: list[str], inputs: Arrays, run_options: Any = None) -> list[Any]:
+        """The outputs by `names`; ModelError if onnxruntime cannot load or run the model."""
+        if self._session is None:
+            try:
+                self._session = onnxruntime.InferenceSession(
+                    str(self._path), self._options, providers=PROVIDERS
+                )
+            except _ORT_ERRORS as error:
+                raise ModelError(f"onnxruntime cannot load {self._path}: {error}") from error
+        try:
+            # run_with_iobinding would silently ignore the adapter in the run options.
+            values: list[Any] = self._session.run(names, inputs, run_options)
+        except _ORT_ERRORS as error:
+            raise ModelError(f"onnxruntime cannot run {self._path}: {error}") from error
+        return values
+
+
+class Inference(_Session):
+    """forward.onnx with an adapter that can be exchanged without a new session."""
+
+    def __init__(self, folder: Path, package: ModelPackage, threads: int = 1) -> None:
+        super().__init__(folder / FORWARD, package, session_options(threads, is_training=False))
+        self._adapter: Any = None
+        self._run_options: Any = None
+
+    def use_adapter(self, path: Path) -> None:
+        """Predict with the `.onnx_adapter` file at `path` from now on; ModelError if it is bad.
+
+        The file is mapped, not copied: replace it as `write_adapter` does, never write into it.
+        """
+        adapter = onnxruntime.LoraAdapter()
+        options = onnxruntime.RunOptions()
+        try:
+            adapter.Load(str(path.resolve()))
+            options.add_active_adapter(adapter)
+        except _ORT_ERRORS as error:
+            raise ModelError(
+                f"{path} is not an adapter that onnxruntime can load: {error}"
+            ) from error
+        self._adapter = adapter  # the options refer to it
+        self._run_options = options
+
+    def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """The outputs by name for `inputs` by name, of any batch size."""
+        names = [output.name for output in self._package.outputs]
+        return dict(zip(names, self._run(names, inputs, self._run_options), strict=True))
+
+
+class TrainStep(_Session):
+    """train_step.onnx: loss and gradient of one batch."""
+
+    def __init__(self, folder: Path, package: ModelPackage, threads: int = 1) -> None:
+        super().__init__(folder / TRAIN_STEP, package, session_options(threads, is_training=True))
+
+    def run(self, adapter: Vector, batch: Arrays) -> tuple[float, Vector]:
+        """Loss and gradient (float32, D) at `adapter` (float32, D) for one batch by name."""
+        loss, gradient = self._run(["loss", "gradient"], {"adapter": adapter, **batch})
+        return float(loss), gradient
+
+
+def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: int) -> None:
+    """Replace the `.onnx_adapter` file at `path` with `vector` (float32, D) in one rename.
+
+    ModelError if it cannot be written.
+    """
+    tensors = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor))
+        for name, tensor in package.split(vector).items()
+    }
+    content = onnxruntime.AdapterFormat()
+    content.set_adapter_version(version)
+    content.set_model_version(package.version)
+    content.set_parameters(tensors)
+    unfinished = path.with_name(path.name + ".new")
+    try:
+        content.export_adapter(str(unfinished.resolve()))
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except _WRITE_ERRORS as error:
+        raise ModelError(f"cannot write {path} ({error}): check that the disk has room") from error
+
+
+def adapter_version(path: Path) -> int:
+    """The `version` in an adapter file; ModelError if the file is bad."""
+    try:
+        return int(onnxruntime.AdapterFormat.read_adapter(str(path)).get_adapter_version())
+    except _ORT_ERRORS as error:
+        raise ModelError(f"onnxruntime cannot read the adapter {path}: {error}") from error
+
+
+def session_options(threads: int, *, is_training: bool) -> Any:
+    """Options for a small board: no busy waiting, one graph at a time, little memory.
+
+    A memory pattern allocates one block for the largest batch and keeps it. An arena keeps the
+    memory of one run: it is worth that only for the training step, which runs again at once. There,
+    packed copies of the frozen weights would need a fifth more memory to save a few percent of
+    time.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = is_training
+    if is_training:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system at once, if the C library can do that (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _read_adapter(path: Path, dimension: int) -> Vector:
+    data = read_file(path, 4 * dimension)
+    if len(data) == 4 * dimension:
+        vector = np.frombuffer(data, dtype="<f4").astype(np.float32)
+        if np.isfinite(vector).all():
+            return vector
+    raise ModelError(f"{path} does not hold {dimension} finite numbers")

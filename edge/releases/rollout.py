@@ -1,0 +1,150 @@
+"""Which model a node starts with: a new release must first pass a trial on the board.
+
+A release is checked, takes its first steps in a child process, and is evaluated on the board's own
+held-out samples. If it fails, the board returns to the last good release by itself. A fault of the
+board or of its data does not make a release bad.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.config import ZEROTH_ORDER, NodeConfig
+from edge.data.sources import open_folder
+from edge.errors import BoardFault, ModelError, NoData, NotSigned
+from edge.evaluation import spread
+from edge.onnx.session import LoadedModel, load_model
+from edge.releases.store import Releases
+from edge.releases.trial import TrialLimits, try_model
+from edge.trainer import Dataset, Step
+from edge.zeroth_order import make_step
+from ternmesh.errors import TernmeshError
+from ternmesh.release import (
+    LATENCY_UNIT,
+    LOSS_UNIT,
+    ReleaseManifest,
+    Standing,
+    excuse,
+    fail,
+    succeed,
+)
+from ternmesh_service.config_file import package_folder
+
+_log = logging.getLogger(__name__)
+
+
+def settle(config: NodeConfig, releases: Releases) -> LoadedModel:
+    """The model to run. If the process dies here, the next process finds the attempt on disk.
+
+    Raises ModelError if not even the configured model loads. BoardFault and NoData prove nothing
+    about a release: the next start tries it again.
+    """
+    while True:
+        standing = releases.begin()
+        if standing.current == 0:
+            return load_model(package_folder(config.model))
+        try:
+            loaded = _open(config, releases, standing)
+        except NoData:
+            releases.change(excuse)  # the attempt does not count: no release could learn here
+            raise
+        except BoardFault:
+            # The attempt counts: a release that can never be read must not stop the board.
+            raise
+        except TernmeshError as error:
+            after = releases.change(partial(fail, reason=str(error)))
+            back = f"release {after.current}" if after.current else "the configured model"
+            _log.warning("release %d is bad, back to %s: %s", standing.current, back, error)
+            continue
+        if standing.on_trial:
+            releases.change(succeed)
+            _log.info("release %d is good", standing.current)
+        return loaded
+
+
+def _open(config: NodeConfig, releases: Releases, standing: Standing) -> LoadedModel:
+    """The current release, after its trial if it is on trial."""
+    try:
+        loaded, manifest = releases.open(standing.current)
+    except NotSigned as error:
+        if standing.on_trial:
+            raise
+        # It has passed its trial. To replace it would delete what was learned with it.
+        raise BoardFault(
+            f"release {standing.current} runs here and is refused now ({error}): put signatures "
+            f"that [security] requires into {releases.folder / str(standing.current)}, change "
+            "[security] back, or install a newer release"
+        ) from error
+    if standing.on_trial:
+        _try(config, loaded, manifest)
+    return loaded
+
+
+def _try(config: NodeConfig, loaded: LoadedModel, manifest: ReleaseManifest) -> None:
+    """Raise unless the release keeps the limits of its manifest on this board."""
+    limits = TrialLimits(memory_mib=config.releases.memory_mib, cpu_s=config.releases.cpu_s)
+    latency_s = try_model(
+        loaded.folder,
+        limits,
+        with_gradient=config.training.mode != ZEROTH_ORDER,
+        threads=config.training.threads,
+    )
+    if latency_s > manifest.latency_max * LATENCY_UNIT:
+        raise ModelError(
+            f"a step takes {latency_s * 1e3:.0f} ms, and the manifest allows "
+            f"{manifest.latency_max} ms"
+        )
+    if config.data.path is not None:
+        open_folder(Path(config.data.path), loaded.package, config.data)
+    if config.evaluate.path is None:
+        _log.info("the loss of the release is not checked: [evaluate] names no data for it")
+        return
+    held_out = open_folder(Path(config.evaluate.path), loaded.package, config.evaluate)
+    loss = mean_loss(make_step(config, loaded), loaded, held_out, config.evaluate.samples_max)
+    if not loss <= manifest.loss_max * LOSS_UNIT:  # also refuses NaN
+        raise ModelError(
+            f"its loss on this board's held-out data is {loss:.4g}, and the manifest allows "
+            f"{manifest.loss_max * LOSS_UNIT:.4g}"
+        )
+
+
+def mean_loss(step: Step, loaded: LoadedModel, data: Dataset, samples_max: int) -> float:
+    """The mean loss of the model's initial adapter on at most `samples_max` samples of `data`.
+
+    The last batch is filled up with the first samples: its size is fixed in the graph. ModelError
+    if a gradient is not finite: no node could learn with it, however good the loss is.
+    """
+    chosen = spread(len(data), samples_max)
+    batch = loaded.package.batch
+    chosen = np.resize(chosen, -(-len(chosen) // batch) * batch)
+    losses = []
+    is_finite = True
+    for start in range(0, len(chosen), batch):
+        loss, gradient = step.run(loaded.initial, data.batch(chosen[start : start + batch]))
+        losses.append(loss)
+        is_finite &= bool(np.isfinite(gradient).all())
+    mean = float(np.mean(losses))
+    if np.isfinite(mean) and not is_finite:
+        raise ModelError("its gradient on this board's held-out data is not finite")
+    return mean
+
+
+def report(standing: Standing, refused: Mapping[int, str]) -> dict[str, Any]:
+    """The releases for `ternmesh status`; `refused` are the reasons of those never tried."""
+    return {
+        "current": standing.current,
+        "last_good": standing.last_good,
+        "attempts": standing.attempts,
+        "bad": [{"version": version, "reason": reason} for version, reason in standing.bad],
+        "not_taken": [{"version": version, "reason": refused[version]} for version in refused],
+    }
+
+
+def passed_over(standing: Standing, installed: Collection[int]) -> list[int]:
+    """Installed versions that were never tried because a newer one was installed first."""
+    others = {standing.current, standing.last_good, *(version for version, _ in standing.bad)}
+    return [version for version in installed if version <= standing.floor and version not in others]

@@ -1,0 +1,245 @@
+"""The releases on a board's disk: a folder `VERSION/` for each, and `standing.json`.
+
+A release is checked in another folder, which is then renamed. `standing.json` (the current release,
+the last good one) is replaced by a rename too. `ternmesh release install` adds folders while a node
+runs, and only the node changes the standing; both hold a lock file while they write.
+"""
+
+import fcntl
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from edge.errors import BoardFault, ModelError
+from edge.files import copy_file, entry_of, read_file, read_optional, unreadable
+from edge.onnx.session import LoadedModel, load_model
+from ternmesh.errors import TernmeshError
+from ternmesh.release import (
+    DESCRIPTION,
+    FILES,
+    MANIFEST_MAX,
+    SIGNATURES_MAX,
+    FileEntry,
+    ReleaseManifest,
+    Standing,
+    Verify,
+    adopt,
+    attempt,
+    make_manifest,
+    read_manifest,
+    write_manifest,
+)
+from ternmesh_store.files import replace_file, sync_folder
+
+MANIFEST = "manifest.cbor"
+SIGNATURES = "signatures"
+STANDING = "standing.json"
+LOCK = "lock"
+UNFINISHED = "unfinished"  # the folder of an installation that is not complete
+KEPT_MAX = 4  # releases on the disk
+STANDING_MAX = 65_536  # bytes
+# The errors of damaged JSON and of damaged values in it.
+_MALFORMED = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+
+_log = logging.getLogger(__name__)
+
+
+class Releases:
+    """The releases in `folder`; `verify` raises unless enough trusted signers signed a manifest."""
+
+    def __init__(self, folder: Path, verify: Verify) -> None:
+        self.folder = folder
+        self._verify = verify
+
+    def installed(self) -> list[int]:
+        """The versions by the names of the folders, oldest first; their content is not checked."""
+        try:
+            names = [entry.name for entry in self.folder.iterdir() if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BoardFault(f"{self.folder} cannot be listed ({error}): check the disk") from error
+        return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+    def survey(self, floor: int) -> tuple[list[int], dict[int, str]]:
+        """The versions above `floor` with a signed manifest, and the reasons of those without.
+
+        It reads only the manifests and the signatures.
+        """
+        signed = []
+        refused = {}
+        for version in self.installed():
+            if version > floor:
+                try:
+                    self._manifest(version)
+                except TernmeshError as error:
+                    refused[version] = str(error)
+                else:
+                    signed.append(version)
+        return signed, refused
+
+    def standing(self) -> Standing:
+        """The stored standing. If it is damaged, the configured model runs, with a warning.
+
+        BoardFault if it cannot be read: then it must not be overwritten.
+        """
+        path = self.folder / STANDING
+        try:
+            data = read_optional(path, STANDING_MAX)
+            if data is None:
+                return Standing()
+            content = json.loads(data)
+            bad = tuple((int(version), str(reason)) for version, reason in content.pop("bad"))
+            return Standing(**{key: int(value) for key, value in content.items()}, bad=bad)
+        except BoardFault:
+            raise
+        except (ModelError, *_MALFORMED) as error:
+            floor = max(self.survey(0)[0], default=0)
+            _log.warning("%s is damaged (%s): releases up to %d are ignored", path, error, floor)
+            return Standing(floor=floor)
+
+    def change(self, change: Callable[[Standing], Standing]) -> Standing:
+        """Apply `change` to the stored standing, durably; ModelError if it cannot be written."""
+        path = self.folder / STANDING
+        with self._locked():
+            after = change(self.standing())
+            try:
+                replace_file(path, json.dumps(asdict(after)).encode())
+                sync_folder(self.folder)
+            except OSError as error:
+                raise ModelError(f"cannot write {path} ({error}): check the disk") from error
+            return after
+
+    def begin(self) -> Standing:
+        """The standing at the start of a node; the attempt of a trial is on disk."""
+        return self.change(lambda old: attempt(adopt(old, self.survey(old.floor)[0])))
+
+    def open(self, version: int) -> tuple[LoadedModel, ReleaseManifest]:
+        """An installed release; an error unless it is complete, signed and allowed on a board."""
+        manifest = self._manifest(version)
+        return load_release(self.folder / str(version), manifest), manifest
+
+    def _manifest(self, version: int) -> ReleaseManifest:
+        folder = self.folder / str(version)
+        manifest = self.read(folder)
+        if manifest.version != version:
+            raise ModelError(f"{folder} holds version {manifest.version}")
+        return manifest
+
+    def read(self, folder: Path) -> ReleaseManifest:
+        """The manifest of the release in any folder; an error unless it is signed."""
+        content = read_file(folder / MANIFEST, MANIFEST_MAX)
+        self._verify(content, read_optional(folder / SIGNATURES, SIGNATURES_MAX) or b"")
+        return read_manifest(content)
+
+    def install(self, source: Path) -> ReleaseManifest:
+        """Copy the release in `source` into a new folder; if it is bad, nothing changes.
+
+        Only the files of a fixed list are copied. The folder's name is the version.
+        """
+        manifest = self.read(source)
+        with self._locked():
+            floor = self.standing().floor
+            known = max(self.survey(floor)[0], default=floor)
+            # Also not one that was bad by mistake: a newer release may have replaced it.
+            if manifest.version <= known:
+                raise ModelError(
+                    f"{source} is version {manifest.version} of {manifest.name}: this board has "
+                    f"had {known}, and never goes back: make it again with a higher version"
+                )
+            unfinished = self.folder / UNFINISHED
+            try:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir()
+                self._copy(source, unfinished, manifest)
+                if self.read(unfinished) != manifest:
+                    raise ModelError(f"{source} has changed while it was copied: try again")
+                load_release(unfinished, manifest)
+                unfinished.rename(self.folder / str(manifest.version))
+                sync_folder(self.folder)
+            except OSError as error:
+                raise ModelError(f"cannot install {source} into {self.folder}: {error}") from error
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            self._prune(manifest.version)
+        return manifest
+
+    def _copy(self, source: Path, target: Path, manifest: ReleaseManifest) -> None:
+        for name, entry in zip(FILES, manifest.files, strict=True):
+            copy_file(source / name, target / name, entry.size)
+        copy_file(source / MANIFEST, target / MANIFEST, MANIFEST_MAX)
+        if (source / SIGNATURES).exists():
+            copy_file(source / SIGNATURES, target / SIGNATURES, SIGNATURES_MAX)
+        sync_folder(target)
+
+    def _prune(self, newest: int) -> None:
+        """Remove the oldest releases, but not those in use; other folders stay."""
+        standing = self.standing()
+        signed, _ = self.survey(0)
+        kept = {standing.current, standing.last_good, newest}
+        spare = [version for version in signed if version not in kept]
+        for version in spare[: max(0, len(signed) - KEPT_MAX)]:
+            shutil.rmtree(self.folder / str(version), ignore_errors=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / LOCK).open("ab")
+        except OSError as error:
+            raise ModelError(f"cannot use {self.folder} for releases: {error}") from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def make_release(
+    source: Path, target: Path, version: int, limits: tuple[float, float], previous: Path | None
+) -> ReleaseManifest:
+    """Write the model package in `source` as an unsigned release to the new folder `target`.
+
+    `limits` are the loss and the seconds of a step; `previous` is the folder of the release that
+    this one replaces. ModelError or ModelPackageError.
+    """
+    loaded = load_model(source)
+    before = b"" if previous is None else read_file(previous / MANIFEST, MANIFEST_MAX)
+    entries = tuple(entry_of(source / name) for name in FILES)
+    manifest = make_manifest(loaded.package, version, entries, limits, before)
+    try:
+        target.mkdir(parents=True)
+        for name, entry in zip(FILES, entries, strict=True):
+            copy_file(source / name, target / name, entry.size)
+        (target / MANIFEST).write_bytes(write_manifest(manifest))
+    except OSError as error:
+        raise ModelError(f"cannot write the release {target}: {error}") from error
+    return manifest
+
+
+def load_release(folder: Path, manifest: ReleaseManifest) -> LoadedModel:
+    """The model in `folder`; ModelError unless its files are those of the manifest."""
+    entries = dict(zip(FILES, manifest.files, strict=True))
+    if entry_of(folder / DESCRIPTION) != entries[DESCRIPTION]:
+        raise ModelError(f"{folder / DESCRIPTION} is not the file of the manifest")
+    loaded = load_model(folder)  # also checks the hashes in model.json
+    package = loaded.package
+    for name, digest in package.files.items():
+        if FileEntry(_size(folder / name), bytes.fromhex(digest)) != entries[name]:
+            raise ModelError(f"{folder / name} is not the file of the manifest")
+    if (package.model_hash(), package.name) != (manifest.model, manifest.name):
+        raise ModelError(f"{folder} holds another model than its manifest says")
+    return loaded
+
+
+def accept_unsigned(_content: bytes, _signatures: bytes) -> None:
+    """Accept a release without checking its signatures, if the owner has configured that."""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from error

@@ -1,0 +1,74 @@
+"""The settings of a board in a split training: its TOML file as frozen dataclasses."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edge.config import DataConfig, EvaluateConfig
+from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
+from ternmesh_service.config_file import anchored, check_name, control_path, read_config_file
+from ternmesh_service.keyring import SecurityConfig
+from transports.factory import check_link
+from transports.link_config import LinkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTrainingConfig:
+    """How the board trains its part. The host's plan has the length and the learning rate.
+
+    What was learned goes to disk every `checkpoint` micro-batches.
+    """
+
+    threads: int = field(default=1, metadata=limits(1, 256))
+    seed: int = field(default=0, metadata=limits(0, 2**63 - 1))
+    checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBoardConfig:
+    """One board. `model` is a folder with `first`, and with `head` if labels stay on the board.
+
+    In [data] and [evaluate] the tensor of the classes is called `label`.
+    """
+
+    name: str
+    state_dir: str
+    model: str
+    link: LinkConfig
+    data: DataConfig
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    training: SplitTrainingConfig = field(default_factory=SplitTrainingConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    control_socket: str | None = None
+    log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
+
+    @property
+    def control_path(self) -> Path:
+        """The socket that `ternmesh status` asks."""
+        return control_path(self.state_dir, self.control_socket)
+
+
+def read_split_board_config(path: Path) -> SplitBoardConfig:
+    """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
+    return read_config_file(SplitBoardConfig, path, lambda c, folder: _check(_anchor(c, folder)))
+
+
+def _check(config: SplitBoardConfig) -> SplitBoardConfig:
+    check_name(config.name)
+    check_link(config.link, config.name)
+    config.security.check(has_radio=config.link.has_radio)
+    if config.data.path is None or config.data.source is not None:
+        raise ConfigError("data.path is missing: a split training learns from .npz files")
+    return config
+
+
+def _anchor(config: SplitBoardConfig, folder: Path) -> SplitBoardConfig:
+    """`config` with its relative paths made absolute from `folder`."""
+    return replace(
+        config,
+        state_dir=str(folder / config.state_dir),
+        model=str(folder / config.model),
+        control_socket=anchored(config.control_socket, folder),
+        link=config.link.anchored(folder),
+        data=replace(config.data, path=anchored(config.data.path, folder)),
+        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path, folder)),
+    )

@@ -1,0 +1,367 @@
+"""A board in a split training: it trains its part of the model over a link to the host.
+
+It uses one thread. One micro-batch is under way at a time; what is lost is skipped.
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.data.sources import FolderData, input_specs
+from edge.errors import DataError
+from edge.report import rss_mib
+from edge.split.config import SplitBoardConfig
+from edge.split.part import FIRST, HEAD, Part
+from edge.trainer import round_rng
+from ternmesh.errors import CodecError
+from ternmesh.federated.events import FIRST_CONTACT, CountersReserved, Refused, refusals
+from ternmesh.model_package import ModelPackage, TensorSpec
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.messages import Answered, BoardEvent, Lost, Welcomed
+from ternmesh.split.plan import SplitPlan
+from ternmesh.timers import NETWORK_TIMERS, TimerSettings
+from ternmesh.wire import activation, control
+from ternmesh.wire.activation import Activation
+from ternmesh_service.keyring import Keyring, NoKeyring
+from ternmesh_store.database import StoreError
+from ternmesh_store.split_store import Checkpoint, SplitStore
+from transports.base import HOST, Transport
+from transports.driver import Driver, PeerTraffic
+
+LABEL = "label"
+KEPT = ("learned", "lost", "diverged")  # counts in a checkpoint
+ADVICE = {"wrong model": ": copy the folder again that `ternmesh split export` wrote on the host"}
+POLL_S = 0.25
+LOSSES = 20  # micro-batches of the mean loss in the status
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """The samples whose answer the board waits for; a question is for evaluation."""
+
+    indexes: NDArray[np.int64]
+    is_question: bool = False
+
+
+def with_labels(package: ModelPackage) -> ModelPackage:
+    """The package for which data is read: its inputs, and the class of each sample."""
+    label = TensorSpec(LABEL, "int64", (package.batch,))
+    return replace(package, batch_inputs=(*input_specs(package), label))
+
+
+def drawn(seed: int, name: str, number: int, batch: int, samples: int) -> NDArray[np.int64]:
+    """The samples of micro-batch `number`: each once in an epoch, also after losses."""
+    places = np.arange(number * batch, (number + 1) * batch)
+    orders = {
+        epoch: round_rng(seed, name, epoch).permutation(samples)
+        for epoch in np.unique(places // samples).tolist()
+    }
+    return np.array([orders[place // samples][place % samples] for place in places.tolist()])
+
+
+def _largest_label(data: FolderData, config: SplitBoardConfig) -> int:
+    labels = data.batch(np.arange(len(data)))[LABEL]
+    if labels.min() < 0:
+        raise DataError(f"{config.data.path}: a label is {labels.min()}: labels count from 0")
+    return int(labels.max())
+
+
+class SplitNode:
+    """One board: `start`, then `turn` until `is_done`. The store is open.
+
+    `parts` are those of `load_parts`. Raises StoreError, ModelError or DataError.
+    """
+
+    def __init__(
+        self,
+        config: SplitBoardConfig,
+        parts: tuple[Part, Part | None, bytes],
+        training: FolderData,
+        held_out: FolderData | None,
+        store: SplitStore,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+        keyring: Keyring | NoKeyring | None = None,
+        pace: TimerSettings = NETWORK_TIMERS,
+    ) -> None:
+        self.config = config
+        self.training = training
+        self.held_out = held_out  # samples for evaluation
+        self.first, self.head, self._model = parts
+        self._store = store
+        self._clock = clock
+        self._keyring = keyring or NoKeyring()
+        self._label_max = _largest_label(training, config)
+        kept = self._restore()
+        counter = store.counter()
+        self.counts: Counter[str] = Counter(kept.counts if kept else {})  # of KEPT, and samples
+        self.board = SplitBoard(
+            config.name,
+            self._model,
+            len(training),
+            os.urandom(8),
+            np.random.default_rng(),
+            run=bytes(8) if kept is None else kept.run,
+            number=0 if kept is None else kept.numbers[config.name],
+            counter=counter,
+            security=self._keyring.security(config.name, self._model, counter),
+            pace=pace,
+            fits=self._fits,
+            frame_max=lambda: transport.mtu,
+        )
+        self.driver: Driver[BoardEvent] = Driver(self.board, transport, clock)
+        self.learning_traffic: PeerTraffic | None = None  # up to the last micro-batch
+        self.right: tuple[int, int] | None = None  # right and all held-out samples, at the end
+        self.losses: list[float] = []  # of the last micro-batches, if the head is here
+        self._run = self.board.run  # the run of what was learned
+        self._under_way: _UnderWay | None = None
+        self._events: list[BoardEvent] = []  # to act on, once they are on disk
+        self._asked = 0  # batches of held-out samples so far
+        self._hits = 0  # right ones of them
+        self._logged: set[str] = set()  # reasons of refusals
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run is over and all held-out samples are evaluated."""
+        return self.board.phase == control.FINISHED and self._asked >= self._questions
+
+    @property
+    def accuracy(self) -> float | None:
+        """The fraction of the held-out samples that the finished model gets right."""
+        return None if self.right is None else self.right[0] / max(1, self.right[1])
+
+    def start(self) -> None:
+        """Begin: say hello to the host."""
+        self.board.start(self._clock())
+
+    def turn(self, wait_s: float = POLL_S) -> bool:
+        """Serve traffic, learn from what came back, send the next; True if anything happened."""
+        moved = self.driver.poll(wait_s, self._note, self._store.commit)
+        events, self._events = self._events, []
+        for event in events:
+            self._react(event)
+        if self._under_way is None and self.board.ready and self.driver.transport.connected:
+            self._send_next()
+        return moved
+
+    # Events
+
+    def _note(self, event: BoardEvent) -> None:
+        if isinstance(event, CountersReserved):
+            self._store.reserve(event.limit)
+        self._keyring.record(event)
+        self._events.append(event)
+        if isinstance(event, Refused) and event.reason not in {*self._logged, FIRST_CONTACT}:
+            self._logged.add(event.reason)  # the protocol bounds their number
+            who = f"from {event.peer}" if event.peer else "by the host"
+            _log.warning("refused %s: %s%s", who, event.reason, ADVICE.get(event.reason, ""))
+
+    def _react(self, event: BoardEvent) -> None:
+        match event:
+            case Welcomed():
+                self._welcomed(event)
+            case Answered(item) if self._under_way is not None:
+                try:
+                    self._take(item, self._under_way)
+                except CodecError as error:
+                    self._drop("diverged")
+                    _log.warning("micro-batch %d gives nothing: %s", item.number, error)
+            case Lost():
+                if self._under_way is not None and not self._under_way.is_question:
+                    self._drop("lost")
+                self._under_way = None
+
+    def _fits(self, plan: SplitPlan) -> bool:
+        down = plan.classes if self.head is None else self.head.package.inputs[0].shape[-1]
+        mine = (self.first.width, self.first.package.batch, self.head is not None, down)
+        theirs = (plan.width, plan.batch, bool(plan.labels_stay), plan.width_down)
+        return mine == theirs and self._label_max < plan.classes
+
+    def _welcomed(self, event: Welcomed) -> None:
+        if event.run != self._run:
+            _log.info("run %s: %d micro-batches", event.run.hex(), event.plan.micro_batches)
+            for part in self._parts().values():
+                part.reset()
+            self._run = event.run
+            self._under_way = None
+            self.counts = Counter(samples=self.counts["samples"])
+            self.save()
+        elif event.undone:
+            self.counts["lost"] += event.undone
+
+    # Learning
+
+    def _send_next(self) -> None:
+        plan = self._plan
+        if self.board.number < plan.micro_batches:
+            number = self.board.number
+            seed, name = self.config.training.seed, self.config.name
+            indexes = drawn(seed, name, number, plan.batch, len(self.training))
+            inputs, labels = self._batch(self.training, indexes)
+            self._under_way = _UnderWay(indexes)
+            sent = b"" if self.head is not None else labels.astype(np.uint8).tobytes()
+            wanted = activation.ANSWER if self.head else activation.GRADIENT_DOWN
+            item = Activation(activation.LEARN, number, self.first.forward(inputs), sent)
+            self._offer(item, wanted)
+        elif self.board.phase != control.FINISHED:
+            if self.learning_traffic is None:
+                self.learning_traffic = replace(self._traffic)
+                self.save()
+            self.board.finish(self._clock())
+        elif self._asked < self._questions:
+            self._ask()
+
+    def _offer(self, item: Activation, wanted: int) -> None:
+        try:
+            self.board.send(item, wanted, self._clock())
+        except CodecError as error:
+            _log.warning("micro-batch %d gives nothing: %s", item.number, error)
+            if item.leg == activation.ASK:
+                self._asked += 1
+                self._under_way = None
+                return
+            self.board.number = item.number + 1
+            self._drop("diverged")
+
+    def _take(self, item: Activation, under_way: _UnderWay) -> None:
+        if under_way.is_question:
+            self._evaluate(item, under_way)
+            return
+        inputs, labels = self._batch(self.training, under_way.indexes)
+        rate = self._plan.learning_rate(item.number)
+        clip_norm = self._plan.clip_norm
+        if item.leg == activation.ANSWER:
+            assert self.head is not None
+            crossed, target = (spec.name for spec in self.head.package.batch_inputs)
+            loss, back = self.head.learn({crossed: item.values, target: labels}, rate, clip_norm)
+            self.losses = [*self.losses[1 - LOSSES :], loss]
+            up = Activation(activation.GRADIENT_UP, item.number, back.reshape(item.values.shape))
+            self._offer(up, activation.GRADIENT_DOWN)
+            return
+        target = self.first.package.batch_inputs[-1].name
+        self.first.learn({**inputs, target: item.values}, rate, clip_norm)
+        self.counts["learned"] += 1
+        self._finish_one(item.number)
+
+    def _drop(self, reason: str) -> None:
+        self.counts[reason] += 1
+        self._finish_one(self.board.number - 1)
+
+    def _finish_one(self, number: int) -> None:
+        self._under_way = None
+        self.counts["samples"] += self._plan.batch
+        if (number + 1) % self.config.training.checkpoint == 0:
+            self.save()
+
+    # Evaluation
+
+    def _ask(self) -> None:
+        assert self.held_out is not None
+        plan = self._plan
+        start = self._asked * plan.batch
+        indexes = np.arange(start, min(start + plan.batch, len(self.held_out)))
+        inputs, _ = self._batch(self.held_out, indexes)
+        self._under_way = _UnderWay(indexes, is_question=True)
+        number = (plan.micro_batches + self._asked) & 0xFFFFFFFF
+        item = Activation(activation.ASK, number, self.first.forward(inputs))
+        self._offer(item, activation.ANSWER)
+
+    def _evaluate(self, item: Activation, under_way: _UnderWay) -> None:
+        assert self.held_out is not None
+        _, labels = self._batch(self.held_out, under_way.indexes)
+        values = item.values
+        if self.head is not None:
+            values = self.head.forward({self.head.package.inputs[0].name: values})
+        self._hits += int((np.argmax(values, axis=1)[: len(labels)] == labels).sum())
+        self._asked += 1
+        self._under_way = None
+        if self._asked == self._questions:
+            self.right = self._hits, len(self.held_out)
+            _log.info("%d of %d right", *self.right)
+
+    @property
+    def _questions(self) -> int:
+        return 0 if self.held_out is None else -(-len(self.held_out) // self._plan.batch)
+
+    # Inside
+
+    @property
+    def _plan(self) -> SplitPlan:
+        assert self.board.plan is not None
+        return self.board.plan
+
+    @property
+    def _traffic(self) -> PeerTraffic:
+        return self.driver.traffic.get(HOST, PeerTraffic())
+
+    def _parts(self) -> dict[str, Part]:
+        return {FIRST: self.first} | ({} if self.head is None else {HEAD: self.head})
+
+    def _batch(
+        self, data: FolderData, indexes: NDArray[np.int64]
+    ) -> tuple[Mapping[str, NDArray[Any]], NDArray[np.int64]]:
+        arrays = data.batch(indexes)
+        labels = arrays.pop(LABEL)
+        return arrays, labels
+
+    def save(self) -> None:
+        """Put what was learned on disk. A micro-batch that is under way is not learned yet."""
+        counts = {name: self.counts[name] for name in KEPT}
+        learned = {
+            f"{name}.{key}": content
+            for name, part in self._parts().items()
+            for key, content in part.state().items()
+        }
+        is_waiting = self._under_way is not None and not self._under_way.is_question
+        numbers = {self.config.name: self.board.number - is_waiting}
+        self._store.save(Checkpoint(self._model, self._run, numbers, learned, counts))
+        self._store.commit()
+
+    def _restore(self) -> Checkpoint | None:
+        names = [f"{part}.{k}" for part, p in self._parts().items() for k in p.state()]
+        kept = self._store.load(tuple(names))
+        if kept is None or kept.model != self._model or self.config.name not in kept.numbers:
+            return None
+        try:
+            for name, part in self._parts().items():
+                own = {k: kept.learned[f"{name}.{k}"] for k in part.state()}
+                part.restore(own)
+        except (KeyError, ValueError) as error:
+            raise StoreError(
+                f"{self._store.path} holds something that was never written ({error}): move it away"
+            ) from error
+        return kept
+
+    def status(self) -> dict[str, Any]:
+        """Where the board stands, ready for JSON."""
+        plan = self.board.plan
+        traffic = self.learning_traffic or self._traffic
+        return {
+            "role": "split board",
+            "name": self.config.name,
+            "fleet": self.config.link.fleet,
+            "model": self.first.package.name,
+            "run": self.board.run.hex(),
+            "joined": self.board.joined,
+            "phase": control.PHASES[self.board.phase],
+            "number": self.board.number,
+            "micro_batches": None if plan is None else plan.micro_batches,
+            "samples": len(self.training),
+            "counts": dict(self.counts),
+            "loss": sum(self.losses) / len(self.losses) if self.losses else None,
+            "accuracy": self.accuracy,
+            "right": self.right,
+            "learning_traffic": asdict(traffic),
+            "traffic": {peer: asdict(moved) for peer, moved in self.driver.traffic.items()},
+            "refused": refusals(self.board.refused),
+            "rss_mib": rss_mib(),
+        }

@@ -1,0 +1,74 @@
+"""The program of a board in a split training: its files, its data, its link, its control socket."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from edge.data.sources import open_folder
+from edge.enrolment import finish_rotation
+from edge.split.config import SplitBoardConfig
+from edge.split.node import SplitNode, with_labels
+from edge.split.part import load_parts
+from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys
+from ternmesh_store.split_store import SplitStore
+from ternmesh_store.state_file import StateFile
+from transports.base import Transport
+from transports.factory import make_transport, pace_of
+
+
+def run_split_board(
+    config: SplitBoardConfig,
+    stop: threading.Event,
+    *,
+    insecure: bool = False,
+    until_finished: bool = False,
+    around: Callable[[Transport], Transport] = lambda transport: transport,
+) -> dict[str, Any]:
+    """Run a board until `stop` is set, or until all is done; its last status.
+
+    Raises what `edge.service.run_node` raises. `around` may wrap the transport, for example to
+    simulate a bad link.
+    """
+    state = StateFile(Path(config.state_dir))
+    keyring = choose_keyring(
+        state, config.security, insecure=insecure, is_loopback=config.link.is_loopback
+    )
+    parts = load_parts(Path(config.model), config.training.threads)
+    package = with_labels(parts[0].package)
+    assert config.data.path is not None
+    training = open_folder(Path(config.data.path), package, config.data)
+    held_out = None
+    if config.evaluate.path is not None:
+        held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
+    store, relay = SplitStore(state), Relay()
+    keys = hop_keys(keyring, config.name, config.link.gateway)
+    transport = make_transport(config.link, config.name, state, keys)
+    state.open(keep=keyring.must_keep)
+    try:
+        keyring.open()
+        keyring.check_fleet(config.link.fleet)
+        if isinstance(keyring, Keyring):
+            finish_rotation(config.link, config.name, keyring, stop)
+        wrapped = around(transport)
+        pace = pace_of(transport)
+        node = SplitNode(
+            config, parts, training, held_out, store, wrapped, keyring=keyring, pace=pace
+        )
+
+        def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+            about = {"transport": transport.status(), "security": keyring.status()}
+            return {**node.status(), **about}
+
+        with ControlServer(config.control_path, relay.ask):
+            wrapped.open()
+            node.start()
+            while not stop.is_set() and not (until_finished and node.is_done):
+                node.turn()
+                relay.serve(answer)
+            node.save()
+        return node.status()
+    finally:
+        transport.close()
+        state.close()

@@ -1,0 +1,253 @@
+"""The state machines of federated learning: any frames in any order, and nothing is raised.
+
+A frame that a machine refuses must change nothing in it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from fuzz import wire
+from fuzz.target import Target, is_refusal, joined, parts, same, settle, steps
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import encode_step
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import GlobalUpdateMade, WorkReady
+from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.gateway.partial_aggregate import (
+    PartialAggregate,
+    make_partial_aggregate,
+    new_gateway_state,
+)
+from ternmesh.federated.local_update import make_update
+from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.open_round import PartialAggregateReassembler, UpdateReassembler
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.plan import Plan, genesis, to_numbers
+from ternmesh.wire import control, fragments
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
+from ternmesh.wire.global_update import (
+    Counted,
+    GlobalSnapshot,
+    GlobalUpdate,
+    certify,
+    write_global_snapshot,
+    write_global_update,
+)
+
+RUN = b"runrunru"
+BOARDS = ("ada", "bo", "cy")
+_WORK = np.full(wire.DIMENSION, 0.1, np.float32)
+_QUIET_PLAN = replace(wire.PLAN, silence_permille=1000, silence_rounds=2)
+_SAMPLES = 10
+
+
+def _update(round_number: int, value: float = 0.1) -> list[bytes]:
+    """The bodies of an update for a round of `wire.PLAN`: the manifest and one chunk."""
+    vector = np.full(wire.DIMENSION, value, np.float32)
+    made = make_update(vector, wire.MODEL, round_number, _SAMPLES, wire.PLAN)
+    return list(made.bodies)
+
+
+def _hello(name: str = "ada", version: int = 0, instance: bytes = b"instance") -> bytes:
+    """The first message of a node, or a later one when it is at `version`."""
+    place = wire.MODEL[:8], RUN if version else bytes(8), version, bytes(16)
+    return control.write_control(control.Hello(name, instance, *place, _SAMPLES))
+
+
+def _welcome(plan: Plan = wire.PLAN, address: int = 1, instance: bytes = b"instance") -> bytes:
+    """The answer to `_hello`."""
+    place = address, RUN, 0, control.OPEN, 5000
+    return control.write_control(control.Welcome(instance, *place, to_numbers(plan)))
+
+
+def _counted(address: int = 1) -> Counted:
+    """The row of the update `_update(0)` in a global update."""
+    made = make_update(_WORK, wire.MODEL, 0, _SAMPLES, wire.PLAN)
+    return Counted(address, 0, made.digest, b"\x01")
+
+
+def _global_update(*rows: Counted) -> list[bytes]:
+    """The first global update of a run on `wire.PLAN`, in fragments."""
+    origin = genesis(wire.MODEL, RUN, wire.PLAN)
+    chunks = encode_step(np.ones(wire.DIMENSION, np.float32), wire.MODEL, 1, wire.PLAN)
+    content = write_global_update(
+        GlobalUpdate(1, origin, wire.MODEL[:8], False, 5000, rows, chunks)
+    )
+    return fragments.cut(certify(content), wire.PLAN.frame_mtu)
+
+
+def _global_snapshot() -> list[bytes]:
+    fields = 2, bytes(range(16)), wire.MODEL[:8], False, 5000, (_counted(),)
+    content = write_global_snapshot(
+        GlobalSnapshot(*fields, np.arange(wire.DIMENSION, dtype=np.int32) << 20)
+    )
+    return fragments.cut(certify(content), wire.PLAN.frame_mtu)
+
+
+def _check_reassembly(data: bytes) -> None:
+    """The chunks of one update."""
+    reassembler = UpdateReassembler(wire.PLAN, wire.MODEL[:8], 0)
+    for body in parts(data):
+        with suppress(WireError):
+            reassembler.add(body or b"\0")
+    reassembler.hypervector().delta_q24()
+    _ = reassembler.have, reassembler.usable, reassembler.complete
+
+
+def _check_host(data: bytes) -> None:
+    settings = CoordinatorSettings(
+        min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2, partial_aggregates=True
+    )
+    host = Coordinator(
+        _QUIET_PLAN, settings, wire.MODEL, RUN, new_coordinator_state(wire.DIMENSION)
+    )
+
+    def state() -> object:
+        nodes = [(n.name, n.samples, host.delivered(n.address)) for n in host.nodes.values()]
+        return host.version, host.global_hash, host.phase, host.model_q24.tobytes(), nodes
+
+    host.start(0.0)
+    for step in steps(data):
+        frame = step.frame((UNASSIGNED, 1, 2, 900)[step.choice & 3], is_raw=bool(step.choice & 8))
+        before, peer = state(), ("ada", "bob")[step.choice >> 2 & 1]
+        host.receive_frames(peer, [frame], step.now)
+        found = list(iter(host.next_event, None))
+        if is_refusal(found, peer):
+            same(state(), before, "a host after a refusal")
+        for event in (*found, *settle(host, step.now)):
+            if isinstance(event, GlobalUpdateMade):
+                addresses = [row.address for row in event.counted]
+                same(sorted(set(addresses)), addresses, "the nodes of a round, each counted once")
+                same(set(addresses) <= host.nodes.keys(), True, "whether all nodes are known")
+        host.frames_to_send(step.now)
+
+
+def _to_host() -> Iterator[bytes]:
+    yield joined(b"\x00" + body for body in wire.bodies())
+    ada, bob = [b"\x00" + _hello()], [b"\x04" + _hello("bob")]
+    of_ada, of_bob = ([kind + body for body in _update(0)] for kind in (b"\x01", b"\x06"))
+    yield joined(ada + bob + of_ada[::-1] + of_ada + of_bob + ada)
+    silent = b"\x01" + control.write_control(control.Silent(0))
+    ahead = b"\xf0" + _hello(version=7)
+    yield joined([*ada, *bob, silent, *of_bob, *of_ada[:1], *3 * [b"\xf4" + _hello("bob")], ahead])
+
+
+def _check_node(data: bytes) -> None:
+    rng = np.random.default_rng(0)
+    node = NodeProtocol("ada", wire.MODEL, 10, b"instance", new_node_state(wire.DIMENSION), rng)
+
+    def state() -> object:
+        pending = None if node.pending is None else node.pending.digest
+        place = node.run, node.address, node.version, node.global_hash, node.target, node.joined
+        return place, node.model_q24.tobytes(), node.residual.tobytes(), pending, node.received
+
+    def work(found: Sequence[object], now: float) -> None:
+        for event in found:
+            if isinstance(event, WorkReady):
+                node.submit(event.round, _WORK, now)
+
+    node.start(0.0)
+    for step in steps(data):
+        address = (UNASSIGNED, DOWN | 1, BROADCAST, 1)[step.choice & 3]
+        frame = step.frame(address, is_raw=bool(step.choice & 8))
+        before, chain, version = state(), (node.run, node.plan), node.version
+        node.receive_frames("host", [frame], step.now)
+        found = list(iter(node.next_event, None))
+        if is_refusal(found, "host"):
+            same(state(), before, "a node after a refusal")
+        if (node.run, node.plan) == chain and node.version < version:
+            raise AssertionError("a node went back to an older version of its run")
+        work(found, step.now)
+        if step.choice & 4:  # work for a round that is over, or the same work again
+            node.submit(node.version, _WORK, step.now)
+        work(settle(node, step.now), step.now)
+        node.frames_to_send(step.now)
+
+
+def _to_node() -> Iterator[bytes]:
+    joins = [b"\x00" + _welcome()]
+    receipt = control.write_control(control.Receipt(0, _counted().digest, b"\x01"))
+    got = [b"\x01" + receipt]
+    update, global_snapshot = _global_update(_counted()), _global_snapshot()
+    yield joined(joins + got + [b"\x02" + body for body in update] + joins)
+    yield joined(joins + [b"\x01" + body for body in global_snapshot] + got)
+    yield joined(joins + [b"\x01" + body for body in wire.controls()])
+    quiet = [b"\x00" + _welcome(_QUIET_PLAN), *(b"\x01" + body for body in global_snapshot)]
+    yield joined(quiet + 13 * [b"\xf1\0"])
+
+
+@cache
+def partial_aggregate() -> PartialAggregate:
+    """The sum that a gateway makes of the updates of the boards with contexts 3 and 4."""
+    updates = {}
+    for index, address in enumerate((3, 4)):
+        reassembler = updates[address] = UpdateReassembler(wire.PLAN, wire.MODEL[:8], 0)
+        for body in _update(0, 0.3 + 0.1 * index):
+            reassembler.add(body)
+    residual = np.zeros(wire.DIMENSION, np.float32)
+    return make_partial_aggregate(updates, residual, wire.MODEL, 0, wire.PLAN, "ada")
+
+
+def _check_partial_aggregate(data: bytes) -> None:
+    reassembler = PartialAggregateReassembler(wire.PLAN, wire.MODEL[:8], 0, lead=3, nodes=(3, 4, 5))
+    for body in parts(data):
+        with suppress(WireError):
+            reassembler.add(body or b"\0")
+        if reassembler.complete and not reassembler.usable:
+            raise AssertionError("a whole partial aggregate that cannot be counted")
+    reassembler.hypervector().delta_q24()
+    if reassembler.usable:
+        same(set(reassembler.rows) <= {3, 4, 5}, True, "the contributors")
+        reassembler.counted_itself()
+        _ = [reassembler.counted(address) for address in reassembler.rows]
+
+
+def _check_gateway(data: bytes) -> None:
+    state = new_gateway_state(wire.DIMENSION)
+    run_gateway(GatewayAggregator(wire.MODEL, BOARDS, 1.0, state, np.random.default_rng(0)), data)
+
+
+def run_gateway(gateway: GatewayAggregator, data: bytes) -> None:
+    """Boards and host send frames in any order."""
+    gateway.start(0.0)
+    for step in steps(data, time_bits=3):
+        choice, board = step.choice, BOARDS[step.choice >> 4 & 1]
+        down = (UNASSIGNED, DOWN | 3, BROADCAST, DOWN | 4)
+        addresses = (UNASSIGNED, 3, 4, 900) if choice & 1 else down
+        frame = step.frame(addresses[choice >> 1 & 3], is_raw=bool(choice & 8))
+        if choice & 1:
+            gateway.receive_up(board, [frame], step.now)
+        else:
+            gateway.receive_down("all" if choice & 4 else board, [frame], step.now)
+        settle(gateway, step.now)
+        gateway.frames_up()
+        gateway.frames_down()
+
+
+def to_gateway() -> Iterator[bytes]:
+    """Two boards that join and send their updates, and the answers of the host."""
+    joins, sends = [], []
+    for index, address in enumerate((3, 4)):
+        board, instance = index << 4, b"board..%d" % index
+        joins.append(bytes((1 | board,)) + _hello(BOARDS[index], instance=instance))
+        joins.append(bytes((board,)) + _welcome(address=address, instance=instance))
+        up = bytes((1 | index + 1 << 1 | board,))
+        sends += [up + body for body in _update(0, 0.3 + 0.1 * index)]
+    later = b"\xe1\0"  # the partial aggregate is made
+    yield joined([*joins, *sends, later])
+    counted = Counted(3, 0, partial_aggregate().digest, b"\x01")
+    update = [b"\x04" + body for body in _global_update(counted)]
+    yield joined([*joins, *sends, later, *update])
+
+
+TARGETS = (
+    Target("intake", lambda: [joined([*wire.manifests(), *wire.chunks()])], _check_reassembly),
+    Target("host", _to_host, _check_host),
+    Target("node", _to_node, _check_node),
+    Target("bundle_intake", lambda: [joined(partial_aggregate().bodies)], _check_partial_aggregate),
+    Target("bundler", to_gateway, _check_gateway),
+)

@@ -1,0 +1,118 @@
+"""Both ends of split training, whatever frames arrive."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from fuzz import wire
+from fuzz.target import Target, is_refusal, joined, number, same, settle, steps
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.messages import Arrived
+from ternmesh.split.plan import SplitPlan, to_numbers
+from ternmesh.wire import activation, control, fragments
+from ternmesh.wire.activation import Activation, write_activation
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
+
+_RUN = b"runrunru"
+_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 1, 3, 3, 64, 1000, 1000, 1_000_000)
+_PLANS = (_PLAN, replace(_PLAN, labels_stay=0, bits_up=32, bits_gradient=32))
+_SAMPLES = 2  # of a board's micro-batch
+_ANSWERS = 0  # the host's program answers what arrives; otherwise it does nothing
+
+
+def _answer(host: SplitHost, address: int, item: Activation) -> None:
+    """Send what the host's program makes of an activation."""
+    labels_stay = bool(host.plan.labels_stay)
+    learns = item.leg == (activation.GRADIENT_UP if labels_stay else activation.LEARN)
+    leg = activation.GRADIENT_DOWN if learns else activation.ANSWER
+    width = host.plan.width if learns else host.plan.width_down
+    values = np.full((len(item.values), width), 0.5, np.float32)
+    host.answer(address, Activation(leg, item.number, values))
+
+
+def _check_host(data: bytes) -> None:
+    plan = _PLANS[number(data, 0, 1) & 1]
+    settings = Settings(boards_max=2, silence_s=20.0)
+    host = SplitHost(plan, settings, wire.MODEL, _RUN, [(1, "ada", 0)])
+
+    def state() -> object:
+        boards = host.nodes.values()
+        return [(b.name, b.number, b.open, b.held, b.learned, b.is_done) for b in boards]
+
+    host.start(0.0)
+    for step in steps(data[1:], time_bits=2, unit_s=4.0):
+        choice = step.choice
+        frame = step.frame((UNASSIGNED, 1, 2, 900)[choice & 3], is_raw=bool(choice & 8))
+        before, peer = state(), ("ada", "bob")[choice >> 2 & 1]
+        host.receive_frames(peer, [frame], step.now)
+        found: list[object] = list(iter(host.next_event, None))
+        if is_refusal(found, peer):
+            same(state(), before, "a host after a refusal")
+        for event in found:
+            if isinstance(event, Arrived) and choice >> 4 & 3 == _ANSWERS:
+                _answer(host, event.address, event.item)
+        settle(host, step.now)
+        host.frames_to_send(step.now)
+        host.leave_at(step.now)
+    same(len(host.nodes) <= settings.boards_max, True, "whether the boards have room")
+
+
+def _check_board(data: bytes) -> None:
+    board = SplitBoard("ada", wire.MODEL, 10, b"instance", np.random.default_rng(0))
+
+    def state() -> object:
+        return board.run, board.number, board.plan, board.joined, board.phase, board.ready
+
+    board.start(0.0)
+    for step in steps(data):
+        choice = step.choice
+        address = (UNASSIGNED, DOWN | 1, BROADCAST, 1)[choice & 3]
+        before = state()
+        board.receive_frames("host", [step.frame(address, is_raw=bool(choice & 8))], step.now)
+        found: list[object] = list(iter(board.next_event, None))
+        if is_refusal(found, "host"):
+            same(state(), before, "a board after a refusal")
+        leg = activation.GRADIENT_DOWN if choice & 4 else activation.ANSWER
+        if board.ready and board.plan is not None:
+            if board.number >= board.plan.micro_batches:
+                board.finish(step.now)
+            else:
+                values = np.full((_SAMPLES, 1), 0.5, np.float32)
+                board.send(Activation(activation.LEARN, board.number, values), leg, step.now)
+        settle(board, step.now)
+        board.frames_to_send(step.now)
+
+
+def _to_host() -> Iterator[bytes]:
+    hello = control.Hello("ada", b"instance", wire.MODEL[:8], bytes(8), 0, bytes(16), 10)
+    joins = [b"\x00" + control.write_control(hello)]
+    up, down = np.full((2, 6), 0.5, np.float32), np.full((2, 3), 0.5, np.float32)
+    for plan, labels in ((b"\x00", b""), (b"\x01", b"\x00\x02")):
+        both = []
+        for index in range(3):
+            both.append(write_activation(Activation(activation.LEARN, index, up, labels), 4))
+            both.append(write_activation(Activation(activation.GRADIENT_UP, index, down), 3))
+        yield plan + joined(joins + [b"\x01" + body for body in both])
+
+
+def _to_board() -> Iterator[bytes]:
+    joins = [b"\x00" + _welcome(control.OPEN)]
+    yield joined(joins + [b"\x01" + body for body in wire.activations()])
+    cut = fragments.cut(wire.activations()[3], _PLAN.frame_mtu)
+    yield joined([b"\x04" + _welcome(control.OPEN, _PLANS[1]), *(b"\x01" + f for f in cut)])
+    over = [b"\x00" + control.write_control(control.Refusal(0, "stale")), b"\xf1\0", b"\xf1\0"]
+    yield joined([*joins, *over, b"\x00" + _welcome(control.FINISHED), *over, *joins])
+
+
+def _welcome(phase: int, plan: SplitPlan = _PLAN) -> bytes:
+    return control.write_control(
+        control.Welcome(b"instance", 1, _RUN, 0, phase, 0, to_numbers(plan))
+    )
+
+
+TARGETS = (
+    Target("split_host", _to_host, _check_host),
+    Target("split_board", _to_board, _check_board),
+)

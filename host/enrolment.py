@@ -1,0 +1,124 @@
+"""The host's service for boards that enrol with a one-time code or change their keys (SPEC.md 9.6).
+
+It wraps the host's endpoint. It answers enrolment and rotation requests, the two kinds of body
+without a seal, and passes all other frames on unchanged.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic
+
+from ternmesh.deliveries import Delivery
+from ternmesh.errors import WireError
+from ternmesh.security import enrolment
+from ternmesh.security.enrolment import (
+    ENTROPY_SIZE,
+    ROTATION_REQUEST,
+    EnrolmentCodes,
+    accept_rotation,
+    make_code,
+)
+from ternmesh.security.identity import Role
+from ternmesh.timers import RateLimiter
+from ternmesh.wire import control
+from ternmesh.wire.control import Refusal
+from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
+from ternmesh_service.keyring import Keyring
+from transports.driver import DeliveryHandler, Endpoint, Event
+
+_HEADER = Header(UNASSIGNED, 0)
+_HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
+LOGGED_MAX = 1024  # pairs of peer and reason; requests from strangers must not fill the log
+ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
+REQUEST_MIN_S = 1.0  # between two requests of a peer; each costs a check of a signature
+
+_log = logging.getLogger(__name__)
+
+
+class EnrolmentService(Generic[Event]):
+    """An endpoint (`transports.driver.Endpoint`) around another. `refused` counts refusals."""
+
+    def __init__(self, endpoint: Endpoint[Event], keyring: Keyring, refused: Counter[str]) -> None:
+        self._endpoint = endpoint
+        self._keyring = keyring
+        self._refused = refused
+        self._codes = EnrolmentCodes()
+        self._answers: list[tuple[str, list[bytes]]] = []
+        self._requests = RateLimiter(REQUEST_MIN_S)
+        self._rotated_at: dict[str, float] = {}  # by member
+        self._logged: set[tuple[str, str]] = set()
+
+    def issue(self, role: Role, lasts_s: float, now: float) -> str:
+        """A new code for one member; SecurityError for too many open codes."""
+        code = make_code(os.urandom(ENTROPY_SIZE))
+        self._codes.issue(code, role, now + lasts_s, now)
+        return code
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        frames = [frame for frame in frames if not self._receive(peer, frame, now)]
+        self._endpoint.receive_frames(peer, frames, now)
+
+    def next_timeout(self) -> float | None:
+        return self._endpoint.next_timeout()
+
+    def handle_timeout(self, now: float) -> None:
+        self._endpoint.handle_timeout(now)
+
+    def handle_delivery(self, delivery: Delivery, now: float) -> None:
+        """Pass the report on to an endpoint that repeats messages."""
+        if isinstance(self._endpoint, DeliveryHandler):
+            self._endpoint.handle_delivery(delivery, now)
+
+    def next_event(self) -> Event | None:
+        return self._endpoint.next_event()
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:
+        answers, self._answers = self._answers, []
+        return answers + self._endpoint.frames_to_send(now)
+
+    def _receive(self, peer: str, frame: bytes, now: float) -> bool:
+        """Answer a request; False for any other frame."""
+        if frame[:3] != _HEAD:
+            return False
+        try:
+            _, body = open_seal(frame)
+        except WireError:
+            return False
+        if body[0] not in (enrolment.REQUEST, ROTATION_REQUEST):
+            return False
+        if self._requests.allow(peer, now):
+            self._answers.append((peer, [seal_open(_HEADER, self._answer(peer, body, now))]))
+        return True
+
+    def _answer(self, peer: str, body: bytes, now: float) -> bytes:
+        try:
+            handle = self._enrol if body[0] == enrolment.REQUEST else self._rotate
+            return handle(peer, body, now)
+        except WireError as error:
+            self._refused[error.reason] += 1
+            if (peer, error.reason) not in self._logged and len(self._logged) < LOGGED_MAX:
+                self._logged.add((peer, error.reason))
+                _log.warning("refused to enrol or to rotate keys of %s: %s", peer, error)
+            return control.write_control(Refusal(0, error.reason))
+
+    def _enrol(self, peer: str, body: bytes, now: float) -> bytes:
+        public, answer = self._codes.accept(body, self._keyring.member_list, now, peer)
+        self._keyring.keep_member_list()  # on disk before the answer is sent
+        _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())
+        return answer
+
+    def _rotate(self, peer: str, body: bytes, now: float) -> bytes:
+        keyring = self._keyring
+        before = keyring.member_list.find(peer)
+        last = self._rotated_at.get(peer)
+        is_early = last is not None and now < last + ROTATION_MIN_S
+        if is_early and keyring.member_list.rotated(body[1:]) is None:
+            raise WireError("early", "its keys have changed within the last hour")
+        public, answer = accept_rotation(body, keyring.member_list, keyring.own, peer)
+        if public != before:
+            self._rotated_at[peer] = now
+            keyring.keep_rotation()
+            _log.info("%s has new keys: %s", peer, public.fingerprint.hex())
+        return answer

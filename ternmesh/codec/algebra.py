@@ -1,0 +1,206 @@
+"""Hypervector algebra on packed trits: two bits a trit, never unpacked as a whole.
+
+The names are the field's (Kanerva, "Hyperdimensional computing", 2009): bind multiplies, bundle
+takes the majority, similarity is the cosine. A trit has one bit for "not zero" and one bit for
+"negative"; every operation works on whole bytes or words of them. A few vectors are compared by
+popcounts, many by a matrix product over unpacked tiles of at most `TILE_ROWS` x `TILE_BYTES`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.errors import CodecError
+
+TILE_ROWS = 512
+TILE_BYTES = 120  # 960 trits: a sum of so many keeps within half of PAIR
+PAIR = 4096.0  # two queries share one float: q0 + PAIR * q1, exact below 2**24
+MATMUL_ROWS = 16  # from so many vectors on each side a matrix product beats popcounts
+
+Plane = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """n ternary vectors of `dimension` trits: planes of uint8 [n, ceil(dimension / 8)].
+
+    Bits are numbered from the least significant of each byte. A bit of `negative` is set only where
+    the bit of `nonzero` is, and the bits after the last trit are zero.
+    """
+
+    dimension: int
+    nonzero: Plane
+    negative: Plane
+
+    def __len__(self) -> int:
+        return len(self.nonzero)
+
+
+def pack(trits: NDArray[np.int8]) -> PackedMatrix:
+    """The packed form of ternary vectors (int8 [n, D] in -1, 0, 1)."""
+    return PackedMatrix(
+        dimension=trits.shape[1],
+        nonzero=np.packbits(trits != 0, axis=1, bitorder="little"),
+        negative=np.packbits(trits < 0, axis=1, bitorder="little"),
+    )
+
+
+def unpack(matrix: PackedMatrix) -> NDArray[np.int8]:
+    """The ternary vectors of a packed matrix, int8 [n, D]."""
+    return _spread(matrix.nonzero, matrix.negative)[:, : matrix.dimension]
+
+
+def bind(a: PackedMatrix, b: PackedMatrix) -> PackedMatrix:
+    """The products trit by trit; one vector on a side is bound to all of the other."""
+    _check_dimensions(a, b)
+    nonzero = a.nonzero & b.nonzero
+    return PackedMatrix(a.dimension, nonzero, (a.negative ^ b.negative) & nonzero)
+
+
+def bundle(matrix: PackedMatrix) -> PackedMatrix:
+    """The majority of all vectors, one vector; a tie is zero.
+
+    Votes are counted in bit-sliced integers: a tree of full adders over whole planes.
+    """
+    plus = _count(matrix.nonzero ^ matrix.negative)
+    minus = _count(matrix.negative)
+    wins, loses = _compare(plus, minus)
+    return PackedMatrix(matrix.dimension, (wins | loses)[None], loses[None])
+
+
+def votes(matrix: PackedMatrix) -> NDArray[np.int32]:
+    """The sum of all vectors, int32 [D]."""
+    plus, minus = (
+        sum(
+            (np.unpackbits(bits, bitorder="little").astype(np.int32) << place)
+            for place, bits in enumerate(_count(plane))
+        )
+        for plane in (matrix.nonzero ^ matrix.negative, matrix.negative)
+    )
+    total: NDArray[np.int32] = np.asarray(plus - minus)
+    return total[: matrix.dimension]
+
+
+def inner_products(a: PackedMatrix, b: PackedMatrix) -> NDArray[np.int32]:
+    """The exact inner product of each vector of `a` with each of `b`, int32 [n, m]."""
+    few = min(len(a), len(b)) < MATMUL_ROWS
+    return products(a, b, popcount_tile if few else matmul_tile)
+
+
+Tile = tuple[Plane, Plane]
+
+
+def products(
+    a: PackedMatrix, b: PackedMatrix, multiply: Callable[[Tile, Tile], NDArray[np.int32]]
+) -> NDArray[np.int32]:
+    """All inner products tile by tile, so that the extra memory does not grow with the input."""
+    _check_dimensions(a, b)
+    total = np.zeros((len(a), len(b)), dtype=np.int32)
+    for first in range(0, a.nonzero.shape[1], TILE_BYTES):
+        for rows_a, tile_a in _tiles(a, first):
+            for rows_b, tile_b in _tiles(b, first):
+                total[rows_a, rows_b] += multiply(tile_a, tile_b)
+    return total
+
+
+def similarity(a: PackedMatrix, b: PackedMatrix) -> NDArray[np.float32]:
+    """The cosine of each vector of `a` with each of `b`, float32 [n, m]; 0 for a zero vector."""
+    lengths = np.sqrt(np.maximum(np.outer(weights(a), weights(b)), 1)).astype(np.float32)
+    return np.divide(inner_products(a, b), lengths, dtype=np.float32)
+
+
+def weights(matrix: PackedMatrix) -> NDArray[np.int64]:
+    """The count of nonzero trits of each vector, int64 [n]."""
+    counts: NDArray[np.int64] = np.bitwise_count(matrix.nonzero).sum(axis=1, dtype=np.int64)
+    return counts
+
+
+def popcount_tile(a: Tile, b: Tile) -> NDArray[np.int32]:
+    """Inner products of two tiles by popcounts of 64-bit words."""
+    nonzero_a, negative_a, nonzero_b, negative_b = (_word_columns(plane) for plane in (*a, *b))
+    shape = (nonzero_a.shape[1], nonzero_b.shape[1])
+    both, differ = np.empty(shape, np.uint64), np.empty(shape, np.uint64)
+    count, less = np.empty(shape, np.uint8), np.empty(shape, np.uint8)
+    total = np.zeros(shape, np.int16)
+    for word in range(len(nonzero_a)):
+        np.bitwise_and(nonzero_a[word, :, None], nonzero_b[word], out=both)
+        np.bitwise_xor(negative_a[word, :, None], negative_b[word], out=differ)
+        np.bitwise_and(differ, both, out=differ)
+        np.bitwise_count(both, out=count)
+        np.bitwise_count(differ, out=less)
+        count -= less
+        count -= less  # wraps to a signed byte: one word holds -64 to 64
+        total += count.view(np.int8)
+    return total.astype(np.int32)
+
+
+def matmul_tile(a: Tile, b: Tile) -> NDArray[np.int32]:
+    """Inner products of two tiles by one float32 matrix product, two queries in each number."""
+    queries = _spread(*a).astype(np.float32)
+    half = len(queries) // 2
+    pairs = queries[: len(queries) - half].copy()
+    pairs[:half] += PAIR * queries[len(queries) - half :]
+    mixed = pairs @ _spread(*b).astype(np.float32).T
+    high = np.rint(mixed * (1 / PAIR))
+    return np.concatenate([mixed - PAIR * high, high[:half]]).astype(np.int32)
+
+
+def _tiles(matrix: PackedMatrix, first: int) -> Iterator[tuple[slice, Tile]]:
+    columns = slice(first, first + TILE_BYTES)
+    for start in range(0, len(matrix), TILE_ROWS):
+        rows = slice(start, start + TILE_ROWS)
+        yield rows, (matrix.nonzero[rows, columns], matrix.negative[rows, columns])
+
+
+def _spread(nonzero: Plane, negative: Plane) -> NDArray[np.int8]:
+    trits = np.unpackbits(nonzero, axis=1, bitorder="little").view(np.int8)
+    signs = np.unpackbits(negative, axis=1, bitorder="little").view(np.int8)
+    trits -= signs
+    trits -= signs
+    return trits
+
+
+def _word_columns(plane: Plane) -> NDArray[np.uint64]:
+    """The 64-bit words of each row as columns: [words, n]."""
+    padded = np.zeros((len(plane), -(-plane.shape[1] // 8) * 8), dtype=np.uint8)
+    padded[:, : plane.shape[1]] = plane
+    return np.ascontiguousarray(padded.view(np.uint64).T)
+
+
+def _count(planes: Plane) -> list[Plane]:
+    """How many of n bits are set in each column, as planes from the lowest binary place up."""
+    places = []
+    while True:
+        carries = []
+        while len(planes) > 1:
+            third = len(planes) // 3
+            if third == 0:  # two planes: a half adder
+                planes = np.concatenate([planes, np.zeros_like(planes[:1])])
+                third = 1
+            a, b, c = planes[:third], planes[third : 2 * third], planes[2 * third : 3 * third]
+            differ = a ^ b
+            carries.append((a & b) | (differ & c))
+            planes = np.concatenate([differ ^ c, planes[3 * third :]])
+        places.append(planes[0] if len(planes) else np.zeros(planes.shape[1], dtype=np.uint8))
+        if not carries:
+            return places
+        planes = np.concatenate(carries)
+
+
+def _compare(a: list[Plane], b: list[Plane]) -> tuple[Plane, Plane]:
+    """Where the bit-sliced integer `a` is greater than `b`, and where it is less."""
+    empty = np.zeros_like(a[0])
+    greater, less = empty, empty
+    for place in reversed(range(max(len(a), len(b)))):
+        bit_a = a[place] if place < len(a) else empty
+        bit_b = b[place] if place < len(b) else empty
+        open_ = ~(greater | less)
+        greater, less = greater | (open_ & bit_a & ~bit_b), less | (open_ & bit_b & ~bit_a)
+    return greater, less
+
+
+def _check_dimensions(a: PackedMatrix, b: PackedMatrix) -> None:
+    if a.dimension != b.dimension:
+        raise CodecError(f"vectors of {a.dimension} and {b.dimension} trits do not fit together")

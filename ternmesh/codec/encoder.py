@@ -1,0 +1,189 @@
+"""A float vector to slices and back: the codec as a chain of small stages.
+
+add the residual -> permute -> cut into slices of `span` coordinates -> keep the largest values of
+each slice as -1 or +1 with one scale -> entropy-code; or take the nearest codewords of a seeded
+book, where these capture more energy in the same bytes. Every slice decodes alone. What the slices
+could not carry, or what was not counted, stays in the residual and is sent in a later round.
+
+Error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et
+al., "Error feedback fixes SignSGD", ICML 2019.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.codec import codebook
+from ternmesh.codec.entropy_coder import CODEBOOK, Coded, bits_per_trit, decode_trits, encode_trits
+from ternmesh.codec.scale import SCALE_MAX, UNIT, decode_scale, encode_scale, floor_scale
+from ternmesh.errors import CodecError
+from ternmesh.types import DeltaQ24, Places, Trits, Vector
+
+SPAN_MAX = 0xFFFF  # coordinates of a slice: a chunk counts its nonzeros in two bytes
+SPARE_BYTES = 1  # coded slices of the same density differ by a few bits
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """The division of D coordinates into slices: `span` each, fewer in the last one."""
+
+    dimension: int
+    span: int
+
+    @property
+    def count(self) -> int:
+        """The number of slices."""
+        return -(-self.dimension // self.span)
+
+    def size(self, index: int) -> int:
+        """Coordinates in slice `index`."""
+        return min(self.span, self.dimension - index * self.span)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One coded slice of a vector."""
+
+    index: int
+    scale: int  # the 16-bit code of codec/scale.py
+    coded: Coded
+
+
+@dataclass(frozen=True, slots=True)
+class Hypervector:
+    """The decoded slices of an update, in slice order; zero where a slice is absent."""
+
+    slicing: Slicing
+    trits: Trits  # int8 [D]
+    scales: NDArray[np.int64]  # by slice, in units of 2**-24
+    present: NDArray[np.bool_]  # by slice
+
+    def delta_q24(self) -> DeltaQ24:
+        """trit * scale of each coordinate, in slice order."""
+        return self.trits * self.per_coordinate(self.scales)
+
+    def per_coordinate(self, per_slice: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One number for each slice, repeated for each of its coordinates."""
+        return np.repeat(per_slice, self.slicing.span)[: self.slicing.dimension]
+
+
+def choose_span(dimension: int, room: int, zeros: float) -> int:
+    """The span for which coded slices fit in `room` bytes and fill as few frames as possible."""
+    per_slice = min((room - SPARE_BYTES) * 8 / bits_per_trit(zeros), SPAN_MAX)
+    return math.ceil(dimension / math.ceil(dimension / per_slice))
+
+
+def zero_residual(dimension: int) -> Vector:
+    """The residual of a node that has sent nothing: D zeros."""
+    return np.zeros(dimension, dtype=np.float32)
+
+
+def add_residual(residual: Vector, delta: Vector, decay: float = 1.0) -> Vector:
+    """The vector to send, `delta + decay * residual`; CodecError for NaN or infinity."""
+    if delta.shape != residual.shape:
+        raise CodecError(f"a delta of {delta.shape} does not fit a residual of {residual.shape}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        corrected = delta + np.float32(decay) * residual
+    if not np.isfinite(corrected).all():
+        raise CodecError("the delta holds NaN or infinity: training has diverged, nothing is sent")
+    return corrected
+
+
+def settle_residual(corrected: Vector, counted: Vector) -> Vector:
+    """The new residual: the part of `corrected` that the global update has not counted."""
+    return corrected - counted
+
+
+def encode_vector(
+    vector: Vector,
+    order: Places,
+    slicing: Slicing,
+    zeros: float,
+    room: int,
+    scale_max: int = SCALE_MAX,
+) -> list[Slice]:
+    """All slices of `vector`, each in at most `room` bytes; CodecError for NaN or infinity.
+
+    `zeros` is the fraction of values that become zero. Scales are limited to `scale_max` (units of
+    2**-24); the part of a value above the limit stays in the residual.
+    """
+    if not np.isfinite(vector).all():
+        raise CodecError("a vector with NaN or infinity cannot become a hypervector")
+    shuffled = vector[order]
+    starts = range(0, slicing.dimension, slicing.span)
+    highest = floor_scale(scale_max)
+    return [
+        _encode_slice(index, shuffled[start : start + slicing.span], zeros, room, highest)
+        for index, start in enumerate(starts)
+    ]
+
+
+def decode_slice(item: Slice, slicing: Slicing) -> tuple[Trits, int]:
+    """The trits of one slice and its scale in units of 2**-24, or WireError."""
+    return decode_trits(item.coded, slicing.size(item.index)), decode_scale(item.scale)
+
+
+def gather(slices: list[tuple[int, Trits, int]], slicing: Slicing) -> Hypervector:
+    """The hypervector of decoded slices (index, trits, scale); absent slices are zero."""
+    trits = np.zeros(slicing.dimension, dtype=np.int8)
+    scales = np.zeros(slicing.count, dtype=np.int64)
+    present = np.zeros(slicing.count, dtype=np.bool_)
+    for index, part, scale in slices:
+        trits[index * slicing.span : index * slicing.span + part.size] = part
+        scales[index] = scale
+        present[index] = True
+    return Hypervector(slicing, trits, scales, present)
+
+
+def scatter(delta_q24: DeltaQ24, order: Places) -> DeltaQ24:
+    """Numbers in slice order moved back to the order of the adapter vector."""
+    vector = np.empty_like(delta_q24)
+    vector[order] = delta_q24
+    return vector
+
+
+def ternarise(values: Vector, kept: int) -> tuple[Trits, float]:
+    """The signs of the `kept` largest values (zero elsewhere) and their mean magnitude.
+
+    The mean magnitude is the scale with the least squared error for a given choice of nonzeros (Li
+    and Liu, "Ternary weight networks", 2016).
+    """
+    magnitudes = np.abs(values)
+    if kept < values.size:
+        largest = np.argpartition(magnitudes, values.size - kept)[values.size - kept :]
+    else:
+        largest = np.arange(values.size)
+    largest = largest[magnitudes[largest] > UNIT]
+    trits = np.zeros(values.size, dtype=np.int8)
+    trits[largest] = np.sign(values[largest])
+    return trits, float(magnitudes[largest].mean(dtype=np.float64)) if largest.size else 0.0
+
+
+def _encode_slice(index: int, values: Vector, zeros: float, room: int, highest: int) -> Slice:
+    kept = max(1, round((1.0 - zeros) * values.size))
+    while True:
+        trits, scale = ternarise(values, kept)
+        coded = encode_trits(trits)
+        if len(coded.data) <= room:
+            break
+        kept = kept * room // len(coded.data)
+    scale, coded = _best_code(values, scale, coded)
+    return Slice(index, min(encode_scale(scale), highest), coded)  # larger codes, larger scales
+
+
+def _best_code(values: Vector, scale: float, coded: Coded) -> tuple[float, Coded]:
+    """Scale and code by the codebook if it captures more energy in as many bytes, else as given."""
+    if not coded.count:
+        return scale, coded
+    room = len(coded.data)
+    values = values / np.float32(scale)  # in this unit `coded` captures an energy of `count`
+    energy = float(np.square(values, dtype=np.float64).sum())
+    if codebook.expected_share(values.size, room) * energy <= coded.count:
+        return scale, coded  # skip the search: it is expected to capture less
+    book_scale, indices = codebook.encode(values, room)
+    is_better = values.size * book_scale * book_scale > coded.count
+    if not is_better or encode_scale(book_scale * scale) == 0:
+        return scale, coded
+    return book_scale * scale, Coded(values.size, CODEBOOK, indices)

@@ -1,0 +1,169 @@
+"""The entropy coder of one chunk: small integers, most of them zero, to bytes and back.
+
+A chunk takes one of three forms, which its `coding` byte names.
+
+- Sparse: the gaps between nonzeros in Golomb-Rice code (Rice and Plaunt 1971), split into three
+  streams: unary quotients, remainders, signs. Each direction is a few array operations here and
+  three bit pointers on a microcontroller. The code stays within 1.3 % of the entropy of ternary
+  vectors from 50 % to 99.5 % zeros. A partial aggregate's votes add a fourth stream: the magnitudes
+  minus 1, in unary.
+- Dense: five trits to a byte, for chunks with more than about 60 % nonzeros.
+- Codebook: indices of dense codewords, for low rates (codebook.py).
+
+Bits are numbered from the least significant bit of each byte.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.codec import codebook
+from ternmesh.codec.trits import pack_trits, unpack_trits
+from ternmesh.errors import CodecError, WireError
+from ternmesh.types import Trits
+
+RICE_MAX = 15  # the low four bits of `coding` hold the Rice parameter of the sparse form
+MAGNITUDES = 0x40  # flag of the sparse form: a fourth stream holds magnitudes - 1
+DENSE = 0x80
+CODEBOOK = 0xC0
+VOTE_MAX = 127
+
+Bits = NDArray[np.uint8]  # one bit an element
+Integers = NDArray[np.int32] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """The code of one chunk."""
+
+    count: int  # of nonzeros
+    coding: int  # the form and its parameter
+    data: bytes
+
+
+def encode_trits(values: Trits) -> Coded:
+    """The shorter of the sparse and the dense code of a chunk; CodecError for a vote over 127."""
+    where = np.flatnonzero(values != 0)
+    nonzeros = values[where]
+    largest = max(int(nonzeros.max()), -int(nonzeros.min())) if nonzeros.size else 0
+    if largest > VOTE_MAX:
+        raise CodecError(f"a vote is at most {VOTE_MAX}")
+    has_votes = largest > 1
+    gaps = np.diff(where, prepend=-1).astype(np.int32) - 1
+    rice = best_parameter(gaps)
+    streams = [unary(gaps >> rice), _low_bits(gaps, rice), (nonzeros < 0).view(np.uint8)]
+    if has_votes:
+        streams.append(unary(np.abs(nonzeros.astype(np.int32)) - 1))
+    data = np.packbits(np.concatenate(streams), bitorder="little").tobytes()
+    if not has_votes and -(-values.size // 5) < len(data):
+        return Coded(where.size, DENSE, pack_trits(values))
+    return Coded(where.size, rice | (MAGNITUDES if has_votes else 0), data)
+
+
+def decode_trits(coded: Coded, size: int) -> Trits:
+    """The chunk of `size` values; WireError unless the bytes are a complete, canonical code."""
+    if coded.count > size:
+        raise WireError("coding", f"{coded.count} nonzeros do not fit in {size} places")
+    if coded.coding == DENSE:
+        values = unpack_trits(coded.data, size)
+        if np.count_nonzero(values) != coded.count:
+            raise WireError("coding", "the number of nonzeros differs from the chunk's count")
+        return values
+    if coded.coding == CODEBOOK:
+        if coded.count != size:
+            raise WireError("coding", "codewords have no zeros: the count must be the size")
+        return codebook.decode(coded.data, size)
+    if coded.coding & ~(MAGNITUDES | RICE_MAX):
+        raise WireError("coding", f"0x{coded.coding:02x} is not a coding")
+    return _decode_sparse(coded, size)
+
+
+def _decode_sparse(coded: Coded, size: int) -> Trits:
+    rice = coded.coding & RICE_MAX
+    count = coded.count
+    bits = np.unpackbits(np.frombuffer(coded.data, dtype=np.uint8), bitorder="little")
+    quotients, at = read_unary(bits, 0, count)
+    remainders, at = take(bits, at, count * rice)
+    signs, at = take(bits, at, count)
+    gaps = quotients << rice
+    for place in range(rice):
+        gaps += remainders[place::rice].astype(np.int64) << place
+    gaps += 1
+    where = np.cumsum(gaps) - 1
+    if count and where[-1] >= size:
+        raise WireError("coding", "a nonzero lies beyond the end of the chunk")
+    nonzeros = 1 - 2 * signs.view(np.int8)
+    if coded.coding & MAGNITUDES:
+        magnitudes = np.ones(count, dtype=np.int64)
+        extra, at = read_unary(bits, at, count)
+        magnitudes += extra
+        if not 1 < magnitudes.max(initial=0) <= VOTE_MAX:
+            raise WireError("coding", f"the largest vote must be 2 to {VOTE_MAX}")
+        nonzeros = (nonzeros * magnitudes).astype(np.int8)
+    if len(coded.data) != -(-at // 8) or bits[at:].any():
+        raise WireError("coding", "bytes or bits are left over after the last code")
+    values = np.zeros(size, dtype=np.int8)
+    values[where] = nonzeros
+    return values
+
+
+def bits_per_trit(zeros: float) -> float:
+    """The mean cost of a trit in bits, given the fraction of zeros; by the better of both forms."""
+    density = 1.0 - zeros
+    if density <= 0.0:
+        return 0.0
+    sparse = min(
+        density * (1 + rice + 1 / (1 - zeros ** (1 << rice))) for rice in range(RICE_MAX + 1)
+    )
+    return min(sparse, 8 / 5)
+
+
+def best_parameter(gaps: Integers) -> int:
+    """The Rice parameter with the shortest code, the smallest of equals."""
+    best = int(gaps.sum(dtype=np.int64))
+    quotients = gaps
+    for rice in range(1, RICE_MAX + 1):
+        quotients = quotients >> 1
+        cost = int(quotients.sum(dtype=np.int64)) + gaps.size * rice
+        if cost >= best:
+            return rice - 1  # the cost is convex in the parameter
+        best = cost
+    return RICE_MAX
+
+
+def unary(numbers: Integers) -> Bits:
+    """Each number as that many zeros and a one."""
+    ends = np.cumsum(numbers + 1, dtype=np.int64)
+    bits = np.zeros(int(ends[-1]) if ends.size else 0, dtype=np.uint8)
+    ends -= 1
+    bits[ends] = 1
+    return bits
+
+
+def read_unary(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]:
+    """`count` unary numbers from bit `at` on, and the place after them; WireError."""
+    end = min(bits.size, at + 2 * count)
+    # Each number ends with a one. The bits after the last of these ones belong to other streams.
+    while end < bits.size and np.count_nonzero(bits[at:end]) < count:
+        end = min(bits.size, 2 * end - at)
+    ends = np.flatnonzero(bits[at:end].view(np.bool_))[:count]
+    if ends.size < count:
+        raise WireError("coding", "the code ends before its last nonzero")
+    end = at + int(ends[-1]) + 1 if count else at
+    return np.diff(ends, prepend=-1) - 1, end
+
+
+def take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:
+    """`count` bits from bit `at` on, and the place after them; WireError if there are fewer."""
+    if at + count > bits.size:
+        raise WireError("coding", "the code ends before its last nonzero")
+    return bits[at : at + count], at + count
+
+
+def _low_bits(numbers: Integers, width: int) -> Bits:
+    """The `width` lowest bits of each number, lowest first."""
+    bits = np.empty((numbers.size, width), dtype=np.uint8)
+    for place in range(width):
+        bits[:, place] = (numbers >> place) & 1
+    return bits.reshape(-1)

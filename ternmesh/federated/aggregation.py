@@ -1,0 +1,144 @@
+"""Combine updates into a global update; encode and decode both. Pure functions.
+
+A global update is decoded in integer arithmetic, so the host and all nodes get the same global
+adapter bit for bit.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ternmesh.codec.encoder import (
+    Hypervector,
+    Slicing,
+    add_residual,
+    decode_slice,
+    encode_vector,
+    gather,
+    scatter,
+    settle_residual,
+)
+from ternmesh.codec.permutation import order
+from ternmesh.codec.scale import SCALE_MAX, UNIT, to_vector
+from ternmesh.errors import WireError
+from ternmesh.plan import PERMILLE, Plan
+from ternmesh.types import DeltaQ24, Vector
+from ternmesh.wire.global_update import (
+    NO_MODEL,
+    Certificate,
+    GlobalSnapshot,
+    GlobalUpdate,
+    hash_global_update,
+    read_object,
+    split_certificate,
+)
+from ternmesh.wire.update import MODEL_SIZE, ROUND_BITS, Chunk, read_chunk, write_chunk
+
+
+def encode_update(vector: Vector, model_hash: bytes, round_number: int, plan: Plan) -> list[bytes]:
+    """Return the chunks of a node's update for a round, as frame bodies."""
+    zeros = plan.up_zeros_permille
+    return _write(vector, model_hash, round_number, plan, plan.up, zeros, plan.scale_max)
+
+
+def encode_step(vector: Vector, model_hash: bytes, version: int, plan: Plan) -> tuple[bytes, ...]:
+    """Return the chunks of the global update to `version`, as frame bodies."""
+    zeros = plan.down_zeros_permille
+    return tuple(_write(vector, model_hash, version, plan, plan.down, zeros, SCALE_MAX))
+
+
+def update_delta_q24(
+    chunks: Iterable[bytes], model_hash: bytes, round_number: int, plan: Plan
+) -> DeltaQ24:
+    """Return the sum of the given chunks of an update, in the order of the adapter vector."""
+    vector = read_chunks(map(read_chunk, chunks), plan.up)
+    return scatter(vector.delta_q24(), order(model_hash, round_number, plan.dimension))
+
+
+def global_delta_q24(
+    chunks: Sequence[bytes], model_hash: bytes, version: int, plan: Plan
+) -> DeltaQ24:
+    """Return the step to `version`. Raises WireError if chunks are missing or wrong."""
+    read = [read_chunk(body) for body in chunks]
+    if any(chunk.round_low != version % (1 << ROUND_BITS) for chunk in read):
+        raise WireError("reference", "a chunk of a global update is of another version")
+    vector = read_chunks(read, plan.down)
+    if len(chunks) != plan.down.count or not vector.present.all():
+        raise WireError("reference", f"a global update of this run has {plan.down.count} chunks")
+    return scatter(vector.delta_q24(), order(model_hash, version, plan.dimension))
+
+
+def read_step(
+    data: bytes, dimension: int, model_hash: bytes, check: Callable[[bytes, Certificate], None]
+) -> tuple[GlobalUpdate | GlobalSnapshot, bytes]:
+    """Return the object in received `data` and the hash of its content. Raises WireError.
+
+    `check` raises WireError for a wrong certificate, and is called before the content is read.
+    """
+    content, certificate = split_certificate(data)
+    check(content, certificate)
+    step = read_object(content, dimension)
+    is_named = isinstance(step, GlobalSnapshot) or step.model != NO_MODEL
+    if is_named and step.model != model_hash[:MODEL_SIZE]:
+        raise WireError("wrong model", "a global update for another model")
+    return step, hash_global_update(content)
+
+
+def read_chunks(chunks: Iterable[Chunk], slicing: Slicing) -> Hypervector:
+    """Return the hypervector of the chunks. Raises WireError for a wrong index or code."""
+    slices = []
+    for chunk in chunks:
+        if chunk.slice.index >= slicing.count:
+            raise WireError("vector length", f"an update here has {slicing.count} chunks")
+        slices.append((chunk.slice.index, *decode_slice(chunk.slice, slicing)))
+    return gather(slices, slicing)
+
+
+def combine(
+    updates: Sequence[tuple[int, Hypervector]], model_hash: bytes, round_number: int, plan: Plan
+) -> Vector:
+    """Return the mean of updates, weighted by samples, for each chunk.
+
+    The mean of a chunk is over the nodes that delivered this chunk; zero if no node did.
+    """
+    total = np.zeros(plan.dimension, dtype=np.int64)
+    weight = np.zeros(plan.up.count, dtype=np.int64)
+    for samples, vector in updates:
+        total += samples * vector.delta_q24()
+        weight += samples * vector.present
+    per_coordinate = np.repeat(np.maximum(weight, 1), plan.up_span)[: plan.dimension]
+    mean = np.empty(plan.dimension, dtype=np.float32)
+    mean[order(model_hash, round_number, plan.dimension)] = total / per_coordinate * UNIT
+    return mean
+
+
+def make_step(
+    updates: Sequence[tuple[int, Hypervector]],
+    residual: Vector,
+    model_hash: bytes,
+    version: int,
+    plan: Plan,
+) -> tuple[tuple[bytes, ...], DeltaQ24, Vector]:
+    """Make the global update to `version` from the round's updates and the host's residual.
+
+    Return its chunks as frame bodies, its step, and the host's new residual.
+    """
+    mean = combine(updates, model_hash, version - 1, plan)
+    corrected = add_residual(residual, mean)
+    chunks = encode_step(corrected, model_hash, version, plan)
+    delta_q24 = global_delta_q24(chunks, model_hash, version, plan)
+    return chunks, delta_q24, settle_residual(corrected, to_vector(delta_q24))
+
+
+def _write(
+    vector: Vector,
+    model_hash: bytes,
+    number: int,
+    plan: Plan,
+    slicing: Slicing,
+    zeros: int,
+    scale_max: int,
+) -> list[bytes]:
+    places = order(model_hash, number, plan.dimension)
+    slices = encode_vector(vector, places, slicing, zeros / PERMILLE, plan.chunk_room, scale_max)
+    return [write_chunk(number, item) for item in slices]

@@ -1,0 +1,377 @@
+"""The host's side of a training run, sans-I/O: register nodes, run rounds, make global updates.
+
+`session` explains how a program drives the coordinator and how nodes join. The phases, as in
+`state.RUN_LEGAL`:
+
+                min_peers have joined
+    GATHERING ───────────────────────> OPEN(round) ──┐ the updates of all active nodes are here, or
+                                          ^          │ the deadline has passed with min_peers
+                                          │          v
+                                          └── global update made ──> FINISHED after the last round
+
+A node that misses a deadline is inactive until it sends a frame again. A node that is silent in a
+round counts as present without an update.
+"""
+
+from ternmesh.codec.scale import add_q24
+from ternmesh.deliveries import Deliveries, Delivery
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import make_step
+from ternmesh.federated.events import (
+    BodyAccepted,
+    GlobalUpdateMade,
+    HostEvent,
+    NodeJoined,
+    RoundExtended,
+    RoundOpened,
+    UpdateForgotten,
+)
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
+from ternmesh.federated.registry import NodeRegistry, UpdateChain
+from ternmesh.federated.session import HostSession
+from ternmesh.federated.state import (
+    RUN_LEGAL,
+    ChainLink,
+    CoordinatorSettings,
+    CoordinatorState,
+    RegisteredNode,
+    RunStep,
+)
+from ternmesh.plan import Plan, genesis, to_numbers
+from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
+from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.timers import NETWORK_TIMERS, RateLimiter, TimerSettings
+from ternmesh.wire import control, fragments
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt
+from ternmesh.wire.frame import BROADCAST, DOWN
+from ternmesh.wire.global_update import (
+    GlobalSnapshot,
+    GlobalUpdate,
+    certify,
+    hash_global_update,
+    split_certificate,
+    write_global_snapshot,
+    write_global_update,
+)
+from ternmesh.wire.update import MANIFEST_KIND
+
+ALL = "all"
+CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
+
+
+class Coordinator(HostSession[RegisteredNode, HostEvent]):
+    """One run over one fleet."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: CoordinatorSettings,
+        model_hash: bytes,
+        run: bytes,
+        state: CoordinatorState,
+        security: SecurityLayer = SECURITY_OPEN,
+        pace: TimerSettings = NETWORK_TIMERS,
+    ) -> None:
+        nodes = [
+            RegisteredNode(r.address, r.name, r.samples, r.counted, r.partial_aggregate)
+            for r in state.nodes
+        ]
+        registry = NodeRegistry(nodes, new=RegisteredNode)
+        super().__init__(model_hash, run, to_numbers(plan), registry, state.counter, security)
+        origin = genesis(model_hash, run, plan)
+        self.plan = plan
+        self.settings = settings
+        # Kept on disk by the program, as `CoordinatorState`
+        self.phase = state.phase
+        self.version = state.version
+        self.global_hash = state.global_hash or origin
+        self.model_q24 = state.model_q24
+        self.residual = state.residual
+        self._chain = UpdateChain(origin, state.chain, settings.chain_max)
+        # Bodies on disk have a receipt: they count, even if partial aggregates are disabled now.
+        has_partial_aggregates = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
+        self._model_hash = model_hash
+        self._round = self._new_round(
+            may_be_aggregated=settings.partial_aggregates or has_partial_aggregates
+        )
+        for place, body in state.bodies:
+            self._round.add(place, body)
+        # Of this process
+        self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
+        self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
+        self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
+        # Of a transport that retransmits
+        self._deliveries = Deliveries()
+        self._catch_up_s = pace.catch_up_s
+        # Timers
+        self.deadline = 0.0  # the deadline of the open round
+        self._announce_at = 0.0
+
+    # What the program calls
+
+    def start(self, now: float) -> None:
+        """Begin, or continue after a restart: the open round gets a new deadline."""
+        self._outgoing.ask(now)  # first the key that seals the announce
+        for node in self.nodes.values():
+            if not self._authenticator.may_train(node.name):
+                self._forget(node.address)  # it was revoked while the host was down
+        if self.phase == OPEN:
+            self._open_round(now)
+        self._announce(now)
+        self._advance(now)
+
+    def exclude(self, name: str, now: float) -> None:
+        """Remove a revoked node's update from the open round."""
+        node = self.nodes.named(name)
+        if node is not None:
+            self._forget(node.address)
+        self._outgoing.ask(now)  # first the new broadcast key for the others
+        self._advance(now)
+
+    def delivered(self, address: int) -> str:
+        """Return how much of a node's update has arrived: none, part, whole or silent."""
+        return self._round.delivered(address)
+
+    # Timers
+
+    def next_timeout(self) -> float | None:
+        """Return the time when `handle_timeout` is due."""
+        return min(self._announce_at, self.deadline) if self.phase == OPEN else self._announce_at
+
+    def handle_timeout(self, now: float) -> None:
+        """Close or extend the round at its deadline; announce version and phase."""
+        self._outgoing.ask(now)
+        if self.phase == OPEN and now >= self.deadline:
+            self._deadline_passed(now)
+        if now >= self._announce_at:
+            self._announce(now)
+
+    def handle_delivery(self, delivery: Delivery, now: float) -> None:
+        """Note a delivery report of a transport that retransmits messages to nodes."""
+        self._deliveries.note(delivery, now)
+
+    # Receiving
+
+    def _receive_body(self, node: RegisteredNode, body: bytes, now: float) -> None:
+        self._check_round(round_of(body, self.version, self.plan, self.settings.partial_aggregates))
+        place = self._round.place(node.address, body)
+        if place & PARTIAL_AGGREGATE and not self.settings.partial_aggregates:
+            raise WireError("bundle", "this host takes no partial aggregates any more")
+        try:
+            is_new = self._take(node, place, body)
+        finally:
+            self._to_answer.update(self._round.contributors(place))
+        for address in self._round.contributors(place):
+            self.nodes[address].heard_at = now
+            self.nodes[address].active = True
+        if is_new:
+            self._events.append(BodyAccepted(place, self.version, body))
+        else:
+            self.refused["duplicate"] += 1
+            node.refused["duplicate"] += 1
+
+    def _check_round(self, round_number: int) -> None:
+        if self.phase != OPEN or round_number < self.version:
+            raise WireError("old round", f"an update for round {round_number}, which is over")
+        if round_number > self.version:
+            raise WireError("future round", f"an update for round {round_number}, not yet open")
+
+    def _take(self, node: RegisteredNode, place: int, body: bytes) -> bool:
+        """Add a body to the open round. Return False for a duplicate. Raises WireError."""
+        try:
+            is_new = self._round.add(place, body)
+            update = self._round.whole_update(place) if is_new else None
+            if update is not None:  # before that, only the frame protection shows the sender
+                self._authenticator.check_update(node.name, self.run, self.version, *update)
+            return is_new
+        except WireError as error:
+            # A node that has lost its disk makes another update. Its chunks must not mix with the
+            # chunks of the first one that are here.
+            is_other = error.reason == "conflict" and body[0] == MANIFEST_KIND
+            is_other = is_other and not self._round.is_whole(place)
+            if is_other or error.reason in ("digest", "signature"):
+                self._forget(place)
+            if is_other:
+                return self._round.add(place, body)
+            raise
+
+    def _forget(self, place: int) -> None:
+        self._round.forget(place)
+        self._events.append(UpdateForgotten(place, self.version))
+
+    def _frames_taken(self, now: float) -> None:
+        for address in self._to_answer:
+            self._answer(address)
+        self._to_answer = set()
+        self._outgoing.ask(now)  # first a new broadcast key, if there is one
+        self._advance(now)
+
+    # Joining
+
+    def _node_refused(self, node: RegisteredNode, now: float) -> None:
+        node.active = False  # no round waits for this node
+        self._advance(now)
+
+    def _receive_hello(self, hello: Hello, now: float) -> None:
+        if hello.run == self.run and hello.version > self.version:
+            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
+        node = self.nodes.take_in(hello.name, self.settings.places)
+        node.heard_at = now
+        node.active = True
+        if node.samples != hello.samples:
+            node.samples = hello.samples
+            self._events.append(NodeJoined(node.address, node.name, node.samples))
+        deadline_ms = self._deadline_ms(now)
+        self._push_welcome(node, hello.instance, self.version, self.phase, deadline_ms)
+        self._catch_up(node, hello, now)
+        if self.phase == OPEN:
+            self._answer(node.address)
+
+    def _catch_up(self, node: RegisteredNode, hello: Hello, now: float) -> None:
+        """Send a node the global updates that it lacks, unless they are being sent already."""
+        is_same_run = hello.run == self.run
+        version = hello.version if is_same_run else 0
+        known = hello.global_hash if is_same_run else self._chain.hash_of(0)
+        is_up_to_date = version == self.version and known == self.global_hash
+        is_on_its_way = self._deliveries.is_held(node.name) or self._deliveries.was_delivered(
+            node.name, now - self._catch_up_s
+        )
+        if is_up_to_date or is_on_its_way or not self._catch_ups.allow(node.name, now):
+            return
+        address = node.address | DOWN
+        if self._outgoing.holds(address, fragments.KIND):  # the slowest check, so the last one
+            return
+        for content in self._missing(node, version, known):
+            objects = self._authenticator.objects_to_send(self.run, content)
+            self._outgoing.cut(node.name, address, objects, self.plan.frame_mtu)
+
+    def _missing(self, node: RegisteredNode, version: int, known: bytes | None) -> list[bytes]:
+        """Return the global updates that a node lacks, or a snapshot if that is smaller."""
+        steps = self._chain.between(version, known, self.version)
+        if steps is not None and sum(map(len, steps)) <= 4 * self.plan.dimension:
+            return [self._certified(split_certificate(step)[0]) for step in steps]
+        global_snapshot = GlobalSnapshot(
+            version=self.version,
+            global_hash=self.global_hash,
+            model=self._model,
+            finished=self.phase == FINISHED,
+            deadline_ms=self._round_ms,  # not the time left: the bytes must not depend on the time
+            counted=tuple(row for row in (node.counted, node.partial_aggregate) if row is not None),
+            state=self.model_q24,
+        )
+        return [self._certified(write_global_snapshot(global_snapshot))]
+
+    # Rounds
+
+    def _advance(self, now: float) -> None:
+        """Open the first round or close the open round, if its condition is met."""
+        awaited = self._awaited()
+        if self.phase == GATHERING and len(awaited) >= self.settings.min_peers:
+            self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
+            self._open_round(now)
+            self._announce(now)
+        elif self.phase == OPEN and awaited:
+            present = self._round.present()
+            if len(present) >= self.settings.min_peers and present.issuperset(awaited):
+                self._close_round(now)
+
+    def _awaited(self) -> list[int]:
+        """Return the addresses of the nodes that the round waits for."""
+        nodes = self.nodes.values()
+        return [n.address for n in nodes if n.active and self._authenticator.may_train(n.name)]
+
+    def _new_round(self, *, may_be_aggregated: bool) -> OpenRound:
+        nodes = self.nodes if may_be_aggregated else None
+        return OpenRound(self.plan, self._model, self.version, nodes)
+
+    def _open_round(self, now: float) -> None:
+        self.deadline = now + self.settings.deadline_s
+        self._events.append(RoundOpened(self.version, self.deadline))
+
+    def _deadline_passed(self, now: float) -> None:
+        for node in self.nodes.values():
+            node.active = self._round.has_spoken(node.address)
+        usable = self._round.count().rows
+        if len(self._round.silent.union(usable)) >= self.settings.min_peers:
+            self._close_round(now)
+        else:
+            self.deadline = now + self.settings.deadline_s
+            self._events.append(RoundExtended(self.version, self.deadline))
+            self._announce(now)
+
+    def _close_round(self, now: float) -> None:
+        count = self._round.count()
+        version = self.version + 1
+        chunks, delta_q24, self.residual = make_step(
+            count.updates, self.residual, self._model_hash, version, self.plan
+        )
+        self.model_q24 = add_q24(self.model_q24, delta_q24)
+        is_last = version >= self.plan.rounds
+        self.phase = RUN_LEGAL[self.phase][RunStep.RUN_ENDED if is_last else RunStep.ROUND_CLOSED]
+        for address, row in count.rows.items():
+            node = self.nodes[address]
+            node.counted = row
+            node.partial_aggregate = count.partial_aggregates.get(address)
+        self._publish(version, chunks, count, now)
+        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
+        if not is_last:
+            self._open_round(now)
+
+    def _publish(self, version: int, chunks: tuple[bytes, ...], count: Count, now: float) -> None:
+        is_last = self.phase == FINISHED
+        counted = tuple(count.rows.values())
+        content = write_global_update(
+            GlobalUpdate(
+                version=version,
+                parent=self.global_hash,
+                model=self._model if self._authenticator.names_model else b"",
+                finished=is_last,
+                deadline_ms=self._round_ms,
+                counted=(*counted, *dict.fromkeys(count.partial_aggregates.values())),
+                chunks=chunks,
+            )
+        )
+        link = ChainLink(version, hash_global_update(content), self._certified(content))
+        self._chain.append(link)
+        self.version = version
+        self.global_hash = link.global_hash
+        known = count.rows.keys() | self._round.silent
+        made = GlobalUpdateMade(
+            version=version,
+            global_hash=link.global_hash,
+            content=link.content,
+            model_q24=self.model_q24,
+            residual=self.residual,
+            counted=counted,
+            missing=tuple(address for address in self.nodes if address not in known),
+            finished=is_last,
+            partial_aggregates=tuple(count.partial_aggregates.items()),
+        )
+        self._events.append(made)
+        objects = self._authenticator.objects_to_send(self.run, link.content)
+        self._outgoing.cut(ALL, BROADCAST, objects, self.plan.frame_mtu)
+        self._announce_at = now + self.plan.announce_s
+
+    def _certified(self, content: bytes) -> bytes:
+        return certify(content, self._authenticator.certify(self.run, content))
+
+    # Sending
+
+    def _answer(self, address: int) -> None:
+        name = self.nodes[address].name
+        for answer in self._round.answers(address):
+            body = control.write_control(answer)
+            if isinstance(answer, Receipt):
+                body = self._authenticator.sign_receipt(name, self.run, body)
+            self._outgoing.push(name, address | DOWN, [body])
+
+    def _announce(self, now: float) -> None:
+        message = Announce(self.run, self.version, self.phase, self._deadline_ms(now))
+        body = self._authenticator.sign_announce(control.write_control(message))
+        self._outgoing.discard(BROADCAST, body[0])  # replaces a queued announce
+        self._outgoing.push(ALL, BROADCAST, [body])
+        self._announce_at = now + self.plan.announce_s
+
+    def _deadline_ms(self, now: float) -> int:
+        left_ms = round(1000 * (self.deadline - now)) if self.phase == OPEN else 0
+        return min(control.INTEGER_MAX, max(0, left_ms))

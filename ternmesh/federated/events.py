@@ -1,0 +1,224 @@
+"""The events that a node and the host return to the program that runs them. Values only.
+
+The program takes all events, saves them to disk in one commit, and only then sends frames. So no
+frame reports a change that a crash could undo.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.plan import Plan
+from ternmesh.security.sealing import Change
+from ternmesh.wire.global_update import Counted
+
+Vector = NDArray[np.float32]
+ModelQ24 = NDArray[np.int32]
+
+OTHER = "other"  # counts refusals after too many different reasons
+REFUSED_SHOWN_MAX = 1024  # events that may wait before `Refused` events are only counted
+FIRST_CONTACT = "sync"  # every first contact begins with a refusal for this reason
+
+# The reason, also on the wire, by which a node refuses a plan that does not fit its bearer.
+FRAME_SIZE = "frame size"
+
+
+@dataclass(frozen=True, slots=True)
+class CountersReserved:
+    """Frame counters below `limit` will be used. Save `limit` before you send any frame."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityChanged:
+    """The state of peer sessions has changed. Save `changes` before you send any frame."""
+
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A frame from `peer` was refused. On a node, peer '' means that the host refused a frame."""
+
+    peer: str
+    reason: str
+
+
+SessionEvent = CountersReserved | SecurityChanged | Refused
+
+# Of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An update that no global update has settled yet.
+
+    `corrected` (float32, D) is the vector it was made from: the residual plus the delta.
+    """
+
+    round: int
+    corrected: Vector
+    digest: bytes
+    bodies: tuple[bytes, ...]  # manifest first, then the chunks in order
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The host has registered this node. If `run` is new, start from the initial adapter."""
+
+    run: bytes
+    address: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A global update was applied, and the pending update settled."""
+
+    version: int
+    global_hash: bytes
+    model_q24: ModelQ24  # the global adapter: the sum of all steps
+    residual: Vector
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMade:
+    """An update is ready. Save it: it is sent until a receipt or the next global update comes.
+
+    The event comes again, with the same digest and bodies, when late work is added to `corrected`.
+    """
+
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualChanged:
+    """A delta that came too late was added to the residual; no update is pending."""
+
+    residual: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class FellSilent:
+    """The delta of this round is too small for an update: it was added to the residual.
+
+    `in_a_row` counts such rounds since the last update, including this round.
+    """
+
+    round: int
+    residual: Vector
+    in_a_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReceived:
+    """The host has saved the whole update of a round to disk."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReady:
+    """Train for this round from the global adapter of the same version, then submit the delta."""
+
+    round: int
+
+
+NodeEvent = (
+    SessionEvent
+    | Joined
+    | Advanced
+    | UpdateMade
+    | ResidualChanged
+    | FellSilent
+    | UpdateReceived
+    | WorkReady
+)
+
+# Of the host
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node was registered, or said hello again with another number of samples."""
+
+    address: int
+    name: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class BodyAccepted:
+    """A new, well-formed body of the open round: a manifest, a chunk or a silence.
+
+    Save it before you send the answer. `address` is its place: the node's address, with the flag
+    `open_round.PARTIAL_AGGREGATE` if it belongs to a partial aggregate in the node's name.
+    """
+
+    address: int
+    round: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateForgotten:
+    """The bodies of a place contradict each other: delete all; the node sends them again."""
+
+    address: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """A round is open until `deadline` (the caller's clock) or until all awaited updates came."""
+
+    round: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundExtended:
+    """The deadline passed with too few updates; the round stays open."""
+
+    round: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalUpdateMade:
+    """The round is closed, and the next global update was made."""
+
+    version: int
+    global_hash: bytes
+    content: bytes  # with its certificate
+    model_q24: ModelQ24  # the new global adapter
+    residual: Vector  # of the host: what the global update could not carry
+    counted: tuple[Counted, ...]
+    missing: tuple[int, ...]  # addresses of nodes that were neither counted nor silent
+    finished: bool
+    partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
+
+
+HostEvent = (
+    SessionEvent
+    | NodeJoined
+    | BodyAccepted
+    | UpdateForgotten
+    | RoundOpened
+    | RoundExtended
+    | GlobalUpdateMade
+)
+
+
+def refusals(counted: Mapping[str, int]) -> dict[str, int]:
+    """Return refusals by reason, without those of first contacts, which are normal."""
+    return {reason: count for reason, count in counted.items() if reason != FIRST_CONTACT}
+
+
+def known_reason(reason: str, counted: Mapping[str, int], most: int) -> str:
+    """Return the reason to count under: `other` beyond `most` reasons, which peers can choose."""
+    return reason if reason in counted or len(counted) < most else OTHER

@@ -1,0 +1,74 @@
+"""Reassembles global updates and global snapshots from fragments, on a node."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import read_step
+from ternmesh.plan import Plan
+from ternmesh.security.signatures import QUANTUM
+from ternmesh.wire.fragments import Reassembler
+from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate, object_max
+
+BESIDE_MAX = 4  # signatures that are kept until their object arrives
+
+
+class Check(Protocol):
+    """`MessageAuthenticator.check_certificate` for one run."""
+
+    def __call__(
+        self, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
+        """Raise WireError unless enough signers have signed the content."""
+
+
+class GlobalReassembler:
+    """Reassembles broadcast objects and objects for this node separately.
+
+    A member that forges broadcast fragments therefore cannot damage the answers to this node's
+    hellos: the node loses a broadcast, says hello, and receives the object in frames of its own.
+    """
+
+    def __init__(self, dimension: int, model_hash: bytes) -> None:
+        self._dimension = dimension
+        self._model_hash = model_hash
+        self._assemblies: dict[bool, Reassembler] = {}  # by whether the object is for all nodes
+        self._beside: dict[bool, deque[bytes]] = {}  # signatures that came before their object
+
+    @property
+    def forged(self) -> int:
+        """The number of fragments that contradict others; only a member can have sealed these."""
+        return sum(assembly.forged for assembly in self._assemblies.values())
+
+    def expect(self, plan: Plan) -> None:
+        """Prepare for the objects of a run with this plan; unfinished objects are kept."""
+        if not self._assemblies:
+            longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
+            self._assemblies = {i: Reassembler(plan.frame_mtu, longest) for i in (False, True)}
+            self._beside = {i: deque(maxlen=BESIDE_MAX) for i in (False, True)}
+
+    def forget(self) -> None:
+        """Drop unfinished objects: their run is over."""
+        self._assemblies.clear()
+
+    def add(
+        self, body: bytes, is_for_all: bool, check: Check
+    ) -> tuple[GlobalUpdate | GlobalSnapshot, bytes] | None:
+        """Add a fragment. Return the completed object and the hash of its content, else None.
+
+        Raises WireError, also from `check`. `check` gets the content, its certificate and the
+        signatures that arrived before the object.
+        """
+        content = self._assemblies[is_for_all].add(body)
+        if content is None:
+            return None
+        if content[0] == QUANTUM:
+            self._beside[is_for_all].append(content)
+            return None
+        also = partial(check, beside=tuple(self._beside[is_for_all]))
+        step, name = read_step(content, self._dimension, self._model_hash, also)
+        if is_for_all and isinstance(step, GlobalSnapshot):
+            raise WireError("kind", "a snapshot is for one node: it lists that node's rows only")
+        return step, name

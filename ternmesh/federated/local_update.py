@@ -1,0 +1,101 @@
+"""A node's own update: decide whether to send it, make it, settle it. Pure functions."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ternmesh.codec.encoder import settle_residual
+from ternmesh.codec.scale import to_float, to_vector
+from ternmesh.federated.aggregation import encode_update, update_delta_q24
+from ternmesh.federated.events import Pending
+from ternmesh.plan import PERMILLE, Plan
+from ternmesh.types import ModelQ24, Vector
+from ternmesh.wire.global_update import Counted
+from ternmesh.wire.update import (
+    MODEL_SIZE,
+    Manifest,
+    read_counted,
+    read_manifest,
+    update_digest,
+    update_hash,
+    write_manifest,
+)
+
+Sign = Callable[[Manifest, bytes], Manifest]
+SignFor = Callable[[bytes, int, Manifest, bytes], Manifest]
+
+
+def _unsigned(head: Manifest, _update: bytes) -> Manifest:
+    return head
+
+
+def is_too_little(corrected: Vector, model_q24: ModelQ24, in_a_row: int, plan: Plan) -> bool:
+    """Whether this update is too small to send, after `in_a_row` silent rounds in a row.
+
+    The update's energy is compared with that of the global adapter, so no node is silent before the
+    run has learned something.
+    """
+    if in_a_row >= plan.silence_rounds:
+        return False  # also if silence is off
+    return PERMILLE * _energy(corrected) < plan.silence_permille * _energy(to_float(model_q24))
+
+
+def make_update(
+    corrected: Vector,
+    model_hash: bytes,
+    round_number: int,
+    samples: int,
+    plan: Plan,
+    sign: Sign = _unsigned,
+) -> Pending:
+    """Make the update that carries as much of `corrected` as the plan allows.
+
+    `sign` gets a manifest and the hash of all chunks, and returns the signed manifest.
+    """
+    chunks = encode_update(corrected, model_hash, round_number, plan)
+    digest = update_digest(chunks)
+    head = Manifest(
+        round_low=round_number & 0xFFFF,
+        model=model_hash[:MODEL_SIZE],
+        samples=samples,
+        digest=digest,
+        chunks=len(chunks),
+    )
+    head = sign(head, update_hash(chunks))
+    return Pending(round_number, corrected, digest, (write_manifest(head), *chunks))
+
+
+def sign_again(pending: Pending, run: bytes, sign: SignFor) -> Pending:
+    """Return the same update with a new signature."""
+    head, *chunks = pending.bodies
+    whole = update_hash(chunks)
+    signed = sign(run, pending.round, read_manifest(head), whole)
+    return replace(pending, bodies=(write_manifest(signed), *chunks))
+
+
+def update_bodies(pending: Pending, plan: Plan) -> tuple[bytes, ...]:
+    """Return the bodies of one transmission of an update, with the repeated manifests.
+
+    The repetitions come last, so that one burst of losses does not remove all manifests.
+    """
+    return pending.bodies + pending.bodies[:1] * plan.manifest_repeats
+
+
+def settle_update(
+    pending: Pending, counted: Iterable[Counted], address: int, model_hash: bytes, plan: Plan
+) -> Vector:
+    """Return the residual after a global update: `corrected` without the counted chunks."""
+    residual = pending.corrected
+    for entry in counted:
+        mine = entry.address == address and entry.round == pending.round
+        if mine and entry.digest == pending.digest:
+            chunks = read_counted(pending.bodies[1:], entry.have)
+            delta_q24 = update_delta_q24(chunks, model_hash, pending.round, plan)
+            residual = settle_residual(pending.corrected, to_vector(delta_q24))
+    return residual
+
+
+def _energy(vector: Vector) -> float:
+    wide = vector.astype(np.float64)
+    return float(np.dot(wide, wide))

@@ -1,0 +1,433 @@
+"""A node's side of a training run, sans-I/O: join, apply global updates, send updates.
+
+`session` says how a program drives it and how it joins. The program also calls `submit` with the
+work for a round, after a `WorkReady`. `state.NODE_LEGAL` has the phases of a node:
+
+                welcome                  submit
+    joining ─────────────> up to date ─────────────> update pending, or silent
+                               ^                               │
+                               └─── global update applied ─────┘
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ternmesh.codec.encoder import add_residual, zero_residual
+from ternmesh.codec.scale import add_q24
+from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import global_delta_q24
+from ternmesh.federated.events import (
+    Advanced,
+    FellSilent,
+    Joined,
+    ModelQ24,
+    NodeEvent,
+    ResidualChanged,
+    UpdateMade,
+    UpdateReceived,
+    Vector,
+    WorkReady,
+)
+from ternmesh.federated.global_reassembler import GlobalReassembler
+from ternmesh.federated.local_update import (
+    is_too_little,
+    make_update,
+    settle_update,
+    sign_again,
+    update_bodies,
+)
+from ternmesh.federated.session import NodeSession
+from ternmesh.federated.state import NODE_LEGAL, NodePhase, NodeState, NodeStep
+from ternmesh.plan import Plan, from_numbers, genesis
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.security.membership import HOST
+from ternmesh.timers import (
+    ANNOUNCES_MISSED,
+    NETWORK_TIMERS,
+    Backoff,
+    RateLimiter,
+    TimerSettings,
+    earliest,
+)
+from ternmesh.wire import control, fragments
+from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Welcome
+from ternmesh.wire.frame import BROADCAST, FRAME_MAX
+from ternmesh.wire.global_update import Counted, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.update import read_bitmap
+
+OTHER_RUNS_MAX = 16  # other runs whose announces are stored
+
+
+def new_node_state(dimension: int) -> NodeState:
+    """Return the state of a node that has never joined; its adapter has `dimension` numbers."""
+    return NodeState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
+
+
+class NodeProtocol(NodeSession[NodeEvent, Plan]):
+    """One node. `ternmesh.federated.state.NodeState` and `NodeSession` explain the arguments."""
+
+    def __init__(
+        self,
+        name: str,
+        model_hash: bytes,
+        samples: int,
+        instance: bytes,
+        state: NodeState,
+        rng: np.random.Generator,
+        pace: TimerSettings = NETWORK_TIMERS,
+        security: SecurityLayer = OPEN,
+        frame_max: Callable[[], int] = lambda: FRAME_MAX,
+    ) -> None:
+        super().__init__(
+            name,
+            model_hash,
+            samples,
+            instance,
+            rng,
+            state.run,
+            state.counter,
+            security,
+            pace,
+            frame_max,
+        )
+        # Kept on disk by the program, as `NodeState`
+        self.address = state.address
+        self.plan = state.plan
+        self.node_phase = state.phase
+        self.version = state.version
+        self.global_hash = state.global_hash
+        self.model_q24 = state.model_q24
+        self.residual = state.residual
+        self.pending = state.pending
+        self.received = state.received  # the host has all of the pending update, or the silence
+        self.silences = state.silences
+        # Of this process
+        self.target = state.version  # the newest version that this node knows of
+        self._offered = -1  # the version of the last `WorkReady`
+        self._heard_at = 0.0  # when the last frame of the host came
+        self._rng = rng
+        self._other_runs = RateLimiter(float("inf"), OTHER_RUNS_MAX)
+        self._reassembler = GlobalReassembler(self.model_q24.size, model_hash)
+        # Timers
+        self._update_timer = Backoff(pace.update_s, pace.update_longest_s, rng)
+        self._catch_up_s = pace.catch_up_s
+        # Of a transport that retransmits
+        self._deliveries = Deliveries()
+        self._work_sent_at = 0.0  # when the update or the silence was last sent
+
+        if self.plan is not None and self.version == 0:
+            self.global_hash = genesis(model_hash, self.run, self.plan)
+        if self.pending is not None:  # it may have been made under other keys
+            self.pending = sign_again(self.pending, self.run, self._authenticator.sign_update)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the delta of this round was too small for an update."""
+        return self.node_phase is NodePhase.SILENT
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last global update of the run was applied."""
+        return self.node_phase is NodePhase.FINISHED
+
+    # What the program calls
+
+    def start(self, now: float) -> None:
+        """Begin: send a hello at once."""
+        self._heard_at = now
+        super().start(now)
+
+    def submit(self, round_number: int, delta: Vector, now: float) -> None:
+        """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
+
+        A delta that comes too late or is too small for an update stays in the residual. Raises
+        CodecError for NaN.
+        """
+        if self.pending is not None:
+            corrected = add_residual(self.pending.corrected, delta)
+            self.pending = replace(self.pending, corrected=corrected)
+            self._events.append(UpdateMade(self.pending))
+            return
+        corrected = add_residual(self.residual, delta)
+        may_submit = NodeStep.UPDATE_MADE in NODE_LEGAL[self.node_phase]
+        if not may_submit or round_number != self.version:
+            self.residual = corrected
+            self._events.append(ResidualChanged(corrected))
+            return
+        plan = self._known_plan
+        if is_too_little(corrected, self.model_q24, self.silences, plan):
+            self.residual = corrected
+            self.silences += 1
+            self._take_step(NodeStep.TOO_LITTLE)
+            self._events.append(FellSilent(round_number, corrected, self.silences))
+        else:
+            sign = partial(self._authenticator.sign_update, self.run, round_number)
+            self.pending = make_update(
+                corrected, self._model_hash, round_number, self.samples, plan, sign
+            )
+            self.silences = 0
+            self._take_step(NodeStep.UPDATE_MADE)
+            self._events.append(UpdateMade(self.pending))
+        self.received = False
+        self._update_timer.stop()
+        self._send_work(now)
+
+    # Timers
+
+    def next_timeout(self) -> float | None:
+        """Return the time when `handle_timeout` is due; None if it is not needed."""
+        update_at = None if self._deliveries.is_held(HOST) else self._update_timer.at
+        return earliest(self._hello_timer.at, update_at, self._doubts_at())
+
+    def handle_timeout(self, now: float) -> None:
+        """Repeat the hello, the update or the silence, if it is due."""
+        doubts_at = self._doubts_at()
+        if doubts_at is not None and now >= doubts_at:
+            self._heard_at = now
+            self._say_hello(now)
+        if self._hello_timer.due(now):
+            self._say_hello(now)
+        if self._update_timer.due(now) and not self._deliveries.is_held(HOST):
+            self._send_work(now)
+        self._outgoing.ask(now)
+
+    def handle_delivery(self, delivery: Delivery, now: float) -> None:
+        """Note a delivery report of a transport that retransmits messages to the host.
+
+        While the transport holds the update, the node does not repeat it. After delivery the node
+        waits longer for the receipt. If the update is lost, the node sends it again at once.
+        """
+        self._deliveries.note(delivery, now)
+        if self._deliveries.is_held(HOST):
+            return
+        if delivery.state is DeliveryState.LOST:
+            self._send_work(now)
+        elif self._work_bodies():
+            self._update_timer.again(now)
+
+    def _doubts_at(self) -> float | None:
+        """Return when the host has sent nothing for so long that it may have lost this node."""
+        if not self.joined or self.plan is None or self._hello_timer.at is not None:
+            return None
+        return self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
+
+    # Joining
+
+    def _held(self) -> tuple[int, bytes]:
+        return self.version, self.global_hash
+
+    def _read_plan(self, numbers: tuple[int, ...]) -> Plan:
+        plan = from_numbers(numbers)
+        if plan.dimension != self.model_q24.size:
+            raise WireError("vector length", "the host's plan is for an adapter of another size")
+        return plan
+
+    def _take_run(self, run: bytes, plan: Plan) -> None:
+        self._change_run(run)
+        self._take_step(NodeStep.RUN_BEGAN)
+        self.plan = plan
+        self.version = 0
+        self.global_hash = genesis(self._model_hash, self.run, plan)
+        self.model_q24 = np.zeros_like(self.model_q24)
+        self.residual = zero_residual(self.model_q24.size)
+        self.pending = None
+        self.silences = 0
+        self.phase = control.GATHERING
+        self._offered = -1
+        self._reassembler.forget()
+        self._update_timer.stop()
+
+    def _welcomed(self, message: Welcome, plan: Plan, now: float) -> None:
+        self._reassembler.expect(plan)
+        self._heard_at = now
+        if message.phase != control.GATHERING:
+            self._hello_timer.stop()  # else it says hello again: the open announce may be lost
+        self._events.append(Joined(self.run, self.address, plan))
+        self.target = self.version  # a host that was restored is behind what it once announced
+        self._aim(message.version, message.phase, now)
+        if not self._is_on_its_way(now):
+            self._send_work(now)
+
+    def _receive_refusal(self, message: Refusal, now: float) -> None:
+        self._heard_at = now
+        super()._receive_refusal(message, now)
+
+    # Receiving
+
+    def _receive_body(self, address: int, body: bytes, now: float) -> None:
+        if body[0] != fragments.KIND:
+            raise WireError("kind", f"a node takes no body of kind {body[0]}")
+        if self.joined:
+            self._receive_fragment(body, address == BROADCAST, now)
+        if self._hello_timer.at is not None and address == self._own_address:
+            # The host is sending what the hello asked for.
+            self._hello_timer.at = max(self._hello_timer.at, now + self._catch_up_s)
+
+    def _receive_control(self, message: Control, now: float) -> None:
+        match message:
+            case Announce():
+                self._receive_announce(message, now)
+            case Receipt():
+                self._receive_receipt(message)
+                self._heard_at = now
+            case Silent():
+                self._heard_at = now
+                if self.silent and message.round == self.version:
+                    self._work_received()
+            case _:
+                super()._receive_control(message, now)
+
+    def _receive_announce(self, message: Announce, now: float) -> None:
+        """Send frames only if the announce is new: anybody can replay an old announce."""
+        if not self.joined:
+            return
+        if message.run != self.run:
+            if self._other_runs.allow(message.run.hex(), now) or self._hello_timer.at is None:
+                self._hello_timer.soon(now)
+            return
+        if message.version < self.target:
+            raise WireError("replay", "an announce of an older version than the newest known one")
+        self._heard_at = now
+        if (message.version, message.phase) <= (self.target, self.phase):
+            return
+        if self.phase == control.GATHERING:
+            self._hello_timer.stop()
+        self._aim(message.version, message.phase, now)
+
+    def _aim(self, version: int, phase: int, now: float) -> None:
+        """Note the newest version; if this node is behind, ask for the missing global updates."""
+        self.target = max(self.target, version)
+        self.phase = max(self.phase, phase)
+        if self.version < self.target:
+            self._hello_timer.by(now + self._catch_up_s * (0.5 + self._rng.random()))
+
+    def _receive_receipt(self, message: Receipt) -> None:
+        pending = self.pending
+        if pending is None or message.round != pending.round:
+            return
+        if message.digest != pending.digest:
+            raise WireError("digest", "a receipt for an update that this node did not make")
+        is_whole = read_bitmap(message.have, self._known_plan.up.count).all()
+        if is_whole and not self.received:
+            self._work_received()
+            self._events.append(UpdateReceived(pending.round))
+
+    def _work_received(self) -> None:
+        """Stop repeating the update or the silence: the host has saved it."""
+        self.received = True
+        self._update_timer.stop()
+        self._refused_timer.stop()
+
+    # Global updates
+
+    def _receive_fragment(self, body: bytes, is_for_all: bool, now: float) -> None:
+        check = partial(self._authenticator.check_certificate, self.run)
+        forged = self._reassembler.forged
+        found = self._reassembler.add(body, is_for_all, check)
+        if self._reassembler.forged > forged:
+            self._refuse(HOST, "piece")
+        if found is None:
+            return
+        step, name = found
+        version = self.version
+        if isinstance(step, GlobalSnapshot):
+            self._apply_snapshot(step, now)
+        else:
+            self._apply_update(step, name, now)
+        if step.version > version:
+            self._heard_at = now
+
+    def _apply_update(self, step: GlobalUpdate, name: bytes, now: float) -> None:
+        if step.version < self.version or name == self.global_hash:
+            return  # a repetition
+        if step.version != self.version + 1 or step.parent != self.global_hash:
+            self.target = max(self.target, step.version)
+            self._hello_timer.soon(now)
+            return
+        plan = self._known_plan
+        delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, plan)
+        self._advance(step, name, add_q24(self.model_q24, delta_q24), now)
+
+    def _apply_snapshot(self, step: GlobalSnapshot, now: float) -> None:
+        if step.version >= self.version and step.global_hash != self.global_hash:
+            self._advance(step, step.global_hash, step.state, now)
+
+    def _advance(
+        self, step: GlobalUpdate | GlobalSnapshot, name: bytes, model_q24: ModelQ24, now: float
+    ) -> None:
+        self._settle(step.counted)
+        self._take_step(NodeStep.RUN_ENDED if step.finished else NodeStep.ADVANCED)
+        self._outgoing.discard(self.address)
+        self._update_timer.stop()
+        self._refused_timer.stop()
+        self.version = step.version
+        self.global_hash = name
+        self.model_q24 = model_q24
+        self.target = max(self.target, step.version)
+        self.phase = max(self.phase, control.FINISHED if step.finished else control.OPEN)
+        self._offered = -1
+        if self.version >= self.target:
+            self._hello_timer.stop()
+        else:
+            self._hello_timer.at = now + self._catch_up_s
+        self._events.append(
+            Advanced(step.version, name, model_q24, self.residual, finished=step.finished)
+        )
+
+    def _settle(self, counted: Sequence[Counted]) -> None:
+        """Keep in the residual the chunks of the pending update that were not counted."""
+        if self.pending is not None:
+            self.residual = settle_update(
+                self.pending, counted, self.address, self._model_hash, self._known_plan
+            )
+            self.pending = None
+
+    # Work
+
+    def _frames_taken(self) -> None:
+        """Emit `WorkReady` if this round needs work; once per round."""
+        is_open = self.joined and self.phase == control.OPEN and self.version >= self.target
+        is_ready = is_open and self.node_phase is NodePhase.UP_TO_DATE
+        if is_ready and self._offered != self.version:
+            self._offered = self.version
+            self._events.append(WorkReady(self.version))
+
+    def _send_work(self, now: float) -> None:
+        """Send the update or the silence; repeat it until the host has saved it.
+
+        A silence is treated as an update of one body. If a silence were sent once and lost, a host
+        that needs every node (`min_peers`) could wait forever.
+        """
+        bodies = self._work_bodies()
+        if not bodies:
+            self._update_timer.stop()
+            return
+        self._outgoing.discard(self.address)
+        self._outgoing.push(HOST, self.address, bodies)
+        self._update_timer.again(now)
+        self._work_sent_at = now
+
+    def _work_bodies(self) -> tuple[bytes, ...]:
+        """Return the update or silence that the host may not have; empty if there is none."""
+        if self.received or not self.joined:
+            return ()
+        if self.pending is not None:
+            return update_bodies(self.pending, self._known_plan)
+        return (control.write_control(Silent(self.version)),) if self.silent else ()
+
+    def _is_on_its_way(self, now: float) -> bool:
+        """Whether a transport holds the update, or delivered it and its receipt is not overdue."""
+        if self._deliveries.is_held(HOST):
+            return True
+        due_at = self._update_timer.at
+        is_delivered = self._deliveries.was_delivered(HOST, self._work_sent_at)
+        return is_delivered and due_at is not None and now < due_at
+
+    # Inside
+
+    def _take_step(self, step: NodeStep) -> None:
+        self.node_phase = NODE_LEGAL[self.node_phase][step]

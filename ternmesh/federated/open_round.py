@@ -1,0 +1,389 @@
+"""The open round on the host: collects the updates and partial aggregates of a round.
+
+Bodies arrive in any order, repeated or damaged. `read_hello` and `round_of` check a body before its
+content is read. A reassembler collects the bodies of one update, and `OpenRound` holds those of all
+nodes.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ternmesh.codec.encoder import Hypervector, decode_slice, gather
+from ternmesh.codec.scale import decode_scale
+from ternmesh.errors import WireError
+from ternmesh.plan import Plan
+from ternmesh.types import Trits
+from ternmesh.wire import control
+from ternmesh.wire.control import Receipt, Silent
+from ternmesh.wire.global_update import Counted
+from ternmesh.wire.update import (
+    CHUNK_HEAD_SIZE,
+    CHUNK_KIND,
+    CONTRIBUTIONS_KIND,
+    MANIFEST_KIND,
+    VOTE_CHUNK_KIND,
+    Chunk,
+    Contribution,
+    Manifest,
+    has_contributors,
+    read_chunk,
+    read_contributions,
+    read_manifest,
+    update_digest,
+    update_hash,
+    whole_round,
+    write_bitmap,
+)
+
+PARTIAL_AGGREGATE = 0x10000  # flag of a place, above all addresses
+
+Decoded = tuple[int, Trits, int]  # index, trits and scale of a chunk
+
+
+def round_of(body: bytes, version: int, plan: Plan, takes_partial_aggregates: bool) -> int:
+    """Return the round of a node's body. Raises WireError if the host does not accept it."""
+    of_aggregate = (CONTRIBUTIONS_KIND, VOTE_CHUNK_KIND) if takes_partial_aggregates else ()
+    if body[0] in (MANIFEST_KIND, CHUNK_KIND, *of_aggregate):
+        if len(body) < CHUNK_HEAD_SIZE:
+            raise WireError("length", "a body of an update is shorter than its header")
+        return whole_round(int.from_bytes(body[1:3], "little"), version)
+    message = control.read_control(body) if body[0] == control.KIND else None
+    if not isinstance(message, Silent) or plan.silence_rounds == 0:
+        raise WireError("kind", f"the host does not accept a body of kind {body[0]} here")
+    return message.round
+
+
+def is_of_partial_aggregate(body: bytes) -> bool:
+    """Whether a body belongs to a partial aggregate, not to the node's own update."""
+    names_contributors = body[0] == MANIFEST_KIND and has_contributors(body)
+    return names_contributors or body[0] in (CONTRIBUTIONS_KIND, VOTE_CHUNK_KIND)
+
+
+@dataclass(slots=True)
+class UpdateReassembler:
+    """Collects one update of one round, at most the plan's number of chunks."""
+
+    plan: Plan
+    model: bytes  # the first 8 bytes of the model hash
+    round: int
+    manifest: Manifest | None = None
+    bodies: dict[int, bytes] = field(default_factory=dict)  # of the chunks, by index
+    decoded: dict[int, Decoded] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a global update can count this update: manifest and at least one chunk came."""
+        return self.manifest is not None and bool(self.bodies)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bodies have arrived."""
+        return self.manifest is not None and len(self.bodies) == self.plan.up.count
+
+    @property
+    def have(self) -> bytes:
+        """The bitmap of the chunks that have arrived."""
+        return write_bitmap(self.bodies, self.plan.up.count)
+
+    def add(self, body: bytes) -> bool:
+        """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
+        if body[0] == MANIFEST_KIND:
+            return self._add_manifest(read_manifest(body))
+        return self._add_chunk(read_chunk(body), body)
+
+    def hypervector(self) -> Hypervector:
+        """Return the hypervector of the chunks that have arrived."""
+        return gather(list(self.decoded.values()), self.plan.up)
+
+    def _add_manifest(self, item: Manifest) -> bool:
+        if item.model != self.model:
+            raise WireError("wrong model", "an update for another model")
+        if item.chunks != self.plan.up.count:
+            raise WireError("vector length", f"an update here has {self.plan.up.count} chunks")
+        self._check_contributors(item)
+        if self.manifest == item:
+            return False
+        if self.manifest is not None:
+            raise WireError("conflict", "a second, different update for the same round")
+        self.manifest = item
+        self._check_digest()
+        return True
+
+    def _add_chunk(self, item: Chunk, body: bytes) -> bool:
+        index = item.slice.index
+        if index >= self.plan.up.count:
+            raise WireError("vector length", f"an update here has {self.plan.up.count} chunks")
+        if index in self.bodies:
+            if self.bodies[index] != body:
+                raise WireError("conflict", "a second, different chunk with the same index")
+            return False
+        if decode_scale(item.slice.scale) > self.plan.scale_max:
+            raise WireError("scale", "a chunk's scale is larger than the plan allows")
+        trits, scale = decode_slice(item.slice, self.plan.up)
+        self._check_votes(int(np.abs(trits).max(initial=0)), scale)
+        self.bodies[index] = body
+        self.decoded[index] = index, trits, scale
+        self._check_digest()
+        return True
+
+    def _check_contributors(self, item: Manifest) -> None:
+        if item.contributors:
+            raise WireError("bundle", "partial aggregates are not accepted from this node")
+
+    def _check_votes(self, largest: int, _scale: int) -> None:
+        if largest > 1:
+            raise WireError("bundle", "votes are not accepted from this node")
+
+    def whole(self) -> list[bytes]:
+        """The bodies that the digest covers."""
+        return [self.bodies[index] for index in range(self.plan.up.count)]
+
+    def _check_digest(self) -> None:
+        """Raise WireError for a complete update with another digest; the caller then drops it."""
+        if self.manifest is None or not self.complete:
+            return
+        if update_digest(self.whole()) != self.manifest.digest:
+            raise WireError("digest", "the chunks are not those that the manifest names")
+
+
+@dataclass(slots=True)
+class PartialAggregateReassembler(UpdateReassembler):
+    """Collects one partial aggregate of one round."""
+
+    lead: int = 0  # the first contributor, in whose name it is sent
+    nodes: Collection[int] = ()  # the possible contributors
+    rows: dict[int, Contribution] = field(default_factory=dict)  # once manifest and list are here
+    listed: bytes = b""  # the body of contributions
+
+    @property
+    def usable(self) -> bool:
+        """Whether a global update can count this: contributors and at least one chunk came."""
+        return bool(self.rows) and bool(self.bodies)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bodies have arrived."""
+        return bool(self.rows) and len(self.bodies) == self.plan.up.count
+
+    def add(self, body: bytes) -> bool:
+        """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
+        if body[0] == MANIFEST_KIND:
+            return self._add_manifest(read_manifest(body))
+        if body[0] == CONTRIBUTIONS_KIND:
+            return self._add_contributions(body)
+        return self._add_chunk(read_chunk(body, VOTE_CHUNK_KIND), body)
+
+    def counted(self, address: int) -> Counted:
+        """Return the counted entry of a contributor, for the chunks that have arrived."""
+        return Counted(address, self.round, self.rows[address].digest, self.have)
+
+    def counted_itself(self) -> Counted:
+        """Return the counted entry of the partial aggregate, with which the gateway settles it."""
+        assert self.manifest is not None
+        return Counted(self.lead, self.round, self.manifest.digest, self.have)
+
+    def _add_contributions(self, body: bytes) -> bool:
+        read_contributions(body)
+        if self.listed:
+            if self.listed != body:
+                raise WireError("conflict", "a second, different list of contributions")
+            return False
+        self.listed = body
+        self._check_digest()
+        return True
+
+    def _check_contributors(self, item: Manifest) -> None:
+        if len(item.contributors) < 2 or item.contributors[0] != self.lead:
+            raise WireError(
+                "manifest", "a partial aggregate must be sent in the name of its first contributor"
+            )
+        if not all(address in self.nodes for address in item.contributors):
+            raise WireError("unknown node", "a partial aggregate names an address that no node has")
+
+    def _check_votes(self, largest: int, scale: int) -> None:
+        if largest * scale > self.plan.scale_max:
+            raise WireError("scale", "a partial aggregate's votes are larger than the plan allows")
+
+    def whole(self) -> list[bytes]:
+        """The bodies that the digest covers: the list, then the chunks."""
+        return [self.listed, *UpdateReassembler.whole(self)]
+
+    def _check_digest(self) -> None:
+        """Also compare the list with the manifest; after a WireError the caller drops all."""
+        if self.manifest is not None and self.listed and not self.rows:
+            rows = read_contributions(self.listed)
+            named = self.manifest.contributors
+            if len(rows) != len(named) or sum(r.samples for r in rows) != self.manifest.samples:
+                raise WireError("digest", "the contributions are not those of the manifest")
+            self.rows = dict(zip(named, rows, strict=True))
+        UpdateReassembler._check_digest(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The content of a global update: the vectors, and the entries of nodes and gateways."""
+
+    updates: list[tuple[int, Hypervector]]  # with their weights
+    rows: dict[int, Counted]  # by node
+    partial_aggregates: dict[int, Counted]  # by contributor: the entry of its partial aggregate
+
+
+class OpenRound:
+    """The updates of one round while they arrive, and the silent nodes, by address.
+
+    A body's place is the address of its node, with the flag `PARTIAL_AGGREGATE` if the body belongs
+    to a partial aggregate that is sent in the node's name.
+    """
+
+    def __init__(
+        self, plan: Plan, model: bytes, number: int, nodes: Collection[int] | None = None
+    ) -> None:
+        self.number = number
+        self.updates: dict[int, UpdateReassembler] = {}
+        self.silent: set[int] = set()
+        self.partial_aggregates: dict[int, PartialAggregateReassembler] = {}  # by first contributor
+        self._complete: list[PartialAggregateReassembler] = []  # in the order of completion
+        self._plan = plan
+        self._model = model
+        self._nodes = nodes  # possible contributors; None if partial aggregates are not accepted
+
+    def place(self, address: int, body: bytes) -> int:
+        """Return the place of a body that was sent in a node's name."""
+        if self._nodes is not None and is_of_partial_aggregate(body):
+            return address | PARTIAL_AGGREGATE
+        return address
+
+    def add(self, place: int, body: bytes) -> bool:
+        """Add an update's body, or a `Silent`. Return False for a duplicate. Raises WireError."""
+        if place & PARTIAL_AGGREGATE:
+            return self._add_to_aggregate(place & ~PARTIAL_AGGREGATE, body)
+        if body[0] == control.KIND:
+            is_new = place not in self.silent
+            self.silent.add(place)
+            return is_new
+        update = self.updates.get(place)
+        if update is None:
+            update = UpdateReassembler(self._plan, self._model, self.number)
+            self.updates[place] = update
+        return update.add(body)
+
+    def _add_to_aggregate(self, lead: int, body: bytes) -> bool:
+        aggregate = self.partial_aggregates.get(lead)
+        if aggregate is None:
+            aggregate = PartialAggregateReassembler(
+                self._plan, self._model, self.number, lead=lead, nodes=self._nodes or ()
+            )
+            self.partial_aggregates[lead] = aggregate
+        is_new = aggregate.add(body)
+        if is_new and aggregate.complete:
+            self._complete.append(aggregate)
+        return is_new
+
+    def forget(self, place: int) -> None:
+        """Drop all bodies of a place, because the bodies contradict each other."""
+        if place & PARTIAL_AGGREGATE:
+            self.partial_aggregates.pop(place & ~PARTIAL_AGGREGATE, None)
+        else:
+            self.updates.pop(place, None)
+            self.silent.discard(place)
+
+    def whole_update(self, place: int) -> tuple[Manifest, bytes] | None:
+        """Return manifest and hash of a node's own update; None until the update is complete."""
+        update = self.updates.get(place)
+        if update is None or update.manifest is None or not update.complete:
+            return None
+        return update.manifest, update_hash(update.whole())
+
+    def is_whole(self, place: int) -> bool:
+        """Whether the update or partial aggregate of a place is complete."""
+        kept = self.partial_aggregates if place & PARTIAL_AGGREGATE else self.updates
+        update = kept.get(place & ~PARTIAL_AGGREGATE)
+        return update is not None and update.complete
+
+    def delivered(self, address: int) -> str:
+        """Return how much of a node's update came, also in an aggregate: none, part or whole.
+
+        "silent" if the node has sent a `Silent` and no chunk. A node that has sent both has lost
+        its disk in between; then its update counts.
+        """
+        update = self._aggregate_of().get(address, self.updates.get(address))
+        if update is None or not update.bodies:
+            return "silent" if address in self.silent else "none"
+        return "whole" if update.complete else "part"
+
+    def has_spoken(self, address: int) -> bool:
+        """Whether any body of a node came: a `Silent`, manifest, chunk or contribution."""
+        update = self.updates.get(address)
+        has_update = update is not None and (update.manifest is not None or bool(update.bodies))
+        is_aggregated = any(address in item.rows for item in self.partial_aggregates.values())
+        return has_update or is_aggregated or address in self.silent
+
+    def present(self) -> set[int]:
+        """Return the nodes that are silent or whose update is complete."""
+        whole = {address for address, update in self.updates.items() if update.complete}
+        whole |= {address for address, item in self._aggregate_of().items() if item.complete}
+        return whole | {address for address in self.silent if self.delivered(address) == "silent"}
+
+    def count(self) -> Count:
+        """Return the content for a global update, in the order of addresses."""
+        aggregates = self._aggregate_of()
+        own = {
+            address: update
+            for address, update in sorted(self.updates.items())
+            if update.usable and address not in aggregates
+        }
+        rows = {
+            address: Counted(address, self.number, _digest(update), update.have)
+            for address, update in own.items()
+        }
+        rows |= {address: item.counted(address) for address, item in aggregates.items()}
+        counted = [*own.values()]
+        counted += [item for lead, item in sorted(aggregates.items()) if item.lead == lead]
+        return Count(
+            [(item.manifest.samples, item.hypervector()) for item in counted if item.manifest],
+            dict(sorted(rows.items())),
+            {address: item.counted_itself() for address, item in aggregates.items()},
+        )
+
+    def answers(self, address: int) -> list[control.Control]:
+        """Return the messages that tell a node which bodies it need not repeat."""
+        answers: list[control.Control] = [Silent(self.number)] if address in self.silent else []
+        aggregate = self._aggregate_of().get(address)
+        update = self.updates.get(address)
+        if aggregate is not None:
+            row = aggregate.counted(address)
+            answers.append(Receipt(self.number, row.digest, row.have))
+        elif update is not None and update.manifest is not None:
+            answers.append(Receipt(self.number, update.manifest.digest, update.have))
+        return answers
+
+    def contributors(self, place: int) -> list[int]:
+        """Return the nodes whose updates a place holds."""
+        if not place & PARTIAL_AGGREGATE:
+            return [place]
+        aggregate = self.partial_aggregates.get(place & ~PARTIAL_AGGREGATE)
+        return [] if aggregate is None else list(aggregate.rows)
+
+    def _aggregate_of(self) -> dict[int, PartialAggregateReassembler]:
+        """Return the partial aggregates that count, by contributor.
+
+        No node counts twice: the first complete one wins. An incomplete partial aggregate counts
+        only if none of its nodes has a complete update.
+        """
+        incomplete = [
+            item
+            for _, item in sorted(self.partial_aggregates.items())
+            if not item.complete and not any(map(self.is_whole, item.rows))
+        ]
+        found: dict[int, PartialAggregateReassembler] = {}
+        for aggregate in (*self._complete, *incomplete):
+            if aggregate.usable and found.keys().isdisjoint(aggregate.rows):
+                found |= dict.fromkeys(aggregate.rows, aggregate)
+        return found
+
+
+def _digest(update: UpdateReassembler) -> bytes:
+    assert update.manifest is not None
+    return update.manifest.digest

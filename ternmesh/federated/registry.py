@@ -1,0 +1,100 @@
+"""The nodes of a run and the newest global updates, as the host keeps both."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from ternmesh.errors import WireError
+from ternmesh.federated.state import ChainLink
+
+
+class Registered(Protocol):
+    """The attributes that every kind of node has."""
+
+    address: int
+    name: str
+    heard_at: float | None
+    refused: Counter[str]
+
+
+NodeT = TypeVar("NodeT", bound=Registered)
+
+
+class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
+    """The nodes of a run by address, in the order of joining. No node is ever removed.
+
+    `new` makes a node from an address and a name.
+    """
+
+    def __init__(self, nodes: Iterable[NodeT], new: Callable[[int, str], NodeT]) -> None:
+        self._by_address = {node.address: node for node in nodes}
+        self._by_name = {node.name: node for node in self._by_address.values()}
+        self._new = new
+
+    def __getitem__(self, address: int) -> NodeT:
+        """Return the node of an address. Raises KeyError if no node has this address."""
+        return self._by_address[address]
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the addresses."""
+        return iter(self._by_address)
+
+    def __len__(self) -> int:
+        return len(self._by_address)
+
+    def named(self, name: str) -> NodeT | None:
+        """Return the node of this name; None if there is none."""
+        return self._by_name.get(name)
+
+    def sender(self, address: int, peer: str) -> NodeT:
+        """Return the node of an address. Raises WireError unless its name is `peer`."""
+        node = self._by_address.get(address)
+        if node is None:
+            raise WireError("unknown node", "a frame from an address that no node was given")
+        if peer != node.name:
+            raise WireError("wrong peer", "a frame in another node's name")
+        return node
+
+    def take_in(self, name: str, places: int) -> NodeT:
+        """Return the node of this name; a new node gets the next address.
+
+        Raises WireError if there are `places` nodes already."""
+        node = self._by_name.get(name)
+        if node is None:
+            if len(self) >= places:
+                raise WireError("full", f"this host takes {places} nodes")
+            node = self._new(max(self, default=0) + 1, name)
+            self._by_address[node.address] = node
+            self._by_name[name] = node
+        return node
+
+
+class UpdateChain:
+    """The newest global updates as sent, each the parent of the next.
+
+    `genesis` is the hash before the first global update. At most `longest` global updates are kept;
+    the oldest is removed first.
+    """
+
+    def __init__(self, genesis: bytes, links: Iterable[ChainLink], longest: int) -> None:
+        self._genesis = genesis
+        self._links = deque(links, maxlen=longest)
+
+    def append(self, link: ChainLink) -> None:
+        """Add the next global update."""
+        self._links.append(link)
+
+    def hash_of(self, version: int) -> bytes | None:
+        """Return the hash of a version's global update; None if it is not kept any more."""
+        if version == 0:
+            return self._genesis
+        return next((link.global_hash for link in self._links if link.version == version), None)
+
+    def between(self, version: int, known: bytes | None, newest: int) -> list[bytes] | None:
+        """Return the global updates that lead from `version` to `newest`, in order.
+
+        None if some of these are not kept any more, or if `known` is not the hash of `version`.
+        """
+        steps = [link.content for link in self._links if link.version > version]
+        is_whole = len(steps) == newest - version and known == self.hash_of(version)
+        return steps if is_whole else None

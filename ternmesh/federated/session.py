@@ -1,0 +1,366 @@
+"""The session between a node and its host, sans-I/O; federated and split training use it.
+
+A node says hello, with longer and longer pauses, until the host answers with a welcome. The welcome
+holds the node's address, the run and its plan. A node says hello again when the host refuses what
+it sends, or when it doubts that the host knows it. A welcome of another run starts the node anew.
+
+    NodeSession <── NodeProtocol (federated.node), SplitBoard (split.board)
+    HostSession <── Coordinator (federated.coordinator), SplitHost (split.host)
+
+The program calls `receive_frames` and `handle_timeout`. It then takes all events with
+`next_event`, makes them durable, and sends `frames_to_send`. Time is an argument, in seconds of any
+clock that does not jump. The shape is aioquic's.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ternmesh.errors import WireError
+from ternmesh.federated.events import (
+    FRAME_SIZE,
+    REFUSED_SHOWN_MAX,
+    CountersReserved,
+    Refused,
+    SecurityChanged,
+    known_reason,
+)
+from ternmesh.federated.registry import NodeRegistry, Registered
+from ternmesh.federated.send_queue import SealedQueue
+from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.membership import HOST
+from ternmesh.timers import Backoff, RateLimiter, TimerSettings
+from ternmesh.wire import control
+from ternmesh.wire.control import Control, Hello, Refusal, Welcome
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header
+from ternmesh.wire.update import MODEL_SIZE, SAMPLES_MAX
+
+REASONS_MAX = 64  # reasons of refusals that a node counts apart
+REFUSAL_MIN_S = 1.0  # at most one refusal to each peer in this time
+
+Event = TypeVar("Event")
+
+
+class _Plan(Protocol):
+    @property
+    def frame_mtu(self) -> int: ...
+
+
+PlanT = TypeVar("PlanT", bound=_Plan)
+NodeT = TypeVar("NodeT", bound=Registered)
+
+
+class Session(ABC, Generic[Event]):
+    """The part common to node and host. `counter` is the first frame counter never reserved."""
+
+    def __init__(self, run: bytes, counter: int, security: SecurityLayer) -> None:
+        self.run = run
+        self.refused: Counter[str] = Counter()  # by reason
+        self._sealing = security.sealing
+        self._authenticator = security.authenticator
+        self._sealing.bind(run)
+        self._outgoing = SealedQueue(counter, security.sealing)
+        self._events: deque[Event | Refused] = deque()
+
+    def next_event(self) -> Event | Refused | SecurityChanged | CountersReserved | None:
+        """Return the next event to save or handle; None if there are no more."""
+        return self._outgoing.next_event(self._events)
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
+        """Return sealed frames by peer. Call this after the events are on disk."""
+        return self._outgoing.drain()
+
+    def _show_refusal(self, peer: str, reason: str) -> None:
+        self.refused[reason] += 1
+        if len(self._events) < REFUSED_SHOWN_MAX:
+            self._events.append(Refused(peer, reason))
+
+
+class NodeSession(Session[Event], Generic[Event, PlanT]):
+    """The node's side. `instance` is 8 random bytes of this process; `rng` only jitters timers.
+
+    `run` is the run that the node knows. `pace` fits the timers to the transport. A subclass also
+    has `next_timeout` and `handle_timeout`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_hash: bytes,
+        samples: int,
+        instance: bytes,
+        rng: np.random.Generator,
+        run: bytes,
+        counter: int,
+        security: SecurityLayer,
+        pace: TimerSettings,
+        frame_max: Callable[[], int],
+    ) -> None:
+        super().__init__(run, counter, security)
+        self.name = name
+        self.samples = samples  # how many samples the node trains on
+        self.plan: PlanT | None = None
+        self.address = UNASSIGNED
+        self.joined = False  # the host knows this node under `address`
+        self.phase = control.GATHERING  # the phase of the run in the host's last message
+        self._frame_max = frame_max
+        self._model_hash = model_hash
+        self._instance = instance  # a welcome must name it
+        self._has_asked = False  # a hello was sent and no welcome has answered
+        # Timers; subclasses add theirs
+        self._hello_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)
+        self._refused_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # to the next hello
+
+    # What a subclass implements
+
+    @abstractmethod
+    def _held(self) -> tuple[int, bytes]:
+        """Return the version and the hash to name in a hello."""
+
+    @abstractmethod
+    def _read_plan(self, numbers: tuple[int, ...]) -> PlanT:
+        """Return the plan of a welcome. Raises WireError if it does not fit this node."""
+
+    @abstractmethod
+    def _take_run(self, run: bytes, plan: PlanT) -> None:
+        """Handle a new run or plan: set `plan`; if the node starts anew, call `_change_run`."""
+
+    @abstractmethod
+    def _welcomed(self, message: Welcome, plan: PlanT, now: float) -> None:
+        """Handle the welcome: the host has registered this node."""
+
+    @abstractmethod
+    def _receive_body(self, address: int, body: bytes, now: float) -> None:
+        """Handle a body that is no control message. Raises WireError."""
+
+    def _receive_control(self, message: Control, now: float) -> None:  # noqa: ARG002
+        """Handle a message other than welcome and refusal. Raises WireError."""
+        raise WireError("kind", f"a node takes no {type(message).__name__}")
+
+    def _frames_taken(self) -> None:
+        """Act after all frames of a `receive_frames` call were read."""
+
+    # What the program calls
+
+    def start(self, now: float) -> None:
+        """Begin: send a hello at once."""
+        self._say_hello(now)
+        self._outgoing.ask(now)
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Handle received frames. A wrong frame is counted in `refused` and changes nothing."""
+        for frame in frames:
+            try:
+                self._receive(peer, frame, now)
+            except WireError as error:
+                self._refuse(peer, error.reason)
+        self._frames_taken()
+        self._outgoing.ask(now)
+
+    # Receiving
+
+    def _receive(self, peer: str, frame: bytes, now: float) -> None:
+        header, body = self._sealing.open(peer, frame)
+        if self._sealing.is_own(header.address, body):
+            return
+        body = self._authenticator.open_body(self.run, header.address, body)
+        if header.address not in (UNASSIGNED, BROADCAST, self._own_address):
+            raise WireError("context", "a frame for another node")
+        if body[0] != control.KIND:
+            self._receive_body(header.address, body, now)
+            return
+        match control.read_control(body):
+            case Welcome() as message:
+                self._receive_welcome(message, now)
+            case Refusal() as message:
+                self._receive_refusal(message, now)
+            case message:
+                self._receive_control(message, now)
+
+    @property
+    def _own_address(self) -> int:
+        """The address of frames for this node alone."""
+        return self.address | DOWN if self.joined else UNASSIGNED
+
+    def _receive_welcome(self, message: Welcome, now: float) -> None:
+        if message.instance != self._instance:
+            return  # an answer to another node on a shared transport
+        plan = self._read_plan(message.plan)
+        if plan.frame_mtu > self._frame_max():
+            refusal = control.write_control(Refusal(message.version, FRAME_SIZE))
+            self._outgoing.push(HOST, UNASSIGNED, [refusal])
+            raise WireError(FRAME_SIZE, "the plan's frames are longer than the bearer's")
+        if (message.run, plan) != (self.run, self.plan):
+            if not self._has_asked:
+                return  # of a run that was given up
+            self._take_run(message.run, plan)
+        self._has_asked = False
+        self.address = message.address
+        self.joined = True
+        self._welcomed(message, plan, now)
+
+    def _change_run(self, run: bytes) -> None:
+        self._outgoing.discard(self.address)  # what waits is of the run before
+        self._sealing.bind(run)
+        self._instance = control.renewed(self._instance, run)
+        self.run = run
+
+    def _receive_refusal(self, message: Refusal, now: float) -> None:
+        self._refuse("", message.reason)
+        if message.reason == "unknown node":
+            self.joined = False
+        self._hello_timer.by(self._refused_timer.again(now))
+
+    def _refuse(self, peer: str, reason: str) -> None:
+        self._show_refusal(peer, known_reason(reason, self.refused, REASONS_MAX))
+
+    @property
+    def _known_plan(self) -> PlanT:
+        """The plan of a node that is in a run."""
+        assert self.plan is not None
+        return self.plan
+
+    # Sending
+
+    def _say_hello(self, now: float) -> None:
+        self._push_hello()
+        self._hello_timer.again(now)
+
+    def _push_hello(self) -> None:
+        version, global_hash = self._held()
+        hello = Hello(
+            name=self.name,
+            instance=self._instance,
+            model=self._model_hash[:MODEL_SIZE],
+            run=self.run,
+            version=version,
+            global_hash=global_hash,
+            samples=self.samples,
+        )
+        self._has_asked = True
+        self._outgoing.discard(UNASSIGNED)
+        self._outgoing.push(HOST, UNASSIGNED, [control.write_control(hello)])
+
+
+class HostSession(Session[Event], Generic[NodeT, Event]):
+    """The host's side: one run and its nodes by address. `plan` is the plan as sent."""
+
+    def __init__(
+        self,
+        model_hash: bytes,
+        run: bytes,
+        plan: tuple[int, ...],
+        nodes: NodeRegistry[NodeT],
+        counter: int,
+        security: SecurityLayer,
+    ) -> None:
+        super().__init__(run, counter, security)
+        self.version = 0  # of the global adapter; a split training has none
+        self.nodes = nodes
+        self._model = model_hash[:MODEL_SIZE]
+        self._plan_numbers = plan
+        self._refusals = RateLimiter(REFUSAL_MIN_S)
+
+    # What a subclass implements
+
+    @abstractmethod
+    def _receive_hello(self, hello: Hello, now: float) -> None:
+        """Register a node and welcome it. Raises WireError."""
+
+    @abstractmethod
+    def _receive_body(self, node: NodeT, body: bytes, now: float) -> None:
+        """Handle a body of a known node. Raises WireError."""
+
+    def _node_refused(self, node: NodeT, now: float) -> None:
+        """Handle a node whose transport cannot carry frames as long as the plan's."""
+
+    @abstractmethod
+    def _frames_taken(self, now: float) -> None:
+        """All frames of a call were read: answer them."""
+
+    # What the program calls
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Handle frames from a peer. A wrong frame is counted by reason and changes nothing."""
+        for frame in frames:
+            try:
+                header, body = self._sealing.open(peer, frame)
+            except WireError as error:
+                self._refuse(peer, error.reason, now, aloud=not self._sealing.is_keyed)
+                continue
+            try:
+                self._receive(peer, header, body, now)
+            except WireError as error:
+                self._refuse(peer, error.reason, now)
+        self._frames_taken(now)
+
+    # Receiving
+
+    def _receive(self, peer: str, header: Header, body: bytes, now: float) -> None:
+        if self._sealing.is_own(header.address, body):
+            return
+        if header.address == UNASSIGNED:
+            if is_frame_size_refusal(body):
+                self._refuse(peer, FRAME_SIZE, now, aloud=False)
+                if (refusing := self.nodes.named(peer)) is not None:
+                    self._node_refused(refusing, now)
+                return
+            hello = read_hello(body, peer, self._model)
+            if not self._authenticator.may_train(peer):
+                raise WireError("role", f"{peer} has no role that learns")
+            self._receive_hello(hello, now)
+            return
+        node = self.nodes.sender(header.address, peer)
+        node.heard_at = now
+        self._receive_body(node, body, now)
+
+    def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
+        """Count a refusal; with `aloud`, also send it to the peer."""
+        self._show_refusal(peer, reason)
+        node = self.nodes.named(peer)
+        if node is not None:
+            node.refused[reason] += 1
+        if aloud and self._refusals.allow(peer, now):
+            body = control.write_control(Refusal(self.version, reason))
+            self._outgoing.push(peer, UNASSIGNED, [body])
+
+    # Sending
+
+    def _push_welcome(
+        self, node: NodeT, instance: bytes, version: int, phase: int, deadline_ms: int = 0
+    ) -> None:
+        welcome = Welcome(
+            instance=instance,
+            address=node.address,
+            run=self.run,
+            version=version,
+            phase=phase,
+            deadline_ms=deadline_ms,
+            plan=self._plan_numbers,
+        )
+        self._outgoing.push(node.name, UNASSIGNED, [control.write_control(welcome)])
+
+
+def is_frame_size_refusal(body: bytes) -> bool:
+    """Whether a node refuses the plan because of its frame length. Raises WireError."""
+    if body[0] != control.KIND:
+        return False
+    message = control.read_control(body)
+    return isinstance(message, Refusal) and message.reason == FRAME_SIZE
+
+
+def read_hello(body: bytes, peer: str, model: bytes) -> Hello:
+    """Return the hello of `peer` for this model (8 bytes). Raises WireError for other hellos."""
+    hello = control.read_control(body) if body[0] == control.KIND else None
+    if not isinstance(hello, Hello):
+        raise WireError("kind", "a node without an address may send a hello only")
+    if hello.name != peer:
+        raise WireError("wrong peer", "a hello in another node's name")
+    if hello.model != model:
+        raise WireError("wrong model", f"{hello.name} runs another model")
+    if not 0 < hello.samples <= SAMPLES_MAX:
+        raise WireError("samples", f"{hello.name} has no samples, or too many")
+    return hello

@@ -1,0 +1,193 @@
+"""The state of node and host: the phases, and what is restored after a restart."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from ternmesh.codec.encoder import zero_residual
+from ternmesh.federated.events import ModelQ24, Pending, Vector
+from ternmesh.plan import Plan
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.global_update import COUNTED_MAX, Counted
+
+NO_RUN = bytes(8)
+NO_GLOBAL_HASH = bytes(16)
+NODES_AGGREGATED_MAX = COUNTED_MAX * 2 // 3  # two nodes in a partial aggregate take three rows
+
+# Phases. A table has, for each phase, the steps that it allows and the phase after each. A step
+# that a phase does not have must not be taken: the end looks the table up before it takes one.
+
+
+class NodePhase(Enum):
+    """The phase of a node in the round of its version; `joined` is independent of it."""
+
+    JOINING = "joining"  # it has never been in a run
+    UP_TO_DATE = "up to date"  # it trains, or waits for work
+    UPDATE_PENDING = "update pending"  # its update waits for the next global update
+    SILENT = "silent"  # its delta was too small for an update, and it sent a `Silent`
+    FINISHED = "finished"
+
+
+class NodeStep(Enum):
+    """The step that takes a node from one phase to another."""
+
+    RUN_BEGAN = "a welcome of another run"
+    UPDATE_MADE = "an update was made"
+    TOO_LITTLE = "the work is too little for an update"
+    ADVANCED = "a global update was applied"
+    RUN_ENDED = "the last global update was applied"
+
+
+_APPLIED = {NodeStep.ADVANCED: NodePhase.UP_TO_DATE, NodeStep.RUN_ENDED: NodePhase.FINISHED}
+_BEGAN = {NodeStep.RUN_BEGAN: NodePhase.UP_TO_DATE}
+_SUBMITTED = {
+    NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING,
+    NodeStep.TOO_LITTLE: NodePhase.SILENT,
+}
+NODE_LEGAL: Mapping[NodePhase, Mapping[NodeStep, NodePhase]] = {
+    NodePhase.JOINING: _BEGAN,
+    NodePhase.UP_TO_DATE: _BEGAN | _SUBMITTED | _APPLIED,
+    NodePhase.UPDATE_PENDING: _BEGAN | _APPLIED,
+    NodePhase.SILENT: _BEGAN | _APPLIED,
+    NodePhase.FINISHED: _BEGAN | _APPLIED,  # a restored host may continue from a snapshot
+}
+
+
+class RunStep(Enum):
+    """The step that takes a run on the host from one phase to another (`wire.control`)."""
+
+    ENOUGH_JOINED = "as many nodes have joined as the run needs"
+    ROUND_CLOSED = "a round was closed, and another is open"
+    RUN_ENDED = "the last round was closed"
+
+
+RUN_LEGAL: Mapping[int, Mapping[RunStep, int]] = {
+    GATHERING: {RunStep.ENOUGH_JOINED: OPEN},
+    OPEN: {RunStep.ROUND_CLOSED: OPEN, RunStep.RUN_ENDED: FINISHED},
+    FINISHED: {},
+}
+
+
+# The node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The state that a node needs after a restart. A new node has the defaults."""
+
+    model_q24: ModelQ24  # the global adapter (int32, D)
+    residual: Vector  # what no update has carried yet (float32, D)
+    run: bytes = NO_RUN
+    address: int = 0
+    plan: Plan | None = None
+    version: int = 0
+    global_hash: bytes = NO_GLOBAL_HASH
+    finished: bool = False
+    pending: Pending | None = None
+    received: bool = False  # whether the host has the whole pending update
+    counter: int = 0  # the first seal counter that was never reserved
+    silent: bool = False  # in the round of `version`
+    silences: int = 0  # silent rounds since the last update
+
+    @property
+    def phase(self) -> NodePhase:
+        """The phase to continue in."""
+        if self.plan is None:
+            return NodePhase.JOINING
+        if self.pending is not None:
+            return NodePhase.UPDATE_PENDING
+        if self.silent:
+            return NodePhase.SILENT
+        return NodePhase.FINISHED if self.finished else NodePhase.UP_TO_DATE
+
+
+# The host
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """How the host runs rounds; times in seconds.
+
+    `chain_max` global updates are kept for nodes that missed some. `partial_aggregates`: whether
+    the host accepts updates that a gateway has added up.
+    """
+
+    min_peers: int = 1
+    deadline_s: float = 60.0
+    nodes_max: int = 1024
+    chain_max: int = 256
+    partial_aggregates: bool = False
+
+    @property
+    def places(self) -> int:
+        """The largest number of nodes: the list in a global update must have room for all."""
+        return min(self.nodes_max, NODES_AGGREGATED_MAX if self.partial_aggregates else COUNTED_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A registered node as kept on disk.
+
+    `counted` is the last row that a global update has of it, `partial_aggregate` the row of the
+    partial aggregate in which it was counted, if it was in one.
+    """
+
+    address: int
+    name: str
+    samples: int
+    counted: Counted | None = None
+    partial_aggregate: Counted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """One global update of the chain, as sent, and its hash."""
+
+    version: int
+    global_hash: bytes
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorState:
+    """The state that a host needs after a restart. `bodies`: of the open round, by place."""
+
+    model_q24: ModelQ24
+    residual: Vector
+    version: int = 0
+    global_hash: bytes = b""
+    started: bool = False
+    finished: bool = False
+    nodes: tuple[NodeRecord, ...] = ()
+    chain: tuple[ChainLink, ...] = ()
+    bodies: tuple[tuple[int, bytes], ...] = ()
+    counter: int = 0  # the first seal counter that was never reserved
+
+    @property
+    def phase(self) -> int:
+        """The phase to continue in."""
+        if self.finished:
+            return FINISHED
+        return OPEN if self.started else GATHERING
+
+
+def new_coordinator_state(dimension: int) -> CoordinatorState:
+    """Return the state of a run that has not begun."""
+    return CoordinatorState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
+
+
+@dataclass(slots=True)
+class RegisteredNode:
+    """A registered node while the coordinator runs."""
+
+    address: int
+    name: str
+    samples: int = 0
+    counted: Counted | None = None  # as in `NodeRecord`
+    partial_aggregate: Counted | None = None  # as in `NodeRecord`
+    active: bool = True  # whether the open round waits for this node
+    heard_at: float | None = None
+    refused: Counter[str] = field(default_factory=Counter)  # by reason

@@ -1,0 +1,146 @@
+"""A model package: the files that a board needs to run and train one model.
+
+A model package is a folder with `model.json`, `forward.onnx`, `train_step.onnx` and `adapter.f32`.
+This module reads and writes the description, `model.json`; models/ and edge/ do the file I/O.
+
+- `forward.onnx`: data inputs, and one overridable initializer for each adapter tensor (symbolic
+  rank).
+- `train_step.onnx`: inputs `adapter` (float32, length D) and one batch; outputs `loss` (scalar) and
+  `gradient` (float32, length D). The batch size is fixed in the graph.
+- `adapter.f32`: the initial adapter vector, D little-endian float32.
+
+The adapter vector is the adapter tensors in the order of `adapter`, each flattened in C order.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.errors import ModelPackageError
+from ternmesh.types import Vector
+
+FORMAT = 1
+FORWARD, TRAIN_STEP, ADAPTER = "forward.onnx", "train_step.onnx", "adapter.f32"
+FILES = (FORWARD, TRAIN_STEP, ADAPTER)
+TENSORS_MAX = 4096
+DIMENSION_MAX = 1 << 26
+METRICS = ("accuracy", "mean_absolute_error")
+# The errors of json and int for a text that is not a description, or is too deep or too large.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A named tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # -1 is the batch axis, whose size the caller chooses
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPackage:
+    """The content of model.json."""
+
+    name: str
+    version: int
+    inputs: tuple[TensorSpec, ...]  # of forward.onnx
+    outputs: tuple[TensorSpec, ...]  # of forward.onnx
+    batch_inputs: tuple[TensorSpec, ...]  # of train_step.onnx, fixed shapes: data, then targets
+    adapter: tuple[TensorSpec, ...]
+    metric: str  # how predictions are judged: "accuracy" (argmax) or "mean_absolute_error"
+    files: Mapping[str, str]  # file name to SHA-256 in hex
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of the adapter vector."""
+        return sum(math.prod(tensor.shape) for tensor in self.adapter)
+
+    @property
+    def batch(self) -> int:
+        """The number of samples in one training step."""
+        return self.batch_inputs[0].shape[0]
+
+    def model_hash(self) -> bytes:
+        """The 32-byte SHA-256 that identifies this model, its files and its initial adapter."""
+        return hashlib.sha256(write_model_package(self)).digest()
+
+    def split(self, vector: Vector) -> dict[str, NDArray[np.float32]]:
+        """The adapter tensors by name, as views into `vector`."""
+        if vector.shape != (self.dimension,):
+            raise ModelPackageError(
+                f"{self.name} has an adapter of {self.dimension} numbers, not {vector.shape}"
+            )
+        tensors = {}
+        start = 0
+        for tensor in self.adapter:
+            end = start + math.prod(tensor.shape)
+            tensors[tensor.name] = vector[start:end].reshape(tensor.shape)
+            start = end
+        return tensors
+
+
+def write_model_package(package: ModelPackage) -> bytes:
+    """The bytes of model.json, with sorted keys: equal packages give equal bytes."""
+    content = {"format": FORMAT, **asdict(package)}
+    return json.dumps(content, sort_keys=True, indent=1).encode()
+
+
+def read_model_package(data: bytes) -> ModelPackage:
+    """The model package that `data` (the bytes of model.json) describes, or ModelPackageError."""
+    try:
+        content = json.loads(data)
+        if content.pop("format") != FORMAT:
+            raise ModelPackageError(
+                f"this model package's format is not {FORMAT}: export the model again"
+            )
+        for key in ("inputs", "outputs", "batch_inputs", "adapter"):
+            content[key] = tuple(
+                TensorSpec(str(t["name"]), str(t["dtype"]), tuple(map(int, t["shape"])))
+                for t in content[key]
+            )
+        package = ModelPackage(**content)
+    except _MALFORMED as error:
+        raise ModelPackageError(
+            f"model.json does not describe a model package: {error!r}"
+        ) from error
+    _check_types(package)
+    _check_values(package)
+    return package
+
+
+def _check_types(package: ModelPackage) -> None:
+    files = package.files if type(package.files) is dict else {"": None}
+    texts = {type(text) for text in (package.name, package.metric, *files.values())}
+    if texts != {str} or type(package.version) is not int:
+        raise ModelPackageError(
+            "a model package's name, metric and hashes must be text, its version a whole number"
+        )
+
+
+def _check_values(package: ModelPackage) -> None:
+    if not 0 < len(package.adapter) <= TENSORS_MAX:
+        raise ModelPackageError(f"a model package has 1 to {TENSORS_MAX} adapter tensors")
+    if any(size <= 0 for tensor in package.adapter for size in tensor.shape):
+        raise ModelPackageError("an adapter tensor's shape has a size that is not positive")
+    if package.dimension > DIMENSION_MAX:
+        raise ModelPackageError(f"an adapter has at most {DIMENSION_MAX} numbers")
+    if not package.inputs or not package.outputs or not package.batch_inputs:
+        raise ModelPackageError(
+            "a model package must have at least one input, one output and one batch input"
+        )
+    if any(min(tensor.shape, default=0) <= 0 for tensor in package.batch_inputs):
+        raise ModelPackageError(
+            "a batch input has no shape, or one with a size that is not positive"
+        )
+    if package.metric not in METRICS:
+        raise ModelPackageError(
+            f"metric is {package.metric!r}: it must be one of {', '.join(METRICS)}"
+        )
+    if set(package.files) != set(FILES):
+        raise ModelPackageError(f"files must list exactly {', '.join(FILES)}")

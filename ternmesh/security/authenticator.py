@@ -1,0 +1,237 @@
+"""Message authentication: what the two ends sign and check beyond the seals. SPEC.md section 9.7.
+
+A `NodeProtocol` and a `Coordinator` get a `SecurityLayer`: the sealing of their frames, and the
+authenticator of their messages. `OPEN` authenticates nothing (suite 0).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ternmesh.errors import WireError
+from ternmesh.security.identity import Identity, Role
+from ternmesh.security.key_derivation import SUITE_END
+from ternmesh.security.keyed_sealing import KeyedSealing
+from ternmesh.security.membership import HOST, MemberList
+from ternmesh.security.primitives import QuantumKey
+from ternmesh.security.sealing import OpenSealing, Sealing
+from ternmesh.security.session import SealingState
+from ternmesh.security.signatures import (
+    NO_RUN,
+    SIGNED,
+    Signers,
+    SigningContext,
+    local_signers,
+    open_signed,
+    own_quantum,
+    sign_body,
+    sign_content,
+    sign_quantum,
+    sign_update,
+    verify_beside,
+    verify_certificate,
+    verify_update,
+)
+from ternmesh.wire import control, fragments
+from ternmesh.wire.control import Announce, Receipt
+from ternmesh.wire.frame import BROADCAST
+from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
+from ternmesh.wire.update import Manifest
+
+
+class MessageAuthenticator(Protocol):
+    """Signs for this end and checks others' signatures; refusals are WireError "signature"."""
+
+    names_model: bool  # whether a global update must name its model, as no certificate covers it
+
+    def sign_update(self, run: bytes, number: int, item: Manifest, update: bytes) -> Manifest:
+        """A node's manifest with its signature; `update` is the update's whole hash."""
+
+    def check_update(
+        self, node: str, run: bytes, number: int, item: Manifest, update: bytes
+    ) -> None:
+        """On the host: check that the node has signed this complete update."""
+
+    def certify(self, run: bytes, content: bytes) -> Certificate:
+        """On the host: the certificate of a global update or snapshot."""
+
+    def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:
+        """On the host: a certified object, after the object with its ML-DSA-44 signature if any."""
+
+    def check_certificate(
+        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
+        """On a node: check that enough signers have signed; `beside` has ML-DSA-44 signatures."""
+
+    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
+        """On the host: the body that carries a receipt for a node."""
+
+    def sign_announce(self, body: bytes) -> bytes:
+        """On the host: the body that carries an announce for all nodes."""
+
+    def open_body(self, run: bytes, address: int, body: bytes) -> bytes:
+        """On a node: the content of a signed body; an unsigned body as it is, if it may be."""
+
+    def may_train(self, node: str) -> bool:
+        """On the host: whether a node is a member of the fleet, in a role that trains."""
+
+
+class OpenAuthenticator:
+    """Signs nothing and accepts everything: for suite 0."""
+
+    names_model = True
+
+    def sign_update(
+        self,
+        run: bytes,  # noqa: ARG002
+        number: int,  # noqa: ARG002
+        item: Manifest,
+        update: bytes,  # noqa: ARG002
+    ) -> Manifest:
+        return item
+
+    def check_update(
+        self, node: str, run: bytes, number: int, item: Manifest, update: bytes
+    ) -> None:
+        pass
+
+    def certify(self, run: bytes, content: bytes) -> Certificate:  # noqa: ARG002
+        return UNCERTIFIED
+
+    def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:  # noqa: ARG002
+        return [data]
+
+    def check_certificate(
+        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
+        pass
+
+    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:  # noqa: ARG002
+        return body
+
+    def sign_announce(self, body: bytes) -> bytes:
+        return body
+
+    def open_body(self, run: bytes, address: int, body: bytes) -> bytes:  # noqa: ARG002
+        return body
+
+    def may_train(self, node: str) -> bool:  # noqa: ARG002
+        return True
+
+
+class KeyedAuthenticator:
+    """Signs with its `own` keys; accepts signatures of the member list and of the signers."""
+
+    names_model = False
+
+    def __init__(
+        self,
+        own: Identity,
+        member_list: MemberList,
+        model_hash: bytes,
+        sealing: KeyedSealing,
+        signers: Signers,
+        cosigners: Sequence[Identity],
+    ) -> None:
+        self._own = own
+        self._member_list = member_list
+        self._sealing = sealing
+        self._model_hash = model_hash
+        self._signers = signers
+        self._certifiers: tuple[tuple[int, Identity], ...] = ()  # on the host, with their indexes
+        self._quantum: QuantumKey | None = None
+        if own.public.role is Role.HOST:
+            self._certifiers = local_signers(signers, (own, *cosigners))
+            self._quantum = own_quantum(signers, own)
+
+    def sign_update(self, run: bytes, number: int, item: Manifest, update: bytes) -> Manifest:
+        return sign_update(self._own, self._context(run), number, item, update)
+
+    def check_update(
+        self, node: str, run: bytes, number: int, item: Manifest, update: bytes
+    ) -> None:
+        verify_update(self._member_list.find(node), self._context(run), number, item, update)
+
+    def certify(self, run: bytes, content: bytes) -> Certificate:
+        context = self._context(run)
+        return tuple(sign_content(one, index, context, content) for index, one in self._certifiers)
+
+    def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:
+        if self._quantum is None:
+            return [data]
+        content, _ = split_certificate(data)
+        return [sign_quantum(self._quantum, 0, self._context(run), content), data]
+
+    def check_certificate(
+        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
+    ) -> None:
+        signers, context = self._signers, self._context(run)
+        verify_certificate(signers, context, content, certificate)
+        verify_beside(signers, context, content, beside)
+
+    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
+        to = self._member_list.find(node).fingerprint
+        return sign_body(self._own, self._context(run), to, body)
+
+    def sign_announce(self, body: bytes) -> bytes:
+        return sign_body(self._own, self._context(NO_RUN), self._sealing.broadcast_name, body)
+
+    def open_body(self, run: bytes, address: int, body: bytes) -> bytes:
+        if body[0] == SIGNED:
+            is_for_all = address == BROADCAST
+            # The name of the broadcast key is signed too: else a member that holds the present key
+            # could seal an announce again that was signed for an earlier key.
+            group = self._sealing.broadcast_name
+            to = group if is_for_all else self._own.public.fingerprint
+            context = self._context(NO_RUN if is_for_all else run)
+            return open_signed(self._member_list.host, context, to, body)
+        if address == BROADCAST and body[0] != fragments.KIND:
+            raise WireError("signature", "a broadcast message must be signed")
+        message = control.read_control(body) if body[0] == control.KIND else None
+        if isinstance(message, Announce | Receipt):
+            raise WireError("signature", "an announce or a receipt must be signed")
+        return body
+
+    def may_train(self, node: str) -> bool:
+        try:
+            return self._member_list.find(node).role in (Role.NODE, Role.GATEWAY)
+        except WireError:
+            return False
+
+    def _context(self, run: bytes) -> SigningContext:
+        return SigningContext(self._member_list.fleet, run, self._model_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityLayer:
+    """The seals of an end's frames, and the signatures of its messages."""
+
+    sealing: Sealing
+    authenticator: MessageAuthenticator
+
+
+OPEN = SecurityLayer(OpenSealing(), OpenAuthenticator())
+
+
+def make_security_layer(
+    own: Identity,
+    member_list: MemberList,
+    model_hash: bytes,
+    instance: bytes,
+    counter: int,
+    state: SealingState,
+    signers: Signers | None = None,
+    cosigners: Sequence[Identity] = (),
+) -> SecurityLayer:
+    """The security of a host or a node with keys, end to end.
+
+    `instance` is 8 random bytes of this process, `counter` the first seal counter that was never
+    reserved, `state` the stored state of earlier processes. Without `signers` the host alone
+    signs; `cosigners` are the other signers whose keys the host has. SecurityError if too few.
+    """
+    hub = None if own.public.role is Role.HOST else HOST
+    sealing = KeyedSealing(own, member_list, SUITE_END, instance, counter, state, hub=hub)
+    signers = signers or Signers((member_list.host,))
+    return SecurityLayer(
+        sealing, KeyedAuthenticator(own, member_list, model_hash, sealing, signers, cosigners)
+    )

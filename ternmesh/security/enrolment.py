@@ -1,0 +1,205 @@
+"""Enrolment with a one-time code, and rotation of keys, over the link. SPEC.md section 9.6.
+
+Enrolment: the host shows a code of 96 random bits, and an operator types it into the node. Node and
+host prove to each other that they know the code, so each gets the right key of the other. These two
+bodies are the only ones that an end with keys accepts under suite 0, and only while a code is
+valid.
+
+Rotation: a member announces its new keys, and the host confirms them. The old and the new key sign
+the request, so it needs no seal; the host signs the answer. A member keeps both keys until then.
+"""
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.identity import (
+    FINGERPRINT_SIZE,
+    Identity,
+    PublicIdentity,
+    Role,
+    read_identity,
+    write_identity,
+)
+from ternmesh.security.key_derivation import FLEET_SIZE
+from ternmesh.security.membership import MemberList
+from ternmesh.security.primitives import SIGNATURE_SIZE, hkdf, statement, verify
+
+REQUEST, ANSWER = 0x0C, 0x0D
+ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10
+ENTROPY_SIZE = 12
+LABEL_SIZE = 4
+PROOF_SIZE = 16
+KEY_SIZE = 32
+CODES_MAX = 64  # valid at the same time
+GROUP = 5  # letters between two dashes
+_TYPED = str.maketrans("01", "OI", "- ")  # accept 0 for O, 1 for I; ignore dashes and blanks
+_LETTERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentCode:
+    """The secrets of a one-time code."""
+
+    key: bytes
+    label: bytes  # the 4 bytes by which a request names the code
+
+
+@dataclass(slots=True)
+class _IssuedCode:
+    code: EnrolmentCode
+    role: Role
+    expires_at: float
+    used_by: PublicIdentity | None = None
+
+
+def make_code(entropy: bytes) -> str:
+    """The code to show, from 12 random bytes: four groups of five letters and digits."""
+    if len(entropy) != ENTROPY_SIZE or len(set(entropy)) < ENTROPY_SIZE // 3:
+        raise ValueError(f"a code is made of {ENTROPY_SIZE} random bytes")
+    letters = base64.b32encode(entropy + bytes((_check(entropy) << 4,))).decode()[:_LETTERS]
+    return "-".join(letters[at : at + GROUP] for at in range(0, _LETTERS, GROUP))
+
+
+def read_code(text: str) -> EnrolmentCode:
+    """The code that an operator has typed; SecurityError for a wrong letter."""
+    letters = text.upper().translate(_TYPED)
+    try:
+        data = base64.b32decode(letters + "====") if len(letters) == _LETTERS else b""
+    except ValueError:
+        data = b""
+    if len(data) != ENTROPY_SIZE or _is_mistyped(letters, data):
+        raise SecurityError("this is not an enrolment code, or a letter is wrong: type it again")
+    key = hkdf(data, b"", b"ternmesh enrolment", KEY_SIZE + LABEL_SIZE)
+    return EnrolmentCode(key[:KEY_SIZE], key[KEY_SIZE:])
+
+
+def write_request(public: PublicIdentity, code: EnrolmentCode) -> bytes:
+    """The body of a node's request to be enrolled: at most 120 bytes."""
+    identity = write_identity(public)
+    return bytes((REQUEST,)) + code.label + identity + _proof(code, "enrol request", identity)
+
+
+def read_answer(
+    body: bytes, own: PublicIdentity, code: EnrolmentCode
+) -> tuple[PublicIdentity, bytes]:
+    """The host's identity and the fleet, proved with the code; WireError."""
+    middle, proof = body[1:-PROOF_SIZE], body[-PROOF_SIZE:]
+    if len(body) <= 1 + FLEET_SIZE + PROOF_SIZE or body[0] != ANSWER:
+        raise WireError("length", "an answer to an enrolment is too short")
+    if not hmac.compare_digest(proof, _proof(code, "enrol answer", write_identity(own), middle)):
+        raise WireError("enrolment", "this answer is not proved with the code")
+    host = _identity(middle[FLEET_SIZE:])
+    if host.role is not Role.HOST:
+        raise WireError("enrolment", f"{host.name} is not a host")
+    return host, middle[:FLEET_SIZE]
+
+
+class EnrolmentCodes:
+    """The valid codes of a host; `now` is in seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._codes: dict[bytes, _IssuedCode] = {}  # by label
+
+    def issue(self, text: str, role: Role, expires_at: float, now: float) -> None:
+        """Make a code from `make_code` valid for one member of this role; SecurityError."""
+        self._expire(now)
+        code = read_code(text)
+        if len(self._codes) >= CODES_MAX:
+            raise SecurityError(f"{CODES_MAX} codes are valid: wait until one expires")
+        self._codes[code.label] = _IssuedCode(code, role, expires_at)
+
+    def accept(
+        self, body: bytes, member_list: MemberList, now: float, peer: str | None = None
+    ) -> tuple[PublicIdentity, bytes]:
+        """Enrol the sender of a request: the new member and the answering body; WireError.
+
+        With `peer`, the member's name must be its name on the bearer. After an error nothing has
+        changed. Store the member list before the answer is sent. The same member is answered again,
+        as an answer may be lost; any other is refused.
+        """
+        self._expire(now)
+        head = 1 + LABEL_SIZE
+        if len(body) <= head + PROOF_SIZE or body[0] != REQUEST:
+            raise WireError("length", "a request for enrolment is too short")
+        issued = self._codes.get(body[1:head])
+        identity, proof = body[head:-PROOF_SIZE], body[-PROOF_SIZE:]
+        if issued is None:
+            raise WireError("code", "there is no such code, or it has expired")
+        if not hmac.compare_digest(proof, _proof(issued.code, "enrol request", identity)):
+            raise WireError("code", "this request is not proved with the code")
+        public = _identity(identity)
+        if issued.used_by not in (None, public):
+            raise WireError("code", "this code has been used")
+        if peer is not None and public.name != peer:
+            raise WireError("wrong peer", f"{peer} sent a request with the name {public.name}")
+        if public.role is not issued.role:
+            raise WireError("role", f"this code is not for a {public.role.name.lower()}")
+        try:
+            member_list.enrol(public)
+        except SecurityError as error:
+            raise WireError("enrolment", str(error)) from error
+        issued.used_by = public
+        content = member_list.fleet + write_identity(member_list.host)
+        proof = _proof(issued.code, "enrol answer", identity, content)
+        return public, bytes((ANSWER,)) + content + proof
+
+    def _expire(self, now: float) -> None:
+        for label, issued in tuple(self._codes.items()):
+            if now >= issued.expires_at:
+                del self._codes[label]
+
+
+def _proof(code: EnrolmentCode, domain: str, *parts: bytes) -> bytes:
+    return hmac.new(code.key, statement(domain, *parts), hashlib.sha256).digest()[:PROOF_SIZE]
+
+
+def _identity(data: bytes) -> PublicIdentity:
+    try:
+        return read_identity(data)
+    except SecurityError as error:
+        raise WireError("enrolment", str(error)) from error
+
+
+def _check(entropy: bytes) -> int:
+    return hashlib.sha256(b"ternmesh code" + entropy).digest()[0] >> 4
+
+
+def _is_mistyped(letters: str, data: bytes) -> bool:
+    """Whether the check in the last letter is wrong."""
+    whole = base64.b32encode(data + bytes((_check(data) << 4,))).decode()
+    return whole[:_LETTERS] != letters
+
+
+def write_rotation_request(rotation: bytes) -> bytes:
+    """The body that carries a rotation (`membership.write_rotation`): at most 244 bytes."""
+    return bytes((ROTATION_REQUEST,)) + rotation
+
+
+def accept_rotation(
+    body: bytes, member_list: MemberList, host: Identity, peer: str
+) -> tuple[PublicIdentity, bytes]:
+    """The member's new identity and the answering body; after a WireError nothing has changed.
+
+    Store the member list before the answer is sent. A rotation in force is answered again.
+    """
+    rotation = body[1:]
+    new = member_list.rotated(rotation)
+    key = rotation[:FINGERPRINT_SIZE] if new is None else new.fingerprint
+    if member_list.find(peer).fingerprint != key:
+        raise WireError("unknown key", f"this rotation is of a key that {peer} does not have")
+    new = new or member_list.rotate(rotation)
+    return new, bytes((ROTATION_ANSWER,)) + host.sign(_answer(member_list.fleet, rotation))
+
+
+def check_rotation_answer(body: bytes, host: PublicIdentity, fleet: bytes, rotation: bytes) -> None:
+    """Check the host's confirmation of a rotation; WireError."""
+    if len(body) != 1 + SIGNATURE_SIZE or body[0] != ROTATION_ANSWER:
+        raise WireError("length", "an answer to a rotation has a wrong size")
+    verify(host.verify, body[1:], _answer(fleet, rotation))
+
+
+def _answer(fleet: bytes, rotation: bytes) -> bytes:
+    return statement("rotated", fleet, rotation[: -2 * SIGNATURE_SIZE])

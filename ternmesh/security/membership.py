@@ -1,0 +1,325 @@
+"""The members of a fleet, and their keys: enrolled, rotated, revoked. SPEC.md section 9.5.
+
+A known key is never replaced on first contact: only its owner's signature rotates it, and only the
+host's list revokes it. A host of several fleets has one member list for each.
+
+The host also signs a list of the whole fleet as a line of text. With it a gateway knows its boards,
+and a board its gateway. Anybody may carry the line. An old line does no harm: a revoked key stays
+revoked.
+"""
+
+import base64
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.identity import (
+    FINGERPRINT_SIZE,
+    Identity,
+    PublicIdentity,
+    Role,
+    read_identity,
+    write_identity,
+)
+from ternmesh.security.key_derivation import FLEET_SIZE
+from ternmesh.security.primitives import SIGNATURE_SIZE, statement, verify
+
+HOST, ALL = "host", "all"  # names that no member may have
+MEMBERS_MAX = 4096
+REVOKED_MAX = 4096
+ROTATED_MAX = 12  # rotations of one member; all old keys are kept, as a gateway may still know them
+OVER_MAX = REVOKED_MAX + MEMBERS_MAX * ROTATED_MAX  # revoked and rotated keys; fits a u16
+MARK = "TM1-FLEET:"  # the begin of the line with the whole fleet
+TEXT_MAX = 1 << 21
+_LIST = struct.Struct("<IH")
+_COUNT = struct.Struct("<H")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberListState:
+    """The stored state of a member list."""
+
+    fleet: bytes  # 16 bytes that name the fleet
+    host: PublicIdentity
+    members: tuple[PublicIdentity, ...] = ()
+    revoked: tuple[bytes, ...] = ()  # fingerprints
+    number: int = 0  # of the latest list of revocations
+    rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
+
+
+def found_fleet(name: str, host: PublicIdentity) -> MemberListState:
+    """The state of a new fleet. Its 16-byte name depends on the host's first key."""
+    if host.role is not Role.HOST:
+        raise SecurityError(f"{host.name} is not a host: only a host can found a fleet")
+    digest = hashlib.sha256(b"ternmesh fleet" + write_identity(host) + name.encode()).digest()
+    return MemberListState(digest[:FLEET_SIZE], host)
+
+
+class MemberList:
+    """The members of one fleet, by their names on the bearer."""
+
+    def __init__(self, state: MemberListState) -> None:
+        self.fleet = state.fleet
+        self.number = state.number
+        self._host = state.host
+        self._members = {member.name: member for member in state.members}
+        self._revoked = set(state.revoked)
+        self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
+
+    @property
+    def state(self) -> MemberListState:
+        """The state to store; its lists are sorted."""
+        members = tuple(sorted(self._members.values(), key=lambda member: member.name))
+        revoked = tuple(sorted(self._revoked))
+        rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
+        return MemberListState(self.fleet, self._host, members, revoked, self.number, rotated)
+
+    @property
+    def host(self) -> PublicIdentity:
+        """The host of the fleet."""
+        return self._host
+
+    def find(self, peer: str) -> PublicIdentity:
+        """The identity of a peer; WireError "unknown key" or "revoked"."""
+        found = self._host if peer == HOST else self._members.get(peer)
+        if found is None:
+            raise WireError("unknown key", f"{peer} is not enrolled in this fleet")
+        if found.fingerprint in self._revoked:
+            raise WireError("revoked", f"the key of {peer} was revoked")
+        return found
+
+    def enrol(self, public: PublicIdentity) -> bool:
+        """Add a member; False if it is a member already. SecurityError, also for another key."""
+        if public.name in (HOST, ALL) or public.role is Role.HOST:
+            raise SecurityError("a member cannot have the names host or all, or the role host")
+        if self._is_over(public.fingerprint):
+            raise SecurityError(
+                f"the key of {public.name} was revoked or rotated: make it a new identity"
+            )
+        known = self._members.get(public.name)
+        if known == public:
+            return False
+        if known is not None and known.fingerprint not in self._revoked:
+            raise SecurityError(
+                f"{public.name} is enrolled with another key: only a rotation signed by that key "
+                "replaces it"
+            )
+        others = (self._host, *self._members.values())
+        if any(public.verify == o.verify or public.exchange == o.exchange for o in others):
+            raise SecurityError(f"the key of {public.name} is enrolled under another name")
+        if known is None and len(self._members) >= MEMBERS_MAX:
+            raise SecurityError(f"a fleet has at most {MEMBERS_MAX} members")
+        self._members[public.name] = public
+        return True
+
+    def rotate(self, data: bytes) -> PublicIdentity:
+        """Apply a member's rotation (`write_rotation`); its new identity. WireError."""
+        old, new = read_rotation(data, self.fleet, self._owner_of(data))
+        if self._is_over(new.fingerprint):
+            raise WireError("revoked", f"{new.name} cannot return to a revoked or rotated key")
+        others = [self._host, *self._members.values()]
+        others.remove(old)
+        if any(new.verify == o.verify or new.exchange == o.exchange for o in others):
+            raise WireError("enrolment", f"the new key of {new.name} belongs to another member")
+        if list(self._rotated.values()).count(new.name) >= ROTATED_MAX:
+            raise WireError(
+                "full", f"{new.name} has changed its keys {ROTATED_MAX} times: give it a new name"
+            )
+        self._rotated[old.fingerprint] = new.name
+        self._members[new.name] = new
+        return new
+
+    def rotated(self, data: bytes) -> PublicIdentity | None:
+        """The member's new identity if this rotation is already in force."""
+        try:
+            new = read_identity(data[FINGERPRINT_SIZE : -2 * SIGNATURE_SIZE])
+        except SecurityError:
+            return None
+        is_in_force = self._members.get(new.name) == new
+        has_old_key = self._rotated.get(data[:FINGERPRINT_SIZE]) == new.name
+        return new if is_in_force and has_old_key else None
+
+    def revoke(self, data: bytes) -> bool:
+        """Apply the host's list (`write_revocations`); False if it is known. WireError."""
+        number, revoked = read_revocations(data, self.fleet, self._host)
+        if number < self.number:
+            raise WireError("replay", "this list of revocations is older than the one in force")
+        if number == self.number:
+            return False
+        if len(self._revoked | revoked) > OVER_MAX:
+            raise WireError("full", "too many keys were revoked in this fleet")
+        self._revoked |= revoked  # a revocation is never taken back
+        self.number = number
+        return True
+
+    def _is_over(self, fingerprint: bytes) -> bool:
+        return fingerprint in self._revoked or fingerprint in self._rotated
+
+    def _owner_of(self, data: bytes) -> PublicIdentity:
+        for member in self._members.values():
+            if member.fingerprint == data[:FINGERPRINT_SIZE]:
+                if member.fingerprint in self._revoked:
+                    raise WireError("revoked", f"a revoked key of {member.name} cannot be rotated")
+                return member
+        raise WireError("unknown key", "this rotation is of a key that no member has")
+
+
+def write_rotation(old: Identity, new: Identity, fleet: bytes) -> bytes:
+    """The bytes that change the keys of an identity, signed by the old and the new key."""
+    if (old.public.name, old.public.role) != (new.public.name, new.public.role):
+        raise ValueError("a rotation must keep name and role")
+    content = old.public.fingerprint + write_identity(new.public)
+    message = statement("rotation", fleet, content)
+    return content + old.sign(message) + new.sign(message)
+
+
+def read_rotation(
+    data: bytes, fleet: bytes, old: PublicIdentity
+) -> tuple[PublicIdentity, PublicIdentity]:
+    """`old` and its new identity; WireError."""
+    content, signatures = data[: -2 * SIGNATURE_SIZE], data[-2 * SIGNATURE_SIZE :]
+    try:
+        new = read_identity(content[FINGERPRINT_SIZE:])
+    except SecurityError as error:
+        raise WireError("enrolment", str(error)) from error
+    if content[:FINGERPRINT_SIZE] != old.fingerprint or (new.name, new.role) != (
+        old.name,
+        old.role,
+    ):
+        raise WireError("enrolment", "a rotation must keep name and role, and name the old key")
+    message = statement("rotation", fleet, content)
+    verify(old.verify, signatures[:SIGNATURE_SIZE], message)
+    verify(new.verify, signatures[SIGNATURE_SIZE:], message)
+    return old, new
+
+
+def write_revocations(
+    host: Identity, fleet: bytes, number: int, fingerprints: Iterable[bytes]
+) -> bytes:
+    """The host's signed list of revoked keys; `number` rises with every list. SecurityError."""
+    rows = sorted(set(fingerprints))
+    if any(len(row) != FINGERPRINT_SIZE for row in rows):
+        raise ValueError(f"a fingerprint has {FINGERPRINT_SIZE} bytes")
+    if len(rows) > REVOKED_MAX:
+        raise SecurityError(
+            f"a fleet can revoke at most {REVOKED_MAX} keys: found a new fleet (see SECURITY.md)"
+        )
+    content = _LIST.pack(number, len(rows)) + b"".join(rows)
+    return content + host.sign(statement("revocations", fleet, content))
+
+
+def read_revocations(data: bytes, fleet: bytes, host: PublicIdentity) -> tuple[int, set[bytes]]:
+    """Number and fingerprints of a list, after its signature is checked; WireError."""
+    content, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]
+    verify(host.verify, signature, statement("revocations", fleet, content))
+    if len(content) < _LIST.size:
+        raise WireError("length", "a list of revocations is shorter than its header")
+    number, count = _LIST.unpack_from(content)
+    body = content[_LIST.size :]
+    rows = [body[at : at + FINGERPRINT_SIZE] for at in range(0, len(body), FINGERPRINT_SIZE)]
+    if len(body) != count * FINGERPRINT_SIZE or rows != sorted(set(rows)) or count > REVOKED_MAX:
+        raise WireError(
+            "enrolment", "a list of revocations must be sorted and as long as its header says"
+        )
+    return number, set(rows)
+
+
+class Members(Protocol):
+    """The identities of peers, as a sealing needs them."""
+
+    fleet: bytes
+
+    def find(self, peer: str) -> PublicIdentity:
+        """The identity of a peer; WireError "unknown key" or "revoked"."""
+
+
+class MembersBehindGateway:
+    """The member list of a board behind a gateway: on its radio, `host` is the gateway.
+
+    SecurityError if the gateway is unknown, or is not a gateway or relay.
+    """
+
+    def __init__(self, member_list: MemberList, gateway: str) -> None:
+        self.fleet = member_list.fleet
+        self._member_list = member_list
+        self._gateway = gateway
+        try:
+            found = member_list.find(gateway)
+        except WireError as error:
+            raise SecurityError(
+                f"link.gateway is {gateway!r}: {error}; run `ternmesh enrol export` on the host "
+                "and `ternmesh enrol import` here"
+            ) from error
+        if found.role not in (Role.GATEWAY, Role.RELAY):
+            raise SecurityError(
+                f"link.gateway is {gateway!r}, which is a {found.role.name.lower()}, not a gateway"
+            )
+
+    def find(self, peer: str) -> PublicIdentity:
+        return self._member_list.find(self._gateway if peer == HOST else peer)
+
+
+def write_fleet(host: Identity, state: MemberListState) -> str:
+    """The host's signed list of members and of revoked and rotated keys, as one line."""
+    gone = {*state.revoked, *(fingerprint for _, fingerprint in state.rotated)}
+    members = [write_identity(m) for m in state.members if m.fingerprint not in gone]
+    content = _COUNT.pack(len(members)) + b"".join(bytes((len(m),)) + m for m in sorted(members))
+    content += _COUNT.pack(len(gone)) + b"".join(sorted(gone))
+    signature = host.sign(statement("members", state.fleet, content))
+    return MARK + base64.b64encode(content + signature).decode()
+
+
+def read_fleet(text: str, member_list: MemberList) -> MemberListState:
+    """The state of `member_list` with the content of such a line added; SecurityError.
+
+    A known key stays, unless the line says that it was revoked or rotated.
+    """
+    coded = text.strip().removeprefix(MARK)
+    try:
+        if len(text) > TEXT_MAX or coded == text.strip():
+            raise ValueError
+        data = base64.b64decode(coded, validate=True)
+    except ValueError as error:
+        raise SecurityError(
+            f"this is not the list of a fleet: it must begin with {MARK}"
+        ) from error
+    content, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]
+    try:
+        verify(member_list.host.verify, signature, statement("members", member_list.fleet, content))
+        members, revoked = _read(content)
+    except (WireError, struct.error, IndexError) as error:
+        raise SecurityError("this list of a fleet is not signed by this end's host") from error
+    state = member_list.state
+    own = {fingerprint for _, fingerprint in state.rotated}
+    gone = {*state.revoked, *revoked, *own}
+    found = MemberList(replace(state, revoked=tuple(sorted(gone - own))))
+    for member in members:
+        if member.fingerprint not in gone:
+            found.enrol(member)
+    return found.state
+
+
+def _read(content: bytes) -> tuple[list[PublicIdentity], list[bytes]]:
+    """Members and revoked fingerprints of a verified list; IndexError or struct.error."""
+    members = []
+    at = _COUNT.size
+    for _ in range(_count(content, 0, MEMBERS_MAX)):
+        end = at + 1 + content[at]
+        members.append(read_identity(content[at + 1 : end]))
+        at = end
+    count = _count(content, at, OVER_MAX)
+    at += _COUNT.size
+    if len(content) != at + count * FINGERPRINT_SIZE:
+        raise IndexError
+    starts = range(at, len(content), FINGERPRINT_SIZE)
+    return members, [content[start : start + FINGERPRINT_SIZE] for start in starts]
+
+
+def _count(content: bytes, at: int, most: int) -> int:
+    (count,) = _COUNT.unpack_from(content, at)
+    if count > most:
+        raise IndexError
+    return int(count)

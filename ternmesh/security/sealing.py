@@ -1,0 +1,79 @@
+"""Frame protection: its interface, and the unkeyed seal of suite 0. SPEC.md section 3.
+
+To seal a frame is to protect its body. The unkeyed seal has a checksum: it detects damage and
+authenticates no sender. `ternmesh.security.keyed_sealing` encrypts and authenticates with keys.
+"""
+
+from typing import Protocol
+
+from ternmesh.security.session import CloneCount, GroupState, PeerState
+from ternmesh.wire.frame import Header, open_seal, seal_open
+
+Due = list[tuple[str, int, bytes]]  # peer, address, body
+Change = PeerState | GroupState | CloneCount
+
+
+class Sealing(Protocol):
+    """Seals and opens the frames of one node or host. `peer` is the name of the other side."""
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether frames are sealed with keys; then sync frames recover a lost session."""
+
+    def seal(self, peer: str, address: int, counter: int, body: bytes) -> bytes:
+        """Return the frame that carries `body`. Raises WireError without a key for `peer`."""
+
+    def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:
+        """Return header and body of a frame. Raises WireError if the frame is not valid."""
+
+    def bind(self, run: bytes) -> None:
+        """Set the id of the training run, which keys the frames between two peers.
+
+        From now on frames that a peer sealed for another run are rejected. Frames with address 0
+        and broadcasts do not depend on the run.
+        """
+
+    def is_own(self, address: int, body: bytes) -> bool:
+        """Whether `body` is a handshake or key message, which the sealing handles itself."""
+
+    def prepare(self, peer: str) -> None:
+        """Begin the session with `peer`, to store its state before the first frame is sent."""
+
+    def due(self, now: float) -> Due:
+        """Return the handshake and key messages that must be sent now."""
+
+    def next_due(self) -> float | None:
+        """Return the time when `due` will have a message; None if no message is planned."""
+
+    def changes(self) -> tuple[Change, ...]:
+        """Return the changed state, which must be on disk before the next frame is sent."""
+
+
+class OpenSealing:
+    """The unkeyed seal of suite 0: detects damage, authenticates no sender."""
+
+    is_keyed = False
+
+    def seal(self, peer: str, address: int, counter: int, body: bytes) -> bytes:  # noqa: ARG002
+        return seal_open(Header(address, counter), body)
+
+    def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:  # noqa: ARG002
+        return open_seal(frame)
+
+    def bind(self, run: bytes) -> None:
+        pass
+
+    def is_own(self, address: int, body: bytes) -> bool:  # noqa: ARG002
+        return False
+
+    def prepare(self, peer: str) -> None:
+        pass
+
+    def due(self, now: float) -> Due:  # noqa: ARG002
+        return []
+
+    def next_due(self) -> float | None:
+        return None
+
+    def changes(self) -> tuple[Change, ...]:
+        return ()

@@ -1,0 +1,184 @@
+"""Global updates and global snapshots, the objects that every node applies. SPEC.md section 4.5.
+
+A global update leads from one version of the global adapter to the next: it holds the combined
+update as chunks, the list of counted updates, and the hash of the previous global update (its
+parent). A global snapshot holds the whole global adapter, for a node that is too many versions
+behind. Both objects end with a certificate: 1 to 16 signatures. The hash of an object does not
+cover its certificate.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import cbor2
+import numpy as np
+
+from ternmesh.errors import WireError
+from ternmesh.types import ModelQ24
+from ternmesh.wire.control import read_cbor
+from ternmesh.wire.update import DIGEST_SIZE, MODEL_SIZE, NO_SIGNATURE, SIGNATURE_SIZE
+
+UPDATE, SNAPSHOT = 1, 2  # the kinds of object
+HASH_SIZE = 16
+NO_MODEL = b""  # in an object whose certificate and parent identify the model
+HEAD_MAX = 1 << 20
+SIGNERS_MAX = 16
+COUNTED_MAX = 4096
+CHUNKS_MAX = 1024
+_START = struct.Struct("<BI")
+_LENGTH = struct.Struct("<H")
+_SIGNER_SIZE = 1 + SIGNATURE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The chunks of one node's update that a global update includes."""
+
+    address: int
+    round: int
+    digest: bytes  # the digest of the update
+    have: bytes  # bitmap of the counted chunks
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalUpdate:
+    """One step of the global adapter. The first global update leads to version 1."""
+
+    version: int
+    parent: bytes  # the hash of the global update before this one
+    model: bytes
+    finished: bool  # whether the training run ends with this version
+    deadline_ms: int  # the deadline of the round that this version opens
+    counted: tuple[Counted, ...]
+    chunks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalSnapshot:
+    """The whole global adapter at one version, for one node."""
+
+    version: int
+    global_hash: bytes  # the hash of the global update that led to this version
+    model: bytes
+    finished: bool
+    deadline_ms: int
+    counted: tuple[Counted, ...]  # the node's latest entry, to update its residual
+    state: ModelQ24  # the global adapter, which is the sum of all steps
+
+
+Certificate = tuple[tuple[int, bytes], ...]  # (index of the signer's key, signature) pairs
+UNCERTIFIED: Certificate = ((0, NO_SIGNATURE),)
+
+
+def write_global_update(step: GlobalUpdate) -> bytes:
+    """Return the bytes of a global update, without its certificate."""
+    chunks = b"".join(_LENGTH.pack(len(body)) + body for body in step.chunks)
+    return _head(UPDATE, step, step.parent) + _LENGTH.pack(len(step.chunks)) + chunks
+
+
+def write_global_snapshot(snapshot: GlobalSnapshot) -> bytes:
+    """Return the bytes of a global snapshot, without its certificate."""
+    return _head(SNAPSHOT, snapshot, snapshot.global_hash) + snapshot.state.astype("<i4").tobytes()
+
+
+def _head(kind: int, item: GlobalUpdate | GlobalSnapshot, link: bytes) -> bytes:
+    rows = [[row.address, row.round, row.digest, row.have] for row in item.counted]
+    fields = [item.version, link, item.model, int(item.finished), item.deadline_ms, rows]
+    encoded = cbor2.dumps(fields, canonical=True)
+    return _START.pack(kind, len(encoded)) + encoded
+
+
+def certify(content: bytes, certificate: Certificate = UNCERTIFIED) -> bytes:
+    """Return the object as it is sent: content, certificate rows, and the number of rows."""
+    signers = b"".join(bytes([index]) + signature for index, signature in certificate)
+    return content + signers + bytes([len(certificate)])
+
+
+def split_certificate(data: bytes) -> tuple[bytes, Certificate]:
+    """Return content and unchecked certificate of a received object. Raises WireError."""
+    count = data[-1] if data else 0
+    size = 1 + count * _SIGNER_SIZE
+    if not 0 < count <= SIGNERS_MAX or len(data) <= size:
+        raise WireError("reference", f"a certificate has 1 to {SIGNERS_MAX} signatures")
+    starts = range(len(data) - size, len(data) - 1, _SIGNER_SIZE)
+    rows = [data[start : start + _SIGNER_SIZE] for start in starts]
+    return data[:-size], tuple((row[0], row[1:]) for row in rows)
+
+
+def hash_global_update(content: bytes) -> bytes:
+    """Return the 16-byte hash that the next global update has as its `parent`."""
+    return hashlib.sha256(content).digest()[:HASH_SIZE]
+
+
+def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot:
+    """Return the object in `content`; a snapshot has `dimension` numbers. Raises WireError."""
+    if len(content) < _START.size:
+        raise WireError("reference", "an object is shorter than its header")
+    kind, length = _START.unpack_from(content)
+    end = _START.size + length
+    if length > HEAD_MAX or end > len(content):
+        raise WireError("reference", "an object ends inside its header")
+    fields = _read_head(content[_START.size : end])
+    if kind == UPDATE:
+        return GlobalUpdate(*fields, chunks=_read_chunks(content[end:]))
+    if kind == SNAPSHOT:
+        if len(content) - end != 4 * dimension:
+            raise WireError("vector length", f"a global snapshot here has {dimension} numbers")
+        return GlobalSnapshot(
+            *fields, state=np.frombuffer(content, "<i4", offset=end).astype(np.int32)
+        )
+    raise WireError("reference", f"{kind} is not a known kind of object")
+
+
+_Head = tuple[int, bytes, bytes, bool, int, tuple[Counted, ...]]
+
+
+def object_max(dimension: int, chunks: int, frame_mtu: int) -> int:
+    """Return the largest length of an object, in bytes, if a global update has `chunks` chunks."""
+    content = max(4 * dimension, _LENGTH.size + chunks * (_LENGTH.size + frame_mtu))
+    return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER_SIZE
+
+
+def _read_head(data: bytes) -> _Head:
+    try:
+        head = read_cbor(data)
+    except WireError as error:
+        raise WireError("reference", f"the header of an object: {error}") from error
+    match head:
+        case (int(version), bytes(parent), bytes(model), 0 | 1 as finished, int(deadline), rows):
+            sizes_fit = len(parent) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
+            if sizes_fit and type(rows) is tuple and len(rows) <= COUNTED_MAX:
+                counted = tuple(map(_read_counted, rows))
+                return version, parent, model, bool(finished), deadline, counted
+    raise WireError("reference", "the fields of an object's header are not valid")
+
+
+def _read_counted(row: object) -> Counted:
+    match row:
+        case (int(address), int(round_number), bytes(digest), bytes(have)) if (
+            len(digest) == DIGEST_SIZE
+        ):
+            return Counted(address, round_number, digest, have)
+    raise WireError("reference", "an entry of the list of counted updates is not valid")
+
+
+def _read_chunks(data: bytes) -> tuple[bytes, ...]:
+    if len(data) < _LENGTH.size:
+        raise WireError("reference", "a global update ends before its chunks")
+    (count,) = _LENGTH.unpack_from(data)
+    if count > CHUNKS_MAX:
+        raise WireError("reference", f"a global update has at most {CHUNKS_MAX} chunks")
+    chunks = []
+    at = _LENGTH.size
+    for _ in range(count):
+        if at + _LENGTH.size > len(data):
+            raise WireError("reference", "a global update ends before its chunks")
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + length
+        if at > len(data):
+            raise WireError("reference", "a global update ends inside a chunk")
+        chunks.append(data[at - length : at])
+    if at != len(data):
+        raise WireError("reference", "bytes are left over after the last chunk of a global update")
+    return tuple(chunks)

@@ -1,0 +1,382 @@
+"""The keys of a process (host, gateway or node) and the members of its fleet.
+
+A private identity is the secret key pair of one process. It is one line in a file that only the
+file's owner may read, or in a systemd credential (`LoadCredential=ternmesh-identity:...`,
+systemd.exec(5)).
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ternmesh.config import ConfigError, limits
+from ternmesh.errors import SecurityError
+from ternmesh.federated.events import SecurityChanged
+from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
+from ternmesh.security.identity import (
+    ENTROPY_SIZE,
+    Identity,
+    Role,
+    identity_text,
+    make_identity,
+    parse_private,
+    private_text,
+)
+from ternmesh.security.key_derivation import SUITE_HOP
+from ternmesh.security.keyed_sealing import HUBS, KeyedSealing
+from ternmesh.security.membership import (
+    HOST,
+    MemberList,
+    MemberListState,
+    MembersBehindGateway,
+    found_fleet,
+    read_fleet,
+    write_rotation,
+)
+from ternmesh.security.sealing import Change
+from ternmesh.security.session import INSTANCE_SIZE
+from ternmesh.security.signatures import QUANTUM_FRAMES, QUANTUM_SIZE, Signers, choose_signers
+from ternmesh.wire.global_update import SIGNERS_MAX
+from ternmesh_store.files import create_private_file, sync_folder
+from ternmesh_store.security_store import SecurityStore
+from ternmesh_store.state_file import SECURITY, StateFile
+from ternmesh_store.store import END, HOP
+
+IDENTITY = "identity"  # the name of the identity file
+CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
+NEXT = ".next"  # suffix of the identity file that replaces the present one in a key rotation
+CREDENTIALS = "CREDENTIALS_DIRECTORY"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """The `[security]` table.
+
+    Global updates and releases count when `threshold` of `signers` have signed them.
+    """
+
+    # For a broker on another machine, insecure mode needs this and --insecure.
+    insecure: bool = False
+    identity_file: str | None = None
+    signers: tuple[str, ...] = ()  # public identities; by default only the host's
+    threshold: int = field(default=1, metadata=limits(1, SIGNERS_MAX))
+    signer_files: tuple[str, ...] = ()  # on the host: further private identities that sign
+    quantum: str = ""  # an ML-DSA-44 key of the host, whose signature is also required
+    quantum_on_radio: bool = False
+
+    def path(self, folder: Path) -> Path:
+        """Return the file of the private identity; `folder` is the state folder."""
+        credentials = os.environ.get(CREDENTIALS)
+        if self.identity_file is not None:
+            return folder / self.identity_file
+        if credentials is not None and (Path(credentials) / CREDENTIAL).exists():
+            return Path(credentials) / CREDENTIAL
+        return folder / IDENTITY
+
+    def check(self, *, has_radio: bool) -> None:
+        """Raise ConfigError if the signers' rule cannot be met or costs too much airtime."""
+        if len(set(self.signers)) != len(self.signers) or self.threshold > max(
+            1, len(self.signers)
+        ):
+            raise ConfigError(
+                f"security.threshold is {self.threshold}: name at least as many security.signers, "
+                "each once"
+            )
+        if self.quantum and has_radio and not self.quantum_on_radio:
+            raise ConfigError(
+                f"security.quantum adds {QUANTUM_SIZE:,} bytes to every global update, "
+                f"{QUANTUM_FRAMES} radio frames of 222 bytes: leave it out, or set "
+                "security.quantum_on_radio = true too"
+            )
+
+
+def read_identity_file(path: Path) -> Identity:
+    """Return the identity in a file.
+
+    Raises SecurityError if there is no identity or if other users may read the file.
+    """
+    try:
+        is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
+        if path.stat().st_mode & 0o077 and not is_credential:
+            raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
+        text = path.read_text("ascii", "replace")
+    except OSError as error:
+        raise SecurityError(
+            f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
+            "or start with --insecure to run without keys"
+        ) from error
+    return parse_private(text)
+
+
+def make_identity_file(path: Path, name: str, role: Role) -> Identity:
+    """Write a new identity to a new file. Raises SecurityError if the file exists."""
+    identity = make_identity(name, role, os.urandom(ENTROPY_SIZE))
+    try:
+        create_private_file(path, f"{private_text(identity)}\n".encode())
+    except OSError as error:
+        raise SecurityError(
+            f"cannot write {path} ({error.strerror}): choose another folder"
+        ) from error
+    return identity
+
+
+class Keyring:
+    """The keys of one running process.
+
+    Open `state` before you call `open`. What `record` writes is durable after the next commit of
+    `state`.
+    """
+
+    # The groups of tables that the process needs to start.
+    must_keep: tuple[str, ...] = (SECURITY,)
+
+    def __init__(self, state: StateFile, config: SecurityConfig) -> None:
+        self.state = state
+        self.store = SecurityStore(state)
+        self._config = config
+        self._path = config.path(state.folder)
+        self._next_path = self._path.with_name(self._path.name + NEXT)
+        self._own: Identity | None = None
+        self._next: Identity | None = None
+        self._member_list: MemberList | None = None
+        self._sealings: dict[str, KeyedSealing] = {}  # by layer
+
+    def open(self) -> None:
+        """Read the identity and the fleet. Raises SecurityError or StoreError."""
+        self._own = read_identity_file(self._path)
+        self._member_list = self.store.member_list()
+        self._next = read_identity_file(self._next_path) if self._next_path.exists() else None
+
+    @property
+    def own(self) -> Identity:
+        """The identity of this process."""
+        assert self._own is not None, "open the keyring first"
+        return self._own
+
+    @property
+    def has_fleet(self) -> bool:
+        """Whether this process belongs to a fleet."""
+        return self._member_list is not None
+
+    @property
+    def member_list(self) -> MemberList:
+        """The members of the fleet. Raises SecurityError if this process belongs to no fleet."""
+        if self._member_list is None:
+            raise SecurityError(
+                f"{self.own.public.name} belongs to no fleet yet: join one with `ternmesh enrol`"
+            )
+        return self._member_list
+
+    @property
+    def signers(self) -> Signers:
+        """The keys that must sign global updates and releases. Raises SecurityError."""
+        config = self._config
+        return choose_signers(
+            self.member_list.host, config.signers, config.threshold, config.quantum
+        )
+
+    def security(self, name: str, model_hash: bytes, counter: int) -> SecurityLayer:
+        """Return the security layer of the host or node `name`.
+
+        Raises SecurityError if the keys belong to another name.
+        """
+        self._check_name(name)
+        if name == HOST and self.member_list.host != self.own.public:
+            raise SecurityError(
+                f"the fleet in {self.store.path} has a host with other keys than {self._path}: "
+                "bring the identity back, or begin a new fleet in another state_dir"
+            )
+        folder = self.state.folder
+        security = make_security_layer(
+            self.own,
+            self.member_list,
+            model_hash,
+            os.urandom(INSTANCE_SIZE),
+            counter,
+            self.store.sealing(END),
+            self.signers,
+            [read_identity_file(folder / name) for name in self._config.signer_files],
+        )
+        assert isinstance(security.sealing, KeyedSealing)
+        self._sealings[END] = security.sealing
+        return security
+
+    def hop(self, name: str, counter: int, gateway: str) -> KeyedSealing:
+        """Return the sealing of one radio link; see `HopKeys`. Raises SecurityError."""
+        self._check_name(name)
+        hub = None if self.own.public.role in HUBS else HOST
+        sealing = self._sealings[HOP] = KeyedSealing(
+            self.own,
+            MembersBehindGateway(self.member_list, gateway) if gateway else self.member_list,
+            SUITE_HOP,
+            os.urandom(INSTANCE_SIZE),
+            counter,
+            self.store.sealing(HOP),
+            hub=hub,
+        )
+        return sealing
+
+    def _check_name(self, name: str) -> None:
+        own = self.own.public.name
+        if own != name:
+            raise SecurityError(f"{self._path} is the identity of {own}, not {name}")
+
+    def record(self, event: object) -> None:
+        """Write the changes of the sealing state in `event`, if it has any."""
+        if isinstance(event, SecurityChanged):
+            self.store.record(END, event.changes)
+
+    def adopt(self, state: MemberListState) -> None:
+        """Join a fleet. Raises SecurityError if this process belongs to another fleet."""
+        if self._member_list is not None and self._member_list.fleet != state.fleet:
+            name = self.own.public.name
+            raise SecurityError(f"{name} belongs to another fleet: move {self.store.path} away")
+        if self._member_list is None:
+            self._member_list = MemberList(state)
+            self.keep_member_list()
+
+    def check_fleet(self, name: str) -> None:
+        """Raise SecurityError if the configured fleet `name` is not the fleet of the keys."""
+        member_list = self.member_list
+        if found_fleet(name, member_list.host).fleet != member_list.fleet:
+            raise SecurityError(
+                f"link.fleet is {name!r}, and the keys in {self.store.path} are for a fleet of "
+                "another name: write that name, or enrol again for this fleet"
+            )
+
+    def learn(self, text: str) -> None:
+        """Store the membership list that the host has signed. Raises SecurityError."""
+        self._member_list = MemberList(read_fleet(text, self.member_list))
+        self.keep_member_list()
+
+    # Key rotation: both keys are kept until the host has accepted the new one.
+
+    @property
+    def rotation(self) -> bytes | None:
+        """The signed change to the next keys (SPEC.md section 9.5); None if there are none."""
+        if self._next is None:
+            return None
+        return write_rotation(self.own, self._next, self.member_list.fleet)
+
+    def begin_rotation(self) -> bytes:
+        """Make the next keys if there are none, and return `rotation`. Raises SecurityError."""
+        if str(self._path.parent) == os.environ.get(CREDENTIALS):
+            raise SecurityError(
+                f"systemd holds {self._path}: make [security] identity_file name the file that "
+                "LoadCredential= reads, and run this again"
+            )
+        public = self.own.public
+        if self._next is None:
+            self._next = make_identity_file(self._next_path, public.name, public.role)
+        return write_rotation(self.own, self._next, self.member_list.fleet)
+
+    def finish_rotation(self) -> None:
+        """Change to the next keys, and delete the old ones."""
+        assert self._next is not None, "begin the rotation first"
+        # The sessions of the old key are useless. Delete these sessions first: if the process is
+        # killed before the rename, only this deletion is repeated.
+        self.store.forget_peers()
+        self.store.commit()
+        self._next_path.replace(self._path)
+        sync_folder(self._path.parent)
+        self._own = self._next
+        self._next = None
+
+    def keep_member_list(self) -> None:
+        """Save the membership list to disk."""
+        self.store.keep_member_list(self.member_list.state)
+        self.store.commit()
+
+    def keep_rotation(self) -> None:
+        """Save a member's new keys to disk. Its old keys cannot open later broadcasts."""
+        self.keep_member_list()
+        self.rekey()
+
+    def rekey(self) -> None:
+        """Seal broadcasts with a new key, which revoked members do not receive."""
+        for sealing in self._sealings.values():
+            sealing.rekey()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `ternmesh status` shows, ready for JSON."""
+        return {
+            "mode": "keys",
+            "fingerprint": self.own.public.fingerprint.hex(),
+            "fleet": self.member_list.fleet.hex(),
+            "host": identity_text(self.member_list.host),
+            "clones": dict(sum((Counter(s.clones) for s in self._sealings.values()), Counter())),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HopKeys:
+    """The keys of a radio link between neighbours; see `transports.reliable.LinkKeys`."""
+
+    keyring: Keyring
+    name: str  # of this process
+    gateway: str = ""  # the gateway of a board whose radio does not reach the host directly
+
+    def sealing(self, counter: int) -> KeyedSealing:
+        """Return the sealing. `counter` is the first frame counter that was never reserved."""
+        return self.keyring.hop(self.name, counter, self.gateway)
+
+    def record(self, changes: Iterable[Change]) -> None:
+        """Write changes of the sealing state."""
+        self.keyring.store.record(HOP, changes)
+
+
+class NoKeyring:
+    """The keyring of insecure mode: no keys, and no peer is checked.
+
+    See `Keyring` for the methods.
+    """
+
+    must_keep: tuple[str, ...] = ()
+
+    def open(self) -> None:
+        """Do nothing: there are no keys to read."""
+
+    def check_fleet(self, name: str) -> None:
+        """Do nothing: every fleet is accepted."""
+
+    def security(self, name: str, model_hash: bytes, counter: int) -> SecurityLayer:  # noqa: ARG002
+        """Return the unkeyed security layer."""
+        return OPEN
+
+    def record(self, event: object) -> None:
+        """Do nothing: there is no state to store."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what `ternmesh status` shows, ready for JSON."""
+        return {"mode": "insecure"}
+
+
+def hop_keys(keyring: Keyring | NoKeyring, name: str, gateway: str = "") -> HopKeys | None:
+    """Return the keys of a radio link; None in insecure mode."""
+    return HopKeys(keyring, name, gateway) if isinstance(keyring, Keyring) else None
+
+
+def choose_keyring(
+    state: StateFile, config: SecurityConfig, *, insecure: bool, is_loopback: bool
+) -> Keyring | NoKeyring:
+    """Return the keyring; one without keys if `insecure` (--insecure) is set.
+
+    Raises ConfigError if --insecure is set, the broker is on another machine and the file does not
+    set `insecure` too.
+    """
+    if not insecure:
+        return Keyring(state, config)
+    if not is_loopback and not config.insecure:
+        raise ConfigError(
+            "--insecure is for brokers on this machine: elsewhere anyone who reaches the broker or "
+            "the radio could send in any node's name; if that is intended, set it in the file too: "
+            "[security] insecure = true"
+        )
+    _log.warning("INSECURE: frames are not encrypted, and no peer is authenticated (--insecure)")
+    return NoKeyring()

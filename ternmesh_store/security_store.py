@@ -1,0 +1,94 @@
+"""What an end stores of its fleet: who belongs to it, and the state of each peer's seals.
+
+Seals have two layers (`store.END`, `store.HOP`); a peer may have a state in both. All of it
+outlives every run and model.
+"""
+
+from collections.abc import Iterable
+
+from ternmesh.security.identity import read_identity, write_identity
+from ternmesh.security.membership import MemberList, MemberListState
+from ternmesh.security.sealing import Change
+from ternmesh.security.session import (
+    CloneCount,
+    GroupState,
+    PeerState,
+    SealingState,
+    read_group,
+    read_peer,
+    write_group,
+    write_peer,
+)
+from ternmesh_store.store import Store
+
+
+class SecurityStore(Store):
+    """The tables of a fleet's membership and of the seals. SecurityError for damaged rows."""
+
+    def member_list(self) -> MemberList | None:
+        """Who belongs to the fleet; None where this end belongs to none."""
+        found = self._database.rows("SELECT fleet, host, number FROM security_fleet")
+        if not found:
+            return None
+        [(fleet, host, number)] = found
+        rows = self._database.rows
+        members = rows("SELECT identity FROM security_member ORDER BY name")
+        revoked = rows("SELECT fingerprint FROM security_revoked ORDER BY fingerprint")
+        rotated = rows("SELECT name, fingerprint FROM security_rotated ORDER BY 1, 2")
+        state = MemberListState(
+            fleet,
+            read_identity(host),
+            tuple(read_identity(identity) for (identity,) in members),
+            tuple(fingerprint for (fingerprint,) in revoked),
+            number,
+            tuple(rotated),
+        )
+        return MemberList(state)
+
+    def keep_member_list(self, state: MemberListState) -> None:
+        """Write the membership in place of the last one."""
+        write, write_many = self._database.write, self._database.write_many
+        for table in ("fleet", "member", "revoked", "rotated"):
+            write(f"DELETE FROM security_{table}")
+        write(
+            "INSERT INTO security_fleet VALUES (?, ?, ?)",
+            state.fleet,
+            write_identity(state.host),
+            state.number,
+        )
+        members = [(member.name, write_identity(member)) for member in state.members]
+        write_many("INSERT INTO security_member VALUES (?, ?)", members)
+        write_many("INSERT INTO security_revoked VALUES (?)", [(key,) for key in state.revoked])
+        write_many("INSERT INTO security_rotated VALUES (?, ?)", state.rotated)
+
+    def sealing(self, layer: str) -> SealingState:
+        """The state of a layer's seals at the last commit."""
+        rows = self._database.rows
+        peers = rows("SELECT name, state FROM security_peer WHERE layer = ?", layer)
+        groups = rows("SELECT state FROM security_broadcast WHERE layer = ?", layer)
+        clones = rows("SELECT name, count FROM security_clone WHERE layer = ?", layer)
+        return SealingState(
+            tuple(read_peer(name, state) for name, state in peers),
+            read_group(groups[0][0]) if groups else None,
+            tuple(CloneCount(name, count) for name, count in clones),
+        )
+
+    def forget_peers(self) -> None:
+        """Delete the state of all seals: this end has new keys, and so has every session."""
+        self._database.write("DELETE FROM security_peer")
+        self._database.write("DELETE FROM security_broadcast")
+
+    def record(self, layer: str, changes: Iterable[Change]) -> None:
+        """Write what has changed in a layer. `commit` makes it durable."""
+        write = self._database.write
+        for change in changes:
+            match change:
+                case PeerState():
+                    sql = "INSERT OR REPLACE INTO security_peer VALUES (?, ?, ?)"
+                    write(sql, layer, change.name, write_peer(change))
+                case CloneCount():
+                    sql = "INSERT OR REPLACE INTO security_clone VALUES (?, ?, ?)"
+                    write(sql, layer, change.name, change.count)
+                case GroupState():
+                    sql = "INSERT OR REPLACE INTO security_broadcast VALUES (?, ?)"
+                    write(sql, layer, write_group(change))

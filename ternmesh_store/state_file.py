@@ -1,0 +1,149 @@
+"""The state of one process: state.sqlite in its folder, and the airtime ledgers of its radios.
+
+All tables stand here, and the version of their form. A process uses only some of them. The first
+word of a table's name is its group (see `database.Schema`).
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from ternmesh_store.airtime_store import AirtimeStore
+from ternmesh_store.database import Database, Schema, StoreError
+from ternmesh_store.link_store import LinkStore
+
+STATE, AIRTIME = "state.sqlite", "airtime.db"
+SECURITY, HOST = "security", "host"  # groups without which some programs cannot go on
+# Files of the versions that had one for each group of tables.
+OLDER_FILES = (
+    "node.sqlite",
+    "host.sqlite",
+    "trust.sqlite",
+    "split.sqlite",
+    "replay.sqlite",
+    "link.db",
+    "bundle.db",
+)
+
+_SECURITY = (
+    "CREATE TABLE security_counter (layer TEXT PRIMARY KEY, reserved INTEGER NOT NULL)",
+    "CREATE TABLE security_fleet (fleet BLOB, host BLOB, number INTEGER NOT NULL)",
+    "CREATE TABLE security_member (name TEXT PRIMARY KEY, identity BLOB NOT NULL)",
+    "CREATE TABLE security_revoked (fingerprint BLOB PRIMARY KEY)",
+    "CREATE TABLE security_rotated (name TEXT NOT NULL, fingerprint BLOB PRIMARY KEY)",
+    """CREATE TABLE security_peer (
+        layer TEXT, name TEXT, state BLOB NOT NULL, PRIMARY KEY (layer, name)
+    )""",
+    "CREATE TABLE security_broadcast (layer TEXT PRIMARY KEY, state BLOB NOT NULL)",
+    """CREATE TABLE security_clone (
+        layer TEXT, name TEXT, count INTEGER NOT NULL, PRIMARY KEY (layer, name)
+    )""",
+)
+_LINK = (
+    "CREATE TABLE link_number (next INTEGER NOT NULL)",
+    """CREATE TABLE link_outgoing (
+        number INTEGER PRIMARY KEY,
+        peer TEXT NOT NULL, receivers TEXT NOT NULL, payload BLOB NOT NULL,
+        priority INTEGER NOT NULL, key TEXT,
+        repairs INTEGER NOT NULL, slot INTEGER
+    )""",
+    """CREATE TABLE link_symbol (
+        peer TEXT, slot INTEGER,
+        number INTEGER NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL,
+        position INTEGER, data BLOB NOT NULL,
+        PRIMARY KEY (peer, slot, position)
+    )""",
+    "CREATE TABLE link_arrived (place INTEGER PRIMARY KEY, peer TEXT NOT NULL, name BLOB NOT NULL)",
+    "CREATE TABLE link_inbox (place INTEGER PRIMARY KEY, peer TEXT NOT NULL, payload BLOB)",
+)
+_NODE = (
+    """CREATE TABLE node_run (
+        model BLOB NOT NULL, dimension INTEGER NOT NULL,
+        run BLOB NOT NULL, address INTEGER NOT NULL, plan TEXT NOT NULL,
+        version INTEGER NOT NULL, global_hash BLOB NOT NULL, finished INTEGER NOT NULL,
+        silent INTEGER NOT NULL, silences INTEGER NOT NULL
+    )""",
+    "CREATE TABLE node_pending (round INTEGER NOT NULL, digest BLOB NOT NULL, received INTEGER)",
+    "CREATE TABLE node_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
+_REPLAY = (
+    """CREATE TABLE replay_sample (
+        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, inputs BLOB NOT NULL, targets BLOB
+    )""",
+    "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
+_GATEWAY = (
+    """CREATE TABLE gateway_run (
+        model BLOB NOT NULL, dimension INTEGER NOT NULL,
+        run BLOB NOT NULL, plan TEXT NOT NULL, version INTEGER NOT NULL
+    )""",
+    "CREATE TABLE gateway_pending (round INTEGER NOT NULL, board TEXT NOT NULL)",
+    "CREATE TABLE gateway_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE gateway_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
+_HOST = (
+    """CREATE TABLE host_run (
+        model BLOB NOT NULL, run BLOB NOT NULL, plan TEXT NOT NULL,
+        version INTEGER NOT NULL DEFAULT 0, global_hash BLOB NOT NULL DEFAULT x'',
+        started INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0
+    )""",
+    # counted_*: the node's update that was counted last; aggregate_*: the partial aggregate that
+    # it was part of, if it was.
+    """CREATE TABLE host_node (
+        address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, samples INTEGER NOT NULL,
+        counted_round INTEGER, counted_digest BLOB, counted_have BLOB,
+        aggregate_address INTEGER, aggregate_digest BLOB,
+        rounds_counted INTEGER NOT NULL DEFAULT 0, rounds_missed INTEGER NOT NULL DEFAULT 0,
+        bytes_up INTEGER NOT NULL DEFAULT 0, bytes_down INTEGER NOT NULL DEFAULT 0
+    )""",
+    "CREATE TABLE host_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
+    "CREATE TABLE host_body (position INTEGER PRIMARY KEY, address INTEGER, body BLOB)",
+    """CREATE TABLE host_round (
+        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0
+    )""",
+    """CREATE TABLE host_traffic (
+        version INTEGER, peer TEXT,
+        bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL,
+        PRIMARY KEY (version, peer)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE host_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
+_SPLIT = (
+    "CREATE TABLE split_board (address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE split_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
+SCHEMA = Schema(
+    application=0x544D5354,  # "TMST"
+    version=1,  # a change of any table takes the next number
+    statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
+)
+
+
+class StateFile(Database):
+    """The state in `folder`. See `transports.factory.Stores` for what a transport asks of it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / STATE, SCHEMA)
+        self.folder = folder
+
+    def open(self, keep: Collection[str] | None = None) -> None:
+        """See `Database.open`. The files of an older version are refused and stay as they are."""
+        older = [name for name in OLDER_FILES if (self.folder / name).exists()]
+        if older:
+            raise StoreError(
+                f"{self.folder} holds the state of an older ternmesh ({', '.join(older)}): go on "
+                "with that version, or move these files away, enrol again and begin anew"
+            )
+        super().open(keep)
+
+    def link(self) -> LinkStore:
+        """The state of the link."""
+        return LinkStore(self)
+
+    def airtime(self, bearer: str = "") -> AirtimeStore:
+        """The airtime ledger of the radio, or of a further radio with this bearer's name.
+
+        It has a file and a commit of its own, because the radio's thread uses it.
+        """
+        folder = self.folder / f"link-{bearer}" if bearer else self.folder
+        return AirtimeStore(folder / AIRTIME)

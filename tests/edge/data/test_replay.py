@@ -1,0 +1,224 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.data.replay import ReplayBuffer
+from edge.data.sources import Label, Sample, sample_bytes
+from edge.errors import DataError
+from edge.onnx.session import LoadedModel
+from ternmesh_store.state_file import STATE, StateFile
+
+
+def sample(number: int) -> Sample:
+    return Sample(str(number), {"x": np.full(6, number, np.float32)})
+
+
+def label(number: int) -> Label:
+    return Label(str(number), {"t": np.full(3, -number, np.float32)})
+
+
+def opened(folder: Path) -> StateFile:
+    state = StateFile(folder)
+    state.open()
+    return state
+
+
+def new_buffer(tiny: LoadedModel, folder: Path, samples_max: int = 100) -> ReplayBuffer:
+    return ReplayBuffer(opened(folder), tiny.package, samples_max, 1 << 20)
+
+
+@pytest.fixture
+def buffer(tiny, tmp_path):
+    made = new_buffer(tiny, tmp_path)
+    made.load()
+    yield made
+    made._database.close()
+
+
+def numbers(buffer: ReplayBuffer) -> list[int]:
+    """The labelled samples, oldest first, each checked against its label."""
+    if not len(buffer):
+        return []
+    batch = buffer.batch(np.arange(len(buffer)))
+    np.testing.assert_array_equal(batch["t"][:, 0], -batch["x"][:, 0])
+    return batch["x"][:, 0].astype(int).tolist()
+
+
+def test_samples_wait_for_their_labels(buffer) -> None:
+    assert buffer.add([sample(1), sample(2), sample(3)]).size == 0
+    assert (len(buffer), buffer.waiting) == (0, 3)
+    assert buffer.add([label(3), label(1)]).tolist() == [0, 1]
+    assert (numbers(buffer), buffer.waiting) == ([1, 3], 1)
+    assert buffer.add([label(2)]).tolist() == [1]
+    assert numbers(buffer) == [1, 2, 3]
+    batch = buffer.batch(np.array([2, 0, 2]))
+    assert batch["x"].shape == (3, 6)
+    assert batch["x"][:, 0].tolist() == [3, 1, 3]
+
+
+def test_what_cannot_be_joined_is_counted(buffer) -> None:
+    buffer.add([sample(1), sample(1), label(2), label(1), label(1), sample(1)])
+    counters = buffer.counters
+    assert (counters.repeated, counters.unmatched, counters.labels) == (2, 2, 1)
+    assert numbers(buffer) == [1]
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        (Sample("a", {}), "a has : it must have x"),
+        (Sample("a", {"x": np.zeros(6), "t": np.zeros(3)}), "a has x, t: it must have x"),
+        (Sample("a", {"x": np.zeros(5)}), r"x has shape \(5,\), not \(6,\)"),
+        (Sample("a", {"x": np.full(6, np.nan)}), "x holds NaN or infinity"),
+        (Sample("a", {"x": ["one"] * 6}), "must be float32"),
+        (Sample("", {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters"),
+        (Sample("k" * 129, {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters"),
+        (Sample(7, {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters, not 7"),
+        (Label("a", {"t": np.full(3, np.inf)}), "t holds NaN or infinity"),
+        (Sample("a", {"x": [[0.0], [0.0, 1.0]]}), "inhomogeneous"),
+        (Sample("a", None), "NoneType"),
+        ("nonsense", "a source yields Sample and Label"),
+    ],
+)
+def test_items_that_do_not_fit_are_counted_and_left_out(buffer, item, sentence) -> None:
+    buffer.add([sample(1), item, label(1)])
+    assert numbers(buffer) == [1]
+    assert buffer.counters.refused == 1
+    with pytest.raises(DataError, match=sentence):
+        raise DataError(buffer.last_refusal)
+
+
+def test_the_oldest_make_room(tiny, tmp_path) -> None:
+    buffer = new_buffer(tiny, tmp_path, samples_max=3)
+    buffer.load()
+    for number in range(5):
+        buffer.add([sample(number), label(number)])
+    buffer.add([sample(number) for number in range(10, 15)])
+    assert (numbers(buffer), buffer.waiting) == ([2, 3, 4], 3)
+    assert (buffer.counters.evicted, buffer.counters.expired) == (2, 2)
+    # The label of an old sample: it is labelled and makes room at once, as it is the oldest.
+    assert buffer.add([label(11), label(12)]).tolist() == [2]
+    buffer._database.close()
+
+
+def test_bytes_are_bounded_too(tiny, tmp_path) -> None:
+    size = sample_bytes(tiny.package)
+    assert size == 4 * 9
+    state = StateFile(tmp_path)
+    assert ReplayBuffer(state, tiny.package, 100, 2 * size).capacity == 2
+    with pytest.raises(DataError, match=r"36 bytes, more than data\.replay_bytes_max"):
+        ReplayBuffer(state, tiny.package, 100, size - 1).load()
+
+
+def test_it_is_all_there_again_and_smaller_where_asked(tiny, tmp_path) -> None:
+    buffer = new_buffer(tiny, tmp_path)
+    buffer.load()
+    buffer.add([sample(n) for n in range(6)] + [label(n) for n in range(4)])
+    buffer._database.close()
+    buffer = new_buffer(tiny, tmp_path)
+    buffer.load()
+    assert (numbers(buffer), buffer.waiting) == ([0, 1, 2, 3], 2)
+    buffer.add([sample(6), sample(0)])
+    assert (buffer.waiting, buffer.counters.repeated) == (3, 1)
+    buffer._database.close()
+    buffer = new_buffer(tiny, tmp_path, samples_max=2)
+    buffer.load()
+    assert (numbers(buffer), buffer.waiting) == ([2, 3], 2)
+    buffer._database.close()
+
+
+def test_samples_of_another_model_are_deleted(tiny, tmp_path) -> None:
+    from dataclasses import replace
+
+    buffer = new_buffer(tiny, tmp_path)
+    buffer.load()
+    buffer.add([sample(1), label(1)])
+    buffer._database.close()
+    x, t = tiny.package.batch_inputs
+    other = replace(tiny.package, batch_inputs=(replace(x, dtype="float64"), t))
+    buffer = ReplayBuffer(opened(tmp_path), other, 100, 1 << 20)
+    buffer.load()
+    assert (len(buffer), buffer.waiting) == (0, 0)
+    buffer._database.close()
+
+
+CAPACITY = 4
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=8), max_size=8))
+def test_it_behaves_as_a_list_would(tiny, tmp_path_factory, batches) -> None:
+    folder = tmp_path_factory.mktemp("replay")
+    buffer = new_buffer(tiny, folder, CAPACITY)
+    buffer.load()
+    waiting: list[int] = []
+    labelled: list[int] = []
+    arrival: dict[int, int] = {}
+    for batch in batches:
+        done = []
+        for is_label, number in batch:
+            if not is_label and number not in waiting + labelled:
+                waiting.append(number)
+                arrival[number] = max(arrival.values(), default=0) + 1
+            elif is_label and number in waiting:
+                waiting.remove(number)
+                labelled = sorted([*labelled, number], key=arrival.__getitem__)
+                done.append(number)
+        labelled, waiting = labelled[-CAPACITY:], waiting[-CAPACITY:]
+        items = [label(number) if is_label else sample(number) for is_label, number in batch]
+        fresh = [labelled[index] for index in buffer.add(items)]
+        assert sorted(fresh) == sorted(set(done) & set(labelled))
+        assert numbers(buffer) == labelled
+        assert buffer.waiting == len(waiting)
+    buffer._database.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from edge.data.replay import ReplayBuffer
+from edge.onnx.session import load_model
+from edge.data.sources import Label, Sample
+from ternmesh_store.state_file import StateFile
+
+package = load_model(Path(sys.argv[1])).package
+state = StateFile(Path(sys.argv[2]))
+state.open()
+buffer = ReplayBuffer(state, package, 100_000, 1 << 30)
+buffer.load()
+number = 0
+while True:
+    buffer.add([Sample(str(number), {"x": np.full(6, number)})])
+    buffer.add([Label(str(number), {"t": np.full(3, -number)})])
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_what_was_committed_survives_kill_9(tiny, tmp_path) -> None:
+    for _ in range(2):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tiny.folder), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        told = [int(writer.stdout.readline()) for _ in range(25)]
+        writer.send_signal(signal.SIGKILL)
+        told += [int(line) for line in writer.stdout.read().split()]
+        writer.wait()
+        buffer = ReplayBuffer(opened(tmp_path), tiny.package, 100_000, 1 << 30)
+        buffer.load()
+        kept = numbers(buffer)
+        buffer._database.close()
+        assert kept[: len(told)] == told
+        (tmp_path / STATE).unlink()

@@ -1,0 +1,197 @@
+import io
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edge.data.sources import NpzSettings, make_source, open_folder
+from edge.errors import DataError, NoData
+from models.zoo import fsdd_path, package_path
+from ternmesh.model_package import read_model_package
+
+PLAIN = NpzSettings(arrays={}, where={})
+
+
+def save(path: Path, **arrays: object) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_one_file_or_a_folder_of_them(tiny, tiny_data, tmp_path: Path) -> None:
+    save(tmp_path / "b.npz", **{name: array[60:] for name, array in tiny_data.items()})
+    one = save(tmp_path / "a.npz", **{name: array[:60] for name, array in tiny_data.items()})
+    (tmp_path / "notes.txt").write_text("not data")
+    assert len(open_folder(one, tiny.package, PLAIN)) == 60
+    data = open_folder(tmp_path, tiny.package, PLAIN)
+    assert len(data) == 96
+    batch = data.batch(np.array([95, 0]))
+    np.testing.assert_array_equal(batch["x"], tiny_data["x"][[95, 0]])
+    np.testing.assert_array_equal(batch["t"], tiny_data["t"][[95, 0]])
+
+
+def test_names_are_mapped_bytes_are_scaled_and_samples_are_chosen(tiny, tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "a.npz",
+        features=np.full((4, 6), 51, np.uint8),
+        target=np.ones((4, 3), np.int16),
+        speaker=np.array([0, 1, 1, 2], np.uint8),
+        speaker_names=np.array(["ada", "bob", "cleo"]),
+    )
+    names = {"x": "features", "t": "target"}
+    data = open_folder(path, tiny.package, NpzSettings(names, {"speaker": "bob"}, divide_by=255.0))
+    assert len(data) == 2
+    batch = data.batch(np.array([0, 1]))
+    np.testing.assert_allclose(batch["x"], 0.2)
+    np.testing.assert_array_equal(batch["t"], 1.0)  # targets are not inputs: never divided
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.float32)}
+    by_number = open_folder(path, tiny.package, NpzSettings(names, {"speaker": 2}))
+    assert len(by_number) == 1
+
+
+def test_the_shipped_clips_fit_the_shipped_model() -> None:
+    package = read_model_package((package_path("keyword") / "model.json").read_bytes())
+    settings = NpzSettings({"features": "x", "target": "y"}, {"speaker": "theo"}, 255.0)
+    data = open_folder(fsdd_path("dev"), package, settings)
+    assert len(data) == 50
+    batch = data.batch(np.arange(50))
+    assert batch["target"].dtype == np.int64
+    assert 0.0 <= batch["features"].min() < batch["features"].max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"t": np.zeros((4, 3))}, "has no array x: it has t"),
+        ({"x": np.zeros((4, 5)), "t": np.zeros((4, 3))}, r"x has shape \(4, 5\), tiny needs"),
+        ({"x": np.zeros(6), "t": np.zeros((4, 3))}, r"x has shape \(6,\)"),
+        ({"x": np.zeros((4, 6)), "t": np.zeros((5, 3))}, "t has 5 samples, other arrays have 4"),
+        ({"x": np.zeros((4, 6), "<U3"), "t": np.zeros((4, 3))}, "x is <U3: x must be float32"),
+        ({"x": np.full((4, 6), np.nan), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
+        ({"x": np.full((4, 6), 1e300), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
+        ({"x": np.zeros((0, 6)), "t": np.zeros((0, 3))}, "holds no sample$"),
+        ({"x": np.array([{}] * 4), "t": np.zeros((4, 3))}, r"cannot be read as \.npz"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tiny, tmp_path, arrays, sentence) -> None:
+    path = save(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=sentence) as caught:
+        open_folder(path, tiny.package, PLAIN)
+    assert "a.npz" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_beyond_their_dtype_are_refused(tmp_path: Path) -> None:
+    package = read_model_package((package_path("keyword") / "model.json").read_bytes())
+    x, y = np.zeros((2, 50, 32), np.float32), np.array([0.5, 1.0])
+    path = save(tmp_path / "a.npz", features=x, target=y)
+    with pytest.raises(DataError, match="target is float64: target must be int64"):
+        open_folder(path, package, PLAIN)
+    path = save(tmp_path / "b.npz", features=x, target=np.array([0, 2**63], np.uint64))
+    with pytest.raises(DataError, match="target has values that int64 cannot hold"):
+        open_folder(path, package, PLAIN)
+
+
+def test_a_file_that_is_no_npz_is_refused(tiny, tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 but not really")
+    np.save(tmp_path / "b.npy", np.zeros(3))
+    for name in ("a.npz", "b.npy", "missing.npz"):
+        with pytest.raises(NoData, match=name):
+            open_folder(tmp_path / name, tiny.package, PLAIN)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoData, match=r"holds 0 \.npz files"):
+        open_folder(tmp_path / "empty", tiny.package, PLAIN)
+
+
+@pytest.mark.parametrize("kind", ["damaged", "beyond the file system", "no such room", "no sample"])
+def test_data_that_no_model_could_use_is_told_apart(tiny, tiny_data, tmp_path, kind) -> None:
+    rooms = {"room": np.zeros(96, np.uint8), "room_names": np.array(["hall", "roof"])}
+    path, where = save(tmp_path / "a.npz", **tiny_data, **rooms), {}
+    if kind == "damaged":
+        data = path.read_bytes()
+        at = data.index(tiny_data["x"].tobytes())
+        path.write_bytes(data[:at] + bytes(100) + data[at + 100 :])
+    elif kind == "beyond the file system":
+        path = tmp_path / ("a" * 300)
+    else:
+        where = {"room": "attic" if kind == "no such room" else 9}
+    with pytest.raises(NoData):
+        open_folder(path, tiny.package, NpzSettings({}, where))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "sentence"),
+    [
+        ("<f4", (3_000_000_000, 2), "its shape needs 24000000000"),
+        ("<U0", (3_000_000_000, 2), "its shape needs 6000000000"),
+        ("<f4", (0, 1 << 70), "cannot be read as .npz"),
+        ("<f4", (-1, 2), "cannot be read as .npz"),
+    ],
+)
+def test_a_head_that_promises_too_much_is_refused(tiny, tmp_path, kind, shape, sentence) -> None:
+    content = io.BytesIO()
+    head = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, head)
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content.getvalue())
+    with pytest.raises(DataError, match=sentence):
+        open_folder(path, tiny.package, PLAIN)
+
+
+def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
+    tiny, tiny_data, tmp_path, monkeypatch
+) -> None:
+    path = save(tmp_path / "a.npz", **tiny_data)
+    monkeypatch.setattr("edge.data.sources.BYTES_MAX", 2000)
+    with pytest.raises(DataError, match=r"x has 2432 bytes, more than the 2000"):
+        open_folder(path, tiny.package, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (NpzSettings({"z": "x"}, {}), "z is no tensor of tiny: arrays may map t, x"),
+        (NpzSettings({}, {"site": 1}), "has no array site"),
+        (NpzSettings({}, {"room": "attic"}), "room 'attic' is none of hall, roof"),
+        (NpzSettings({}, {"t": 1}), "t does not hold one value for each sample"),
+        (NpzSettings({}, {"room": 9}), "no sample where room = 9"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_sentence(
+    tiny, tiny_data, tmp_path, settings, sentence
+) -> None:
+    rooms = {"room": np.zeros(96, np.uint8), "room_names": np.array(["hall", "roof"])}
+    path = save(tmp_path / "a.npz", **tiny_data, **rooms)
+    with pytest.raises(DataError, match=sentence):
+        open_folder(path, tiny.package, settings)
+
+
+class Beeper:
+    def __init__(self, tone: int = 3) -> None:
+        if tone < 0:
+            raise ValueError("tone must not be negative")
+        self.tone = tone
+
+    def poll(self, now: float) -> list[object]:
+        return []
+
+
+def test_a_source_is_made_from_its_name_and_options(monkeypatch) -> None:
+    module = ModuleType("beepers")
+    module.Beeper, module.number = Beeper, int  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "beepers", module)
+    assert make_source("beepers:Beeper", {"tone": 5}).tone == 5  # type: ignore[attr-defined]
+    for name, options, sentence in (
+        ("beepers:Beeper", {"pitch": 1}, "does not take its options"),
+        ("beepers:Beeper", {"tone": -1}, "tone must not be negative"),
+        ("beepers:Bell", {}, "write package.module:ClassName"),
+        ("no_such_module:Bell", {}, "write package.module:ClassName"),
+        ("", {}, "write package.module:ClassName"),
+        ("..:Bell", {}, "write package.module:ClassName"),
+        ("beepers:number", {}, "has no method poll"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            make_source(name, options)

@@ -1,0 +1,332 @@
+"""A gateway between a radio, here a lossy hub with the link around it, and a network."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.gateway.service import (
+    UP_BYTES_MAX,
+    UP_MAX,
+    Gateway,
+    GatewayConfig,
+    read_gateway_config,
+    run_gateway,
+)
+from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError
+from ternmesh.link.settings import LinkSettings
+from ternmesh.wire.frame import BROADCAST, Header, seal_open
+from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.status import describe
+from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_store.state_file import StateFile
+from transports.base import ALL, HOST, Arrival, NotConnected
+from transports.faulty import Faults, FaultyTransport
+from transports.loopback import LoopbackHub
+from transports.mqtt.embedded_broker import EmbeddedBroker
+from transports.reliable import ReliableTransport
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+
+BOARDS = ("ada", "bo")
+
+
+class Air:
+    """Radios of a gateway and two boards, and the network behind; time passes by turns."""
+
+    def __init__(self, folder: Path, drop: float = 0.2) -> None:
+        self.states: dict[str, StateFile] = {}
+        self.now, self.drop, self.folder = 0.0, drop, folder
+        self.radio, self.network = LoopbackHub(mtu=120), LoopbackHub()
+        self.boards = {board: self.linked(board) for board in BOARDS}
+        self.host = self.network.host()
+        self.gateway = Gateway(
+            self.linked(HOST), {board: self.network.node(board) for board in BOARDS}
+        )
+        self.host.open()
+        self.gateway.open()
+        for board in self.boards.values():
+            board.open()
+
+    def linked(self, name: str) -> ReliableTransport:
+        raw = self.radio.host() if name == HOST else self.radio.node(name)
+        rng = np.random.default_rng(len(name))
+        inner = FaultyTransport(raw, Faults(drop=self.drop), rng, lambda: self.now)
+        settings = LinkSettings(mtu=120, idle_s=1.0, longest_s=30.0)
+        state = self.states[name] = StateFile(self.folder / name)
+        state.open()
+        return ReliableTransport(inner, settings, state.link(), lambda: self.now, rng, BOARDS)
+
+    def run(self, seconds: float) -> dict[str, list]:
+        found: dict[str, list] = {name: [] for name in (HOST, *BOARDS)}
+        until = self.now + seconds
+        while self.now < until:
+            while self.gateway.turn(0.0):
+                pass
+            for name, end in ((HOST, self.host), *self.boards.items()):
+                while (arrival := end.receive(0.0)) is not None:
+                    found[name].append((arrival.peer, arrival.frames))
+            self.now += 0.05
+        return found
+
+
+def frames(count: int, address: int = 7, size: int = 200) -> list[bytes]:
+    rng = np.random.default_rng(count)
+    return [seal_open(Header(address, i), b"\x02" + rng.bytes(size)) for i in range(count)]
+
+
+def test_an_update_of_a_board_reaches_the_host_in_its_name(tmp_path: Path) -> None:
+    air = Air(tmp_path)
+    air.boards["bo"].send(HOST, frames(5))
+    assert air.run(60.0)[HOST] == [("bo", tuple(frames(5)))]
+
+
+def test_the_host_speaks_to_one_board_and_to_all_once(tmp_path: Path) -> None:
+    air = Air(tmp_path)
+    mine, everybodys = frames(3, address=0x8001), frames(4, address=BROADCAST)
+    air.host.send("ada", mine)
+    air.host.send(ALL, everybodys)
+    found = air.run(120.0)
+    assert sorted(found["ada"]) == sorted([(HOST, tuple(mine)), (HOST, tuple(everybodys))])
+    assert found["bo"] == [(HOST, tuple(everybodys))]
+    assert air.gateway.frames_down == 7
+
+
+def test_what_the_radio_brought_waits_while_the_network_is_down(tmp_path: Path) -> None:
+    air = Air(tmp_path, drop=0.0)
+    air.network.up = False
+    for board, count in (("ada", 3), ("bo", 4)):
+        air.boards[board].send(HOST, frames(count))
+    assert air.run(100.0)[HOST] == []
+    air.network.up = True
+    assert sorted(air.run(60.0)[HOST]) == sorted(
+        [("ada", tuple(frames(3))), ("bo", tuple(frames(4)))]
+    )
+
+
+def test_what_waits_survives_the_gateway(tmp_path: Path) -> None:
+    air = Air(tmp_path, drop=0.0)
+    air.network.up = False
+    air.boards["ada"].send(HOST, frames(3))
+    air.run(20.0)
+    air.gateway.close()
+    air.states[HOST].close()
+    air.gateway = Gateway(air.linked(HOST), {board: air.network.node(board) for board in BOARDS})
+    air.gateway.open()
+    air.network.up = True
+    assert air.run(20.0)[HOST] == [("ada", tuple(frames(3)))]
+
+
+CONFIG = """
+state_dir = "state"
+[radio]
+region = "EU868"
+[radio.serial]
+port = "{port}"
+dialect = "rnode"
+frequency_hz = 869525000
+speed = 100.0
+addresses = {{ ada = 1, bo = 2 }}
+[network]
+url = "{url}"
+"""
+
+
+INSECURE = """
+[security]
+insecure = true
+"""
+
+
+def status_lines(config: GatewayConfig) -> list[str]:
+    try:
+        return list(describe(ask(config.control_path, {"command": "status"})))
+    except ControlError:  # it has just begun to listen
+        return ["not connected"]
+
+
+def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eventually) -> None:
+    path = tmp_path / "gateway.toml"
+    with EmulatedRadios([new_modem("rnode", 0)], speed=100.0) as air, EmbeddedBroker() as broker:
+        path.write_text(CONFIG.format(port=air.paths[0], url=broker.url) + INSECURE)
+        config, stop = read_gateway_config(path), threading.Event()
+        options = {"insecure": True}
+        thread = threading.Thread(target=run_gateway, args=(config, stop), kwargs=options)
+        thread.start()
+        try:
+            eventually(lambda: config.control_path.exists())
+            lines: list[str] = []
+
+            def is_up() -> bool:
+                lines[:] = status_lines(config)
+                return "not connected" not in "".join(lines)
+
+            eventually(is_up)
+            assert lines[0] == "gateway for ada, bo"
+            assert lines[1].startswith("INSECURE")
+            assert lines[2].startswith(f"connected to the rnode modem at {air.paths[0]}")
+            assert lines[3].startswith("ada: connected to")
+        finally:
+            stop.set()
+            thread.join()
+
+
+def config_of(tmp_path: Path) -> GatewayConfig:
+    path = tmp_path / "gateway.toml"
+    path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1"))
+    return read_gateway_config(path)
+
+
+def test_a_radio_needs_keys_or_saying_twice_that_it_has_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with pytest.raises(SecurityError, match=r"no identity at .*state/identity"):
+        run_gateway(config, threading.Event())
+    with pytest.raises(ConfigError, match="insecure = true"):
+        run_gateway(config, threading.Event(), insecure=True)
+
+
+def test_a_gateway_has_an_identity_of_its_own_role_and_name(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    enrol_fleet("ternmesh", tmp_path / HOST, {"gateway": tmp_path / "state"})
+    with pytest.raises(SecurityError, match="the identity of a node"):
+        run_gateway(config, threading.Event())
+    barn = replace(config, state_dir=str(tmp_path / "barn"))
+    enrol_fleet("ternmesh", tmp_path / HOST, {}, {"barn": tmp_path / "barn"})
+    with pytest.raises(SecurityError, match="identity of barn, not gateway"):
+        run_gateway(barn, threading.Event())
+
+
+def test_boards_that_a_gateway_does_not_know_are_named(tmp_path: Path, caplog) -> None:
+    config = config_of(tmp_path)
+    nodes = {"ada": tmp_path / "ada"}
+    enrol_fleet("ternmesh", tmp_path / HOST, nodes, {"gateway": tmp_path / "state"})
+    stop = threading.Event()
+    stop.set()
+    run_gateway(config, stop)
+    [warning] = [r.getMessage() for r in caplog.records if "enrol import" in r.getMessage()]
+    assert warning.startswith("no keys of bo are known")
+
+
+def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        """
+        state_dir = "state"
+        [radio.ble]
+        ada.hci = "usb:0"
+        bo.hci = "usb:1"
+        [network]
+        url = "mqtt://127.0.0.1"
+        """
+    )
+    assert read_gateway_config(path).boards == BOARDS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("[radio.serial]", "[radio.serials]", "radio.serials"),
+        ('region = "EU868"', "", "link.region is missing"),
+        ("mqtt://127.0.0.1", "", r"\[link\] has no url"),
+        ("ada = 1", "ada = 0", "1 to 254"),
+        ("[radio.serial]", "[radio.ble]", "link.ble.port is not a setting|has a table"),
+        ("[network]", "[network]\nmultipath = true", "needs one broker"),
+        ("state_dir", 'name = "host"\nstate_dir', "may not be called 'host'"),
+        ("[radio]", '[radio]\ngateway = "barn"', "link.gateway is for boards"),
+    ],
+)
+def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1").replace(old, new))
+    with pytest.raises(ConfigError, match=sentence):
+        read_gateway_config(path)
+
+
+class Login:
+    """A board's connection to a broker, which may refuse it."""
+
+    mtu = 4096
+
+    def __init__(self, *, connected: bool = True) -> None:
+        self.connected, self.sent, self.inbox = connected, [], []
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        if not self.connected:
+            raise NotConnected("the broker refuses this login")
+        self.sent.append((peer, tuple(frames)))
+        return sum(map(len, frames))
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        return self.inbox.pop(0) if self.inbox else None
+
+
+def neighbourhood(**is_connected: bool) -> tuple[Gateway, Login, dict[str, Login]]:
+    """A gateway whose radio brings what a test puts into its inbox."""
+    network = {board: Login(connected=connected) for board, connected in is_connected.items()}
+    radio = Login()
+    return Gateway(radio, network), radio, network
+
+
+def say(radio: Login, board: str, count: int = 1, size: int = 100) -> None:
+    radio.inbox += [Arrival(board, (frame,), len(frame)) for frame in frames(count, size=size)]
+
+
+def test_a_board_whose_login_is_refused_holds_up_nobody() -> None:
+    """Whoever reaches the radio may speak in its name, for its seals are opened by the host."""
+    gateway, radio, network = neighbourhood(thief=False, ada=True, bo=True)
+    say(radio, "thief", 3)
+    for board in ("ada", "bo"):
+        say(radio, board, 5)
+    for _ in range(20):
+        gateway.turn(0.0)
+    assert [len(network[board].sent) for board in ("thief", "ada", "bo")] == [0, 5, 5]
+    network["thief"].connected = True
+    while gateway.turn(0.0):
+        pass
+    assert [frame for _, (frame,) in network["thief"].sent] == frames(3, size=100)
+    assert gateway.frames_lost == 0
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, UP_MAX), (60_000, UP_BYTES_MAX // 60_010)])
+def test_what_waits_for_a_refused_login_is_bounded(size: int, count: int) -> None:
+    gateway, radio, network = neighbourhood(thief=False, ada=True)
+    say(radio, "thief", count + 3, size)
+    say(radio, "ada")
+    for _ in range(count + 10):
+        gateway.turn(0.0)
+    assert gateway.frames_lost == 3
+    assert len(network["ada"].sent) == 1
+    network["thief"].connected = True
+    while gateway.turn(0.0):
+        pass
+    assert len(network["thief"].sent) == count
+
+
+def test_nothing_is_taken_from_the_radio_while_no_login_holds() -> None:
+    gateway, radio, network = neighbourhood(ada=False, bo=False)
+    say(radio, "ada", 9)
+    for _ in range(20):
+        gateway.turn(0.0)
+    assert len(radio.inbox) == 8
+    network["bo"].connected = True
+    for _ in range(20):
+        gateway.turn(0.0)
+    assert radio.inbox == []
+
+
+def test_what_is_said_to_all_is_taken_from_a_board_that_is_connected() -> None:
+    gateway, radio, network = neighbourhood(thief=False, ada=True, bo=True)
+    [everybodys] = frames(1, address=BROADCAST)
+    for board in ("ada", "bo"):
+        network[board].inbox.append(Arrival(HOST, (everybodys,), 30))
+    gateway.turn(0.0)
+    assert radio.sent == [(ALL, (everybodys,))]

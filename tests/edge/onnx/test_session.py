@@ -1,0 +1,162 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.errors import ModelError
+from edge.onnx.session import (
+    Inference,
+    LoadedModel,
+    TrainStep,
+    adapter_version,
+    load_model,
+    write_adapter,
+)
+from ternmesh.model_package import ADAPTER, FORWARD
+
+
+def by_hand(tiny: LoadedModel, x: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    tensors = tiny.package.split(vector)
+    slope = np.linspace(-0.5, 0.5, 18, dtype=np.float32).reshape(6, 3)
+    return x @ slope + x @ tensors["A"] @ tensors["B"]
+
+
+def random_vector(tiny: LoadedModel, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(tiny.initial.size).astype(np.float32)
+
+
+def test_adapters_are_swapped_without_a_new_session(tiny: LoadedModel, tmp_path: Path) -> None:
+    inference = Inference(tiny.folder, tiny.package)
+    x = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
+    zero = np.zeros_like(tiny.initial)
+    np.testing.assert_allclose(inference.predict({"x": x})["y"], by_hand(tiny, x, zero), atol=1e-6)
+    path = tmp_path / "current.onnx_adapter"
+    for version in (1, 2, 3):
+        vector = random_vector(tiny, version)
+        write_adapter(path, tiny.package, vector, version)
+        inference.use_adapter(path)
+        np.testing.assert_allclose(
+            inference.predict({"x": x})["y"], by_hand(tiny, x, vector), atol=1e-5
+        )
+        assert adapter_version(path) == version
+
+
+def test_an_adapter_in_use_survives_its_file(tiny: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx_adapter"
+    x = np.ones((1, 6), dtype=np.float32)
+    inference = Inference(tiny.folder, tiny.package)
+    write_adapter(path, tiny.package, random_vector(tiny, 1), 1)
+    inference.use_adapter(path)
+    before = inference.predict({"x": x})["y"]
+    write_adapter(path, tiny.package, random_vector(tiny, 2), 2)
+    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
+    inference.release()
+    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
+    assert [item.name for item in tmp_path.iterdir()] == ["a.onnx_adapter"]
+
+
+def test_a_spoilt_adapter_is_refused_and_the_old_one_stays(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.onnx_adapter", tmp_path / "bad.onnx_adapter"
+    write_adapter(good, tiny.package, random_vector(tiny, 1), 1)
+    inference = Inference(tiny.folder, tiny.package)
+    inference.use_adapter(good)
+    x = np.ones((1, 6), dtype=np.float32)
+    before = inference.predict({"x": x})["y"]
+    bad.write_bytes(good.read_bytes()[:-40])
+    with pytest.raises(ModelError, match=r"bad\.onnx_adapter"):
+        inference.use_adapter(bad)
+    with pytest.raises(ModelError, match="missing"):
+        inference.use_adapter(tmp_path / "missing")
+    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
+
+
+def test_an_adapter_of_another_length_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="18 numbers"):
+        write_adapter(tmp_path / "a", tiny.package, np.zeros(17, np.float32), 1)
+
+
+def test_an_adapter_that_cannot_be_written_is_a_sentence(tiny: LoadedModel, tmp_path) -> None:
+    (tmp_path / "current.new").mkdir()
+    with pytest.raises(ModelError, match=r"cannot write .*current"):
+        write_adapter(tmp_path / "current", tiny.package, random_vector(tiny, 1), 1)
+
+
+def test_the_train_step_gives_loss_and_gradient(tiny: LoadedModel, tiny_data) -> None:
+    step = TrainStep(tiny.folder, tiny.package)
+    batch = {name: array[:8] for name, array in tiny_data.items()}
+    vector = random_vector(tiny, 5)
+
+    def loss_at(at: np.ndarray) -> float:
+        return float(np.mean((by_hand(tiny, batch["x"], at) - batch["t"]) ** 2))
+
+    loss, gradient = step.run(vector, batch)
+    assert loss == pytest.approx(loss_at(vector), rel=1e-5)
+    direction = random_vector(tiny, 6).astype(np.float64)
+    h = 1e-3
+    slope = (loss_at(vector + h * direction) - loss_at(vector - h * direction)) / (2 * h)
+    assert gradient @ direction == pytest.approx(slope, rel=1e-3)
+    step.release()
+    again, _ = step.run(vector, batch)
+    assert again == loss
+
+
+def test_inputs_that_do_not_fit_are_one_sentence(tiny: LoadedModel) -> None:
+    step = TrainStep(tiny.folder, tiny.package)
+    with pytest.raises(ModelError, match=r"train_step\.onnx"):
+        step.run(tiny.initial, {"x": np.zeros((8, 6), np.float32)})
+    with pytest.raises(ModelError, match=r"forward\.onnx"):
+        Inference(tiny.folder, tiny.package).predict({"x": np.zeros((1, 5), np.float32)})
+
+
+def test_a_changed_file_is_refused(tiny_copy: Path) -> None:
+    content = bytearray((tiny_copy / FORWARD).read_bytes())
+    content[40] ^= 1
+    (tiny_copy / FORWARD).write_bytes(content)
+    with pytest.raises(ModelError, match=r"forward\.onnx is not what model\.json describes"):
+        load_model(tiny_copy)
+
+
+@pytest.mark.parametrize("name", [FORWARD, "model.json"])
+def test_a_missing_file_is_named(tiny_copy: Path, name: str) -> None:
+    (tiny_copy / name).unlink()
+    with pytest.raises(ModelError, match=f"{name} cannot be read"):
+        load_model(tiny_copy)
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / "model.json").read_bytes())
+    (folder / "model.json").write_text(json.dumps(content | changes))
+
+
+def test_an_adapter_file_with_nan_or_another_length_is_refused(tiny_copy: Path) -> None:
+    import hashlib
+
+    for content in (b"\xff\xff\xff\xff" * 18, bytes(4 * 17), bytes(4 * 18 - 1)):
+        (tiny_copy / ADAPTER).write_bytes(content)
+        files = json.loads((tiny_copy / "model.json").read_bytes())["files"]
+        rewrite(tiny_copy, files=files | {ADAPTER: hashlib.sha256(content).hexdigest()})
+        with pytest.raises(ModelError, match="18 finite numbers"):
+            load_model(tiny_copy)
+
+
+def test_a_dtype_that_no_node_knows_is_refused(tiny_copy: Path) -> None:
+    rewrite(tiny_copy, inputs=[{"name": "x", "dtype": "string", "shape": [-1, 6]}])
+    with pytest.raises(ModelError, match="tiny takes string"):
+        load_model(tiny_copy)
+
+
+def test_without_onnxruntime_one_sentence_names_the_extra() -> None:
+    code = "import sys; sys.modules['onnxruntime'] = None; import edge.onnx.session"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingEdgeExtra: a node needs onnxruntime: pip install 'ternmesh[node]'" in done.stderr
+
+
+def test_a_node_never_imports_torch() -> None:
+    code = "import sys, edge.service, transports.mqtt.transport; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

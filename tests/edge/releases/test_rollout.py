@@ -1,0 +1,397 @@
+"""Bad releases lead back to the last good one, whatever dies; with real processes."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.errors import BoardFault, ModelError, NoData, NotSigned
+from edge.onnx.session import LoadedModel
+from edge.releases.rollout import passed_over, report, settle
+from edge.releases.store import Releases, accept_unsigned
+from ternmesh.model_package import FORWARD, TRAIN_STEP
+from ternmesh.release import ATTEMPTS_MAX, Standing
+from transports.link_config import LinkConfig
+
+Release = Callable[..., Path]
+SETTLE = """
+import os, signal, sys, pathlib
+import edge.releases.rollout as rollout
+from edge.config import read_node_config
+from edge.releases.store import Releases, accept_unsigned
+config, point = read_node_config(pathlib.Path(sys.argv[1])), sys.argv[2]
+releases = Releases(pathlib.Path(config.releases.dir), accept_unsigned)
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def life():
+    match point:
+        case "open":
+            Releases.open = die
+        case "child":
+            rollout.try_model = die
+        case "loss":
+            rollout.try_model, rollout.mean_loss = (lambda *_, **__: 0.0), die
+        case "verdict":
+            rollout.try_model, rollout.mean_loss = (lambda *_, **__: 0.0), (lambda *_: 0.0)
+            rollout.succeed = die
+    rollout.settle(config, releases)
+
+for _ in range(int(sys.argv[3])):
+    child = os.fork()
+    if child == 0:
+        life()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+@pytest.fixture
+def board(tiny: LoadedModel, tiny_data: dict[str, np.ndarray], tmp_path: Path) -> NodeConfig:
+    np.savez(tmp_path / "data.npz", **tiny_data)
+    return NodeConfig(
+        name="ada",
+        state_dir=str(tmp_path / "state"),
+        model=str(tiny.folder),
+        link=LinkConfig("mqtt://127.0.0.1:9"),
+        data=DataConfig(path=str(tmp_path / "data.npz")),
+        evaluate=EvaluateConfig(path=str(tmp_path / "data.npz")),
+        training=TrainingConfig(samples_min=8),
+        releases=ReleasesConfig(dir=str(tmp_path / "releases"), insecure=True),
+    )
+
+
+@pytest.fixture
+def releases(board: NodeConfig) -> Releases:
+    assert board.releases.dir is not None
+    return Releases(Path(board.releases.dir), accept_unsigned)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's answer without the child: `test_trial` has that."""
+    monkeypatch.setattr("edge.releases.rollout.try_model", lambda *_, **__: 0.010)
+
+
+def version_of(loaded: LoadedModel) -> str:
+    return loaded.folder.name
+
+
+def test_without_a_release_the_configured_model_runs(
+    board: NodeConfig, releases: Releases, tiny: LoadedModel
+) -> None:
+    assert settle(board, releases).folder == tiny.folder
+
+
+def test_a_good_release_is_tried_in_a_child_and_stays(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(1))
+    assert version_of(settle(board, releases)) == "1"
+    standing = releases.standing()
+    assert (standing.current, standing.last_good, standing.bad) == (1, 1, ())
+    assert version_of(settle(board, releases)) == "1"
+
+
+def changed_step(
+    folder: Path, *nodes: tuple[str, list[str], str], **constants: np.ndarray
+) -> bytes:
+    """The train step with other constants; `nodes` compute its gradient from "plain"."""
+    import onnx
+
+    step = onnx.load_from_string((folder / TRAIN_STEP).read_bytes())
+    graph = step.graph
+    if nodes:
+        graph.node[-1].output[0] = "plain"
+    for kind, inputs, output in nodes:
+        graph.node.append(onnx.helper.make_node(kind, inputs, [output]))
+    kept = [tensor for tensor in graph.initializer if tensor.name not in constants]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for name, array in constants.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    data: bytes = step.SerializeToString()
+    return data
+
+
+def not_finite(folder: Path) -> bytes:
+    return changed_step(folder, W=np.full((6, 3), np.nan, np.float32))
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["loss", "latency", "not finite", "damaged"])
+def test_a_bad_release_is_rolled_back_20_of_20_times(
+    kind: str,
+    seed: int,
+    board: NodeConfig,
+    releases: Releases,
+    new_release: Release,
+    tiny: LoadedModel,
+) -> None:
+    """Behind it lies a good release, or none; before it other bad ones."""
+    good = seed % 2
+    if good:
+        releases.install(new_release(1))
+        assert version_of(settle(board, releases)) == "1"
+    for version in range(2, 3 + seed % 3):
+        made = {
+            "loss": lambda v=version: new_release(v, loss_max=1e-6),
+            "latency": lambda v=version: new_release(v, latency_max_s=0.001),
+            "not finite": lambda v=version: new_release(
+                v, changes={TRAIN_STEP: not_finite(tiny.folder)}
+            ),
+            "damaged": lambda v=version: new_release(v),
+        }[kind]()
+        releases.install(made)
+        if kind == "damaged":
+            damaged = releases.folder / str(version) / FORWARD
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+        now = settle(board, releases)
+        assert version_of(now) == "1" if good else now.folder == tiny.folder
+        standing = releases.standing()
+        assert (standing.current, standing.last_good) == (good, good)
+        assert standing.bad[-1][0] == version
+        assert report(standing, {})["bad"][-1]["reason"] == standing.bad[-1][1]
+        settle(board, releases)
+        assert releases.standing() == standing
+    words = {"loss": "its loss on", "latency": "a step takes 10 ms, and the manifest allows 1 ms"}
+    words |= {"not finite": "held-out data is nan", "damaged": "forward.onnx is not what"}
+    assert words[kind] in releases.standing().bad[-1][1]
+
+
+def test_a_release_that_is_hostile_or_slow_to_load_is_refused_by_the_child(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
+) -> None:
+    tight = replace(board, releases=replace(board.releases, memory_mib=16))
+    step = wide_step(tiny.folder)
+    releases.install(new_release(1, changes={TRAIN_STEP: step}))
+    assert settle(tight, releases).folder == tiny.folder
+    assert "its first steps need more than 16 MiB" in releases.standing().bad[-1][1]
+
+
+def wide_step(folder: Path) -> bytes:
+    """The train step with 64 MiB of useless zeros in the computation of its gradient."""
+    return changed_step(
+        folder,
+        ("ConstantOfShape", ["wide"], "zeros"),
+        ("ReduceSum", ["zeros"], "zero"),
+        ("Add", ["plain", "zero"], "gradient"),
+        wide=np.array([1 << 24], np.int64),
+    )
+
+
+def gradient_not_finite(folder: Path) -> bytes:
+    """The train step with a good loss and a useless gradient."""
+    return changed_step(
+        folder,
+        ("Sub", ["plain", "plain"], "zeros"),
+        ("Div", ["zeros", "zeros"], "gradient"),
+    )
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_release_with_a_good_loss_that_cannot_learn_is_refused(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
+) -> None:
+    releases.install(new_release(1, changes={TRAIN_STEP: gradient_not_finite(tiny.folder)}))
+    assert settle(board, releases).folder == tiny.folder
+    assert "held-out data is not finite" in releases.standing().bad[-1][1]
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_release_that_does_not_fit_the_boards_data_is_refused(
+    board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "other.npz", x=np.zeros((9, 4), np.float32), t=np.zeros((9, 3), np.float32))
+    releases.install(new_release(1))
+    settle(replace(board, data=DataConfig(path=str(tmp_path / "other.npz"))), releases)
+    assert "has shape (9, 4)" in releases.standing().bad[-1][1]
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_last_good_one_that_is_damaged_leads_to_the_configured_model(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
+) -> None:
+    prove(board, releases, new_release(1))
+    (releases.folder / "1" / FORWARD).write_bytes(b"\0")
+    assert settle(board, releases).folder == tiny.folder
+    assert releases.standing().current == 0
+
+
+def test_a_configured_model_that_is_damaged_is_an_error(
+    board: NodeConfig, releases: Releases, tiny_copy: Path
+) -> None:
+    (tiny_copy / FORWARD).write_bytes(b"\0")
+    with pytest.raises(ModelError, match=r"forward\.onnx"):
+        settle(replace(board, model=str(tiny_copy)), releases)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("table", ["data", "evaluate"])
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "cut"])
+def test_data_that_is_away_for_a_while_condemns_nothing(
+    kind: str, table: str, board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    path = Path(str(board.data.path)).parent / "own.npz"
+    whole = Path(str(board.data.path)).read_bytes()
+    changed = DataConfig(path=str(path)) if table == "data" else EvaluateConfig(path=str(path))
+    board = replace(board, **{table: changed})
+    if kind == "empty folder":
+        path.mkdir()
+    elif kind == "cut":
+        path.write_bytes(whole[:-100])
+    releases.install(new_release(1))
+    for _ in range(ATTEMPTS_MAX + 2):
+        with pytest.raises(NoData, match=r"own\.npz"):
+            settle(board, releases)
+        assert (releases.standing().current, releases.standing().attempts) == (1, 0)
+    if kind == "empty folder":
+        path.rmdir()
+    path.write_bytes(whole)
+    assert version_of(settle(board, releases)) == "1"
+
+
+def prove(board: NodeConfig, releases: Releases, release: Path) -> None:
+    """Make a release the last good one of a board."""
+    releases.install(release)
+    settle(board, releases)
+
+
+def not_readable(folder: Path) -> Callable[[], None]:
+    """Put a folder in the place of a model's file (root may read every file), and back."""
+    path, aside = folder / FORWARD, folder / "aside"
+    path.rename(aside)
+    path.mkdir()
+
+    def undo() -> None:
+        path.rmdir()
+        aside.rename(path)
+
+    return undo
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_last_good_one_that_cannot_be_read_is_kept(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    prove(board, releases, new_release(1))
+    before, undo = releases.standing(), not_readable(releases.folder / "1")
+    for _ in range(ATTEMPTS_MAX + 1):
+        with pytest.raises(
+            BoardFault, match=r"forward\.onnx cannot be read \(Is a directory\): check"
+        ):
+            settle(board, releases)
+    assert releases.standing() == before
+    undo()
+    assert version_of(settle(board, releases)) == "1"
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_trial_that_cannot_be_read_is_given_up_in_the_end(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    prove(board, releases, new_release(1))
+    releases.install(new_release(2))
+    not_readable(releases.folder / "2")
+    for _ in range(ATTEMPTS_MAX):
+        with pytest.raises(BoardFault, match="cannot be read"):
+            settle(board, releases)
+        assert releases.standing().current == 2
+    assert version_of(settle(board, releases)) == "1"
+    assert releases.standing().bad[-1][0] == 2
+
+
+def refuse(_content: bytes, _signatures: bytes) -> None:
+    raise NotSigned("this release is not signed by ann")
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_change_of_security_does_not_condemn_what_runs(
+    board: NodeConfig, releases: Releases, new_release: Release
+) -> None:
+    prove(board, releases, new_release(1))
+    before = releases.standing()
+    with pytest.raises(
+        BoardFault, match=r"release 1 runs here and .* not signed by ann.*\[security\]"
+    ):
+        settle(board, Releases(releases.folder, refuse))
+    assert releases.standing() == before
+    assert version_of(settle(board, releases)) == "1"
+
+
+def test_a_release_on_trial_that_is_not_signed_is_bad(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
+) -> None:
+    releases.install(new_release(1))
+    releases.begin()
+    assert settle(board, Releases(releases.folder, refuse)).folder == tiny.folder
+    assert releases.standing().bad == ((1, "this release is not signed by ann"),)
+
+
+def config_file(board: NodeConfig, folder: Path) -> Path:
+    path = folder / "node.toml"
+    path.write_text(
+        f'name = "ada"\nstate_dir = "state"\nmodel = "{board.model}"\n'
+        '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\npath = "data.npz"\n'
+        '[evaluate]\npath = "data.npz"\n[training]\nsamples_min = 8\n'
+        '[releases]\ndir = "releases"\ninsecure = true\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize("point", ["open", "child", "loss", "verdict"])
+def test_kill_9_in_each_trial_leads_back_without_a_visit(
+    point: str, board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
+) -> None:
+    """Each life dies by SIGKILL where `point` says, until the release is given up."""
+    releases.install(new_release(1))
+    lives = ATTEMPTS_MAX + 1
+    done = subprocess.run(
+        [sys.executable, "-c", SETTLE, str(config_file(board, tmp_path)), point, str(lives)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    codes = [int(line) for line in done.stdout.split()]
+    assert codes == [-signal.SIGKILL] * ATTEMPTS_MAX + [0]
+    standing = releases.standing()
+    assert (standing.current, standing.last_good, standing.attempts) == (0, 0, 0)
+    assert standing.bad == ((1, f"the node died in {ATTEMPTS_MAX} trials of it"),)
+
+
+def test_one_power_cut_in_a_trial_is_forgiven(
+    board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
+) -> None:
+    releases.install(new_release(1))
+    command = [sys.executable, "-c", SETTLE, str(config_file(board, tmp_path)), "child", "1"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], capture_output=True)
+    assert releases.standing().attempts == 1
+    assert version_of(settle(board, releases)) == "1"
+    assert releases.standing().last_good == 1
+
+
+def test_a_standing_is_json_for_other_programs(board: NodeConfig, releases: Releases) -> None:
+    assert json.loads(json.dumps(report(releases.standing(), {8: "not signed"}))) == {
+        "current": 0,
+        "last_good": 0,
+        "attempts": 0,
+        "bad": [],
+        "not_taken": [{"version": 8, "reason": "not signed"}],
+    }
+
+
+def test_versions_that_a_newer_one_has_passed_over_are_named() -> None:
+    standing = Standing(current=5, last_good=4, floor=5, bad=((2, "slow"),))
+    assert passed_over(standing, [1, 2, 3, 4, 5, 6]) == [1, 3]
+    assert passed_over(Standing(), [1]) == []

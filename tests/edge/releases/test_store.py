@@ -1,0 +1,300 @@
+"""Releases on disk: what is installed, what is refused, and what a cut leaves behind."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.errors import BoardFault, ModelError
+from edge.releases.store import (
+    KEPT_MAX,
+    MANIFEST,
+    SIGNATURES,
+    STANDING,
+    Releases,
+    accept_unsigned,
+    make_release,
+)
+from ternmesh.errors import ModelPackageError, TernmeshError, WireError
+from ternmesh.model_package import ADAPTER, FORWARD
+from ternmesh.release import (
+    DESCRIPTION,
+    FILES,
+    Standing,
+    fail,
+    manifest_hash,
+    read_manifest,
+    succeed,
+    write_manifest,
+)
+
+Release = Callable[..., Path]
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Releases:
+    return Releases(tmp_path / "releases", accept_unsigned)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_a_release_is_installed_whole(releases: Releases, new_release: Release) -> None:
+    source = new_release(3)
+    assert releases.installed() == []
+    assert releases.install(source).version == 3
+    assert releases.installed() == [3]
+    assert sorted(os.listdir(releases.folder / "3")) == sorted([*FILES, MANIFEST])
+    loaded, manifest = releases.open(3)
+    assert (loaded.package.name, manifest.version) == ("tiny", 3)
+    assert loaded.folder == releases.folder / "3"
+
+
+def test_a_downgrade_is_refused(releases: Releases, new_release: Release) -> None:
+    releases.install(new_release(5))
+    before = everything(releases.folder)
+    for version in (1, 5):
+        with pytest.raises(ModelError, match=r"has had 5, and never goes back: .* higher version"):
+            releases.install(new_release(version, name="old"))
+    assert everything(releases.folder) == before
+
+
+def test_a_version_that_is_gone_from_the_disk_is_a_downgrade_too(
+    releases: Releases, new_release: Release
+) -> None:
+    releases.change(lambda _: Standing(floor=9))
+    with pytest.raises(ModelError, match="has had 9"):
+        releases.install(new_release(9))
+
+
+def spoil_model(folder: Path) -> None:
+    data = (folder / FORWARD).read_bytes()
+    (folder / FORWARD).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def lengthen(folder: Path) -> None:
+    with (folder / ADAPTER).open("ab") as file:
+        file.write(b"\0")
+
+
+def spoil_manifest(folder: Path) -> None:
+    data = (folder / MANIFEST).read_bytes()
+    (folder / MANIFEST).write_bytes(data.replace(b"tiny", b"huge"))
+
+
+def other_entry(**changes: object) -> Callable[[Path], None]:
+    """Another entry for the adapter, in a manifest that is right otherwise."""
+
+    def spoil(folder: Path) -> None:
+        manifest = read_manifest((folder / MANIFEST).read_bytes())
+        entries = [*manifest.files[:-1], replace(manifest.files[-1], **changes)]
+        changed = write_manifest(replace(manifest, files=tuple(entries)))
+        (folder / MANIFEST).write_bytes(changed)
+
+    return spoil
+
+
+def another_description(folder: Path) -> None:
+    data = (folder / DESCRIPTION).read_bytes()
+    (folder / DESCRIPTION).write_bytes(data.replace(b'"version": 1', b'"version": 2'))
+
+
+SPOILT = {
+    "a changed model": (spoil_model, "forward.onnx is not"),
+    "a longer adapter": (lengthen, "adapter.f32 has more than the 72 bytes"),
+    "a missing file": (lambda folder: (folder / FORWARD).unlink(), "cannot install"),
+    "a missing manifest": (lambda folder: (folder / MANIFEST).unlink(), "cannot be read"),
+    "another size": (other_entry(size=73), "adapter.f32 is not the file"),
+    "another hash": (other_entry(sha256=bytes(32)), "adapter.f32 is not the file"),
+    "another name": (spoil_manifest, "another model than its manifest says"),
+    "another description": (another_description, "model.json is not the file"),
+    "a long manifest": (
+        lambda folder: (folder / MANIFEST).write_bytes(bytes(1025)), "more than the 1024 bytes"
+    ),
+    "long signatures": (
+        lambda folder: (folder / SIGNATURES).write_bytes(bytes(16_385)), "more than the 16384"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_release_changes_nothing(
+    name: str, releases: Releases, new_release: Release
+) -> None:
+    spoil, reason = SPOILT[name]
+    releases.install(new_release(1))
+    before = everything(releases.folder)
+    with pytest.raises(TernmeshError, match=reason):
+        releases.install(new_release(2, spoil=spoil))
+    assert everything(releases.folder) == before
+
+
+def test_nothing_is_taken_unless_its_signatures_are_good(
+    tmp_path: Path, new_release: Release
+) -> None:
+    asked: list[tuple[bytes, bytes]] = []
+
+    def verify(content: bytes, signatures: bytes) -> None:
+        asked.append((content, signatures))
+        if signatures != b"good":
+            raise WireError("signature", "too few signers")
+
+    source, releases = new_release(1), Releases(tmp_path / "releases", verify)
+    for signatures in (None, b"bad"):
+        if signatures is not None:
+            (source / SIGNATURES).write_bytes(signatures)
+        with pytest.raises(WireError, match="too few signers"):
+            releases.install(source)
+    assert releases.installed() == []
+    (source / SIGNATURES).write_bytes(b"good")
+    releases.install(source)
+    releases.open(1)
+    assert asked[-1] == ((source / MANIFEST).read_bytes(), b"good")
+    (releases.folder / "1" / SIGNATURES).write_bytes(b"bad")
+    with pytest.raises(WireError, match="too few signers"):
+        releases.open(1)
+
+
+def test_other_files_of_a_source_stay_where_they_are(
+    releases: Releases, new_release: Release
+) -> None:
+    source = new_release(1)
+    (source / "extra.bin").write_bytes(b"x")
+    (source / "sub").mkdir()
+    releases.install(source)
+    assert sorted(os.listdir(releases.folder / "1")) == sorted([*FILES, MANIFEST])
+
+
+def test_a_folder_of_another_name_or_version_is_no_release(
+    releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(1))
+    for name in ("unfinished", "٣", "-1", "1.5", "01"):
+        (releases.folder / name).mkdir()
+    assert releases.installed() == [1]
+    (releases.folder / "1").rename(releases.folder / "8")
+    with pytest.raises(ModelError, match="8 holds version 1"):
+        releases.open(8)
+
+
+def verify_good(_content: bytes, signatures: bytes) -> None:
+    if signatures != b"good":
+        raise ModelError("this release is not signed")
+
+
+def sign(folder: Path) -> None:
+    (folder / SIGNATURES).write_bytes(b"good")
+
+
+def test_a_folder_whose_name_is_a_number_takes_no_version(
+    tmp_path: Path, new_release: Release
+) -> None:
+    releases = Releases(tmp_path / "releases", verify_good)
+    (releases.folder / "20251122").mkdir(parents=True)
+    new_release(7).rename(releases.folder / "7")
+    new_release(8, spoil=sign).rename(releases.folder / "9")
+    assert releases.begin() == Standing()
+    signed, refused = releases.survey(0)
+    assert (signed, list(refused)) == ([], [7, 9, 20251122])
+    for version, words in {7: "not signed", 9: "holds version 8", 20251122: "cannot be"}.items():
+        assert words in refused[version]
+    releases.install(new_release(2, spoil=sign))
+    assert releases.begin() == Standing(current=2, floor=2, attempts=1)
+
+
+def test_what_is_no_release_is_never_removed(tmp_path: Path, new_release: Release) -> None:
+    releases = Releases(tmp_path / "releases", verify_good)
+    for day in range(20251122, 20251122 + KEPT_MAX):
+        (releases.folder / str(day) / "kept").mkdir(parents=True)
+    for version in range(1, KEPT_MAX + 3):
+        releases.install(new_release(version, spoil=sign))
+    assert releases.survey(0)[0] == [3, 4, 5, 6]
+    assert len(releases.installed()) == 2 * KEPT_MAX
+
+
+def test_a_folder_that_cannot_be_listed_is_a_sentence(releases: Releases) -> None:
+    releases.folder.write_bytes(b"")
+    with pytest.raises(BoardFault, match=r"releases cannot be listed .*: check the disk"):
+        releases.installed()
+
+
+def test_what_a_cut_has_left_is_removed(releases: Releases, new_release: Release) -> None:
+    (releases.folder / "unfinished").mkdir(parents=True)
+    (releases.folder / "unfinished" / FORWARD).write_bytes(b"half")
+    releases.install(new_release(1))
+    assert not (releases.folder / "unfinished").exists()
+    assert releases.open(1)[1].version == 1
+
+
+def test_the_oldest_go_and_what_is_in_use_stays(releases: Releases, new_release: Release) -> None:
+    releases.install(new_release(1))
+    releases.begin()
+    releases.change(succeed)
+    for version in range(2, 8):
+        releases.install(new_release(version))
+        if version == 3:
+            releases.begin()
+    assert releases.installed() == [1, 3, 6, 7]
+    assert len(releases.installed()) == KEPT_MAX
+
+
+def test_the_standing_survives_and_news_are_seen(releases: Releases, new_release: Release) -> None:
+    assert releases.standing() == Standing()
+    releases.install(new_release(1))
+    assert releases.survey(0) == ([1], {})
+    begun = releases.begin()
+    assert (begun.current, begun.attempts) == (1, 1)
+    again = Releases(releases.folder, accept_unsigned)
+    assert again.standing() == begun
+    assert again.survey(again.standing().floor) == ([], {})
+    failed = again.change(lambda standing: fail(standing, "grün ist\nanders"))
+    assert Releases(releases.folder, accept_unsigned).standing() == failed
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"bad": 3}', bytes(70_000)])
+def test_a_damaged_standing_leads_back_to_the_configured_model(
+    content: bytes, releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(4))
+    (releases.folder / STANDING).write_bytes(content)
+    assert releases.begin() == Standing(floor=4)
+    assert json.loads((releases.folder / STANDING).read_bytes())["floor"] == 4
+    releases.install(new_release(5))
+    assert releases.begin().current == 5
+
+
+def test_a_standing_that_cannot_be_read_is_left_as_it_is(releases: Releases) -> None:
+    (releases.folder / STANDING).mkdir(parents=True)
+    with pytest.raises(
+        BoardFault, match=r"standing\.json cannot be read \(Is a directory\): check"
+    ):
+        releases.begin()
+    assert (releases.folder / STANDING).is_dir()
+
+
+def test_a_damaged_standing_does_not_believe_the_name_of_a_folder(
+    releases: Releases, new_release: Release
+) -> None:
+    releases.install(new_release(4))
+    (releases.folder / "20251122").mkdir()
+    (releases.folder / STANDING).write_bytes(b"{")
+    assert releases.standing() == Standing(floor=4)
+
+
+def test_a_release_names_the_one_that_it_replaces(tmp_path: Path, new_release: Release) -> None:
+    first = new_release(1)
+    package = tmp_path / "package-release-1"
+    manifest = make_release(package, tmp_path / "two", 2, (1.0, 1.0), first)
+    assert manifest.previous == manifest_hash((first / MANIFEST).read_bytes())
+    with pytest.raises(ModelPackageError, match="version 1 is not above"):
+        make_release(package, tmp_path / "three", 1, (1.0, 1.0), tmp_path / "two")
+    with pytest.raises(ModelError, match="cannot write the release"):
+        make_release(package, tmp_path / "two", 3, (1.0, 1.0), None)

@@ -1,0 +1,202 @@
+"""A node as a process of its own, over a real broker, with a coordinator in this process."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.config import DataConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.errors import DataError
+from edge.onnx.session import LoadedModel, adapter_version
+from edge.service import run_node
+from ternmesh.config import ConfigError
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.plan import make_plan
+from ternmesh_service.control_socket import ControlError, ask
+from transports.driver import Driver
+from transports.link_config import LinkConfig
+from transports.mqtt.settings import MqttSettings
+from transports.mqtt.transport import MqttTransport
+
+ROUNDS = 8
+RUN = "import sys; from ternmesh_cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def write_config(folder: Path, url: str, tiny: LoadedModel) -> Path:
+    path = folder / "node.toml"
+    path.write_text(
+        f'name = "ada"\nstate_dir = "state"\nmodel = "{tiny.folder}"\n'
+        f'[link]\nurl = "{url}"\n[data]\npath = "ada.npz"\n[training]\nsamples_min = 8\n'
+    )
+    return path
+
+
+@contextmanager
+def node_process(config: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", RUN, "node", "--insecure", "--config", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Host:
+    def __init__(self, url: str, tiny: LoadedModel) -> None:
+        plan = make_plan(18, rounds=ROUNDS, local_steps=4, learning_rate=0.05, announce_s=1)
+        settings, state = CoordinatorSettings(1, deadline_s=600.0), new_coordinator_state(18)
+        self.now = 0.0
+        self.counted = 0
+        self.coordinator = Coordinator(
+            plan, settings, tiny.package.model_hash(), b"run     ", state
+        )
+        self.transport = MqttTransport(MqttSettings(url, "ternmesh", "host"))
+        self.driver = Driver(self.coordinator, self.transport, lambda: self.now)
+        self.transport.open()
+        self.coordinator.start(self.now)
+
+    def poll(self) -> None:
+        self.driver.poll(0.05, self._note, lambda: None)
+        self.now += 0.05
+
+    def _note(self, event: object) -> None:
+        if isinstance(event, GlobalUpdateMade):
+            self.counted += len(event.counted)
+
+
+@pytest.fixture
+def url(mosquitto) -> str:
+    return mosquitto.url
+
+
+@pytest.fixture
+def host(url, tiny) -> Iterator[Host]:
+    made = Host(url, tiny)
+    yield made
+    made.transport.close()
+
+
+def status_of(config: Path) -> dict | None:
+    try:
+        return ask(config.parent / "state" / "control.sock", {"command": "status"})
+    except ControlError:
+        return None
+
+
+def test_kill_9_in_mid_run_and_a_clean_end(host, url, tiny, tiny_data, tmp_path, eventually):
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    config = write_config(tmp_path, url, tiny)
+
+    def reached(version: int) -> bool:
+        host.poll()
+        return host.coordinator.version >= version
+
+    with node_process(config) as process:
+        eventually(lambda: reached(3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with node_process(config) as process:
+        eventually(lambda: reached(ROUNDS))
+
+        def finished() -> bool:
+            host.poll()
+            answer = status_of(config)
+            return answer is not None and answer["activity"] == "finished"
+
+        eventually(finished)
+        answer = status_of(config)
+        assert answer["version"] == ROUNDS
+        assert answer["transport"]["connected"]
+        assert [entry["version"] for entry in answer["history"]][-1] == ROUNDS
+        assert host.counted == ROUNDS
+        libraries = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "onnxruntime" in libraries
+        assert "torch" not in libraries
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert adapter_version(tmp_path / "state" / "current.onnx_adapter") == ROUNDS
+    assert not (tmp_path / "state" / "control.sock").exists()
+
+
+def config_of(tiny: LoadedModel, folder: Path) -> NodeConfig:
+    return NodeConfig(
+        name="ada",
+        state_dir=str(folder / "state"),
+        model=str(tiny.folder),
+        link=LinkConfig("mqtt://127.0.0.1:9"),
+        data=DataConfig(path=str(folder / "ada.npz")),
+        training=TrainingConfig(samples_min=8),
+    )
+
+
+@contextmanager
+def running(config: NodeConfig) -> Iterator[threading.Thread]:
+    """A node in a thread of this process, which must end when it is stopped."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_without_a_broker_it_waits_and_ends_when_stopped(tiny, tiny_data, tmp_path, eventually):
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    with running(config_of(tiny, tmp_path)):
+        eventually(lambda: status_of(tmp_path / "node.toml") is not None)
+        answer = status_of(tmp_path / "node.toml")
+        assert (answer["activity"], answer["joined"]) == ("joining", False)
+        assert answer["transport"]["connected"] is False
+
+
+def test_a_releases_folder_that_fails_does_not_end_a_node(
+    tiny, tiny_data, tmp_path, eventually, caplog
+):
+    """A stick that was pulled out: its folder is something else now."""
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    folder = tmp_path / "releases"
+    chosen = ReleasesConfig(dir=str(folder), insecure=True)
+    with running(replace(config_of(tiny, tmp_path), releases=chosen)) as thread:
+        eventually(lambda: status_of(tmp_path / "node.toml") is not None)
+        folder.rename(tmp_path / "away")
+        folder.write_bytes(b"")
+        eventually(lambda: "no new release can be seen" in caplog.text)
+        assert status_of(tmp_path / "node.toml")["releases"]["current"] == 0
+        assert thread.is_alive()
+
+
+def test_too_little_data_is_a_sentence_before_anything_runs(tiny, tiny_data, tmp_path):
+    np.savez(tmp_path / "ada.npz", **{name: array[:7] for name, array in tiny_data.items()})
+    config, stop = config_of(tiny, tmp_path), threading.Event()
+    stop.set()  # where it is not refused, it ends at once
+    with pytest.raises(DataError, match=r"holds 7 samples: training\.samples_min is 8"):
+        run_node(config, stop, insecure=True)
+    with pytest.raises(ConfigError, match="data needs either"):
+        run_node(replace(config, data=DataConfig()), stop, insecure=True)
+    assert not (tmp_path / "state" / "control.sock").exists()
+
+
+def test_a_wrong_config_exits_with_2_and_a_missing_model_with_1(tmp_path, tiny_copy, tiny):
+    path = write_config(tmp_path, "mqtt://127.0.0.1:9", tiny)
+    path.write_text(path.read_text().replace("samples_min", "samples_mim"))
+    with node_process(path) as process:
+        assert process.wait(20) == 2
+        assert "training.samples_mim is not a setting" in process.stderr.read()
+    (tiny_copy / "forward.onnx").unlink()
+    path = write_config(tmp_path, "mqtt://127.0.0.1:9", replace(tiny, folder=tiny_copy))
+    with node_process(path) as process:
+        assert process.wait(20) == 1
+        assert "forward.onnx cannot be read" in process.stderr.read()

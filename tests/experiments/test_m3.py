@@ -1,0 +1,257 @@
+"""`python -m experiments m3` with a tiny encoder: a kill, the resumed run, and another setting."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.m3.payload import PayloadError, decode, encode, mean
+from experiments.m3.prepare import TESTS, TRAIN, find_data
+from experiments.m3.report import OPT_NUMBERS, comparisons, text_bytes
+from experiments.m3.settings import JSON, TERNARY
+from experiments.m3.storage import (
+    ArmResult,
+    ExperimentError,
+    Round,
+    RoundLog,
+    State,
+    load_result,
+    load_state,
+    save_result,
+    save_state,
+)
+from ternmesh.model_package import ModelPackage, TensorSpec
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "man", "runs", "sleeps", "nobody", "dog", "the"]
+ROUNDS, PAIRS, KILL_S = 2, 2510, 120.0
+
+
+def package() -> ModelPackage:
+    tensors = (
+        TensorSpec("encoder.layer.0.attention.self.query.lora_A", "float32", (3, 2)),
+        TensorSpec("encoder.layer.0.attention.output.dense.lora_B", "float32", (2, 5)),
+        TensorSpec("head.weight", "float32", (7,)),
+    )
+    return ModelPackage("tiny", 1, (), (), (), tensors, "accuracy", {})
+
+
+def vector(seed: int = 0):
+    return np.random.default_rng(seed).standard_normal(23).astype(np.float32)
+
+
+# Messages of the published arms
+
+
+def test_json_text_holds_every_number_exactly():
+    data = encode(JSON, package(), "one", State(3, vector()))
+    sender, state = decode(JSON, package(), data)
+    assert (sender, state.version) == ("one", 3)
+    np.testing.assert_array_equal(state.vector, vector())
+    assert json.loads(data)["tensors"]["head.weight"] == vector()[16:].tolist()
+
+
+def test_trits_are_the_largest_30_percent_with_one_scale_a_tensor():
+    alternating = np.arange(10.0) * (-1.0) ** np.arange(10)
+    sent = np.concatenate([np.zeros(6), alternating, np.ones(7)]).astype(np.float32)
+    _, state = decode(TERNARY, package(), encode(TERNARY, package(), "one", State(0, sent)))
+    expected = np.zeros(10, np.float32)
+    expected[7:] = (-8, 8, -8)  # of -7, 8 and -9
+    np.testing.assert_allclose(state.vector[6:16], expected, rtol=1e-6)
+    assert not state.vector[:6].any()  # no number is above the percentile: a scale of zero
+    assert not state.vector[16:].any()
+
+
+def test_trits_are_packed_first_number_highest():
+    sent = np.zeros(23, np.float32)
+    sent[16:18] = (1.0, -1.0)
+    content = json.loads(encode(TERNARY, package(), "one", State(0, sent)))
+    assert content["tensors"]["head.weight"]["data"] == "YAA="  # 01 10 00 00, 00 00 00 00
+    assert content["tensors"]["head.weight"]["scale"] == 1.0
+
+
+@pytest.mark.parametrize("codec", [JSON, TERNARY])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content.pop("tensors"),
+        lambda content: content["tensors"].pop("head.weight"),
+        lambda content: content["tensors"].update({"head.weight": [1.0]}),
+        lambda content: content["tensors"].update({"head.weight": [float("nan")] * 7}),
+        lambda content: content["tensors"].update(
+            {"head.weight": {"shape": [7], "scale": float("inf"), "data": "YAA="}}
+        ),
+        lambda content: content["tensors"].update(
+            {"head.weight": {"shape": [7], "scale": 1.0, "data": "Y"}}
+        ),
+        lambda content: content.update(version="later"),
+    ],
+)
+def test_a_damaged_message_is_refused(codec, spoil):
+    content = json.loads(encode(codec, package(), "one", State(3, vector())))
+    spoil(content)
+    with pytest.raises(PayloadError):
+        decode(codec, package(), json.dumps(content).encode())
+
+
+def test_the_mean_of_states():
+    np.testing.assert_array_equal(
+        mean([np.float32([1, 2]), np.float32([3, -2])]), np.float32([2, 0])
+    )
+
+
+# Files
+
+
+def test_a_state_survives_and_a_damaged_one_says_what_to_do(tmp_path):
+    path = tmp_path / "state.npz"
+    assert load_state(path, vector()).version == 0
+    save_state(path, State(4, vector(1)))
+    kept = load_state(path, vector())
+    assert kept.version == 4
+    np.testing.assert_array_equal(kept.vector, vector(1))
+    with pytest.raises(ExperimentError, match="another model"):
+        load_state(path, vector()[:5])
+    good = path.read_bytes()
+    encrypted = bytearray(good)
+    encrypted[good.rindex(b"PK\x01\x02") + 8] ^= 1  # APPNOTE.TXT, section 4.3.12
+    for damaged in (b"spoilt", b"", good[:-30], bytes(encrypted)):
+        path.write_bytes(damaged)
+        with pytest.raises(ExperimentError, match="remove it"):
+            load_state(path, vector())
+
+
+def test_a_repeated_round_is_counted_once(tmp_path):
+    RoundLog(tmp_path / "rounds.json").record(1, 10)
+    RoundLog(tmp_path / "rounds.json").record(1, 20)
+    assert json.loads((tmp_path / "rounds.json").read_text()) == {"1": 20}
+
+
+def result(name: str, size: int, accuracy: float = 0.75) -> ArmResult:
+    return ArmResult(
+        name=name,
+        title=name,
+        dimension=100,
+        rounds=(Round(1, {"one": size, "two": size}, 3),),
+        steps=10,
+        accuracy=accuracy,
+    )
+
+
+def test_a_result_survives(tmp_path):
+    assert load_result(tmp_path / "result.json") is None
+    save_result(tmp_path / "result.json", result("m3a", 800))
+    kept = load_result(tmp_path / "result.json")
+    assert kept == result("m3a", 800)
+    assert kept.bits_up == 64
+    assert (kept.run_bytes_up, kept.run_bytes_down) == (1600, 3)
+
+
+def test_the_published_sizes_follow_from_the_model_of_the_log():
+    assert OPT_NUMBERS == 786_432
+    assert OPT_NUMBERS * text_bytes() / 1e6 == pytest.approx(17.5, abs=0.2)
+    rows = comparisons({"m3a": result("m3a", 2240), "m3b": result("m3b", 35)})
+    measured = {name: shown for name, _, _, shown in rows}
+    expected = "11.4x below float32, 5.7x below float16, 64.0x below"
+    assert expected in measured["Compression"]
+    assert "not run" in measured["Hypervectors"]
+
+
+def test_missing_data_says_what_to_fetch(tmp_path):
+    with pytest.raises(ExperimentError, match="snli_train_5k"):
+        find_data(tmp_path)
+
+
+# The whole command
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A random encoder with a tokenizer of a dozen words, and data in those words."""
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install -e '.[text]'"
+    )
+    import torch
+
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=40,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder / "encoder")
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "encoder")
+    rng = np.random.default_rng(0)
+    (folder / "snli").mkdir()
+    for name, count in ((TRAIN, PAIRS), *((name, 20) for name in TESTS)):
+        rows = ["id\tlabel\tpremise\thypothesis"]
+        for index in range(count):
+            label = ("entailment", "neutral", "contradiction")[index % 3]
+            words = rng.choice(WORDS[4:], 6)
+            rows.append(f"{index}\t{label}\t{' '.join(words[:3])}\t{' '.join(words[3:])}")
+        with gzip.open(folder / "snli" / name, "wt") as file:
+            file.write("\n".join(rows) + "\n")
+    return folder
+
+
+def command(tiny, out, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "experiments", "m3", "--dir", str(out), "--data", str(tiny),
+        "--encoder", str(tiny / "encoder"), "--rounds", str(ROUNDS), "--steps", "2",
+        "--length", "100", *more,
+    ]  # fmt: skip
+
+
+def processes(out) -> list[str]:
+    """The processes that still run for the experiment in `out`."""
+    shown = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    return [line for line in shown.stdout.splitlines() if str(out) in line]
+
+
+def test_the_whole_experiment_through_a_kill(tiny, tmp_path, eventually):
+    out = tmp_path / "m3"
+    first = subprocess.Popen(
+        command(tiny, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        eventually((out / "m3a" / "host" / "rounds.json").exists, KILL_S)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    made_at = os.stat(out / "data" / "one.npz").st_mtime_ns
+
+    done = subprocess.run(command(tiny, out), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ours: learning, round 2 of 2" in done.stderr
+    assert os.stat(out / "data" / "one.npz").st_mtime_ns == made_at
+    eventually(lambda: not processes(out))
+    for name in ("m3a", "m3b", "ours"):
+        check_arm(name, load_result(out / name / "result.json"))
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 1
+    assert "17.5 MB" in page
+
+    changed_at = os.stat(out / "ours" / "result.json").st_mtime_ns
+    again = subprocess.run(command(tiny, out), capture_output=True, text=True, check=False)
+    assert again.stdout == done.stdout
+    assert os.stat(out / "ours" / "result.json").st_mtime_ns == changed_at
+    other = [*command(tiny, out), "--seed", "1"]
+    refused = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "seed = 0, not 1: name another --dir" in refused.stderr
+
+
+def check_arm(name: str, found: ArmResult) -> None:
+    lora = 4 * 8 * (8 + 8) + 27
+    assert found.dimension == (127 if name == "ours" else lora)
+    assert (found.steps, len(found.rounds)) == (2 * ROUNDS, ROUNDS)
+    assert all(set(item.bytes_up) == {"one", "two"} for item in found.rounds)
+    if name == "m3a":
+        assert found.bytes_up > 20 * lora
+    if name == "m3b":
+        assert found.bytes_up < 4 * lora

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.codec import algebra
+from ternmesh.codec.algebra import pack, unpack
+from ternmesh.errors import CodecError
+
+
+def random_trits(count: int, dimension: int, seed: int = 0, zeros: float = 0.5) -> np.ndarray:
+    signs = (1 - zeros) / 2
+    values = np.array([-1, 0, 1], np.int8)
+    return np.random.default_rng(seed).choice(values, (count, dimension), p=[signs, zeros, signs])
+
+
+sizes = st.tuples(st.integers(0, 20), st.integers(1, 90), st.integers(0, 10))
+
+
+@given(sizes)
+def test_packing_loses_nothing_and_is_canonical(size: tuple[int, int, int]) -> None:
+    trits = random_trits(*size)
+    matrix = pack(trits)
+    assert np.array_equal(unpack(matrix), trits)
+    assert not (matrix.negative & ~matrix.nonzero).any()
+    assert len(matrix) == size[0]
+
+
+@given(sizes)
+def test_bind_is_the_product(size: tuple[int, int, int]) -> None:
+    a, b = random_trits(*size), random_trits(*size[:2], seed=77)
+    assert np.array_equal(unpack(algebra.bind(pack(a), pack(b))), a * b)
+    assert np.array_equal(unpack(algebra.bind(pack(a), pack(b[:1]))), a * b[:1])
+
+
+def test_binding_twice_undoes_itself_where_the_key_has_no_zeros() -> None:
+    a, key = pack(random_trits(3, 100)), pack(random_trits(1, 100, zeros=0.0))
+    again = algebra.bind(algebra.bind(a, key), key)
+    assert np.array_equal(unpack(again), unpack(a))
+
+
+@given(sizes)
+def test_bundle_is_the_majority_and_a_tie_is_zero(size: tuple[int, int, int]) -> None:
+    trits = random_trits(*size)
+    total = trits.sum(axis=0, dtype=np.int32)
+    assert np.array_equal(algebra.votes(pack(trits)), total)
+    assert np.array_equal(unpack(algebra.bundle(pack(trits)))[0], np.sign(total))
+
+
+@pytest.mark.parametrize("multiply", [algebra.popcount_tile, algebra.matmul_tile])
+@pytest.mark.parametrize(
+    ("n", "m", "dimension"), [(1, 1, 1), (3, 5, 64), (7, 2, 2000), (600, 3, 65), (2, 1100, 999)]
+)
+@pytest.mark.parametrize("zeros", [0.0, 0.7])
+def test_inner_products_are_exact(
+    multiply: object, n: int, m: int, dimension: int, zeros: float
+) -> None:
+    a, b = random_trits(n, dimension, 1, zeros), random_trits(m, dimension, 2, zeros)
+    want = a.astype(np.int32) @ b.astype(np.int32).T
+    got = algebra.products(pack(a), pack(b), multiply)  # type: ignore[arg-type]
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("multiply", [algebra.popcount_tile, algebra.matmul_tile])
+def test_extreme_sums_do_not_overflow(multiply: object) -> None:
+    """All equal and all opposite: the largest sums that a tile can hold, both in one pair."""
+    ones = np.ones((1, 3000), np.int8)
+    a, b = pack(np.concatenate([ones, -ones, ones])), pack(np.concatenate([ones, -ones]))
+    want = 3000 * np.array([[1, -1], [-1, 1], [1, -1]])
+    assert np.array_equal(algebra.products(a, b, multiply), want)  # type: ignore[arg-type]
+
+
+def test_similarity_is_the_cosine() -> None:
+    a, b = random_trits(20, 500, 1), random_trits(30, 500, 2)
+    a[3] = 0
+    lengths = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=1)
+    want = (a.astype(np.float64) @ b.T.astype(np.float64)) / np.maximum(lengths, 1)
+    np.testing.assert_allclose(algebra.similarity(pack(a), pack(b)), want, atol=1e-6)
+
+
+def test_vectors_of_different_length_are_refused() -> None:
+    with pytest.raises(CodecError, match="10 and 11 trits"):
+        algebra.inner_products(pack(random_trits(1, 10)), pack(random_trits(1, 11)))
+    with pytest.raises(CodecError, match="do not fit"):
+        algebra.bind(pack(random_trits(1, 10)), pack(random_trits(1, 11)))

@@ -1,0 +1,31 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.codec.permutation import order, permute
+
+
+@given(st.integers(1, 5000), st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)))
+def test_it_is_a_permutation(dimension: int, key: tuple[int, int]) -> None:
+    places = permute(key, np.arange(dimension, dtype=np.uint32), dimension)
+    assert np.array_equal(np.sort(places), np.arange(dimension))
+
+
+@given(st.integers(1, 3000), st.data())
+def test_one_place_can_be_found_alone(dimension: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, dimension - 1))
+    alone = permute((3, 4), np.array([index], np.uint32), dimension)
+    assert alone[0] == permute((3, 4), np.arange(dimension, dtype=np.uint32), dimension)[index]
+
+
+def test_model_and_round_decide_and_nothing_else() -> None:
+    base = order(b"m" * 32, 1, 1000)
+    assert np.array_equal(base, order(b"m" * 32, 1, 1000))
+    for other in (order(b"n" * 32, 1, 1000), order(b"m" * 32, 2, 1000)):
+        assert np.count_nonzero(other == base) < 20  # one in a thousand stays by chance
+
+
+def test_neighbours_are_spread_over_all_frames() -> None:
+    places = np.argsort(order(b"m" * 32, 7, 10_000))
+    frames = places[:1000] // 1000  # one tensor of 1,000 numbers, ten frames
+    assert (np.bincount(frames, minlength=10) > 60).all()

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ternmesh.codec import scale
+from ternmesh.errors import CodecError, WireError
+
+
+def test_every_code_is_one_scale_or_a_wire_error() -> None:
+    worth = {}
+    for code in range(1 << 16):
+        try:
+            worth[code] = scale.decode_scale(code)
+        except WireError:
+            continue
+    assert len(set(worth.values())) == len(worth)  # one code for each value
+    assert list(worth.values()) == sorted(worth.values())
+    assert max(worth.values()) == scale.SCALE_MAX
+    assert all(
+        scale.encode_scale(delta_q24 * scale.UNIT) == code for code, delta_q24 in worth.items()
+    )
+
+
+@given(st.floats(min_value=0, allow_infinity=True))
+def test_a_scale_is_within_its_precision(value: float) -> None:
+    delta_q24 = scale.decode_scale(scale.encode_scale(value))
+    wanted = min(value / scale.UNIT, scale.SCALE_MAX)
+    assert abs(delta_q24 - wanted) <= max(0.5, wanted * 2.0**-11)
+
+
+@given(st.integers(0, 2 * scale.SCALE_MAX))
+def test_the_largest_scale_below_a_limit(delta_q24: int) -> None:
+    code = scale.floor_scale(delta_q24)
+    assert scale.decode_scale(code) <= delta_q24
+    if delta_q24 < scale.SCALE_MAX:
+        above = [c for c in range(code + 1, code + 1026) if (c >> 11 == 0 or c & 0x400)]
+        assert scale.decode_scale(above[0]) > delta_q24
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, -1e-30, float("-inf")])
+def test_what_is_no_scale(value: float) -> None:
+    with pytest.raises(CodecError):
+        scale.encode_scale(value)
+
+
+@given(
+    hnp.arrays(np.float32, 20, elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
+)
+def test_fixed_point_round_trips_within_half_a_unit(values: np.ndarray) -> None:
+    model_q24 = scale.to_q24(values)
+    inside = np.abs(values) < 127.9
+    error = np.abs(model_q24 * scale.UNIT - values.astype(np.float64))[inside]
+    assert (error <= scale.UNIT / 2).all()
+    assert (np.abs(model_q24.astype(np.int64)) <= scale.Q24_MAX).all()
+    small = np.abs(values) < 0.5  # float32 has 24 bits: up to there every unit has a float
+    assert np.array_equal(scale.to_q24(scale.to_float(model_q24))[small], model_q24[small])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_fixed_point_has_no_nan(bad: float) -> None:
+    with pytest.raises(CodecError, match="diverged"):
+        scale.to_q24(np.array([0, bad], np.float32))
+
+
+def test_addition_saturates() -> None:
+    ends = np.array([scale.Q24_MAX, -scale.Q24_MAX, 5], np.int32)
+    delta_q24 = np.array([1, -(2**62), -7], np.int64)
+    assert scale.add_q24(ends, delta_q24).tolist() == [scale.Q24_MAX, -scale.Q24_MAX, -2]

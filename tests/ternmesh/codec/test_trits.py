@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.codec import trits
+from ternmesh.errors import WireError
+
+ternary = st.lists(st.integers(-1, 1), max_size=300).map(lambda v: np.array(v, np.int8))
+
+
+@given(ternary)
+def test_packing_loses_nothing(values: np.ndarray) -> None:
+    data = trits.pack_trits(values)
+    assert len(data) == -(-values.size // 5)
+    assert np.array_equal(trits.unpack_trits(data, values.size), values)
+
+
+@given(st.binary(max_size=60), st.integers(0, 320))
+def test_any_bytes_are_trits_or_a_wire_error(data: bytes, count: int) -> None:
+    try:
+        values = trits.unpack_trits(data, count)
+    except WireError:
+        return
+    assert trits.pack_trits(values) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [(b"", 1), (b"\x79", 0), (b"\x79\x79", 5), (b"\xf3", 5), (b"\xff", 3), (b"\x00", 4)],
+)
+def test_bytes_that_are_no_trits(data: bytes, count: int) -> None:
+    with pytest.raises(WireError):
+        trits.unpack_trits(data, count)

@@ -1,0 +1,490 @@
+"""A gateway between boards and a host: what it holds, what passes, and what it settles from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.scale import UNIT, to_float
+from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.events import CountersReserved, GlobalUpdateMade
+from ternmesh.federated.gateway.aggregator import TRIES, GatewayAggregator
+from ternmesh.federated.gateway.partial_aggregate import (
+    GatewayState,
+    PartialAggregateMade,
+    PartialAggregateSettled,
+    RunFollowed,
+    VersionReached,
+    new_gateway_state,
+)
+from ternmesh.federated.node import HOST, NodeProtocol, new_node_state
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.plan import make_plan
+from ternmesh.wire import control, fragments
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, open_seal, seal_open
+from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND, read_chunk
+
+MODEL, RUN = bytes(range(32)), b"run-id-8"
+DIMENSION = 1500
+BOARDS = ("ada", "bo", "cy")
+
+
+@dataclass
+class Yard:
+    """Boards, their gateway and a host; frames move when `exchange` is called.
+
+    `lost(where, peer, body)` says which frames get lost on the way "up", "air" or "down".
+    """
+
+    plan_changes: dict[str, object] = field(default_factory=dict)
+    boards: tuple[str, ...] = BOARDS
+    wait_s: float = 10.0
+    settings: CoordinatorSettings = field(
+        default_factory=lambda: CoordinatorSettings(3, 600.0, partial_aggregates=True)
+    )
+
+    def __post_init__(self) -> None:
+        changes = {"rounds": 4, "frame_mtu": 164, "up_zeros": 0.5, **self.plan_changes}
+        self.plan = make_plan(DIMENSION, local_steps=1, learning_rate=0.1, **changes)
+        self.now = 100.0
+        self.sent: dict[str, list[tuple[str, bytes]]] = {"up": [], "down": []}
+        self.lost: Callable[[str, str, bytes], bool] = lambda *_: False
+        self.events: list[object] = []
+        self.made: list[GlobalUpdateMade] = []
+        self.disk = new_gateway_state(DIMENSION)
+        state = new_coordinator_state(DIMENSION)
+        self.host = Coordinator(self.plan, self.settings, MODEL, RUN, state)
+        self.host.start(self.now)
+        self.gateway = self.new_gateway()
+        self.nodes: dict[str, NodeProtocol] = {}
+        for name in self.boards:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        rng = np.random.default_rng(len(self.nodes))
+        instance = name.encode().ljust(8)
+        state = new_node_state(DIMENSION)
+        node = NodeProtocol(name, MODEL, 10 * (1 + len(self.nodes)), instance, state, rng)
+        self.nodes[name] = node
+        node.start(self.now)
+
+    def new_gateway(self) -> GatewayAggregator:
+        rng = np.random.default_rng(9)
+        gateway = GatewayAggregator(MODEL, self.boards, self.wait_s, self.disk, rng)
+        gateway.start(self.now)
+        return gateway
+
+    def crash(self) -> None:
+        self.gateway = self.new_gateway()
+
+    def exchange(self) -> None:
+        moved = True
+        while moved:
+            moved = self.air() | self.pass_on() | self.answer()
+
+    def air(self) -> bool:
+        """From the boards to the gateway."""
+        moved = False
+        for name, node in self.nodes.items():
+            while node.next_event() is not None:
+                pass
+            for _, frames in node.frames_to_send(self.now):
+                kept = [f for f in frames if not self.lost("air", name, f[6:-8])]
+                self.gateway.receive_up(name, kept, self.now)
+                moved = True
+        return moved
+
+    def settle(self) -> None:
+        while (event := self.gateway.next_event()) is not None:
+            self.events.append(event)
+            self.disk = on_disk(self.disk, event)
+
+    def pass_on(self) -> bool:
+        """What leaves the gateway, on both sides."""
+        self.settle()
+        up, down = self.gateway.frames_up(), self.gateway.frames_down()
+        for board, frames in up:
+            for frame in frames:
+                self.sent["up"].append((board, frame))
+                if not self.lost("up", board, frame[6:-8]):
+                    self.host.receive_frames(board, [frame], self.now)
+        for peer, frames in down:
+            for frame in frames:
+                self.sent["down"].append((peer, frame))
+                for name in self.nodes if peer == ALL else [peer]:
+                    if not self.lost("down", name, frame[6:-8]) and name in self.nodes:
+                        self.nodes[name].receive_frames(HOST, [frame], self.now)
+        return bool(up or down)
+
+    def answer(self) -> bool:
+        """From the host to the gateway."""
+        while (event := self.host.next_event()) is not None:
+            if isinstance(event, GlobalUpdateMade):
+                self.made.append(event)
+        groups = self.host.frames_to_send(self.now)
+        for peer, frames in groups:
+            for frame in frames:
+                if not self.lost("host", peer, frame[6:-8]):
+                    self.gateway.receive_down(peer, [frame], self.now)
+        return bool(groups)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for end in (self.gateway, self.host, *self.nodes.values()):
+            due = end.next_timeout()
+            if due is not None and due <= self.now:
+                end.handle_timeout(self.now)
+
+    def submit(self, *names: str) -> None:
+        for name in names:
+            rng = np.random.default_rng((sum(name.encode()), self.host.version))
+            delta = (rng.standard_t(3, DIMENSION) * 0.01).astype(np.float32)
+            self.nodes[name].submit(self.nodes[name].version, delta, self.now)
+        self.exchange()
+
+    def bodies(self, way: str) -> list[tuple[str, int]]:
+        """The kinds of what passed, by board."""
+        return [(peer, frame[6]) for peer, frame in self.sent[way]]
+
+    def of(self, kind: type) -> list[object]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def on_disk(state: GatewayState, event: object) -> GatewayState:
+    match event:
+        case CountersReserved(limit):
+            return replace(state, counter=limit)
+        case RunFollowed(run, plan):
+            fresh = new_gateway_state(plan.dimension)
+            return replace(fresh, run=run, plan=plan, counter=state.counter)
+        case PartialAggregateMade(partial_aggregate):
+            return replace(state, pending=partial_aggregate)
+        case PartialAggregateSettled(residual):
+            return replace(state, residual=residual, pending=None)
+        case VersionReached(version):
+            return replace(state, version=version)
+    return state
+
+
+def joined(**changes: object) -> Yard:
+    yard = Yard(**changes)  # type: ignore[arg-type]
+    yard.exchange()
+    assert yard.host.phase == control.OPEN
+    yard.sent["up"].clear()
+    return yard
+
+
+def test_a_round_of_three_boards_is_one_bundle() -> None:
+    yard = joined()
+    yard.submit(*BOARDS)
+    assert yard.host.version == 1
+    partial_aggregate = [MANIFEST_KIND, CONTRIBUTIONS_KIND, *[VOTE_CHUNK_KIND] * yard.plan.up.count]
+    assert yard.bodies("up") == [("ada", kind) for kind in partial_aggregate]
+    [made] = yard.of(PartialAggregateMade)
+    assert made.partial_aggregate.samples == 10 + 20 + 30
+    assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
+    assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2, 3}
+    assert all(node.pending is None for node in yard.nodes.values())
+
+
+def test_nothing_is_lost_between_boards_gateway_and_host() -> None:
+    """samples x learned = samples x (reference + host's residual) + what the gateway owes."""
+    yard = joined()
+    before = {name: 0.0 for name in BOARDS}
+    for _ in range(3):
+        yard.submit(*BOARDS)
+        for name in BOARDS:
+            rng = np.random.default_rng((sum(name.encode()), yard.host.version - 1))
+            before[name] += (rng.standard_t(3, DIMENSION) * 0.01).astype(np.float32)
+    assert yard.host.version == 3
+    learned = sum(
+        node.samples * (before[name] - node.residual) for name, node in yard.nodes.items()
+    )
+    reached = 60 * (to_float(yard.host.model_q24) + yard.host.residual) + yard.gateway.residual
+    assert np.abs(learned - reached).max() < 1e-3
+    assert np.abs(yard.gateway.residual).max() > 0.01, "votes are never exact"
+
+
+def test_a_bundle_carries_more_than_its_bytes_would_as_trits() -> None:
+    yard = joined()
+    yard.submit(*BOARDS)
+    [made] = yard.of(PartialAggregateMade)
+    read = [read_chunk(b, VOTE_CHUNK_KIND) for b in made.partial_aggregate.bodies[2:]]
+    assert all(len(item.slice.coded.data) <= yard.plan.chunk_room for item in read)
+    left = yard.gateway.residual
+    assert np.square(left).sum() < 0.5 * np.square(made.partial_aggregate.wanted).sum()
+
+
+def test_a_board_that_is_late_passes_as_it_came() -> None:
+    yard = joined()
+    yard.submit("ada", "bo")
+    assert yard.sent["up"] == []
+    yard.wait(10.1)
+    yard.exchange()
+    assert {board for board, _ in yard.bodies("up")} == {"ada"}
+    assert list(yard.of(PartialAggregateMade)[0].partial_aggregate.rows) == [1, 2]
+    yard.submit("cy")
+    assert ("cy", MANIFEST_KIND) in yard.bodies("up")
+    assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
+    assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2}
+
+
+def test_one_board_alone_is_no_bundle() -> None:
+    yard = joined()
+    yard.submit("bo")
+    yard.wait(10.1)
+    yard.exchange()
+    assert {board for board, _ in yard.bodies("up")} == {"bo"}
+    assert yard.of(PartialAggregateMade) == []
+
+
+def test_a_silent_board_is_not_waited_for() -> None:
+    yard = joined(plan_changes={"silence": 1.0, "silence_rounds": 9})
+    for _ in range(2):
+        yard.submit(*BOARDS)
+    yard.nodes["cy"].residual = np.zeros(DIMENSION, np.float32)
+    yard.nodes["cy"].submit(2, np.zeros(DIMENSION, np.float32), yard.now)
+    yard.submit("ada", "bo")
+    assert yard.host.version == 3
+    assert {c for c, _ in yard.made[2].partial_aggregates} == {1, 2}
+
+
+def test_after_a_silence_next_round_still_waits_for_that_board() -> None:
+    yard = joined()
+    yard.submit(*BOARDS)
+    yard.submit("ada", "bo")
+    assert yard.gateway.pending is None
+    yard.submit("cy")
+    assert len(yard.of(PartialAggregateMade)) == 2
+
+
+def is_vote_chunk(body: bytes) -> bool:
+    return body[0] == VOTE_CHUNK_KIND
+
+
+def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:
+    yard = joined(settings=CoordinatorSettings(3, 30.0, partial_aggregates=True))
+    yard.lost = lambda way, _, b: way == "up" and is_vote_chunk(b) and b[3] > 0
+    yard.submit(*BOARDS)
+    yard.wait(31.0)
+    yard.lost = lambda *_: False
+    assert yard.answer()
+    assert yard.host.version == 1
+    rows = {row.address: row.have for row in yard.made[0].counted}
+    assert rows == {1: b"\x01", 2: b"\x01", 3: b"\x01"}
+    yard.exchange()
+    [settled] = yard.of(PartialAggregateSettled)
+    assert settled.is_counted
+    [made] = yard.of(PartialAggregateMade)
+    places = np.flatnonzero(settled.residual)
+    assert 0 < places.size <= yard.plan.up_span, "only the slice that was counted is owed"
+    assert np.square(yard.nodes["bo"].residual).sum() > 0
+    assert not np.array_equal(settled.residual, made.partial_aggregate.wanted)
+
+
+def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> None:
+    yard = joined(settings=CoordinatorSettings(1, 30.0, partial_aggregates=True))
+    yard.submit(*BOARDS)
+    owed = yard.gateway.residual.copy()
+    assert owed.any()
+    yard.lost = lambda way, _, b: way == "up" and (is_vote_chunk(b) or b[0] == 5)
+    yard.submit("ada", "bo")
+    yard.wait(10.1)
+    yard.exchange()
+    assert yard.gateway.pending is not None
+    yard.submit("cy")  # late: it passes, and the round closes with it alone at its deadline
+    yard.wait(31.0)
+    yard.exchange()
+    assert yard.host.version == 2
+    assert yard.made[1].partial_aggregates == ()
+    assert yard.gateway.pending is None
+    assert np.array_equal(yard.gateway.residual, owed)
+    learned = np.square(yard.nodes["ada"].residual).sum()
+    assert learned > 0, "it went back to the boards"
+
+
+def test_the_host_that_takes_none_is_left_alone() -> None:
+    yard = joined(settings=CoordinatorSettings(3, 600.0, partial_aggregates=False))
+    yard.submit(*BOARDS)
+    assert yard.gateway.is_refused
+    assert yard.host.refused["bundle"] == 1
+    for _ in range(6):
+        yard.wait(5.0)
+        yard.exchange()
+    assert yard.host.version == 1
+    assert yard.made[0].partial_aggregates == ()
+    assert not yard.gateway.residual.any()
+    yard.sent["up"].clear()
+    yard.submit(*BOARDS)
+    assert yard.host.version == 2, "from now on packets pass at once"
+    assert {board for board, _ in yard.bodies("up")} == set(BOARDS)
+
+
+def test_repeated_packets_ask_for_receipts_and_do_not_pass() -> None:
+    yard = joined(boards=(*BOARDS, "dee"))
+    yard.lost = lambda way, _, b: way == "down" and b[0] == control.KIND
+    yard.submit(*BOARDS)
+    yard.wait(10.1)  # dee is still training, and keeps the round open
+    yard.exchange()
+    whole = len(yard.sent["up"])
+    assert yard.gateway.next_timeout() is None, "the host has it all"
+    for _ in range(2):
+        yard.wait(5.0)
+        yard.exchange()
+    yard.lost = lambda *_: False
+    again = yard.bodies("up")[whole:]
+    assert set(again) == {("ada", MANIFEST_KIND)}, "its head alone"
+    for _ in range(4):
+        yard.wait(20.0)
+        yard.exchange()
+    assert all(yard.nodes[name].received for name in BOARDS)
+
+
+def test_contributors_without_a_word_pass_again() -> None:
+    """Another gateway's bundle was whole first, say: this one's is not answered."""
+    yard = joined()
+    yard.lost = lambda way, _, b: way == "up" and (is_vote_chunk(b) or b[0] == 5)
+    yard.submit(*BOARDS)
+    for _ in range(4 * TRIES):
+        yard.wait(60.0)
+        yard.exchange()
+    assert yard.host.version == 1
+    assert yard.made[0].partial_aggregates == ()
+    assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
+
+
+def test_a_restarted_gateway_sends_its_bundle_again() -> None:
+    yard = joined()
+    yard.lost = lambda way, *_: way == "up"
+    yard.submit(*BOARDS)
+    yard.lost = lambda *_: False
+    yard.crash()
+    yard.exchange()
+    assert yard.host.version == 1
+    assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2, 3}
+    assert len(yard.of(PartialAggregateMade)) == 1
+    counters = [open_seal(f)[0].counter for _, f in yard.sent["up"]]
+    assert len(set(counters)) == len(counters)
+
+
+def test_a_gateway_that_lost_its_memory_bundles_what_boards_repeat() -> None:
+    yard = joined()
+    yard.submit("ada", "bo")
+    yard.crash()
+    yard.host.handle_timeout(yard.now + 30.0)  # it announces the run
+    yard.exchange()
+    for _ in range(2):
+        yard.wait(4.6)
+        yard.exchange()
+    yard.submit("cy")
+    assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2, 3}
+
+
+def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:
+    """A power cut amid its pieces must not leave the gateway behind its boards."""
+    yard = joined(plan_changes={"down_zeros": 0.3})
+    half: list[bytes] = []
+
+    def lost(way: str, _peer: str, body: bytes) -> bool:
+        if way == "host" and body[0] == fragments.KIND:
+            half.append(body)
+            return len(half) > 2
+        return False
+
+    yard.lost = lost
+    yard.submit(*BOARDS)
+    assert len(half) > 3
+    assert fragments.KIND not in [kind for _, kind in yard.bodies("down")]
+    yard.crash()
+    yard.lost = lambda *_: False
+    rest = [seal_open(Header(BROADCAST, 9), body) for body in half[2:]]
+    yard.gateway.receive_down(ALL, rest, yard.now)
+    yard.exchange()
+    assert {node.version for node in yard.nodes.values()} == {0}
+    yard.wait(31.0)  # announced: the boards ask for it
+    yard.exchange()
+    yard.wait(8.0)
+    yard.exchange()
+    assert {node.version for node in yard.nodes.values()} == {1}
+    assert yard.gateway.pending is None
+    assert yard.gateway.residual.any()
+
+
+def test_a_snapshot_tells_a_gateway_as_well() -> None:
+    yard = joined(settings=CoordinatorSettings(3, 600.0, chain_max=1, partial_aggregates=True))
+    yard.lost = lambda way, _, b: way == "host" and b[0] == fragments.KIND
+    yard.submit(*BOARDS)
+    yard.host.settings = CoordinatorSettings(0, 1.0, chain_max=1, partial_aggregates=True)
+    yard.wait(700.0)
+    assert yard.host.version == 2
+    yard.host.deadline = 1e9
+    yard.answer()
+    yard.lost = lambda *_: False
+    for _ in range(4):
+        yard.wait(31.0)
+        yard.exchange()
+    assert yard.nodes["ada"].version == 2
+    [settled] = yard.of(PartialAggregateSettled)
+    assert settled.is_counted
+    assert yard.host.nodes[2].partial_aggregate == yard.made[0].partial_aggregates[1][1]
+
+
+def test_another_run_begins_with_nothing() -> None:
+    yard = joined()
+    yard.submit(*BOARDS)
+    assert yard.gateway.residual.any()
+    state = new_coordinator_state(DIMENSION)
+    yard.host = Coordinator(yard.plan, yard.settings, MODEL, b"another!", state)
+    yard.host.start(yard.now)
+    for _ in range(3):
+        yard.exchange()
+        yard.wait(40.0)
+    yard.exchange()
+    assert yard.gateway.run == b"another!"
+    assert not yard.gateway.residual.any()
+    yard.submit(*BOARDS)
+    assert (yard.host.version, yard.gateway.pending) == (1, None)
+
+
+def test_a_welcome_that_nobody_asked_for_resets_nothing() -> None:
+    yard = joined()
+    yard.submit(*BOARDS)
+    owed = yard.gateway.residual
+    numbers = control.read_control(
+        next(f[6:-8] for _, f in yard.sent["down"] if f[6:8] == bytes([1, 0x88]) and f[8] == 1)
+    )
+    assert isinstance(numbers, control.Welcome)
+    late = control.write_control(replace(numbers, run=b"the last"))
+    frame = seal_open(Header(UNASSIGNED, 1), late)
+    yard.gateway.receive_down("ada", [frame], yard.now)
+    assert yard.gateway.run == RUN
+    assert yard.gateway.residual is owed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_garbage_passes_and_changes_nothing(seed: int) -> None:
+    yard = joined()
+    rng = np.random.default_rng(seed)
+    before = yard.gateway.run, yard.gateway.version, yard.gateway.pending
+    for _ in range(50):
+        kind = int(rng.choice([1, 2, 3, 4, 5, 9, 200]))
+        body = bytes([kind]) + rng.bytes(int(rng.integers(0, 140)))
+        header = Header(int(rng.choice([0, 1, 0x8001, 0xFFFF])), 0)
+        frame = seal_open(header, body) if rng.random() < 0.9 else rng.bytes(40)
+        yard.gateway.receive_up("ada", [frame], yard.now)
+        yard.gateway.receive_down("ada", [frame], yard.now)
+    yard.settle()
+    assert (yard.gateway.run, yard.gateway.version, yard.gateway.pending) == before
+    assert len(yard.gateway.frames_down()) >= 1
+
+
+def test_votes_are_worth_at_most_what_the_plan_believes() -> None:
+    yard = joined(plan_changes={"scale_max": 0.004})
+    yard.gateway.residual = np.full(DIMENSION, 0.6, np.float32)
+    yard.submit(*BOARDS)
+    assert yard.host.version == 1
+    assert yard.host.refused["scale"] == 0
+    [made] = yard.of(PartialAggregateMade)
+    assert np.abs(made.partial_aggregate.wanted / made.partial_aggregate.samples).max() > 0.004
+    assert np.abs(to_float(yard.host.model_q24)).max() <= 0.004 + UNIT

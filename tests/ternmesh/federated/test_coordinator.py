@@ -1,0 +1,449 @@
+"""The host's side: what it refuses and why, when it closes a round, what it survives."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.errors import WireError
+from ternmesh.federated import open_round
+from ternmesh.federated.aggregation import encode_step, encode_update
+from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.events import (
+    BodyAccepted,
+    GlobalUpdateMade,
+    NodeJoined,
+    Refused,
+    RoundExtended,
+    RoundOpened,
+    UpdateForgotten,
+    WorkReady,
+)
+from ternmesh.federated.node import HOST
+from ternmesh.federated.open_round import round_of
+from ternmesh.federated.state import NodeRecord, new_coordinator_state
+from ternmesh.wire import control, fragments
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
+from ternmesh.wire.update import (
+    CHUNK_KIND,
+    CONTRIBUTIONS_KIND,
+    MANIFEST_KIND,
+    Manifest,
+    read_chunk,
+    read_manifest,
+    update_digest,
+    write_manifest,
+)
+
+MODEL = bytes(range(32))
+New = Callable[..., Any]
+
+
+def packet(bench: Any, address: int, number: int = 0, seed: int = 0) -> list[bytes]:
+    """The sealed frames of a good update: manifest first."""
+    chunks = encode_update(bench.delta(seed), MODEL, number, bench.plan)
+    digest = update_digest(chunks)
+    head = Manifest(number & 0xFFFF, MODEL[:8], 10, digest, len(chunks))
+    bodies = [write_manifest(head), *chunks]
+    return [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
+
+
+def opened(frame: bytes) -> bytes:
+    return open_seal(frame)[1]
+
+
+def resealed(frame: bytes, at: int, data: bytes) -> bytes:
+    """The frame with some bytes of its body changed, under a good seal."""
+    header, body = open_seal(frame)
+    return seal_open(header, body[:at] + data + body[at + len(data) :])
+
+
+def sealed(message: control.Control, address: int = 1) -> bytes:
+    return seal_open(Header(address, 0), control.write_control(message))
+
+
+@pytest.fixture
+def bench(new_bench: New) -> Any:
+    """An open round with one node, context 1."""
+    made = new_bench(deadline_s=30)
+    made.add("theo")
+    made.exchange()
+    assert made.host.phase == OPEN
+    return made
+
+
+def test_a_run_from_hello_to_finish(new_bench: New) -> None:
+    bench = new_bench(rounds=2, min_peers=2)
+    theo = bench.add("theo", samples=30)
+    bench.exchange()
+    assert bench.host.phase == GATHERING
+    yan = bench.add("yan", samples=10)
+    bench.exchange()
+    for number in range(2):
+        for seed, node in enumerate((theo, yan)):
+            work = [e for e in bench.events[node.name] if isinstance(e, WorkReady)][-1]
+            assert work.round == number
+            node.submit(number, bench.delta(seed), bench.now)
+        bench.exchange()
+    assert bench.host.phase == FINISHED
+    assert theo.finished
+    assert yan.finished
+    for node in (theo, yan):
+        assert np.array_equal(node.model_q24, bench.host.model_q24)
+        assert node.global_hash == bench.host.global_hash
+    assert bench.host.model_q24.any()
+    assert not any(bench.host.refused.values())
+
+
+FRAMES: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
+    "empty": ("length", lambda f: b""),
+    "truncated": ("seal", lambda f: f[1][:-1]),
+    "truncated to its head": ("length", lambda f: f[1][:14]),
+    "a flipped bit": ("seal", lambda f: f[1][:30] + bytes([f[1][30] ^ 4]) + f[1][31:]),
+    "random": ("seal", lambda f: b"\x20" + bytes(range(99))),
+    "longer than any frame": ("length", lambda f: bytes(4097)),
+    "of wire version 2": ("version", lambda f: b"\x40" + f[1][1:]),
+    "of another suite": ("suite", lambda f: b"\x24" + f[1][1:]),
+    "of an unknown node": ("unknown node", lambda f: seal_open(Header(9, 0), opened(f[1]))),
+    "from the host": ("unknown node", lambda f: seal_open(Header(0xFFFF, 0), opened(f[1]))),
+    "of an old round": ("old round", lambda f: resealed(f[1], 1, b"\xff\xff")),
+    "of a future round": ("future round", lambda f: resealed(f[1], 1, b"\x01\x00")),
+    "of another model": ("wrong model", lambda f: resealed(f[0], 3, b"othermod")),
+    "of another length": ("vector length", lambda f: resealed(f[0], 19, b"\x09\x00")),
+    "a share too many": ("vector length", lambda f: resealed(f[1], 3, b"\x09\x00")),
+    "an absurd scale": ("scale", lambda f: resealed(f[1], 5, b"\xff\x9f")),
+    "a scale that is none": ("scale", lambda f: resealed(f[1], 5, b"\xff\xff")),
+    "a scale of zero": ("scale", lambda f: resealed(f[1], 5, b"\x00\x00")),
+    "an unknown coding": ("coding", lambda f: resealed(f[1], 9, b"\x30")),
+    "another count": ("coding", lambda f: resealed(f[1], 7, b"\x01\x00")),
+    "no samples": ("manifest", lambda f: resealed(f[0], 11, bytes(4))),
+    "a bundle": ("length", lambda f: resealed(f[0], 21, b"\x01")),
+    "no control message": ("control", lambda f: resealed(f[1], 0, b"\x01")),
+    "a refusal": ("kind", lambda f: sealed(control.Refusal(0, "other"))),
+    "a silence that the plan does not know": ("kind", lambda f: sealed(control.Silent(0))),
+    "a piece": ("kind", lambda f: resealed(f[1], 0, b"\x04")),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_bad_frame_is_counted_by_its_reason_and_loses_no_round(bench: Any, name: str) -> None:
+    reason, make = FRAMES[name]
+    frames = packet(bench, 1)
+    bench.host.receive_frames("theo", [make(frames)], bench.now)
+    assert bench.host.refused == {reason: 1}
+    assert bench.host.nodes[1].refused == {reason: 1}
+    assert bench.host.next_event() == Refused("theo", reason)
+    bench.host.receive_frames("theo", frames, bench.now)
+    assert bench.host.version == 1
+    assert bench.host.refused == {reason: 1}
+
+
+@pytest.mark.parametrize("kind", [MANIFEST_KIND, CHUNK_KIND, CONTRIBUTIONS_KIND])
+def test_a_body_without_its_round_is_of_no_round(bench: Any, kind: int) -> None:
+    with pytest.raises(WireError) as caught:
+        round_of(bytes([kind, 0]), 70_000, bench.plan, takes_partial_aggregates=True)
+    assert caught.value.reason == "length"
+
+
+HELLO = control.Hello("yan", bytes(8), MODEL[:8], bytes(8), 0, bytes(16), 5)
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (replace(HELLO, model=b"othermod"), "wrong model"),
+        (replace(HELLO, name="theo"), "wrong peer"),
+        (replace(HELLO, samples=0), "samples"),
+        (replace(HELLO, samples=(1 << 20) + 1), "samples"),
+        (control.Announce(bytes(8), 0, 0, 0), "kind"),
+    ],
+)
+def test_why_a_hello_is_refused(bench: Any, hello: control.Control, reason: str) -> None:
+    frame = seal_open(Header(UNASSIGNED, 0), control.write_control(hello))
+    bench.host.receive_frames("yan", [frame], bench.now)
+    assert bench.host.refused == {reason: 1}
+    assert len(bench.host.nodes) == 1
+
+
+def test_a_host_has_room_for_so_many(new_bench: New) -> None:
+    bench = new_bench(nodes_max=1, min_peers=2)
+    bench.add("theo")
+    yan = bench.add("yan")
+    bench.exchange()
+    assert bench.host.refused["full"] >= 1
+    assert yan.refused["full"] >= 1
+    assert not yan.joined
+
+
+def test_a_frame_in_another_nodes_name(bench: Any) -> None:
+    bench.add("yan")
+    bench.exchange()
+    bench.host.receive_frames("yan", packet(bench, 1), bench.now)
+    assert bench.host.refused == {"wrong peer": 4}
+    assert bench.host.delivered(1) == "none"
+
+
+def test_ten_thousand_packets_in_a_burst(bench: Any) -> None:
+    frames = packet(bench, 1)
+    bench.add("yan")  # so that the round stays open
+    bench.exchange()
+    burst = [frames[i % 2] for i in range(9_000)] + [b"noise"] * 1_000
+    bench.host.receive_frames("theo", burst, bench.now)
+    assert bench.host.refused == {"duplicate": 8_998, "length": 1_000}
+    bench.take(HOST)
+    assert bench.count(HOST, BodyAccepted) == 2
+    assert bench.count(HOST, Refused) <= 1_024  # the counters hold the rest
+    answers = [f for p, f in bench.sent[HOST] if p == "theo" and b"length" in f]
+    assert len(answers) == 1  # a flood is not answered with a flood
+    bench.host.receive_frames("theo", frames, bench.now)
+    assert bench.host.delivered(1) == "whole"
+
+
+def test_a_conflicting_share_does_not_replace_the_first(bench: Any) -> None:
+    bench.add("yan")
+    bench.exchange()
+    first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
+    bench.host.receive_frames("theo", [first[0], first[1], second[1]], bench.now)
+    assert bench.host.refused == {"conflict": 1}
+    bench.host.receive_frames("theo", first, bench.now)
+    assert bench.host.delivered(1) == "whole"
+
+
+def test_a_packet_that_does_not_add_up_is_forgotten_and_may_come_again(bench: Any) -> None:
+    first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
+    bench.host.receive_frames("theo", [*first[:2], *second[2:]], bench.now)
+    assert bench.host.refused == {"digest": 1}
+    assert bench.host.delivered(1) == "none"
+    bench.take(HOST)
+    assert bench.last(HOST, UpdateForgotten) == UpdateForgotten(1, 0)
+    bench.host.receive_frames("theo", first, bench.now)
+    assert bench.host.version == 1
+
+
+def said(bench: Any, name: str, **changes: Any) -> None:
+    """A hello of a node, with some fields changed."""
+    host = bench.host
+    hello = control.Hello(
+        name, b"new boot", MODEL[:8], host.run, host.version, host.global_hash, 10
+    )
+    body = control.write_control(replace(hello, **changes))
+    host.receive_frames(name, [seal_open(Header(UNASSIGNED, 0), body)], bench.now)
+
+
+def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None:
+    bench.add("yan")
+    bench.exchange()
+    first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
+    bench.host.receive_frames("theo", first[:3], bench.now)
+    bench.take(HOST)
+    bench.host.receive_frames("theo", second[:2], bench.now)
+    assert bench.host._round.updates[1].have == b"\x01"
+    bench.take(HOST)
+    assert bench.last(HOST, UpdateForgotten) == UpdateForgotten(1, 0)
+    bench.host.receive_frames("theo", second[2:], bench.now)
+    assert bench.host.delivered(1) == "whole"
+    assert not bench.host.refused
+
+
+def test_a_whole_packet_is_not_replaced(bench: Any) -> None:
+    """Its receipt was a promise."""
+    bench.add("yan")
+    bench.exchange()
+    first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
+    bench.host.receive_frames("theo", first, bench.now)
+    bench.host.receive_frames("theo", second, bench.now)
+    assert bench.host.refused == {"conflict": len(second)}
+    digest = read_manifest(opened(first[0])).digest
+    assert bench.host._round.updates[1].manifest.digest == digest
+
+
+def test_a_host_that_was_restored_says_who_is_ahead(bench: Any) -> None:
+    said(bench, "theo", version=3)
+    assert bench.host.refused == {"ahead": 1}
+    assert bench.host.nodes[1].refused == {"ahead": 1}
+    kinds = [control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"]
+    assert kinds == [control.Refusal(0, "ahead")]
+
+
+def test_announces_do_not_pile_up_without_a_bearer(bench: Any) -> None:
+    """Nor do global updates, but announces must not push them out."""
+    bench.take(HOST)
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    for _ in range(500):
+        bench.wait(11)
+    bodies = [opened(f) for p, f in bench.take(HOST) if p == ALL]
+    assert [body[0] for body in bodies].count(control.KIND) == 1
+    assert fragments.KIND in {body[0] for body in bodies}
+
+
+def test_a_snapshot_is_cut_into_the_same_pieces_at_any_time(new_bench: New) -> None:
+    """Else what a slow link has carried of one could not be completed by the next."""
+    bench = new_bench(dimension=1500, chain_max=1)
+    bench.add("theo")
+    bench.exchange()
+    for number in range(2):
+        bench.host.receive_frames("theo", packet(bench, 1, number=number), bench.now)
+    sent = []
+    for _ in range(2):
+        bench.take(HOST)
+        said(bench, "theo", run=bytes(8))
+        sent.append([opened(f) for p, f in bench.take(HOST) if opened(f)[0] == fragments.KIND])
+        bench.wait(5)
+    assert len(sent[0]) > 40
+    assert sent[0] == sent[1]
+
+
+def test_a_receipt_says_what_is_here(bench: Any) -> None:
+    bench.add("yan")
+    bench.exchange()
+    frames = packet(bench, 1)
+    for sent, have in (([frames[1]], None), ([frames[0]], b"\x01"), (frames[2:], b"\x07")):
+        bench.host.receive_frames("theo", sent, bench.now)
+        out = [control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"]
+        digest = read_manifest(opened(frames[0])).digest
+        assert out == ([] if have is None else [control.Receipt(0, digest, have)])
+
+
+def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:
+    bench.add("yan", samples=40)
+    bench.exchange()
+    frames = packet(bench, 1)
+    bench.host.receive_frames("theo", frames[:3], bench.now)  # one chunk is lost
+    assert bench.host.version == 0
+    bench.wait(31)
+    bench.take(HOST)
+    made: Any = bench.last(HOST, GlobalUpdateMade)
+    [entry] = made.counted
+    assert (entry.address, entry.round, entry.have) == (1, 0, b"\x03")
+    assert made.missing == (2,)
+    assert not bench.host.nodes[2].active
+
+
+def test_a_vanished_node_is_waited_for_once(bench: Any) -> None:
+    bench.add("yan")
+    bench.exchange()
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.wait(31)
+    assert bench.host.version == 1
+    bench.host.receive_frames("theo", packet(bench, 1, number=1), bench.now)
+    assert bench.host.version == 2  # at once
+    hello = control.write_control(replace(HELLO, samples=10))
+    bench.host.receive_frames("yan", [seal_open(Header(0, 0), hello)], bench.now)
+    bench.host.receive_frames("theo", packet(bench, 1, number=2), bench.now)
+    assert bench.host.version == 2  # yan is back, and waited for again
+
+
+def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:
+    node = bench.host.nodes[1]
+    node.active = False
+    frame = seal_open(Header(1, 0), b"\x77" + bytes(9))
+    bench.host.receive_frames("theo", [frame], bench.now)
+    assert (bench.host.refused["kind"], node.active) == (1, False)
+    bench.host.receive_frames("theo", packet(bench, 1)[:1], bench.now)
+    assert node.active
+
+
+def test_a_node_of_which_only_the_manifest_came_is_still_awaited(new_bench: New) -> None:
+    bench = new_bench(min_peers=2, deadline_s=30)
+    for name in ("theo", "yan", "zoe"):
+        bench.add(name)
+    bench.exchange()
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
+    bench.wait(31)
+    assert bench.host.version == 0
+    assert [node.active for node in bench.host.nodes.values()] == [True, True, False]
+
+
+def test_too_few_packets_extend_the_round(new_bench: New) -> None:
+    bench = new_bench(min_peers=2, deadline_s=30)
+    bench.add("theo")
+    bench.add("yan")
+    bench.exchange()
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.wait(31)
+    bench.take(HOST)
+    assert bench.last(HOST, RoundExtended) == RoundExtended(0, bench.now + 30)
+    bench.host.receive_frames("yan", packet(bench, 2), bench.now)
+    assert bench.host.version == 1  # theo's update was kept
+
+
+def test_a_restart_finds_the_open_round_and_goes_on(bench: Any) -> None:
+    bench.add("yan")
+    bench.exchange()
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.take(HOST)
+    bodies = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
+    joined = [e for e in bench.events[HOST] if isinstance(e, NodeJoined)]
+    state = replace(
+        new_coordinator_state(bench.plan.dimension),
+        started=bench.count(HOST, RoundOpened) > 0,
+        nodes=tuple(NodeRecord(e.address, e.name, e.samples) for e in joined),
+        bodies=tuple((e.address, e.body) for e in bodies),
+        counter=4096,
+    )
+    again = Coordinator(bench.plan, bench.host.settings, MODEL, bench.host.run, state)
+    again.start(bench.now)
+    assert (again.delivered(1), again.delivered(2)) == ("whole", "none")
+    again.receive_frames("yan", packet(bench, 2), bench.now)
+    assert again.version == 1
+    bench.host.receive_frames("yan", packet(bench, 2), bench.now)
+    assert np.array_equal(again.model_q24, bench.host.model_q24)
+    assert again.global_hash == bench.host.global_hash
+
+
+def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:
+    bench = new_bench(dimension=20_000, chain_max=1)
+    bench.add("theo")
+    bench.exchange()
+    for number in range(2):
+        bench.host.receive_frames("theo", packet(bench, 1, number=number), bench.now)
+    bench.take(HOST)
+    behind = control.write_control(replace(HELLO, name="theo", samples=10))
+    frame = seal_open(Header(0, 0), behind)
+    bench.host.receive_frames("theo", [frame] * 50, bench.now)
+    kinds = [opened(f)[0] for _, f in bench.take(HOST)]
+    global_snapshot = 4 * 20_000 / 139
+    assert global_snapshot <= kinds.count(4) <= global_snapshot + 3
+    for later in range(1, 9):  # nor while the transport is busy with the last answer
+        bench.host.receive_frames("theo", [frame], bench.now + 10.0 * later)
+    kinds = [opened(f)[0] for _, f in bench.take(HOST)]
+    assert global_snapshot <= kinds.count(4) <= global_snapshot + 3
+    bench.host.receive_frames("theo", [frame], bench.now + 100.0)
+    assert [opened(f)[0] for _, f in bench.take(HOST)].count(4) >= global_snapshot
+
+
+def test_a_deadline_of_two_months_fits_a_message(new_bench: New) -> None:
+    bench = new_bench(deadline_s=60 * 86_400.0)
+    theo = bench.add("theo")
+    bench.exchange()
+    assert theo.joined
+    theo.submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    assert theo.version == 1
+
+
+def test_shares_of_a_reference_name_its_version(bench: Any) -> None:
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.take(HOST)
+    made: Any = bench.last(HOST, GlobalUpdateMade)
+    assert made.version == 1
+    chunks = encode_step(np.ones(1500, np.float32), MODEL, 70_001, bench.plan)
+    assert read_chunk(chunks[0]).round_low == 70_001 - 65_536
+
+
+def test_what_is_here_already_is_not_hashed_again(bench: Any, monkeypatch: Any) -> None:
+    """Else a peer that repeats one small frame makes the host hash a whole update each time."""
+    theo = bench.nodes["theo"]
+    bench.host.settings = replace(bench.host.settings, min_peers=9)
+    theo.submit(0, bench.delta(1), bench.now)
+    frames = [frame for _, frame in bench.take("theo")]
+    bench.host.receive_frames("theo", frames, bench.now)
+    hashed: list[int] = []
+    monkeypatch.setattr(open_round, "update_hash", lambda whole: hashed.append(len(whole)))
+    bench.host.receive_frames("theo", 5 * frames, bench.now)
+    assert bench.host.refused["duplicate"] == 5 * len(frames)
+    assert hashed == []

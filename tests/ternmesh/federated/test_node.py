@@ -1,0 +1,570 @@
+"""A node's side: how it joins, catches up, keeps its work, and what it does not believe."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.scale import to_vector
+from ternmesh.errors import CodecError
+from ternmesh.federated.aggregation import encode_step, update_delta_q24
+from ternmesh.federated.events import (
+    Advanced,
+    Joined,
+    ResidualChanged,
+    UpdateMade,
+    UpdateReceived,
+    WorkReady,
+)
+from ternmesh.federated.session import HOST, REASONS_MAX
+from ternmesh.federated.state import NodeState
+from ternmesh.plan import genesis, to_numbers
+from ternmesh.wire import control, fragments
+from ternmesh.wire.control import OPEN
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
+from ternmesh.wire.global_update import (
+    Counted,
+    GlobalSnapshot,
+    GlobalUpdate,
+    certify,
+    write_global_snapshot,
+    write_global_update,
+)
+from ternmesh.wire.update import MANIFEST_KIND
+
+MODEL = bytes(range(32))
+New = Callable[..., Any]
+
+
+@pytest.fixture
+def bench(new_bench: New) -> Any:
+    """An open round with the nodes theo (context 1) and yan (context 2)."""
+    made = new_bench(rounds=9, min_peers=2, deadline_s=30)
+    made.add("theo")
+    made.add("yan")
+    made.exchange()
+    return made
+
+
+def from_host(bench: Any, node: Any, message: control.Control, address: int = UNASSIGNED) -> None:
+    frame = seal_open(Header(address, 0), control.write_control(message))
+    node.receive_frames(HOST, [frame], bench.now)
+
+
+def both_submit(bench: Any, number: int) -> None:
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(number, bench.delta(seed), bench.now)
+    bench.exchange()
+
+
+def test_hello_is_repeated_with_growing_pauses(new_bench: New) -> None:
+    bench = new_bench()
+    node, times = bench.add("theo"), []
+    for _ in range(12):
+        assert len(bench.take("theo")) == 1
+        due = node.next_timeout()
+        times.append(due - bench.now)
+        bench.now = due
+        node.handle_timeout(due)
+    assert 0.5 <= times[0] <= 1.5
+    assert max(times) <= 90
+    assert min(times[7:]) >= 30
+
+
+def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    first = bench.take("theo")
+    bench.now = theo.next_timeout()
+    theo.handle_timeout(bench.now)
+    again = bench.take("theo")
+    bodies = [[open_seal(f)[1] for _, f in frames] for frames in (first, again)]
+    assert bodies[0] == bodies[1]
+    counters = [open_seal(f)[0].counter for _, f in first + again]
+    assert len(set(counters)) == len(counters)
+    bench.host.receive_frames("theo", [f for _, f in first], bench.now)
+    bench.exchange()
+    assert bench.last("theo", UpdateReceived) == UpdateReceived(0)
+    assert theo._update_timer.at is None
+
+
+def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.plan = replace(theo.plan, manifest_repeats=2)
+    theo.submit(0, bench.delta(1), bench.now)
+    frames = [frame for _, frame in bench.take("theo")]
+    bodies = [open_seal(frame)[1] for frame in frames]
+    assert [body[0] for body in bodies[-2:]] == [MANIFEST_KIND] * 2
+    assert bodies[0] == bodies[-1] == theo.pending.bodies[0]
+    assert len(bodies) == len(theo.pending.bodies) + 2
+    bench.host.receive_frames("theo", frames[1:], bench.now)  # the first manifest is lost
+    bench.exchange()
+    assert theo.received
+
+
+def test_only_the_list_settles(bench: Any) -> None:
+    """An update that the host received and did not count stays in the residual."""
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert theo.received
+    step = GlobalUpdate(1, theo.global_hash, MODEL[:8], False, 0, (), new_step(bench))
+    content = certify(write_global_update(step))
+    for body in fragments.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
+    assert theo.version == 1
+    assert np.array_equal(theo.residual, bench.delta(1))
+
+
+def new_step(bench: Any) -> tuple[bytes, ...]:
+    return encode_step(bench.delta(9), MODEL, 1, bench.plan)
+
+
+def test_late_work_is_folded_in(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    before = theo.residual.copy()
+    theo.submit(0, bench.delta(5), bench.now)
+    assert np.array_equal(theo.residual, before + bench.delta(5))
+    bench.take("theo")
+    assert bench.count("theo", ResidualChanged) == 1
+
+
+def test_late_work_while_a_packet_is_pending_is_not_lost(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    bodies = theo.pending.bodies
+    theo.submit(0, bench.delta(2), bench.now)
+    assert theo.pending.bodies == bodies
+    bench.nodes["yan"].submit(0, bench.delta(3), bench.now)
+    bench.exchange()
+    assert bench.count("theo", UpdateMade) == 2
+    assert theo.version == 1
+    delta_q24 = update_delta_q24(bodies[1:], MODEL, 0, bench.plan)
+    counted = to_vector(delta_q24)
+    assert np.allclose(theo.residual, bench.delta(1) + bench.delta(2) - counted, atol=1e-7)
+
+
+def test_nan_is_refused_and_nothing_is_sent(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    bad = bench.delta(1)
+    bad[3] = np.nan
+    with pytest.raises(CodecError, match="diverged"):
+        theo.submit(0, bad, bench.now)
+    assert theo.pending is None
+    assert bench.take("theo") == []
+    theo.submit(0, bench.delta(1), bench.now)
+    assert theo.pending is not None
+
+
+def test_work_is_offered_once(bench: Any) -> None:
+    for _ in range(3):
+        from_host(bench, bench.nodes["theo"], control.Announce(b"run-id-8", 0, OPEN, 0))
+    bench.take("theo")
+    assert bench.count("theo", WorkReady) == 1
+
+
+def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:
+    late = bench.nodes.pop("yan")
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    for number in range(3):
+        bench.nodes["theo"].submit(number, bench.delta(number), bench.now)
+        bench.exchange()
+        bench.wait(31)
+        bench.exchange()
+    assert bench.host.version == 3
+    bench.nodes["yan"] = late
+    late._say_hello(bench.now)
+    bench.exchange()
+    versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
+    assert versions == [1, 2, 3]
+    assert np.array_equal(late.model_q24, bench.host.model_q24)
+    assert bench.last("yan", WorkReady) == WorkReady(3)
+
+
+def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:
+    bench = new_bench(rounds=9, min_peers=1, deadline_s=30, chain_max=1)
+    theo, yan = bench.add("theo"), bench.add("yan")
+    bench.exchange()
+    yan.submit(0, bench.delta(2), bench.now)
+    pending = yan.pending
+    for peer, frame in bench.take("yan"):
+        assert peer == HOST
+        bench.host.receive_frames("yan", [frame], bench.now)
+    del bench.nodes["yan"]  # it hears nothing from now on
+    for number in range(3):
+        theo.submit(number, bench.delta(number), bench.now)
+        bench.exchange()
+        bench.wait(31)
+        bench.exchange()
+    bench.nodes["yan"] = yan
+    yan._say_hello(bench.now)
+    bench.exchange()
+    versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
+    assert versions == [3]
+    assert np.array_equal(yan.model_q24, bench.host.model_q24)
+    delta_q24 = update_delta_q24(pending.bodies[1:], MODEL, 0, bench.plan)
+    assert np.allclose(yan.residual, pending.corrected - to_vector(delta_q24), atol=1e-7)
+
+
+def test_a_new_run_starts_from_nothing(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    both_submit(bench, 1)
+    assert (theo.version, theo.target) == (2, 2)
+    from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
+    assert theo.run == b"run-id-8", "it has not asked yet"
+    bench.wait(1.0)
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
+    assert (theo.run, theo.version, theo.target) == (b"run-id-9", 0, 0)
+    assert theo.global_hash == genesis(MODEL, b"run-id-9", bench.plan)
+    assert not theo.model_q24.any()
+    assert not theo.residual.any()
+    bench.take("theo")
+    assert bench.last("theo", Joined) == Joined(b"run-id-9", 1, bench.plan)
+    assert bench.last("theo", WorkReady) == WorkReady(0)
+
+
+def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:
+    instance = node._instance
+    plan = to_numbers(bench.plan)
+    message = control.Welcome(instance, 1, bench.host.run, 0, OPEN, 0, plan)
+    return replace(message, **changes)
+
+
+def test_a_restart_before_the_first_reference_knows_its_place(bench: Any) -> None:
+    """Else the host would send a snapshot, and nothing would settle the pending update."""
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    state = NodeState(
+        model_q24=theo.model_q24,
+        residual=theo.residual,
+        run=theo.run,
+        address=1,
+        plan=bench.plan,
+        pending=theo.pending,
+    )
+    again = bench.add("theo", state=state)
+    bench.exchange()
+    assert again.pending is not None
+    assert again.received
+
+
+def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Announce(b"run-id-8", 0, control.GATHERING, 0))
+    assert theo.phase == OPEN
+
+
+@pytest.mark.parametrize("change", ["run", "plan"])
+def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any, change: str) -> None:
+    """It was under way while the host began another run: the work of this one must not be lost."""
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    other = to_numbers(replace(bench.plan, rounds=bench.plan.rounds + 1))
+    changes = {"run": {"run": b"run-id-0"}, "plan": {"plan": other}}
+    from_host(bench, theo, welcome(bench, theo, **changes[change]))
+    assert (theo.run, theo.plan) == (b"run-id-8", bench.plan)
+    assert theo.pending is not None
+
+
+def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench: Any) -> None:
+    """It was held back. The node has joined a new run since, and says hello again."""
+    theo = bench.nodes["theo"]
+    late = welcome(bench, theo)
+    theo._say_hello(bench.now)
+    from_host(bench, theo, welcome(bench, theo, run=b"next run"))
+    assert theo.run == b"next run"
+    theo._say_hello(bench.now)
+    from_host(bench, theo, late)
+    assert theo.run == b"next run"
+    from_host(bench, theo, welcome(bench, theo, run=b"last run"))
+    assert theo.run == b"last run"
+
+
+def test_a_late_reference_does_not_take_back_a_question(bench: Any) -> None:
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
+    theo.handle_timeout(bench.now + 1.0)
+    bench.take("theo")  # its hello is on the way
+    for node in (theo, yan):
+        node.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert theo.version == 1
+    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
+    assert theo.run == b"run-id-9"
+
+
+def test_a_refused_receipt_breaks_no_silence(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    doubts_at = theo._doubts_at()
+    bench.now += 5.0
+    from_host(bench, theo, control.Receipt(0, bytes(4), b"\x01"))
+    assert theo.refused == {"digest": 1}
+    assert theo._doubts_at() == doubts_at
+
+
+def test_a_refusal_hastens_a_hello_that_is_far_off(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    for _ in range(8):
+        theo._say_hello(bench.now)
+    assert theo.next_timeout() > bench.now + 20
+    from_host(bench, theo, control.Refusal(0, "unknown node"))
+    assert theo.next_timeout() <= bench.now + 1.5
+
+
+def test_phases_go_forward_only(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo._say_hello(bench.now)
+    from_host(bench, theo, welcome(bench, theo, version=2, phase=control.FINISHED))
+    both_submit(bench, 0)
+    assert (theo.version, theo.phase) == (1, control.FINISHED)
+
+
+def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> None:
+    """The host was restored from an older disk, and made it again from other updates."""
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    assert (theo.version, theo._hello_timer.at) == (1, None)
+    step = GlobalUpdate(1, bytes(16), MODEL[:8], False, 0, (), new_step(bench))
+    for body in fragments.cut(certify(write_global_update(step)), bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
+    assert theo.version == 1
+    assert theo._hello_timer.at is not None
+
+
+def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:
+    """It may be a replay. A host with an old disk sends no other: then the node says hello."""
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    bench.take("theo")
+    due = theo.next_timeout()
+    for _ in range(5):
+        from_host(bench, theo, control.Announce(b"run-id-8", 0, OPEN, 0))
+    assert theo.refused["replay"] == 5
+    assert theo.next_timeout() == due
+    assert bench.take("theo") == []
+    bench.now = due
+    theo.handle_timeout(bench.now)
+    [(_, frame)] = bench.take("theo")
+    assert isinstance(control.read_control(open_seal(frame)[1]), control.Hello)
+
+
+def test_an_announce_that_is_repeated_makes_nobody_speak_again(bench: Any) -> None:
+    """Neither that of a version this node has not got, nor that of a run it is not in."""
+    theo = bench.nodes["theo"]
+    for message in (
+        control.Announce(b"run-id-8", 1, OPEN, 0),
+        control.Announce(b"new run!", 0, 1, 0),
+    ):
+        from_host(bench, theo, message)
+        theo.handle_timeout(theo.next_timeout())
+        bench.take("theo")
+        due = theo.next_timeout()
+        for _ in range(20):
+            from_host(bench, theo, message)
+        assert theo.next_timeout() == due
+        assert bench.take("theo") == []
+
+
+def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> None:
+    """A peer that replays two of them in turn must not make it send for ever."""
+    theo = bench.nodes["theo"]
+    calls = [control.Announce(bytes([run] * 8), 0, OPEN, 0) for run in range(16)]
+    for call in calls:
+        from_host(bench, theo, call)
+    for _ in range(8):
+        bench.now = theo.next_timeout()
+        theo.handle_timeout(bench.now)
+    bench.take("theo")
+    due = theo.next_timeout()
+    assert due > bench.now + 20
+    for call in 3 * calls:
+        from_host(bench, theo, call)
+    assert theo.next_timeout() == due
+    from_host(bench, theo, control.Announce(b"new run!", 0, OPEN, 0))
+    assert theo.next_timeout() <= bench.now + 1.0
+
+
+def test_a_call_into_another_run_is_not_forgotten(bench: Any) -> None:
+    """A last global update of the old run stops the hello; the next announce starts it again."""
+    theo = bench.nodes["theo"]
+    call = control.Announce(b"new run!", 0, OPEN, 0)
+    from_host(bench, theo, call)
+    both_submit(bench, 0)
+    assert theo.version == 1
+    from_host(bench, theo, call)
+    assert theo.next_timeout() <= bench.now + 1.0
+
+
+def test_a_welcome_takes_back_what_was_announced(bench: Any) -> None:
+    """A node must not wait for a version that a restored host knows nothing of."""
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Announce(b"run-id-8", 5, OPEN, 0))
+    assert theo.target == 5
+    from_host(bench, theo, welcome(bench, theo))
+    assert theo.target == 0
+
+
+def test_another_reference_of_the_same_version_is_worked_on(bench: Any) -> None:
+    """Where two hosts went on from one state, their nodes do not sit out the round."""
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    bench.take("theo")
+    offered = bench.count("theo", WorkReady)
+    state = np.ones(bench.plan.dimension, np.int32)
+    step = GlobalSnapshot(1, b"another history.", MODEL[:8], False, 0, (), state)
+    content = certify(write_global_snapshot(step))
+    for body in fragments.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
+    bench.take("theo")
+    assert theo.global_hash == b"another history."
+    assert bench.count("theo", WorkReady) == offered + 1
+
+
+def test_a_packet_that_is_always_refused_is_sent_ever_more_seldom(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    sent, end = 0, bench.now + 600
+    while bench.now < end:
+        while frames := bench.take("theo"):
+            for _, frame in frames:
+                if open_seal(frame)[1][0] == control.KIND:
+                    from_host(bench, theo, welcome(bench, theo))
+                else:
+                    sent += 1
+                    from_host(bench, theo, control.Refusal(0, "conflict"))
+        bench.now = max(bench.now, min(end, theo.next_timeout()))
+        theo.handle_timeout(bench.now)
+    assert 5 * 4 <= sent <= 25 * 4  # four frames an update; it was 600 updates
+
+
+def test_announces_do_not_put_off_the_question(bench: Any) -> None:
+    """A node that is behind says hello within seconds, however many announces come."""
+    theo = bench.nodes["theo"]
+    start = bench.now
+    while not [e for e in bench.take("theo") if open_seal(e[1])[0].address == UNASSIGNED]:
+        from_host(bench, theo, control.Announce(b"run-id-8", 1, OPEN, 0))
+        bench.now += 0.5
+        if theo.next_timeout() <= bench.now:
+            theo.handle_timeout(bench.now)
+        assert bench.now - start < 8
+
+
+def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Announce(b"run-id-8", 3, OPEN, 0))
+    bench.take("theo")
+    content = np.random.default_rng(0).bytes(20 * 140)
+    for body in fragments.cut(content, bench.plan.frame_mtu)[:-1]:
+        bench.now += 2.4
+        if theo.next_timeout() <= bench.now:
+            theo.handle_timeout(bench.now)
+        theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
+    assert bench.take("theo") == []
+
+
+def test_silence_makes_a_node_ask(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    assert theo.next_timeout() == bench.now + 3 * bench.plan.announce_s
+    bench.now = theo.next_timeout()
+    theo.handle_timeout(bench.now)
+    [(peer, frame)] = bench.take("theo")
+    assert peer == HOST
+    assert isinstance(control.read_control(open_seal(frame)[1]), control.Hello)
+
+
+def test_a_host_that_forgot_us_is_greeted_again(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    from_host(bench, theo, control.Refusal(0, "unknown node"))
+    assert not theo.joined
+    bench.wait(2)
+    bench.exchange()
+    assert theo.joined
+
+
+BAD: dict[str, tuple[str, Callable[[Any, Any], bytes]]] = {
+    "noise": ("seal", lambda b, n: b"\x20" + bytes(40)),
+    "cut": ("length", lambda b, n: bytes(9)),
+    "for another node": ("context", lambda b, n: seal_open(Header(2 | DOWN, 0), b"\x01")),
+    "a share": ("kind", lambda b, n: seal_open(Header(0, 0), b"\x02" + bytes(20))),
+    "an unknown kind": ("kind", lambda b, n: seal_open(Header(0, 0), b"\x09")),
+    "a hello": ("kind", lambda b, n: hello_frame()),
+    "a wrong receipt": ("digest", lambda b, n: sealed(control.Receipt(0, b"oops", b"\x07"))),
+    "a plan of another size": ("vector length", lambda b, n: sealed(other_size(b, n))),
+    "a plan too short": ("plan", lambda b, n: sealed(welcome(b, n, plan=(1, 2)))),
+    "a piece of a huge object": (
+        "piece",
+        lambda b, n: seal_open(
+            Header(0xFFFF, 0), b"\x04name" + (1 << 28).to_bytes(4, "little") + bytes(142)
+        ),
+    ),
+}
+
+
+def sealed(message: control.Control) -> bytes:
+    return seal_open(Header(UNASSIGNED, 0), control.write_control(message))
+
+
+def other_size(bench: Any, node: Any) -> control.Welcome:
+    plan = replace(bench.plan, dimension=1000, up_span=500, down_span=500)
+    return welcome(bench, node, plan=to_numbers(plan))
+
+
+def hello_frame() -> bytes:
+    hello = control.Hello("theo", bytes(8), MODEL[:8], bytes(8), 0, bytes(16), 5)
+    return sealed(hello)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_frame_changes_nothing(bench: Any, name: str) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    reason, make = BAD[name]
+    frame = make(bench, theo)
+    before = (theo.run, theo.version, theo.pending, theo.address, theo.plan)
+    theo.receive_frames(HOST, [frame], bench.now)
+    assert theo.refused == {reason: 1}
+    assert (theo.run, theo.version, theo.pending, theo.address, theo.plan) == before
+    bench.nodes["yan"].submit(0, bench.delta(2), bench.now)
+    bench.exchange()
+    assert theo.version == 1
+
+
+def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    row = Counted(1, 0, theo.pending.digest, b"\xff\xff\xff")
+    step = GlobalUpdate(1, theo.global_hash, MODEL[:8], False, 0, (row,), new_step(bench))
+    content = certify(write_global_update(step))
+    residual = theo.residual.copy()
+    for body in fragments.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
+    assert theo.refused == {"bitmap": 1}
+    assert theo.version == 0
+    assert theo.pending is not None
+    assert np.array_equal(theo.residual, residual)
+
+
+def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any) -> None:
+    """It names no model; its parent stands for that. So a run can give up its keys."""
+    theo = bench.nodes["theo"]
+    step = GlobalUpdate(1, theo.global_hash, b"", False, 0, (), new_step(bench))
+    content = certify(write_global_update(step))
+    for body in fragments.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
+    assert theo.refused == {}
+    assert theo.version == 1
+
+
+def test_a_strangers_words_take_a_bounded_place(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    for number in range(500):
+        word = "".join(chr(97 + int(digit)) for digit in str(number))
+        from_host(bench, theo, control.Refusal(0, word))
+    assert len(theo.refused) <= REASONS_MAX + 1
+    assert sum(theo.refused.values()) == 500

@@ -1,0 +1,89 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.encoder import Slice, scatter
+from ternmesh.codec.entropy_coder import encode_trits
+from ternmesh.codec.permutation import order
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import encode_update, update_delta_q24
+from ternmesh.federated.open_round import UpdateReassembler
+from ternmesh.plan import make_plan
+from ternmesh.wire.update import Manifest, read_chunk, update_digest, write_chunk, write_manifest
+
+MODEL = bytes(range(32))
+PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
+CHUNKS = encode_update(
+    np.random.default_rng(0).normal(0, 0.01, 3000).astype(np.float32), MODEL, 0, PLAN
+)
+HEAD = Manifest(0, MODEL[:8], 10, update_digest(CHUNKS), len(CHUNKS))
+
+
+def reassembler(*bodies: bytes) -> UpdateReassembler:
+    made = UpdateReassembler(PLAN, MODEL[:8], 0)
+    for body in bodies:
+        assert made.add(body)
+    return made
+
+
+def reason(made: UpdateReassembler, body: bytes) -> str:
+    before = (made.manifest, dict(made.bodies))
+    with pytest.raises(WireError) as caught:
+        made.add(body)
+    if caught.value.reason != "digest":
+        assert (made.manifest, made.bodies) == before
+    return caught.value.reason
+
+
+def test_a_packet_arrives_in_any_order() -> None:
+    made = reassembler(*CHUNKS[::-1])
+    assert not made.usable
+    assert made.add(write_manifest(HEAD))
+    assert made.complete
+    assert made.have == bytes([(1 << len(CHUNKS)) - 1])
+    delta_q24 = scatter(made.hypervector().delta_q24(), order(MODEL, 0, 3000))
+    assert np.array_equal(delta_q24, update_delta_q24(CHUNKS, MODEL, 0, PLAN))
+
+
+def test_a_part_is_usable() -> None:
+    made = reassembler(write_manifest(HEAD), CHUNKS[2])
+    assert made.usable
+    assert not made.complete
+    assert made.have == b"\x04"
+
+
+def test_what_comes_again_changes_nothing() -> None:
+    made = reassembler(write_manifest(HEAD), CHUNKS[0])
+    assert not made.add(CHUNKS[0])
+    assert not made.add(write_manifest(HEAD))
+    assert len(made.bodies) == 1
+
+
+def chunk(index: int, values: list[int], scale: int = 29696) -> bytes:
+    part = np.zeros(PLAN.up.size(index), np.int8)
+    part[: len(values)] = values
+    return write_chunk(0, Slice(index, scale, encode_trits(part)))
+
+
+def test_why_bodies_are_refused() -> None:
+    made = reassembler(write_manifest(HEAD), CHUNKS[0])
+    assert reason(made, chunk(0, [1])) == "conflict"
+    assert reason(made, write_manifest(replace(HEAD, samples=11))) == "conflict"
+    assert reason(made, write_manifest(replace(HEAD, model=b"othermod"))) == "wrong model"
+    assert reason(made, write_manifest(replace(HEAD, chunks=9))) == "vector length"
+    assert reason(made, write_manifest(replace(HEAD, contributors=(1, 2)))) == "bundle"
+    assert reason(made, chunk(1, [1], scale=29696 + 2048)) == "scale"
+    assert reason(made, chunk(1, [2])) == "bundle"
+    outside = write_chunk(0, replace(read_chunk(CHUNKS[1]).slice, index=len(CHUNKS)))
+    assert reason(made, outside) == "vector length"
+    long = np.zeros(PLAN.up_span + 1, np.int8)
+    long[-1] = 1
+    assert reason(made, write_chunk(0, Slice(1, 29696, encode_trits(long)))) == "coding"
+
+
+def test_a_packet_that_is_not_what_its_manifest_names() -> None:
+    made = reassembler(*CHUNKS[:-1], write_manifest(replace(HEAD, digest=b"oops")))
+    assert reason(made, CHUNKS[-1]) == "digest"
+    made = reassembler(*CHUNKS)
+    assert reason(made, write_manifest(replace(HEAD, digest=b"oops"))) == "digest"

@@ -1,0 +1,324 @@
+"""A gateway's bundle at the host: what is believed of it, and what counts beside packets."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.encoder import Slice
+from ternmesh.codec.entropy_coder import encode_trits
+from ternmesh.codec.scale import encode_scale
+from ternmesh.errors import WireError
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, UpdateForgotten
+from ternmesh.federated.gateway.partial_aggregate import (
+    PartialAggregate,
+    choose,
+    make_partial_aggregate,
+    settle_partial_aggregate,
+)
+from ternmesh.federated.local_update import make_update
+from ternmesh.federated.node import new_node_state
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE, OpenRound, UpdateReassembler
+from ternmesh.federated.state import (
+    CoordinatorSettings,
+    CoordinatorState,
+    NodeRecord,
+    new_coordinator_state,
+)
+from ternmesh.plan import Plan, make_plan
+from ternmesh.wire import control
+from ternmesh.wire.frame import Header, seal_open
+from ternmesh.wire.update import (
+    SAMPLES_MAX,
+    VOTE_CHUNK_KIND,
+    Manifest,
+    read_manifest,
+    write_chunk,
+    write_manifest,
+)
+
+MODEL, RUN, DIMENSION = bytes(range(32)), b"run-id-8", 1500
+PLAN = make_plan(DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
+NODES = {1, 2, 3, 4}
+
+
+def bodies_of(address: int, samples: int = 10) -> tuple[bytes, ...]:
+    rng = np.random.default_rng(address)
+    vector = (rng.standard_t(3, DIMENSION) * 0.01).astype(np.float32)
+    return make_update(vector, MODEL, 0, samples * address, PLAN).bodies
+
+
+def aggregate_of(*addresses: int, plan: Plan = PLAN) -> PartialAggregate:
+    intakes = {}
+    for address in addresses:
+        intakes[address] = UpdateReassembler(plan, MODEL[:8], 0)
+        for body in bodies_of(address):
+            intakes[address].add(body)
+    residual = new_node_state(DIMENSION).residual
+    return make_partial_aggregate(choose(intakes, plan), residual, MODEL, 0, plan, "ada")
+
+
+def new_round(nodes: set[int] | None = NODES) -> OpenRound:
+    return OpenRound(PLAN, MODEL[:8], 0, nodes)
+
+
+def put(arrived: OpenRound, address: int, *bodies: bytes) -> None:
+    for body in bodies:
+        arrived.add(arrived.place(address, body), body)
+
+
+def test_a_whole_bundle_stands_for_its_contributors() -> None:
+    arrived, partial_aggregate = new_round(), aggregate_of(2, 3)
+    put(arrived, 2, *partial_aggregate.bodies)
+    assert arrived.present() == {2, 3}
+    assert [arrived.delivered(c) for c in (1, 2, 3)] == ["none", "whole", "whole"]
+    count = arrived.count()
+    assert [samples for samples, _ in count.updates] == [50]
+    assert {c: row.digest for c, row in count.rows.items()} == {
+        c: partial_aggregate.rows[c].digest for c in (2, 3)
+    }
+    [row] = set(count.partial_aggregates.values())
+    assert (row.address, row.digest) == (2, partial_aggregate.digest)
+    [receipt] = arrived.answers(3)
+    assert receipt == control.Receipt(0, partial_aggregate.rows[3].digest, row.have)
+
+
+@pytest.mark.parametrize("order", ["own first", "bundle first"])
+def test_a_node_is_never_counted_twice(order: str) -> None:
+    arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
+    parts = [(1, bodies_of(1)), (1, partial_aggregate.bodies), (4, bodies_of(4))]
+    for address, bodies in parts if order == "own first" else parts[1:] + parts[:1]:
+        put(arrived, address, *bodies)
+    count = arrived.count()
+    assert sorted(samples for samples, _ in count.updates) == [30, 40]
+    assert list(count.rows) == [1, 2, 4]
+    assert set(count.partial_aggregates) == {1, 2}
+
+
+def test_what_is_whole_goes_before_a_part_of_a_bundle() -> None:
+    arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
+    put(arrived, 1, *partial_aggregate.bodies[:-1])
+    assert arrived.delivered(2) == "part"
+    assert set(arrived.count().partial_aggregates) == {1, 2}
+    put(arrived, 2, *bodies_of(2))
+    count = arrived.count()
+    assert (count.partial_aggregates, list(count.rows)) == ({}, [2])
+    put(arrived, 1, partial_aggregate.bodies[-1])
+    assert set(arrived.count().partial_aggregates) == {1, 2}, "whole, it goes before everything"
+
+
+def test_of_two_bundles_the_first_whole_one_counts() -> None:
+    """Not the lower context: the other's contributors already have their receipts."""
+    arrived, late, early = new_round(), aggregate_of(1, 2), aggregate_of(2, 3)
+    put(arrived, 1, *late.bodies[:-1])
+    put(arrived, 2, *early.bodies)
+    put(arrived, 1, late.bodies[-1])
+    assert set(arrived.count().partial_aggregates) == {2, 3}
+    assert arrived.present() == {2, 3}
+    assert arrived.answers(1) == []
+
+
+def test_parts_count_only_once_it_is_known_whose_they_are() -> None:
+    for missing in (0, 1):
+        arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
+        put(arrived, 1, *(b for i, b in enumerate(partial_aggregate.bodies) if i != missing))
+        assert arrived.count().rows == {}
+        assert arrived.answers(1) == []
+
+
+def refusal(bodies: tuple[bytes, ...], address: int = 1, nodes: set[int] | None = NODES) -> str:
+    arrived = new_round(nodes)
+    with pytest.raises(WireError) as refused:
+        put(arrived, address, *bodies)
+    return refused.value.reason
+
+
+def changed(partial_aggregate: PartialAggregate, **changes: object) -> tuple[bytes, ...]:
+    head = replace(read_manifest(partial_aggregate.bodies[0]), **changes)  # type: ignore[arg-type]
+    return write_manifest(head), *partial_aggregate.bodies[1:]
+
+
+def one_chunk(votes: int, scale: float) -> bytes:
+    values = np.zeros(PLAN.up.size(0), np.int8)
+    values[0] = votes
+    item = Slice(0, encode_scale(scale), encode_trits(values))
+    return write_chunk(0, item, VOTE_CHUNK_KIND)
+
+
+BUNDLE_12 = aggregate_of(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "address", "nodes", "reason"),
+    [
+        (BUNDLE_12.bodies, 2, NODES, "manifest"),
+        (BUNDLE_12.bodies, 1, {1}, "unknown node"),
+        (BUNDLE_12.bodies, 1, None, "bundle"),
+        (changed(BUNDLE_12, contributors=(1,)), 1, NODES, "manifest"),
+        (changed(BUNDLE_12, contributors=(1, 2, 3)), 1, NODES, "digest"),
+        (changed(BUNDLE_12, samples=31), 1, NODES, "digest"),
+        (changed(BUNDLE_12, digest=b"\x00\x00\x00\x00"), 1, NODES, "digest"),
+        (changed(BUNDLE_12, model=b"othermod"), 1, NODES, "wrong model"),
+        (changed(BUNDLE_12, chunks=1), 1, NODES, "vector length"),
+        ((one_chunk(127, 0.01),), 1, NODES, "scale"),
+        ((BUNDLE_12.bodies[1], aggregate_of(1, 3).bodies[1]), 1, NODES, "conflict"),
+        ((BUNDLE_12.bodies[2], one_chunk(1, 0.01)), 1, NODES, "conflict"),
+    ],
+)
+def test_what_is_not_a_bundle_is_refused(
+    bodies: tuple[bytes, ...], address: int, nodes: set[int] | None, reason: str
+) -> None:
+    assert refusal(bodies, address, nodes) == reason
+
+
+def test_votes_within_the_plan_are_believed() -> None:
+    arrived = new_round()
+    put(arrived, 1, one_chunk(127, 0.0078))
+    assert arrived.partial_aggregates[1].bodies
+
+
+def test_what_was_counted_leaves_the_residual() -> None:
+    nothing = np.zeros(DIMENSION, np.float32)
+    have = bytes([(1 << PLAN.up.count) - 1])
+    left = settle_partial_aggregate(BUNDLE_12, have, nothing, MODEL, PLAN)
+    assert 0 < np.square(left).sum() < 0.5 * np.square(BUNDLE_12.wanted).sum()
+    before = np.full(DIMENSION, 7, np.float32)
+    assert np.array_equal(settle_partial_aggregate(BUNDLE_12, b"\x00", before, MODEL, PLAN), before)
+
+
+def test_a_bundle_holds_no_more_than_a_manifest_may_say() -> None:
+    def whole(samples: int) -> UpdateReassembler:
+        reassembler = UpdateReassembler(PLAN, MODEL[:8], 0)
+        reassembler.manifest = Manifest(0, MODEL[:8], samples, bytes(4), PLAN.up.count)
+        return reassembler
+
+    most = SAMPLES_MAX
+    assert list(choose({1: whole(most), 2: whole(1)}, PLAN)) == []
+    assert list(choose({1: whole(most - 3), 2: whole(9), 3: whole(3)}, PLAN)) == [1, 3]
+    many = choose({address: whole(1) for address in range(1, 60)}, PLAN)
+    assert list(many) == list(range(1, 22)), "as many as the list of a 164-byte frame names"
+
+
+# At the coordinator
+
+
+def host(partial_aggregates: bool = True, state: CoordinatorState | None = None) -> Coordinator:
+    nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
+    state = state or replace(new_coordinator_state(DIMENSION), nodes=nodes, started=True)
+    coordinator = Coordinator(
+        PLAN, CoordinatorSettings(1, 60.0, partial_aggregates=partial_aggregates), MODEL, RUN, state
+    )
+    coordinator.start(0.0)
+    return coordinator
+
+
+def send(coordinator: Coordinator, address: int, *bodies: bytes) -> list[object]:
+    frames = [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
+    coordinator.receive_frames(f"n{address}", frames, 1.0)
+    events = []
+    while (event := coordinator.next_event()) is not None:
+        events.append(event)
+    return events
+
+
+def receipts(coordinator: Coordinator) -> dict[str, control.Receipt]:
+    found = {}
+    for peer, frames in coordinator.frames_to_send(1.0):
+        for frame in frames:
+            if frame[6] == control.KIND:
+                message = control.read_control(frame[6:-8])
+                if isinstance(message, control.Receipt):
+                    found[peer] = message
+    return found
+
+
+def test_every_contributor_gets_a_receipt_for_its_own_packet() -> None:
+    coordinator = host()
+    send(coordinator, 1, *BUNDLE_12.bodies)
+    found = receipts(coordinator)
+    assert {peer: receipt.digest for peer, receipt in found.items()} == {
+        "n1": BUNDLE_12.rows[1].digest,
+        "n2": BUNDLE_12.rows[2].digest,
+    }
+    assert {receipt.have for receipt in found.values()} == {bytes([(1 << PLAN.up.count) - 1])}
+    assert send(coordinator, 1, BUNDLE_12.bodies[0]) == [], "again, and nothing new"
+    assert set(receipts(coordinator)) == {"n1", "n2"}
+
+
+def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> None:
+    coordinator = host()
+    own = bodies_of(1)
+    events = send(coordinator, 1, own[0], *BUNDLE_12.bodies, own[1])
+    kept = tuple((e.address, e.body) for e in events if isinstance(e, BodyAccepted))
+    assert {place for place, _ in kept} == {1, 1 | PARTIAL_AGGREGATE}
+    nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
+    state = replace(
+        new_coordinator_state(DIMENSION), nodes=nodes, started=True, bodies=kept, counter=4096
+    )
+    again = host(state=state)
+    assert [again.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]
+    assert again._round.updates[1].have == b"\x01"
+    no_more = host(partial_aggregates=False, state=state)
+    assert [no_more.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]  # as promised
+    send(no_more, 3, *aggregate_of(3, 4).bodies)
+    assert no_more.refused["bundle"] == 1
+    assert no_more.delivered(3) == no_more.delivered(4) == "none"
+
+
+def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:
+    coordinator = host()
+    send(coordinator, 1, *bodies_of(1))
+    events = send(coordinator, 1, *changed(BUNDLE_12, samples=31))
+    assert [e.address for e in events if isinstance(e, UpdateForgotten)][:1] == [
+        1 | PARTIAL_AGGREGATE
+    ]
+    assert coordinator.delivered(1) == "whole"
+    assert coordinator.delivered(2) == "none"
+
+
+def test_another_bundle_in_the_same_name_replaces_one_that_is_not_whole() -> None:
+    coordinator, other = host(), aggregate_of(1, 3)
+    send(coordinator, 1, *BUNDLE_12.bodies[:-1])
+    send(coordinator, 1, *other.bodies)
+    assert [coordinator.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
+    send(coordinator, 1, *BUNDLE_12.bodies)
+    assert [coordinator.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
+    assert coordinator.refused["conflict"] > 0
+
+
+@pytest.fixture
+def closed() -> Callable[[Coordinator], GlobalUpdateMade]:
+    def close(coordinator: Coordinator) -> GlobalUpdateMade:
+        coordinator.handle_timeout(1000.0)
+        events = []
+        while (event := coordinator.next_event()) is not None:
+            events.append(event)
+        [made] = [event for event in events if isinstance(event, GlobalUpdateMade)]
+        return made
+
+    return close
+
+
+def test_the_reference_lists_contributors_and_the_bundle(
+    closed: Callable[[Coordinator], GlobalUpdateMade],
+) -> None:
+    coordinator = host()
+    send(coordinator, 1, *BUNDLE_12.bodies)
+    send(coordinator, 4, *bodies_of(4))
+    made = closed(coordinator)
+    assert [row.address for row in made.counted] == [1, 2, 4]
+    assert dict(made.partial_aggregates)[2].digest == BUNDLE_12.digest
+    assert made.missing == (3,)
+    assert made.content.count(BUNDLE_12.digest) == 1
+    assert coordinator.nodes[2].partial_aggregate == dict(made.partial_aggregates)[1]
+    assert coordinator.nodes[4].partial_aggregate is None
+
+
+def test_a_run_without_bundles_refuses_each_of_their_bodies() -> None:
+    coordinator = host(partial_aggregates=False)
+    send(coordinator, 1, *BUNDLE_12.bodies)
+    chunks = len(BUNDLE_12.bodies) - 2
+    assert coordinator.refused == {"bundle": 1, "kind": 1 + chunks}
+    assert coordinator.delivered(1) == "none"

@@ -1,0 +1,76 @@
+"""The registry of nodes, and the chain of global updates."""
+
+import pytest
+
+from ternmesh.errors import WireError
+from ternmesh.federated.registry import NodeRegistry, UpdateChain
+from ternmesh.federated.state import ChainLink, RegisteredNode
+
+PLACES = 3
+LINKS = [ChainLink(version, b"hash %d" % version, b"content %d" % version) for version in (1, 2, 3)]
+
+
+def registry(*names: str) -> NodeRegistry[RegisteredNode]:
+    return NodeRegistry(
+        [RegisteredNode(3 * i + 1, name) for i, name in enumerate(names)], RegisteredNode
+    )
+
+
+def test_a_new_node_has_the_next_address_and_a_known_one_keeps_its_own() -> None:
+    nodes = registry("theo", "nora")
+    assert nodes.take_in("yan", PLACES).address == 5
+    assert nodes.take_in("nora", PLACES) is nodes[4]
+    assert [(a, node.name) for a, node in nodes.items()] == [(1, "theo"), (4, "nora"), (5, "yan")]
+    assert nodes.named("yan") is nodes[5]
+    assert nodes.named("li") is None
+
+
+def test_a_full_registry_takes_those_whom_it_knows() -> None:
+    nodes = registry("theo")
+    with pytest.raises(WireError, match="takes 1 nodes"):
+        nodes.take_in("yan", 1)
+    assert nodes.take_in("theo", 1) is nodes[1]
+    assert len(nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "peer", "reason"), [(2, "theo", "unknown node"), (1, "yan", "wrong peer")]
+)
+def test_no_peer_sends_from_another_nodes_address(address: int, peer: str, reason: str) -> None:
+    nodes = registry("theo")
+    assert nodes.sender(1, "theo") is nodes[1]
+    with pytest.raises(WireError) as caught:
+        nodes.sender(address, peer)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("version", "known", "steps"),
+    [
+        (0, b"genesis", [b"content 1", b"content 2", b"content 3"]),
+        (2, b"hash 2", [b"content 3"]),
+        (3, b"hash 3", []),
+        (0, b"another", None),
+        (2, b"hash 1", None),
+        (2, None, None),
+    ],
+)
+def test_what_leads_to_the_newest(
+    version: int, known: bytes | None, steps: list[bytes] | None
+) -> None:
+    assert UpdateChain(b"genesis", LINKS, 3).between(version, known, 3) == steps
+
+
+def test_what_is_too_long_ago_is_forgotten() -> None:
+    chain = UpdateChain(b"genesis", LINKS[:2], 2)
+    chain.append(LINKS[2])
+    assert chain.hash_of(1) is None
+    assert chain.between(0, b"genesis", 3) is None
+    assert chain.between(1, b"hash 1", 3) is None
+    assert chain.between(2, b"hash 2", 3) == [b"content 3"]
+
+
+def test_a_chain_of_nothing_leads_nowhere() -> None:
+    chain = UpdateChain(b"genesis", LINKS, 0)
+    assert chain.between(0, b"genesis", 3) is None
+    assert chain.between(0, b"genesis", 0) == []

@@ -1,0 +1,62 @@
+"""The phases of a node and of a run: every phase is reached, and only the table's steps are taken.
+
+How nodes join, come back and are refused is tested with the two ends of a fleet, in `test_node`
+and `test_coordinator`: split training uses the same session.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from ternmesh.federated.events import ResidualChanged
+from ternmesh.federated.state import NODE_LEGAL, RUN_LEGAL, NodePhase, NodeStep, RunStep
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN, PHASES
+
+Table = Mapping[Any, Mapping[Any, Any]]
+
+
+def reachable(table: Table, first: object) -> set[object]:
+    found, waiting = {first}, [first]
+    while waiting:
+        new = set(table[waiting.pop()].values()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+@pytest.mark.parametrize(
+    ("table", "first", "phases", "steps"),
+    [
+        (NODE_LEGAL, NodePhase.JOINING, set(NodePhase), set(NodeStep)),
+        (RUN_LEGAL, GATHERING, set(PHASES), set(RunStep)),
+    ],
+)
+def test_every_phase_is_reached_and_every_step_is_used(
+    table: Table, first: object, phases: set[object], steps: set[object]
+) -> None:
+    assert table.keys() == reachable(table, first) == phases
+    assert {step for row in table.values() for step in row} == steps
+
+
+def test_a_new_run_takes_a_node_out_of_every_phase() -> None:
+    assert {row[NodeStep.RUN_BEGAN] for row in NODE_LEGAL.values()} == {NodePhase.UP_TO_DATE}
+
+
+def test_a_node_goes_through_its_phases(new_bench: Callable[..., Any]) -> None:
+    bench = new_bench(rounds=2)
+    theo = bench.add("theo")
+    assert theo.node_phase is NodePhase.JOINING
+    bench.exchange()
+    assert theo.node_phase is NodePhase.UP_TO_DATE
+    theo.submit(0, bench.delta(1), bench.now)
+    assert theo.node_phase is NodePhase.UPDATE_PENDING
+    bench.exchange()
+    assert (theo.node_phase, bench.host.phase) == (NodePhase.UP_TO_DATE, OPEN)
+    theo.submit(1, bench.delta(2), bench.now)
+    bench.exchange()
+    assert (theo.node_phase, bench.host.phase) == (NodePhase.FINISHED, FINISHED)
+    theo.submit(2, bench.delta(3), bench.now)  # work after the end stays on the node
+    bench.exchange()
+    assert theo.node_phase is NodePhase.FINISHED
+    assert bench.count("theo", ResidualChanged) == 1

@@ -1,0 +1,521 @@
+"""A fleet with keys: a whole run under suite 1, and attacks on it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import read_step
+from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, SecurityChanged
+from ternmesh.federated.node import HOST, new_node_state
+from ternmesh.federated.state import (
+    ChainLink,
+    CoordinatorState,
+    NodeRecord,
+    NodeState,
+    new_coordinator_state,
+)
+from ternmesh.plan import to_numbers
+from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.key_derivation import nonce
+from ternmesh.security.membership import write_revocations
+from ternmesh.security.session import EPOCH_MAX
+from ternmesh.wire import control, fragments
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
+from ternmesh.wire.global_update import (
+    GlobalSnapshot,
+    certify,
+    read_object,
+    split_certificate,
+    write_global_snapshot,
+    write_global_update,
+)
+from ternmesh.wire.update import MANIFEST_KIND, NO_SIGNATURE, read_manifest
+
+New = Callable[..., Any]
+
+
+@pytest.fixture
+def bench(new_bench: New) -> Any:
+    """An open round of theo and yan, who have keys."""
+    made = new_bench(rounds=9, min_peers=2, deadline_s=30, keys=("theo", "yan"))
+    made.add("theo")
+    made.add("yan")
+    settle(made)
+    assert made.host.phase == control.OPEN
+    return made
+
+
+def settle(bench: Any) -> None:
+    """Time for a first contact: the host first checks that it is no replay."""
+    for _ in range(3):
+        bench.exchange()
+        bench.wait(2.0)
+    bench.exchange()
+
+
+def work(bench: Any) -> None:
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(node.version, bench.delta(seed), bench.now)
+    bench.exchange()
+
+
+def frames_of(bench: Any, name: str) -> list[bytes]:
+    return [frame for _, frame in bench.sent[name]]
+
+
+def test_a_run_under_seals_and_signatures(bench: Any) -> None:
+    for number in range(3):
+        work(bench)
+        assert bench.host.version == number + 1
+        assert {node.version for node in bench.nodes.values()} == {number + 1}
+    assert not any(node.model_q24.sum() == 0 for node in bench.nodes.values())
+    assert all(
+        np.array_equal(node.model_q24, bench.host.model_q24) for node in bench.nodes.values()
+    )
+    made = bench.last(HOST, GlobalUpdateMade)
+    assert len(made.counted) == 2
+    for name in (HOST, "theo", "yan"):
+        assert {frame[0] >> 2 & 7 for frame in frames_of(bench, name)} == {1}
+    assert not set(bench.host.refused) - {"sync"}
+    chunks = [b.body for b in bench.events[HOST] if isinstance(b, BodyAccepted)]
+    signed = [read_manifest(body) for body in chunks if body[0] == MANIFEST_KIND]
+    assert all(item.signature != NO_SIGNATURE for item in signed)
+    assert len(signed) == 6
+
+
+def test_no_frame_is_taken_twice(bench: Any) -> None:
+    work(bench)
+    refused = sum(bench.host.refused.values())
+    again = [(name, f) for name in ("theo", "yan") for f in frames_of(bench, name)]
+    for name, frame in again:
+        bench.host.receive_frames(name, [frame], bench.now)
+    taken = len(again) - (sum(bench.host.refused.values()) - refused)
+    assert taken == 0
+    assert bench.host.refused["replay"] > 0
+    theo = bench.nodes["theo"]
+    before = theo.version, theo.model_q24.copy(), sum(theo.refused.values())
+    replayed = [frame for peer, frame in bench.sent[HOST] if peer in ("theo", ALL)]
+    theo.receive_frames(HOST, replayed, bench.now)
+    assert (theo.version, sum(theo.refused.values())) == (before[0], before[2] + len(replayed))
+    assert np.array_equal(theo.model_q24, before[1])
+
+
+def test_a_flipped_bit_a_plain_frame_and_anothers_name_are_refused(bench: Any) -> None:
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    theo.submit(0, bench.delta(0), bench.now)
+    frames = [frame for _, frame in bench.take("theo")]
+    for frame in frames:
+        for place in (0, 1, 3, 6, len(frame) - 1):
+            bent = bytearray(frame)
+            bent[place] ^= 0x08
+            bench.host.receive_frames("theo", [bytes(bent)], bench.now)
+        bench.host.receive_frames("yan", [frame], bench.now)
+    hello = control.Hello("theo", bytes(8), bytes(range(8)), bytes(8), 0, bytes(16), 10)
+    plain = seal_open(Header(UNASSIGNED, 0), control.write_control(hello))
+    bench.host.receive_frames("theo", [plain], bench.now)
+    assert bench.host.delivered(theo.address) == "none"
+    assert bench.host.delivered(yan.address) == "none"
+    assert bench.host.refused["suite"] >= 1
+    bench.host.receive_frames("theo", frames, bench.now)
+    assert bench.host.delivered(theo.address) == "whole"
+
+
+def test_a_stranger_gets_nothing_in(bench: Any) -> None:
+    eve = make_identity("theo", Role.NODE, np.random.default_rng(99).bytes(64))
+    thief = bench.keys.security("theo", own=eve)
+    node = bench.nodes.pop("theo")
+    fake = bench.add("theo", security=thief)
+    settle(bench)
+    assert not fake.joined
+    bench.nodes["theo"] = node
+    work(bench)
+    assert bench.host.version == 1
+    assert bench.host.refused["seal"] >= 1
+
+
+def test_a_packet_that_its_node_has_not_signed_is_forgotten(bench: Any, monkeypatch: Any) -> None:
+    theo = bench.nodes["theo"]
+    with monkeypatch.context() as patch:
+        patch.setattr(theo._authenticator, "sign_update", lambda run, number, item, update: item)
+        theo.submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    assert bench.host.refused["signature"] >= 1
+    assert bench.host.delivered(theo.address) in ("none", "part")
+    assert not theo.received
+
+
+def test_a_reference_that_the_host_has_not_signed_is_not_applied(bench: Any) -> None:
+    yan = bench.nodes["yan"]
+    bench.host._authenticator.certify = lambda run, content: ((0, NO_SIGNATURE),)
+    work(bench)
+    assert bench.host.version == 1
+    assert yan.version == 0
+    assert yan.refused["signature"] >= 1
+
+
+def test_unsigned_words_of_the_host_are_refused(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    bench.host._authenticator.sign_receipt = lambda node, run, body: body
+    theo.submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    assert not theo.received
+    refused = theo.refused["signature"]
+    assert refused >= 1
+    bench.host._authenticator.sign_announce = lambda body: body
+    bench.wait(10.0)
+    bench.exchange()
+    assert theo.refused["signature"] > refused
+
+
+def test_a_node_that_starts_again_goes_on(bench: Any) -> None:
+    work(bench)
+    assert all(bench.count(name, SecurityChanged) for name in (HOST, "theo", "yan"))
+    theo = bench.nodes.pop("theo")
+    kept = NodeState(
+        model_q24=theo.model_q24,
+        residual=theo.residual,
+        run=theo.run,
+        address=theo.address,
+        plan=theo.plan,
+        version=theo.version,
+        global_hash=theo.global_hash,
+        counter=4096,
+    )
+    bench.add("theo", state=kept)
+    settle(bench)
+    work(bench)
+    assert bench.host.version == 2
+    assert {node.version for node in bench.nodes.values()} == {2}
+    assert not bench.host.refused["clone"]
+
+
+def seal_for_all(bench: Any, body: bytes) -> bytes:
+    """What a member could seal for all others: it holds the broadcast key."""
+    hub = bench.host._sealing._hub
+    bench.forged = getattr(bench, "forged", 1 << 20) + 1
+    first, low = bytes((0x24 | (hub.epoch & 1) << 1,)), bench.forged.to_bytes(8, "little")[:3]
+    return hub.seal(first + b"\xff\xff" + low, bench.forged, body)
+
+
+def test_what_a_member_says_to_all_is_not_believed(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    for message in (control.Refusal(0, "unknown node"), control.Silent(0)):
+        theo.receive_frames(HOST, [seal_for_all(bench, control.write_control(message))], bench.now)
+    assert theo.joined
+    assert theo.refused["signature"] == 2
+
+
+def fragments_for_all(bench: Any) -> list[tuple[str, bytes]]:
+    """The frames of the host's next global update."""
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(node.version, bench.delta(seed), bench.now)
+    for name in [*bench.nodes]:
+        bench.host.receive_frames(name, [f for _, f in bench.take(name)], bench.now)
+    return [(peer, frame) for peer, frame in bench.take(HOST) if peer == ALL]
+
+
+def test_a_false_piece_before_each_true_one_spoils_no_reference(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    frames = fragments_for_all(bench)
+    listener = bench.nodes["yan"]._sealing._listener
+    for _, frame in frames:
+        counter, cipher = int.from_bytes(frame[3:6], "little"), listener._keys.cipher(0)
+        true = cipher.open(nonce(BROADCAST, counter), frame[:6], frame[6:])
+        if true[0] == fragments.KIND:
+            false = true[:-1] + bytes((true[-1] ^ 1,))
+            theo.receive_frames(HOST, [seal_for_all(bench, false)], bench.now)
+        theo.receive_frames(HOST, [frame], bench.now)
+    assert theo.version == 1
+    assert theo.refused["piece"] >= 1
+    assert theo.next_timeout() is not None
+    assert np.array_equal(theo.model_q24, bench.host.model_q24)
+
+
+def test_who_hears_no_broadcast_is_sent_the_reference_alone(bench: Any) -> None:
+    """A member that forges more than a search finds costs a question and a unicast."""
+    theo = bench.nodes["theo"]
+    fragments_for_all(bench)
+    content = bench.last(HOST, GlobalUpdateMade).content
+    first = fragments.cut(content, bench.plan.frame_mtu)[0]
+    for number in range(40):
+        false = seal_for_all(bench, first[:-1] + bytes((number,)))
+        theo.receive_frames(HOST, [false], bench.now)
+    assert theo.version == 0
+    bench.wait(10.0)  # it is announced
+    bench.exchange()
+    bench.wait(7.5)
+    bench.exchange()
+    assert theo.version == 1
+
+
+def test_junk_from_a_member_does_not_pass_for_the_host(bench: Any) -> None:
+    """Unsigned objects do not show that the host is still there."""
+    theo = bench.nodes["theo"]
+    due = theo.next_timeout()
+    for number in range(5):
+        bench.now += 1.0
+        junk = certify(b"junk %d" % number)
+        for body in fragments.cut(junk, bench.plan.frame_mtu):
+            theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
+    assert theo.refused["signature"] == 5
+    assert theo.next_timeout() == due
+
+
+def test_an_old_reference_does_not_pass_for_the_host_either(bench: Any) -> None:
+    work(bench)
+    content = bench.last(HOST, GlobalUpdateMade).content
+    theo = bench.nodes["theo"]
+    bench.exchange()
+    due = theo.next_timeout()
+    bench.now += 1.0
+    for body in fragments.cut(content, bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
+    assert theo.version == 1
+    assert theo.next_timeout() == due
+
+
+def signed_announce(bench: Any, version: int) -> bytes:
+    message = control.Announce(bench.host.run, version, control.OPEN, 0)
+    return bench.host._authenticator.sign_announce(control.write_control(message))
+
+
+def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None:
+    """A member can seal the host's messages again, as often as it likes."""
+    old = signed_announce(bench, 0)
+    for _ in range(2):
+        work(bench)
+    theo = bench.nodes["theo"]
+    assert theo.version == 2
+    due, refused = theo.next_timeout(), theo.refused["replay"]
+    now = signed_announce(bench, 2)
+    for body in [old, now] * 20:
+        theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
+    assert bench.take("theo") == []
+    assert theo.next_timeout() == due
+    assert theo.refused["replay"] == refused + 20
+
+
+def test_an_announce_of_a_run_that_is_over_opens_no_door(bench: Any) -> None:
+    """It was signed for another broadcast key: sealed again it does not count."""
+    message = control.Announce(b"last run", 5, control.OPEN, 0)
+    old = bench.host._authenticator.sign_announce(control.write_control(message))
+    bench.host._sealing.rekey()
+    bench.wait(0.0)
+    bench.host.handle_timeout(bench.now + 10.0)
+    bench.exchange()
+    theo = bench.nodes["theo"]
+    due = theo.next_timeout()
+    for _ in range(20):
+        theo.receive_frames(HOST, [seal_for_all(bench, old)], bench.now)
+    assert theo.refused["signature"] == 20
+    assert theo.next_timeout() == due
+    assert bench.take("theo") == []
+    work(bench)
+    assert theo.version == 1
+
+
+def new_run(bench: Any) -> Any:
+    """The operator wipes the run; the host's seals go on."""
+    state = replace(new_coordinator_state(bench.plan.dimension), counter=1 << 16)
+    security = bench.keys.security(HOST, 1 << 16)
+    settings = bench.host.settings
+    bench.host = Coordinator(bench.plan, settings, bytes(range(32)), b"next run", state, security)
+    bench.host.start(bench.now)
+    return bench.host
+
+
+def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    address = theo.address
+    theo.submit(0, bench.delta(7), bench.now)
+    held = [frame for _, frame in bench.take("theo")]
+    assert len(held) == 1 + bench.plan.up.count
+    host = new_run(bench)
+    settle(bench)
+    assert theo.run == b"next run"
+    assert (theo.address, theo.version, host.version) == (address, 0, 0)
+    refused = host.refused["seal"]
+    host.receive_frames("theo", held, bench.now)
+    assert host.delivered(address) == "none"
+    assert host.refused["seal"] == refused + len(held)
+    work(bench)
+    assert host.version == 1
+    assert not host.refused["signature"]
+    assert not host.refused["conflict"]
+
+
+def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(7), bench.now)  # its bodies wait for the transport
+    host = new_run(bench)
+    welcome = control.Welcome(
+        theo._instance, theo.address, host.run, 0, 1, 0, to_numbers(bench.plan)
+    )
+    theo._say_hello(bench.now)
+    theo._receive_welcome(welcome, bench.now)
+    assert not [frame for _, frame in bench.take("theo") if frame[1:3] != b"\0\0"]
+
+
+def test_a_new_run_is_heard_of_at_once(bench: Any) -> None:
+    """The host gives its new broadcast key away before it announces the run under it."""
+    new_run(bench)
+    bench.exchange()
+    bench.wait(1.0)
+    bench.exchange()
+    assert {node.run for node in bench.nodes.values()} == {b"next run"}
+
+
+def test_a_snapshot_is_for_one_node(bench: Any) -> None:
+    """It lists what was counted of one: others would take their own for lost."""
+    bench.nodes["theo"].submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    global_snapshot = bench.host._missing(bench.host.nodes[yan.address], 5, None)[0]
+    *first, last = fragments.cut(global_snapshot, bench.plan.frame_mtu)
+    for fragment in first:
+        theo._receive_fragment(fragment, True, bench.now)
+    with pytest.raises(WireError, match="for one node"):
+        theo._receive_fragment(last, True, bench.now)
+    assert theo.pending is not None
+
+
+def test_no_claim_of_a_member_stops_the_host(bench: Any) -> None:
+    theo = bench.nodes.pop("theo")
+    del theo
+    for epoch in (EPOCH_MAX - 1, EPOCH_MAX, EPOCH_MAX):
+        bench.keys.kept["theo"] = {
+            "host": replace(bench.keys.kept["theo"][HOST], epoch=epoch)
+            if HOST in bench.keys.kept["theo"]
+            else next(iter(bench.keys.kept["theo"].values()))
+        }
+        bench.add("theo", state=replace(new_node_state(bench.plan.dimension), counter=1 << 30))
+        settle(bench)
+        bench.nodes.pop("theo")
+    for junk in range(1100):
+        frame = bytes([0x24, 0, 0]) + junk.to_bytes(3, "little") + bytes(80)
+        bench.host.receive_frames("theo", [frame], bench.now)
+    bench.wait(10.0)
+    bench.exchange()
+    assert bench.host.phase == control.OPEN
+
+
+def test_a_strangers_junk_is_not_answered(bench: Any) -> None:
+    bench.exchange()
+    sent = len(bench.sent[HOST])
+    for index in range(50):
+        bench.wait(1.1)
+        bench.host.receive_frames("theo", [bytes(20), b"\x24" + bytes([index]) * 40], bench.now)
+    bench.exchange()
+    to_theo = [frame for peer, frame in bench.sent[HOST][sent:] if peer == "theo"]
+    assert len(to_theo) <= 8, "questions of the seals, ever more seldom"
+
+
+def test_who_is_revoked_is_not_waited_for_and_does_not_count(bench: Any) -> None:
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    theo.submit(0, bench.delta(0), bench.now)
+    bench.exchange()
+    assert bench.host.delivered(theo.address) == "whole"
+    member_list = bench.host._authenticator._member_list
+    fingerprint = bench.keys.members["theo"].public.fingerprint
+    member_list.revoke(write_revocations(bench.keys.host, member_list.fleet, 1, [fingerprint]))
+    bench.host.exclude("theo", bench.now)
+    assert bench.host.delivered(theo.address) == "none"
+    yan.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert bench.host.version == 1
+    assert [row.address for row in bench.last(HOST, GlobalUpdateMade).counted] == [yan.address]
+
+
+def test_an_observer_is_no_board(new_bench: New) -> None:
+    bench = new_bench(min_peers=1, keys=("theo",))
+    olga = bench.keys.identity("theo", Role.OBSERVER)
+    bench.keys.members["theo"] = olga
+    bench.host._authenticator._member_list = bench.host._sealing._member_list = (
+        bench.keys.member_list()
+    )
+    bench.add("theo")
+    settle(bench)
+    assert bench.host.phase == control.GATHERING
+    assert not bench.nodes["theo"].joined
+
+
+def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
+    """Old global updates get a certificate when they are sent, an old update a signature."""
+    old = new_bench(rounds=9, min_peers=2, deadline_s=30)
+    theo, yan = old.add("theo"), old.add("yan")
+    old.exchange()
+    work(old)
+    late = NodeState(
+        model_q24=np.zeros_like(yan.model_q24), residual=yan.residual, run=yan.run, plan=yan.plan,
+        address=yan.address,
+    )  # fmt: skip
+    theo.submit(1, old.delta(5), old.now)
+    old.take("theo")
+    keys = type(new_bench(keys=("theo",)).keys)("theo", "yan")
+    links = [e for e in old.events[HOST] if isinstance(e, GlobalUpdateMade)]
+    chain = tuple(ChainLink(e.version, e.global_hash, e.content) for e in links)
+    nodes = tuple(
+        NodeRecord(n.address, n.name, n.samples, n.counted) for n in old.host.nodes.values()
+    )
+    state = CoordinatorState(
+        old.host.model_q24,
+        old.host.residual,
+        1,
+        old.host.global_hash,
+        True,
+        False,
+        nodes,
+        chain,
+        (),
+        4096,
+    )
+    host = Coordinator(
+        old.plan,
+        old.host.settings,
+        bytes(range(32)),
+        old.host.run,
+        state,
+        keys.security(HOST, 4096),
+    )
+    new = type(old)(old.plan, host, keys=keys)
+    host.start(new.now)
+    packet = NodeState(
+        model_q24=theo.model_q24, residual=theo.residual, run=theo.run, plan=theo.plan, version=1,
+        address=theo.address, global_hash=theo.global_hash, pending=theo.pending, counter=4096,
+    )  # fmt: skip
+    new.add("theo", state=packet)
+    new.add("yan", state=late)
+    settle(new)
+    assert new.nodes["yan"].version == 1
+    assert host.delivered(theo.address) == "whole"
+    new.nodes["yan"].submit(1, new.delta(9), new.now)
+    new.exchange()
+    assert host.version == 2
+
+
+def test_under_keys_a_reference_does_not_name_its_model(bench: Any) -> None:
+    """The certificate stands for it, and the chain does: 8 bytes less for each node and round."""
+    work(bench)
+    content, row = split_certificate(bench.last(HOST, GlobalUpdateMade).content)
+    made = read_object(content, bench.plan.dimension)
+    assert made.model == b""
+    named = write_global_update(replace(made, model=bytes(range(8))))
+    assert len(named) == len(content) + 8
+    authenticator = bench.nodes["theo"]._authenticator
+    authenticator.check_certificate(bench.host.run, content, row)
+    authenticator._model_hash = bytes(32)
+    with pytest.raises(WireError, match="signature"):
+        authenticator.check_certificate(bench.host.run, content, row)
+
+
+def test_a_snapshot_names_its_model(bench: Any) -> None:
+    whole = GlobalSnapshot(1, bytes(16), b"", False, 0, (), bench.host.model_q24)
+    data = certify(write_global_snapshot(whole))
+    with pytest.raises(WireError, match="another model"):
+        read_step(data, bench.plan.dimension, bytes(range(32)), lambda *_: None)

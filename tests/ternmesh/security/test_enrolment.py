@@ -1,0 +1,146 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trust_ends import entropy, someone
+
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.security import enrolment
+from ternmesh.security.enrolment import (
+    EnrolmentCodes,
+    make_code,
+    read_answer,
+    read_code,
+    write_request,
+)
+from ternmesh.security.identity import Role, make_identity, write_identity
+from ternmesh.security.membership import MemberList, found_fleet
+
+HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
+TEXT = make_code(entropy("code")[:12])
+CODE = read_code(TEXT)
+
+
+def begin(expires_at: float = 60.0) -> tuple[EnrolmentCodes, MemberList]:
+    enrolments = EnrolmentCodes()
+    enrolments.issue(TEXT, Role.NODE, expires_at, 0.0)
+    return enrolments, MemberList(found_fleet("tomatoes", HOST.public))
+
+
+def refused(
+    enrolments: EnrolmentCodes, member_list: MemberList, body: bytes, now: float = 0.0
+) -> str:
+    before = member_list.state
+    with pytest.raises(WireError) as caught:
+        enrolments.accept(body, member_list, now)
+    assert member_list.state == before
+    return caught.value.reason
+
+
+def test_a_code_brings_host_and_node_together() -> None:
+    enrolments, member_list = begin()
+    request = write_request(THEO.public, CODE)
+    public, answer = enrolments.accept(request, member_list, 0.0)
+    assert public == member_list.find("theo") == THEO.public
+    assert read_answer(answer, THEO.public, CODE) == (HOST.public, member_list.fleet)
+    assert enrolments.accept(request, member_list, 1.0) == (public, answer)  # the answer was lost
+    assert len(request) + 14 < 164
+    assert len(answer) + 14 < 184
+
+
+def test_a_code_has_96_bits_and_survives_handwriting() -> None:
+    assert read_code(TEXT.lower().replace("-", " ")) == CODE
+    assert read_code(TEXT.replace("O", "0").replace("I", "1")) == CODE
+    assert len(TEXT.replace("-", "")) * 5 - 4 == 96
+    for entropy_bytes in (bytes(12), bytes(11)):
+        with pytest.raises(ValueError, match="random"):
+            make_code(entropy_bytes)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_code_or_a_trust_error(text: str) -> None:
+    with pytest.raises(SecurityError, match="type it again"):
+        read_code(text)
+
+
+def test_fifteen_of_sixteen_wrong_letters_are_found() -> None:
+    letters, found, tried = TEXT.replace("-", ""), 0, 0
+    for at in range(len(letters)):
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567":
+            wrong = letters[:at] + letter + letters[at + 1 :]
+            if wrong == letters:
+                continue
+            tried += 1
+            try:
+                read_code(wrong)
+            except SecurityError:
+                found += 1
+    assert found / tried > 0.9
+
+
+def test_a_code_is_for_one_member_only() -> None:
+    enrolments, member_list = begin()
+    enrolments.accept(write_request(THEO.public, CODE), member_list, 0.0)
+    assert refused(enrolments, member_list, write_request(DORA.public, CODE)) == "code"
+
+
+def test_a_code_expires() -> None:
+    enrolments, member_list = begin(expires_at=60.0)
+    assert refused(enrolments, member_list, write_request(THEO.public, CODE), 60.0) == "code"
+
+
+def test_a_code_is_for_its_role() -> None:
+    enrolments, member_list = begin()
+    other = someone("theo", Role.GATEWAY)
+    assert refused(enrolments, member_list, write_request(other.public, CODE)) == "role"
+    enrolments.accept(write_request(THEO.public, CODE), member_list, 0.0)  # it is still good
+
+
+def test_first_contact_with_a_code_replaces_no_key() -> None:
+    enrolments, member_list = begin()
+    member_list.enrol(make_identity("theo", Role.NODE, entropy("other")).public)
+    assert refused(enrolments, member_list, write_request(THEO.public, CODE)) == "enrolment"
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_who_lacks_the_code_enrols_nothing(at: int, flip: int) -> None:
+    enrolments, member_list = begin()
+    body = bytearray(write_request(THEO.public, CODE))
+    body[at % len(body)] ^= flip
+    assert refused(enrolments, member_list, bytes(body)) in ("code", "length")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    enrolments, member_list = begin()
+    refused(enrolments, member_list, data)
+    refused(enrolments, member_list, bytes((enrolment.REQUEST,)) + CODE.label + data)
+    for body in (data, bytes((enrolment.ANSWER,)) + data):
+        with pytest.raises(WireError):
+            read_answer(body, THEO.public, CODE)
+
+
+def test_the_node_believes_only_the_issuer() -> None:
+    enrolments, member_list = begin()
+    _, answer = enrolments.accept(write_request(THEO.public, CODE), member_list, 0.0)
+    for wrong in (answer[:-1] + bytes((answer[-1] ^ 1,)), answer[:5] + b"x" + answer[6:]):
+        with pytest.raises(WireError, match="with the code"):
+            read_answer(wrong, THEO.public, CODE)
+    with pytest.raises(WireError, match="with the code"):
+        read_answer(answer, DORA.public, CODE)
+
+
+def test_a_signed_proof_over_nonsense_is_refused_in_words() -> None:
+    enrolments, member_list = begin()
+    identity = write_identity(THEO.public)[:-1]
+    proof = enrolment._proof(CODE, "enrol request", identity)
+    body = bytes((enrolment.REQUEST,)) + CODE.label + identity + proof
+    assert refused(enrolments, member_list, body) == "enrolment"
+
+
+def test_codes_are_bounded() -> None:
+    enrolments = EnrolmentCodes()
+    for number in range(enrolment.CODES_MAX):
+        enrolments.issue(make_code(entropy(number)[:12]), Role.NODE, 60.0, 0.0)
+    with pytest.raises(SecurityError, match="codes are valid"):
+        enrolments.issue(TEXT, Role.NODE, 60.0, 0.0)
+    enrolments.issue(TEXT, Role.NODE, 120.0, 60.0)

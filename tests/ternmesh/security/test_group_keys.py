@@ -1,0 +1,171 @@
+"""What a member that holds the broadcast key can spoil, and which key counts."""
+
+from dataclasses import replace
+
+from trust_ends import ALL, DOWN, End, hail, make_fleet, met, someone
+
+from ternmesh.security.group_keys import LATE_MAX
+from ternmesh.security.identity import Role
+from ternmesh.security.key_derivation import nonce
+from ternmesh.security.membership import MemberList
+from ternmesh.security.session import KEYS, GroupState, group_name, read_keys, write_keys
+
+LATER = 1e9
+
+
+def forge(member: End, counter: int, body: bytes) -> bytes:
+    """A broadcast as any member can seal it."""
+    listener = member.sealing._listener
+    assert listener is not None
+    assert listener._keys is not None
+    phase = listener._keys.state.epoch & 1
+    head = bytes((1 << 5 | 1 << 2 | phase << 1,)) + b"\xff\xff" + counter.to_bytes(8, "little")[:3]
+    return head + listener._keys.cipher(counter).seal(nonce(ALL, counter), head, body)
+
+
+def three() -> tuple[End, End, End]:
+    host, theo, dora = make_fleet("theo", "dora")
+    for node in (theo, dora):
+        hail(node, host)
+    return host, theo, dora
+
+
+def test_a_member_cannot_occupy_the_hosts_counters() -> None:
+    host, theo, dora = three()
+    for ahead in range(4):
+        assert dora.hear("host", forge(theo, host.counter + ahead, b"lie")) == b"lie"
+    frames = [host.say("all", ALL, b"truth") for _ in range(4)]
+    assert [dora.hear("host", frame) for frame in frames] == [b"truth"] * 4
+    assert [dora.hear("host", frame) for frame in frames] == ["replay"] * 4
+    assert dora.sealing.clones == {"all": 4}
+
+
+def test_a_member_cannot_move_the_others_past_the_host() -> None:
+    host, theo, dora = three()
+    for leap in range(1, 6):
+        lie = forge(theo, host.counter + (leap << 21), b"lie")
+        assert dora.hear("host", lie) in (b"lie", "seal")
+        assert dora.hear("host", host.say("all", ALL, b"truth")) == b"truth"
+    assert host.sealing.due(LATER) == dora.sealing.due(LATER) == []
+
+
+def test_what_a_member_made_of_a_disk_is_mended_by_the_hosts_next_word() -> None:
+    host, theo, dora = three()
+    assert dora.hear("host", forge(theo, host.counter + (1 << 22), b"lie")) == b"lie"
+    dora.boot()
+    assert dora.hear("host", host.say("all", ALL, b"truth")) == "replay"
+    assert dora.hear("host", host.say("dora", DOWN, b"receipt")) == b"receipt"
+    assert dora.hear("host", host.say("all", ALL, b"truth")) == b"truth"
+
+
+def test_what_the_host_has_left_far_behind_is_not_heard_any_more() -> None:
+    host, _, dora = three()
+    early = [host.say("all", ALL, b"a"), host.say("all", ALL, b"b")]
+    host.counter += LATE_MAX - 2
+    assert dora.hear("host", host.say("dora", DOWN, b"x")) == b"x"
+    assert [dora.hear("host", frame) for frame in early] == ["replay", b"b"]
+
+
+def test_what_is_remembered_of_broadcasts_is_bounded() -> None:
+    host, theo, dora = three()
+    for number in range(40):
+        assert (
+            dora.hear("host", forge(theo, host.counter, b"lie %d" % number)) == b"lie %d" % number
+        )
+    for ahead in range(1, 1500):
+        dora.hear("host", forge(theo, host.counter + ahead, b"lie"))
+    listener = dora.sealing._listener
+    assert listener is not None
+    assert len(listener._tags) == 1024
+    assert max(map(len, listener._tags.values())) <= 8
+
+
+# Keys
+
+
+def group_key_message(host: End) -> tuple[bytes, tuple[int, bytes, int]]:
+    """The frame that gives the present key to theo, and what is in it."""
+    [(peer, address, body)] = [due for due in host.sealing.due(LATER) if due[2][0] == KEYS]
+    return host.say(peer, address, body), read_keys(body)
+
+
+def held(node: End) -> GroupState:
+    state = node.disk[""]
+    assert isinstance(state, GroupState)
+    return state
+
+
+def test_a_key_that_was_held_back_does_not_replace_a_newer_one() -> None:
+    host, node = met()
+    told = []
+    for _ in range(2):
+        host.sealing.rekey()
+        told.append(group_key_message(host))
+    (old, _), (new, keys) = told
+    assert isinstance(node.hear("host", new), bytes)
+    assert node.hear("host", old) == "replay"
+    assert held(node).secret == keys[1]
+    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
+
+
+def test_a_key_belongs_to_the_session_of_its_frame_not_to_the_present_one() -> None:
+    """The host has lost its disk, so its keys are numbered from 1 again; an old one arrives late.
+
+    It has the higher number, but its frame is of the session before.
+    """
+    host, node = met()
+    for _ in range(5):
+        host.sealing.rekey()
+        late, keys = group_key_message(host)
+    assert keys[0] == 6
+    host.disk.clear()
+    host.boot()
+    hail(node, host)
+    hail(node, host)
+    assert held(node).epoch < 6
+    assert node.hear("host", late) == "replay"
+    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
+
+
+def test_of_two_keys_with_one_number_the_first_stays() -> None:
+    host, node = met()
+    before = held(node)
+    another = write_keys(before.epoch, bytes(16), host.counter)
+    assert node.hear("host", host.say("theo", 0, another)) == "replay"
+    again = write_keys(before.epoch, before.secret, host.counter)
+    assert node.hear("host", host.say("theo", 0, again)) == again
+    assert held(node).secret == before.secret
+    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
+
+
+def test_nobody_but_the_hub_gives_keys() -> None:
+    host, node = met()
+    body = write_keys(99, bytes(16), 0)
+    frame = node.say("host", 0, body)
+    assert [host.hear("theo", frame) for _ in range(2)] == ["kind"] * 2  # it changes nothing
+    assert host.sealing.broadcast_name == node.sealing.broadcast_name != group_name(bytes(16))
+
+
+def test_both_ends_name_the_key_that_is_in_force() -> None:
+    host, node = met()
+    assert (
+        host.sealing.broadcast_name == node.sealing.broadcast_name == group_name(held(node).secret)
+    )
+    before = host.sealing.broadcast_name
+    host.sealing.rekey()
+    assert host.sealing.broadcast_name != before
+    frame, _ = group_key_message(host)
+    node.hear("host", frame)
+    assert host.sealing.broadcast_name == node.sealing.broadcast_name
+    assert make_fleet("theo")[1].sealing.broadcast_name == b""
+
+
+def test_a_hub_that_was_replaced_is_not_heard_any_more() -> None:
+    """A stolen gateway is revoked on its boards: the key that it gave them is over, too."""
+    host, theo = met(suite=2)
+    assert theo.hear("host", host.say("all", ALL, b"ours")) == b"ours"
+    state = replace(theo.member_list.state, host=someone("another", Role.HOST).public)
+    theo.member_list = MemberList(state)
+    theo.boot()
+    assert theo.hear("host", host.say("all", ALL, b"theirs")) == "seal"
+    assert theo.sealing.due(LATER), "it asks the new one for its key"

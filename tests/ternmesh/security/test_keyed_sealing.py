@@ -1,0 +1,466 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trust_ends import ALL, DOWN, UP, End, entropy, hail, make_fleet, met, someone
+
+from ternmesh.errors import WireError
+from ternmesh.security.identity import Role
+from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
+from ternmesh.security.peer_session import ASK_MAX_S, BAD_ASK, BAD_MAX
+from ternmesh.security.sealing import OpenSealing
+from ternmesh.security.session import (
+    ANSWER,
+    QUESTION,
+    PeerState,
+    read_group,
+    read_peer,
+    write_group,
+    write_keys,
+    write_peer,
+)
+from ternmesh.wire.frame import BODY_MAX, FRAME_MAX, Header, open_seal, seal_open
+
+LATER = 1e9
+
+
+def mirror(host: End, node: End) -> None:
+    """Both directions and broadcasts work."""
+    assert host.hear("theo", node.say("host", UP, b"up")) == b"up"
+    assert node.hear("host", host.say("theo", DOWN, b"down")) == b"down"
+    assert node.hear("host", host.say("all", ALL, b"all")) == b"all"
+
+
+def test_first_contact_takes_one_question_and_then_everything_works() -> None:
+    host, node = make_fleet("theo")
+    assert host.hear("theo", node.say("host", UP, b"early")) == "seal"
+    assert host.hear("theo", node.say("host", 0, b"\x01hello")) == "sync"
+    assert node.hear("host", host.say("theo", 0, b"\x01refusal")) == b"\x01refusal"
+    assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+    hail(node, host)
+    mirror(host, node)
+    assert host.sealing.clones == node.sealing.clones == {}
+
+
+def test_a_frame_has_14_bytes_more_than_its_body_and_a_sync_45_more() -> None:
+    host, node = met()
+    assert len(node.say("host", UP, b"x" * 208)) == 222
+    assert len(host.say("all", ALL, b"x" * 208)) == 222
+    assert len(node.say("host", 0, b"x")) == 1 + SYNC_OVERHEAD == 1 + 14 + 45
+
+
+def test_the_body_cannot_be_read() -> None:
+    host, node = met()
+    body = b"a body that nobody else reads"
+    for address in (UP, 0):
+        assert body not in node.say("host", address, body)
+    assert body not in host.say("all", ALL, body)
+
+
+@given(st.integers(0, 8 * 40 - 1))
+def test_a_flipped_bit_is_found(at: int) -> None:
+    host, node = met()
+    frame = bytearray(node.say("host", UP, b"x" * 26))
+    frame[at // 8] ^= 1 << at % 8
+    assert host.hear("theo", bytes(frame)) in ("seal", "suite", "version", "role")
+    mirror(host, node)
+
+
+@given(st.lists(st.binary(max_size=120), max_size=8), st.sampled_from([0, UP, DOWN, ALL]))
+def test_any_bytes_are_a_frame_or_a_wire_error(bodies: list[bytes], address: int) -> None:
+    host, node = met()
+    for suite in (0, 1, 2):
+        for body in bodies:
+            first = 1 << 5 | suite << 2 | len(body) % 2 << 1
+            frame = bytes((first,)) + address.to_bytes(2, "little") + body
+            for end, peer in ((host, "theo"), (node, "host"), (host, "stranger")):
+                with pytest.raises(WireError):
+                    end.sealing.open(peer, frame)
+    mirror(host, node)
+
+
+def test_both_sides_go_on_after_restarts_with_what_is_on_disk() -> None:
+    host, node = met()
+    early = [node.say("host", UP, b"1"), host.say("theo", DOWN, b"2"), host.say("all", ALL, b"3")]
+    assert host.hear("theo", early[0]) == b"1"
+    assert [node.hear("host", frame) for frame in early[1:]] == [b"2", b"3"]
+    host.boot()
+    node.boot()
+    assert host.hear("theo", early[0]) == "replay"
+    assert [node.hear("host", frame) for frame in early[1:]] == ["replay", "replay"]
+    hail(node, host)
+    mirror(host, node)
+    assert host.sealing.clones == node.sealing.clones == {}
+
+
+def test_a_hello_after_a_restart_needs_no_second_one() -> None:
+    host, node = met()
+    for end in (node, host, node):
+        end.boot()
+        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+        assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
+
+
+def met_after_s(host: End, node: End, begun: float, recorded: bytes = b"") -> float:
+    """When they understand each other; all that the host says is followed by what was recorded."""
+    for now in range(600):
+        is_heard = host.hear("theo", node.say("host", UP, b"up")) == b"up"
+        if is_heard and node.hear("host", host.say("theo", DOWN, b"down")) == b"down":
+            return float(now)
+        for peer, address, body in host.sealing.due(begun + now):
+            node.hear("host", host.say(peer, address, body))
+            if recorded:
+                assert node.hear("host", recorded) == "replay"
+        for peer, address, body in node.sealing.due(begun + now):
+            host.hear("theo", node.say(peer, address, body))
+    raise AssertionError("they never understand each other")
+
+
+def test_a_recording_from_before_a_disk_was_lost_keeps_nobody_out() -> None:
+    host, node = met()
+    recorded = host.say("theo", 0, b"\x01hello")
+    assert node.hear("host", recorded) == b"\x01hello"
+    host.disk.clear()  # it was damaged, and begun again with the same identity
+    host.counter += 5000
+    host.boot()
+    met_after_s(host, node, LATER)
+    assert node.hear("host", recorded) == "replay"
+    mirror(host, node)  # which puts all that they know onto their disks
+    node.boot()
+    assert met_after_s(host, node, 2 * LATER, recorded) < 30.0
+
+
+def test_both_restarted_and_a_hello_is_still_enough() -> None:
+    host, node = met()
+    for _ in range(3):
+        host.boot()
+        node.boot()
+        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+        assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
+
+
+def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:
+    host, node = met()
+    node.say("host", UP, b"lost")
+    straggler, twin = node.say("host", UP, b"straggler"), node.sealing
+    node.boot()
+    hail(node, host)
+    assert host.hear("theo", straggler) == b"straggler"
+    assert host.sealing.clones == {}
+    second = twin.seal("host", UP, node.counter + 5, b"the other board")
+    assert host.hear("theo", second) == "clone"
+    assert host.sealing.clones == {"theo": 1}
+
+
+def test_another_frame_under_the_counter_that_began_a_session_is_a_clones() -> None:
+    host, node = met()
+    before = node.sealing  # a copy of the disk, still running
+    node.boot()
+    assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+    begun = node.counter - 1
+    assert host.hear("theo", before.seal("host", UP, begun, b"of the session before")) == "clone"
+    assert host.hear("theo", node.sealing.seal("host", UP, begun, b"another body")) == "clone"
+    assert host.sealing.clones == {"theo": 2}
+
+
+@pytest.mark.parametrize("own", [QUESTION, ANSWER, write_keys(1, bytes(16), 0)])
+def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:
+    host, node = met()
+    header, body = host.sealing.open("theo", node.say("host", UP, own))
+    assert not host.sealing.is_own(header.address, body)
+    assert host.sealing.is_own(0, own)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (QUESTION[:1], "length"),
+        (QUESTION + b"x", "length"),
+        (b"\x0a\x02", "length"),
+        (write_keys(1, bytes(16), 0)[:-1], "length"),
+        (write_keys(1, bytes(16), 0), "kind"),  # a node has none to give
+    ],
+)
+def test_a_body_of_the_seals_own_has_one_form(body: bytes, reason: str) -> None:
+    host, node = met()
+    assert host.hear("theo", node.say("host", 0, body)) == reason
+    assert host.sealing.due(LATER) == []  # nobody was asked anything
+
+
+def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> None:
+    host, node = met()
+    del node.disk[""]
+    node.boot()
+    host.hear("theo", node.say("host", 0, b"\x01hello"))
+    [(peer, address, body)] = host.sealing.due(LATER)
+    assert node.hear("host", host.say(peer, address, body)) == body
+    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
+    host.hear("theo", node.say("host", 0, b"\x01hello"))
+    assert host.sealing.due(2 * LATER) == []
+
+
+def test_a_receiver_that_lost_its_disk_asks_and_takes_nothing_old() -> None:
+    host, node = met()
+    old = [node.say("host", 0, b"\x01hello"), node.say("host", UP, b"old")]
+    assert [host.hear("theo", frame) for frame in old] == [b"\x01hello", b"old"]
+    host.disk.clear()
+    host.boot()
+    assert [host.hear("theo", frame) for frame in old] == ["sync", "seal"]
+    hail(node, host)
+    assert [host.hear("theo", frame) for frame in old] == ["replay", "replay"]
+    mirror(host, node)
+
+
+def test_a_sender_that_lost_its_disk_comes_back_and_is_noticed() -> None:
+    host, node = met()
+    node.say("host", UP, b"x")
+    node.disk.clear()
+    node.counter = 0
+    node.boot()
+    hail(node, host)
+    mirror(host, node)
+    assert host.sealing.clones["theo"] > 0
+
+
+def test_a_host_that_lost_its_disk_comes_back_with_a_new_broadcast_key() -> None:
+    host, node = met()
+    old = host.say("all", ALL, b"old")
+    host.disk.clear()
+    host.counter = 0
+    host.boot()
+    hail(node, host)
+    hail(node, host)
+    mirror(host, node)
+    assert node.hear("host", old) == "seal"
+
+
+def test_a_host_restored_from_an_old_copy_finds_out_by_the_first_hello() -> None:
+    host, node = met()
+    disk, counter = dict(host.disk), host.counter
+    for _ in range(10):
+        assert node.hear("host", host.say("theo", DOWN, b"x")) == b"x"
+    host.disk, host.counter = disk, counter
+    host.boot()
+    assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+    assert host.sealing.clones == {"theo": 1}
+    hail(node, host)
+    assert node.sealing.clones == {"host": 1}
+    mirror(host, node)
+
+
+def test_sync_alone_brings_two_neighbours_together() -> None:
+    """As the link does it, which has no hello: what is due is sent, until nothing is."""
+    host, node = make_fleet("theo", suite=2)
+    assert host.hear("theo", node.say("host", 1, b"offer")) == "seal"
+    for _ in range(4):
+        for end, other in ((host, node), (node, host)):
+            for peer, address, body in end.sealing.due(LATER):
+                other.hear(end.name, end.say(peer, address, body))
+    assert host.hear("theo", node.say("host", 1, b"offer")) == b"offer"
+    assert node.hear("host", host.say("theo", 1, b"status")) == b"status"
+    assert node.hear("host", host.say("all", ALL, b"to all")) == b"to all"
+    assert host.sealing.due(2 * LATER) == node.sealing.due(2 * LATER) == []
+
+
+def test_forged_frames_make_nobody_talk_much() -> None:
+    host, node = met()
+    frame = bytes((0x26,)) + UP.to_bytes(2, "little") + bytes(40)
+    said = []
+    for second in range(3600):
+        for _ in range(BAD_ASK):
+            assert host.hear("theo", frame) == "seal"
+        said += host.sealing.due(LATER + second)
+    assert 0 < len(said) < 20
+    assert said[0][2] == QUESTION
+    mirror(host, node)
+
+
+def test_after_1024_wrong_tags_the_sender_goes_over_to_another_key() -> None:
+    host, node = met()
+    before = node.sealing._sessions["host"].epoch
+    frame = bytes((0x26,)) + UP.to_bytes(2, "little") + bytes(40)
+    for _ in range(BAD_MAX):
+        host.hear("theo", frame)
+    [(peer, address, body)] = host.sealing.due(LATER + 1e7)
+    node.hear("host", host.say(peer, address, body))
+    assert node.sealing._sessions["host"].epoch > before
+    late = node.say("host", UP, b"before its sync")
+    for peer, address, body in node.sealing.due(LATER):
+        host.hear("theo", node.say(peer, address, body))
+    assert host.hear("theo", late) == b"before its sync"  # reordering costs nothing
+    mirror(host, node)
+
+
+def test_stragglers_of_the_session_before_are_taken_once() -> None:
+    host, node = met()
+    straggler, other = node.say("host", UP, b"straggler"), node.say("host", UP, b"other")
+    node.boot()
+    hail(node, host)
+    assert host.hear("theo", straggler) == b"straggler"
+    assert host.hear("theo", straggler) == "replay"
+    host.boot()
+    assert host.hear("theo", other) == "seal"
+    assert host.sealing.clones == {}
+
+
+def test_keys_change_with_the_count_of_frames() -> None:
+    host, node = met()
+    seen = []
+    for start in (0, 1 << 20, (1 << 22) + 5, 3 << 22):
+        node.counter = max(node.counter, start)
+        assert host.hear("theo", node.say("host", UP, b"up")) == b"up"
+        seen.append(set(node.sealing._sessions["host"]._sending.ciphers))
+    assert seen == [{0}, {0, 1}, {1, 4}, {4, 12}]
+
+
+def test_after_a_long_absence_a_hello_finds_the_counter_again() -> None:
+    host, node = met()
+    host.counter += 3 << 24
+    node.counter += 5 << 24
+    assert host.hear("theo", node.say("host", UP, b"x")) == "seal"
+    assert node.hear("host", host.say("all", ALL, b"x")) == "seal"
+    hail(node, host)
+    mirror(host, node)
+
+
+def test_a_renewed_end_tells_all_whom_it_knows() -> None:
+    host, node = met(suite=2)
+    host.boot()
+    told = host.sealing.due(0.0)
+    assert [peer for peer, _, _ in told] == ["theo"]
+    for peer, address, body in told:
+        assert node.hear("host", host.say(peer, address, body)) == body
+    assert node.hear("host", host.say("theo", 1, b"x")) == b"x"
+    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
+
+
+def test_a_revoked_node_is_not_heard_and_hears_no_broadcast_any_more() -> None:
+    host, theo, dora = make_fleet("theo", "dora")
+    for node in (theo, dora):
+        hail(node, host)
+    host.member_list._revoked.add(theo.identity.public.fingerprint)
+    host.sealing.rekey()
+    told = host.sealing.due(LATER)
+    assert [peer for peer, _, _ in told] == ["dora"]
+    for peer, address, body in told:
+        assert dora.hear("host", host.say(peer, address, body)) == body
+    broadcast = host.say("all", ALL, b"x")
+    assert dora.hear("host", broadcast) == b"x"
+    assert theo.hear("host", broadcast) == "seal"
+    assert host.hear("theo", theo.say("host", UP, b"x")) == "revoked"
+    assert host.hear("theo", theo.say("host", 0, b"\x01hello")) == "revoked"
+    with pytest.raises(WireError, match="revoked"):
+        host.sealing.seal("theo", DOWN, 10**6, b"x")
+
+
+@pytest.mark.parametrize(
+    ("role", "address", "answer"),
+    [
+        (Role.NODE, UP, b"x"),
+        (Role.GATEWAY, UP, b"x"),
+        (Role.RELAY, UP, "role"),
+        (Role.OBSERVER, UP, "role"),
+        (Role.NODE, DOWN, "role"),
+        (Role.GATEWAY, DOWN, "role"),
+        (Role.NODE, ALL, "role"),
+        (Role.OBSERVER, 0, b"x"),
+    ],
+)
+def test_who_may_speak_where(role: Role, address: int, answer: bytes | str) -> None:
+    """A member with the right keys still speaks only where its role does."""
+    host, _ = make_fleet("theo")
+    odd = End("odd", someone("odd", role), host.member_list)
+    host.member_list.enrol(odd.identity.public)
+    hail(odd, host)
+    if address == ALL:
+        odd.sealing._hub = host.sealing._hub
+    assert host.hear("odd", odd.say("host", address, b"x")) == answer
+
+
+def test_nobody_speaks_for_another_and_nothing_is_reflected() -> None:
+    host, theo, dora = make_fleet("theo", "dora")
+    for node in (theo, dora):
+        hail(node, host)
+    frame = theo.say("host", UP, b"x")
+    assert host.hear("dora", frame) == "seal"
+    assert host.hear("stranger", frame) == "unknown key"
+    down = host.say("theo", DOWN, b"x")
+    assert dora.hear("host", down) == "seal"
+    assert host.hear("theo", b"\x26" + UP.to_bytes(2, "little") + down[3:]) == "seal"
+    assert host.hear("theo", frame) == b"x"
+
+
+def test_another_fleet_of_the_same_host_has_other_keys() -> None:
+    host, _ = met()
+    other_host, other_node = make_fleet("theo")
+    other_host.member_list.fleet = other_node.member_list.fleet = bytes(16)
+    for end in (other_host, other_node):
+        end.boot()
+    hail(other_node, other_host)
+    assert host.hear("theo", other_node.say("host", UP, b"x")) == "seal"
+    assert host.hear("theo", other_node.say("host", 0, b"x")) == "seal"
+
+
+def test_the_layers_have_keys_of_their_own() -> None:
+    host, _ = met()
+    _, near = met(suite=2)
+    assert host.hear("theo", near.say("host", 1, b"x")) == "suite"
+    frame = bytearray(near.say("host", 1, b"x"))
+    frame[0] = 1 << 5 | 1 << 2 | frame[0] & 2
+    assert host.hear("theo", bytes(frame)) == "seal"
+
+
+def test_a_rotated_key_begins_anew() -> None:
+    host, node = met()
+    host.member_list._members["theo"] = someone("theo", Role.GATEWAY).public
+    assert host.hear("theo", node.say("host", UP, b"x")) == "seal"
+
+
+def test_states_read_back() -> None:
+    host, node = met()
+    mirror(host, node)
+    host.save()
+    node.save()
+    for state in (*host.disk.values(), *node.disk.values()):
+        if isinstance(state, PeerState):
+            assert read_peer(state.name, write_peer(state)) == state
+        else:
+            assert read_group(write_group(state)) == state
+    assert len(write_peer(host.disk["theo"])) == 181  # type: ignore[arg-type]
+
+
+def test_the_longest_frames() -> None:
+    host, node = met()
+    assert host.hear("theo", node.say("host", UP, bytes(BODY_MAX))) == bytes(BODY_MAX)
+    assert host.hear("theo", bytes(FRAME_MAX + 1)) == "length"
+    assert host.hear("theo", bytes(14)) == "length"
+
+
+def test_the_open_form_is_that_of_the_wire() -> None:
+    sealing = OpenSealing()
+    frame = sealing.seal("host", 3, 4, b"x")
+    assert frame == seal_open(Header(3, 4), b"x")
+    assert sealing.open("host", frame) == open_seal(frame)
+    assert (sealing.due(0.0), sealing.changes(), sealing.is_own(0, QUESTION)) == ([], (), False)
+
+
+def test_patience_ends_somewhere() -> None:
+    host, _ = make_fleet("theo")
+    times, now = [], 0.0
+    while now < 10 * ASK_MAX_S:
+        host.hear("theo", b"\x26" + UP.to_bytes(2, "little") + bytes(40))
+        if host.sealing.due(now):
+            times.append(now)
+        now += 1.0
+    gaps = [late - early for early, late in pairwise(times)]
+    assert gaps[:4] == [2.0, 4.0, 8.0, 16.0]
+    assert max(gaps) == ASK_MAX_S
+
+
+def test_an_end_needs_its_random_bytes() -> None:
+    host, _ = make_fleet("theo")
+    host.suite = 3
+    with pytest.raises(ValueError, match="keyed suite"):
+        host.boot()
+    assert len(entropy("x")) == 64

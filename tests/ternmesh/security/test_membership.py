@@ -1,0 +1,226 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trust_ends import entropy, someone
+
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.identity import Identity, Role, make_identity
+from ternmesh.security.membership import (
+    MEMBERS_MAX,
+    OVER_MAX,
+    REVOKED_MAX,
+    ROTATED_MAX,
+    MemberList,
+    MemberListState,
+    found_fleet,
+    write_revocations,
+    write_rotation,
+)
+from ternmesh.security.primitives import statement
+
+HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
+NEXT = make_identity("theo", Role.NODE, entropy("theo's next"))
+
+
+def member_list(*members: Identity) -> MemberList:
+    made = MemberList(found_fleet("tomatoes", HOST.public))
+    for member in members:
+        made.enrol(member.public)
+    return made
+
+
+def reason(data: bytes, fleet: MemberList, rotation: bool = True) -> str:
+    before = fleet.state
+    with pytest.raises(WireError) as caught:
+        (fleet.rotate if rotation else fleet.revoke)(data)
+    assert fleet.state == before
+    return caught.value.reason
+
+
+def test_members_are_found_by_the_bearers_name_and_the_host_by_its_own() -> None:
+    fleet = member_list(THEO)
+    assert fleet.find("theo") == THEO.public
+    assert fleet.find("host") == HOST.public
+    for stranger in ("greenhouse", "dora", ""):
+        with pytest.raises(WireError) as caught:
+            fleet.find(stranger)
+        assert caught.value.reason == "unknown key"
+    assert fleet.enrol(THEO.public) is False
+
+
+def test_a_state_is_a_value() -> None:
+    fleet = member_list(THEO, someone("dora"))
+    fleet.revoke(write_revocations(HOST, fleet.fleet, 3, [someone("dora").public.fingerprint]))
+    again = MemberList(fleet.state)
+    assert again.state == fleet.state
+    with pytest.raises(WireError, match="revoked"):
+        again.find("dora")
+
+
+def test_fleets_of_one_host_have_different_names() -> None:
+    one, other = (found_fleet(name, HOST.public).fleet for name in ("tomatoes", "bees"))
+    assert len(one) == len(other) == 16
+    assert one != other
+    with pytest.raises(SecurityError, match="not a host"):
+        found_fleet("tomatoes", THEO.public)
+
+
+@pytest.mark.parametrize("name", ["host", "all"])
+def test_names_that_the_bearer_uses_are_taken(name: str) -> None:
+    with pytest.raises(SecurityError, match="cannot have"):
+        member_list().enrol(someone(name).public)
+
+
+def test_a_second_host_and_a_second_name_for_a_key_are_refused() -> None:
+    fleet = member_list(THEO)
+    with pytest.raises(SecurityError, match="cannot have"):
+        fleet.enrol(someone("other", Role.HOST).public)
+    twin = make_identity("dora", Role.NODE, THEO.seeds)
+    with pytest.raises(SecurityError, match="another name"):
+        fleet.enrol(twin.public)
+
+
+def test_a_rotation_needs_the_old_key_and_the_new_one() -> None:
+    fleet = member_list(THEO)
+    rotation = write_rotation(THEO, NEXT, fleet.fleet)
+    assert reason(write_rotation(NEXT, THEO, fleet.fleet), fleet) == "unknown key"
+    for at in (20, len(rotation) - 100, len(rotation) - 1):
+        wrong = bytearray(rotation)
+        wrong[at] ^= 1
+        assert reason(bytes(wrong), fleet) in ("signature", "enrolment")
+    assert reason(rotation[:-1], fleet) in ("signature", "enrolment")
+    assert reason(write_rotation(THEO, NEXT, bytes(16)), fleet) == "signature"
+    assert fleet.rotate(rotation) == NEXT.public
+    assert fleet.find("theo") == NEXT.public
+
+
+def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:
+    fleet = member_list(THEO)
+    first, back = (
+        write_rotation(THEO, NEXT, fleet.fleet),
+        write_rotation(NEXT, THEO, fleet.fleet),
+    )
+    fleet.rotate(first)
+    assert reason(first, fleet) == "unknown key"
+    assert reason(back, fleet) == "revoked"
+
+
+def test_the_hosts_own_keys_cannot_be_rotated() -> None:
+    fleet, new = member_list(THEO), make_identity("greenhouse", Role.HOST, entropy("new host"))
+    rotation = write_rotation(HOST, new, fleet.fleet)
+    assert reason(rotation, fleet) == "unknown key"
+    assert fleet.rotated(rotation) is None
+    assert fleet.host == HOST.public
+
+
+def rotate_often(fleet: MemberList, name: str) -> list[Identity]:
+    """As often as a name may; its keys, the present one last."""
+    keys = [someone(name)]
+    for number in range(ROTATED_MAX):
+        keys.append(make_identity(name, Role.NODE, entropy(name, number)))
+        fleet.rotate(write_rotation(keys[-2], keys[-1], fleet.fleet))
+    return keys
+
+
+def test_who_rotates_for_ever_takes_nobodys_place() -> None:
+    fleet = member_list(THEO, someone("mallory"))
+    keys = rotate_often(fleet, "mallory")
+    more = make_identity("mallory", Role.NODE, entropy("one more"))
+    assert reason(write_rotation(keys[-1], more, fleet.fleet), fleet) == "full"
+    assert not fleet.state.revoked
+    assert fleet.rotate(write_rotation(THEO, NEXT, fleet.fleet)) == NEXT.public
+    everyone = [number.to_bytes(16, "big") for number in range(REVOKED_MAX - 1)]
+    everyone.append(keys[-1].public.fingerprint)
+    assert fleet.revoke(write_revocations(HOST, fleet.fleet, 1, everyone))
+    with pytest.raises(WireError, match="revoked"):
+        fleet.find("mallory")
+    assert OVER_MAX < 1 << 16
+
+
+def test_none_of_the_keys_that_were_rotated_comes_back() -> None:
+    fleet = member_list(someone("mallory"))
+    *old, present = rotate_often(fleet, "mallory")
+    again = MemberList(fleet.state)
+    assert again.state == fleet.state
+    for key in old:
+        assert reason(write_rotation(present, key, fleet.fleet), again) == "revoked"
+        assert reason(write_rotation(key, present, fleet.fleet), again) == "unknown key"
+    again.revoke(write_revocations(HOST, fleet.fleet, 1, [present.public.fingerprint]))
+    for key in old:
+        with pytest.raises(SecurityError, match="rotated"):
+            again.enrol(key.public)
+
+
+def test_a_rotation_changes_neither_name_nor_role_nor_takes_anothers_key() -> None:
+    fleet = member_list(THEO, someone("dora"))
+    with pytest.raises(ValueError, match="name and role"):
+        write_rotation(THEO, someone("dora"), fleet.fleet)
+    twin = make_identity("theo", Role.NODE, someone("dora").seeds)
+    assert reason(write_rotation(THEO, twin, fleet.fleet), fleet) == "enrolment"
+
+
+def test_revocation_lists_only_grow_and_carry_rising_numbers() -> None:
+    fleet = member_list(THEO, someone("dora"))
+    first = write_revocations(HOST, fleet.fleet, 5, [THEO.public.fingerprint])
+    assert fleet.revoke(first)
+    assert fleet.revoke(first) is False
+    assert reason(write_revocations(HOST, fleet.fleet, 4, []), fleet, rotation=False) == "replay"
+    assert fleet.revoke(write_revocations(HOST, fleet.fleet, 6, []))
+    with pytest.raises(WireError, match="revoked"):
+        fleet.find("theo")
+    with pytest.raises(SecurityError, match="revoked"):
+        member_list_with_list(fleet.state).enrol(THEO.public)
+    assert reason(write_rotation(THEO, NEXT, fleet.fleet), fleet) == "revoked"
+
+
+def member_list_with_list(state: MemberListState) -> MemberList:
+    return MemberList(MemberListState(state.fleet, state.host, (), state.revoked, state.number))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x01\0\0\0\x01\0", "enrolment"),
+        (b"\x01\0\0\0\xff\xff" + bytes(16), "enrolment"),
+        (b"\x01\0\0\0\x02\0" + bytes(32), "enrolment"),
+        (b"\x01\0\0\0\x02\0" + b"\x02" * 16 + b"\x01" * 16, "enrolment"),
+        (b"\x01\0\0\0\x00\0" + bytes(1), "enrolment"),
+        (b"\x01", "length"),
+    ],
+)
+def test_a_list_that_the_host_signed_is_still_checked(content: bytes, why: str) -> None:
+    fleet = member_list(THEO)
+    data = content + HOST.sign(statement("revocations", fleet.fleet, content))
+    assert reason(data, fleet, rotation=False) == why
+
+
+def test_a_list_of_another_signer_or_fleet_is_refused() -> None:
+    fleet = member_list(THEO)
+    for data in (
+        write_revocations(THEO, fleet.fleet, 1, []),
+        write_revocations(HOST, bytes(16), 1, []),
+    ):
+        assert reason(data, fleet, rotation=False) == "signature"
+    with pytest.raises(ValueError, match="16 bytes"):
+        write_revocations(HOST, fleet.fleet, 1, [bytes(15)])
+    rows = [number.to_bytes(16, "big") for number in range(REVOKED_MAX + 1)]
+    with pytest.raises(SecurityError, match="at most"):
+        write_revocations(HOST, fleet.fleet, 1, rows)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_change_nothing(data: bytes) -> None:
+    fleet = member_list(THEO)
+    reason(data, fleet)
+    reason(THEO.public.fingerprint + data, fleet)
+    reason(data, fleet, rotation=False)
+
+
+def test_a_roster_is_bounded() -> None:
+    fleet = member_list(THEO)
+    fleet._members |= {str(number): THEO.public for number in range(MEMBERS_MAX - 1)}
+    fleet.revoke(write_revocations(HOST, fleet.fleet, 1, [THEO.public.fingerprint]))
+    again = make_identity("theo", Role.NODE, entropy("theo", 2)).public
+    assert fleet.enrol(again), "its place is there already"
+    with pytest.raises(SecurityError, match="at most"):
+        fleet.enrol(someone("dora").public)

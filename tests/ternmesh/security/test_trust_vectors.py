@@ -1,0 +1,207 @@
+"""The golden bytes of sections 3 and 9, read by a second implementation made from SPEC.md alone."""
+
+import base64
+import hashlib
+import hmac
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESCCM
+
+from ternmesh.security import enrolment, identity, membership
+
+FOLDER = Path(__file__).parents[2] / "vectors"
+KEYED: dict[str, dict[str, Any]] = json.loads((FOLDER / "keyed.json").read_text())
+TRUST: dict[str, dict[str, Any]] = json.loads((FOLDER / "trust.json").read_text())
+PACKETS: dict[str, dict[str, Any]] = json.loads((FOLDER / "packets.json").read_text())
+SEEDS = {"host": bytes(range(64)), "theo": bytes(range(100, 164))}
+NAMES = {"host": (b"greenhouse", 3), "theo": (b"theo", 0)}
+INSTANCES = {"host": b"Instance", "theo": b"instance"}
+RUN, MODEL = bytes.fromhex("a1a2a3a4a5a6a7a8"), bytes(range(32))
+
+
+def kept(name: str) -> bytes:
+    return bytes.fromhex(TRUST[name]["bytes"])
+
+
+def spec_hkdf(secret: bytes, salt: bytes, info: bytes, size: int) -> bytes:
+    key, block, out = hmac.digest(salt or bytes(32), secret, "sha256"), b"", b""
+    while len(out) < size:
+        block = hmac.digest(key, block + info + bytes((len(out) // 32 + 1,)), "sha256")
+        out += block
+    return out[:size]
+
+
+def spec_keys(who: str) -> bytes:
+    signing = Ed25519PrivateKey.from_private_bytes(SEEDS[who][:32])
+    exchange = X25519PrivateKey.from_private_bytes(SEEDS[who][32:])
+    return signing.public_key().public_bytes_raw() + exchange.public_key().public_bytes_raw()
+
+
+def spec_identity(who: str) -> bytes:
+    name, role = NAMES[who]
+    return bytes((1, role, len(name))) + name + spec_keys(who)
+
+
+def spec_fingerprint(who: str) -> bytes:
+    return hashlib.sha256(b"ternmesh fingerprint" + spec_keys(who)).digest()[:16]
+
+
+def spec_fleet() -> bytes:
+    return hashlib.sha256(b"ternmesh fleet" + spec_identity("host") + b"tomatoes").digest()[:16]
+
+
+def spec_pair() -> bytes:
+    exchange = X25519PrivateKey.from_private_bytes(SEEDS["host"][32:])
+    shared = exchange.exchange(X25519PublicKey.from_public_bytes(spec_keys("theo")[32:]))
+    both = sorted((spec_identity("host"), spec_identity("theo")))
+    info = b"ternmesh pair" + b"".join(bytes((len(item),)) + item for item in both)
+    return spec_hkdf(shared, spec_fleet(), info, 32)
+
+
+def spec_open(case: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Claims (where there are any) and body of a frame of the vectors."""
+    frame, suite, sender = bytes.fromhex(case["bytes"]), case["suite"], case["sender"]
+    first, address = struct.unpack_from("<BH", frame)
+    assert first == 1 << 5 | suite << 2 | 1 << 1  # epochs are 1: so is the key phase
+    counter, sent_by, instance = case["counter"], spec_fingerprint(sender), INSTANCES[sender]
+    assert frame[3:6] == counter.to_bytes(8, "little")[:3]
+    head = frame[:6]
+    if address == 0:
+        assert frame[6:14] == instance
+        assert frame[14:19] == counter.to_bytes(8, "little")[3:]
+        head = frame[:19]
+        info = b"ternmesh sync\0" + bytes((suite,)) + sent_by
+        key = spec_hkdf(spec_pair(), instance, info, 16)
+    elif address == 0xFFFF:
+        info = b"ternmesh broadcast" + bytes((suite,)) + sent_by
+        info += struct.pack("<IQ", 1, counter >> 20)
+        key = spec_hkdf(bytes.fromhex(group(suite)), spec_fleet(), info, 16)
+    else:
+        info = b"ternmesh traffic" + bytes((suite,)) + sent_by
+        info += struct.pack("<IQ", 1, counter >> 20)
+        key = spec_hkdf(spec_pair(), instance, info, 16)
+    nonce = struct.pack("<HQ", address, counter) + bytes(3)
+    bound = bytes.fromhex(case.get("run", ""))
+    plain = AESCCM(key, 8).decrypt(nonce, frame[len(head) :], head + bound)
+    if address:
+        return {}, plain
+    names = ("lineage", "epoch", "echo", "floor", "seen", "group")
+    return dict(zip(names, struct.unpack_from("<4sI8sIQI", plain), strict=True)), plain[32:]
+
+
+def group(suite: int) -> str:
+    """The broadcast key, which stands in the body that gives it away."""
+    name = {1: "end to end 2", 2: "hop 2"}[suite]
+    body: str = KEYED[name]["body"]
+    assert body[:10] == "0b01000000"
+    return body[10:42]
+
+
+@pytest.mark.parametrize("case", KEYED.values(), ids=list(KEYED))
+def test_frames(case: dict[str, Any]) -> None:
+    claims, body = spec_open(case)
+    assert body.hex() == case["body"]
+    if case["context"] == 0:
+        sender = case["sender"]
+        assert (claims["lineage"], claims["epoch"]) == (INSTANCES[sender][:4], 1)
+
+
+def test_claims_follow_each_other() -> None:
+    first, second, third = (spec_open(KEYED[f"end to end {number}"])[0] for number in range(3))
+    assert first["echo"] == bytes(8)
+    assert second["echo"] == b"Inst" + b"Inst"
+    assert third["echo"] == b"inst" + b"inst"
+    assert (second["floor"], third["floor"]) == (0, 1)
+    assert (third["seen"], third["group"]) == (7, 0)
+
+
+def test_the_broadcast_key_is_the_hosts_own() -> None:
+    info = b"ternmesh group" + b"\x01" + spec_fleet() + struct.pack("<I", 1)
+    assert spec_hkdf(SEEDS["host"], b"Instance", info, 16).hex() == group(1)
+
+
+def test_identities() -> None:
+    assert kept("identity of the host") == spec_identity("host")
+    assert kept("identity of a node") == spec_identity("theo")
+    assert kept("fingerprint") == spec_fingerprint("theo")
+    assert kept("fleet") == spec_fleet()
+    check = hashlib.sha256(b"TM1:" + spec_identity("theo")).digest()[:4]
+    text = "TM1:" + base64.b32encode(spec_identity("theo") + check).decode().rstrip("=")
+    assert TRUST["text of an identity"]["text"] == text
+    assert identity.identity_text(identity.parse_identity(text)) == text
+
+
+def spec_statement(*parts: bytes) -> bytes:
+    return b"ternmesh 1 " + b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+
+def spec_verify(who: str, signature: bytes, *parts: bytes) -> None:
+    key = Ed25519PublicKey.from_public_bytes(spec_keys(who)[:32])
+    key.verify(signature, spec_statement(*parts))
+
+
+def test_rotation() -> None:
+    data = kept("rotation")
+    content, old, new = data[:-128], data[-128:-64], data[-64:]
+    assert content[:16] == spec_fingerprint("theo")
+    spec_verify("theo", old, b"rotation", spec_fleet(), content)
+    successor = Ed25519PublicKey.from_public_bytes(content[16:][3 + 4 :][:32])
+    successor.verify(new, spec_statement(b"rotation", spec_fleet(), content))
+
+
+def test_revocations() -> None:
+    data = kept("revocations")
+    assert data[:-64] == struct.pack("<IH", 2, 1) + spec_fingerprint("theo")
+    spec_verify("host", data[-64:], b"revocations", spec_fleet(), data[:-64])
+
+
+def test_enrolment() -> None:
+    letters = TRUST["code"]["text"].replace("-", "")
+    entropy = base64.b32decode(letters + "====")
+    assert entropy == bytes(range(12))
+    check = hashlib.sha256(b"ternmesh code" + entropy).digest()[0] >> 4
+    assert letters == base64.b32encode(entropy + bytes((check << 4,))).decode()[:20]
+    key = spec_hkdf(entropy, b"", b"ternmesh enrolment", 36)
+    request, answer, theo = (
+        kept("enrolment request"),
+        kept("enrolment answer"),
+        spec_identity("theo"),
+    )
+    proof = hmac.digest(key[:32], spec_statement(b"enrol request", theo), "sha256")[:16]
+    assert request == b"\x0c" + key[32:] + theo + proof
+    told = spec_fleet() + spec_identity("host")
+    proof = hmac.digest(key[:32], spec_statement(b"enrol answer", theo, told), "sha256")[:16]
+    assert answer == b"\x0d" + told + proof
+    code = enrolment.read_code(TRUST["code"]["text"])
+    public = identity.read_identity(theo)
+    host, fleet = enrolment.read_answer(answer, public, code)
+    assert membership.MemberList(membership.found_fleet("tomatoes", host)).fleet == fleet
+
+
+def test_signatures() -> None:
+    place = (spec_fleet(), RUN, MODEL)
+    body = kept("signed manifest")
+    samples, chunks = struct.unpack_from("<I", body, 11)[0], struct.unpack_from("<H", body, 19)[0]
+    numbers = struct.pack("<IIH", 5, samples, chunks)
+    packet = bytes.fromhex(PACKETS["digest"]["sha256"])
+    spec_verify("theo", body[-64:], b"packet", *place, numbers, packet, b"", b"")
+    data = kept("signed receipt")
+    spec_verify("host", data[1:65], b"body", *place, spec_fingerprint("theo"), data[65:])
+    assert data[0] == 0x0E
+    data, secret = kept("signed announce"), bytes.fromhex(group(1))
+    to_all = hashlib.sha256(b"ternmesh broadcast key" + secret).digest()[:16]
+    spec_verify("host", data[1:65], b"body", place[0], bytes(8), MODEL, to_all, data[65:])
+    certified = kept("certificate")
+    content, index, signature = certified[:-66], certified[-66], certified[-65:-1]
+    assert (content, index, certified[-1]) == (b"content", 0, 1)
+    digest = hashlib.sha256(content).digest()
+    spec_verify("host", signature, b"reference", *place, digest)

@@ -1,0 +1,62 @@
+"""The plan of a split training, and whether what may be sent is taken."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from split_wire import PLAN, micro_batch
+
+from ternmesh.errors import CodecError, WireError
+from ternmesh.split.messages import (
+    ActivationReassembler,
+    cut_activation,
+)
+from ternmesh.split.plan import SplitPlan, from_numbers, to_numbers
+from ternmesh.wire.activation import (
+    ASK,
+    Activation,
+    write_activation,
+)
+
+
+@given(st.floats(0.9, 1.0), st.sampled_from([2, 3, 4, 5, 6, 7, 8, 32]))
+def test_what_may_be_sent_is_taken(chunk: float, bits: int) -> None:
+    """Though a scale grows by up to a 256th as it is rounded."""
+    item = Activation(ASK, 0, np.full((1, 6), chunk * PLAN.value_max, np.float32))
+    try:
+        [body] = cut_activation(item, bits, PLAN)
+    except CodecError:
+        assert chunk > 0.99
+        return
+    assert ActivationReassembler(PLAN).add(body) is not None
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=12, max_size=16))
+def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:
+    for candidate in (tuple(numbers), (*to_numbers(PLAN)[:10], *numbers[:4])):
+        try:
+            plan = from_numbers(candidate)
+        except WireError:
+            continue
+        assert to_numbers(plan) == candidate
+        assert plan.body_max < 2**26
+
+
+def test_the_rate_falls_in_a_straight_line() -> None:
+    rates = [PLAN.learning_rate(number) for number in range(5)]
+    assert rates == pytest.approx([0.005, 0.0042, 0.0034, 0.0026, 0.0018])
+
+
+def test_the_longest_body_fits_the_limit() -> None:
+    plan = SplitPlan(**{**dict(zip(PLAN.__slots__, to_numbers(PLAN), strict=True)), "bits_up": 32})
+    longest = write_activation(micro_batch(0), 32)
+    assert len(longest) <= plan.body_max
+
+
+def test_a_plan_whose_bodies_have_too_many_pieces_is_refused() -> None:
+    wide = {"width": 65_535, "bits_up": 32, "frame_mtu": 64}
+    replace(PLAN, **wide, batch=9)
+    with pytest.raises(WireError, match="do not carry such batches"):
+        replace(PLAN, **wide, batch=41)

@@ -1,0 +1,278 @@
+"""Boards join a split training, the run opens and ends, ends are killed and go on."""
+
+from dataclasses import replace
+
+import numpy as np
+from split_wire import (
+    MODEL,
+    PLAN,
+    RUN,
+    Keys,
+    add_board,
+    make_wire,
+    micro_batch,
+    send,
+    values,
+    written,
+)
+
+from ternmesh.security.membership import HOST
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.messages import Arrived, Lost, Welcomed
+from ternmesh.split.plan import to_numbers
+from ternmesh.timers import TimerSettings
+from ternmesh.wire import control
+from ternmesh.wire.activation import (
+    ANSWER,
+    ASK,
+    GRADIENT_DOWN,
+    Activation,
+)
+from ternmesh.wire.control import FINISHED, GATHERING
+from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
+
+RUNNING = control.OPEN
+
+
+def welcome(**changes: object) -> bytes:
+    fields = {
+        "instance": b"a       ",
+        "address": 1,
+        "run": RUN,
+        "version": 0,
+        "phase": RUNNING,
+        "deadline_ms": 0,
+        "plan": to_numbers(PLAN),
+    }
+    body = control.write_control(control.Welcome(**{**fields, **changes}))  # type: ignore[arg-type]
+    return seal_open(Header(UNASSIGNED, 0), body)
+
+
+def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
+    board = SplitBoard("a", MODEL, 10, b"a       ", np.random.default_rng(1))
+    board.start(0.0)
+    board.receive_frames(HOST, [welcome(instance=b"somebody")], 0.0)
+    assert not board.joined
+    board.receive_frames(HOST, [welcome(version=2)], 0.0)
+    assert (board.joined, board.number, board.run) == (True, 2, RUN)
+    board.receive_frames(HOST, [welcome(run=b"another!")], 0.0)
+    assert (board.number, board.run) == (2, RUN)
+
+
+def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> None:
+    wire = make_wire("ada")
+    ada = wire.boards["ada"]
+    assert ada._hello_timer.at is None
+    plan = replace(PLAN, micro_batches=99)
+    frame = welcome(instance=ada._instance, plan=to_numbers(plan))
+    ada.receive_frames("host", [frame], wire.now)
+    assert ada.plan == PLAN
+    ada._say_hello(wire.now)
+    ada.receive_frames("host", [frame], wire.now)
+    assert ada.plan == plan
+
+
+def test_behind_a_link_hellos_are_as_seldom_as_its_pace() -> None:
+    pace = TimerSettings(hello_s=40.0, hello_longest_s=600.0)
+    board = SplitBoard("a", MODEL, 10, bytes(8), np.random.default_rng(1), pace=pace)
+    board.start(0.0)
+    asks_at = board.next_timeout()
+    assert asks_at is not None
+    assert asks_at >= 20.0
+    host = SplitHost(PLAN, Settings(), MODEL, RUN, ((1, "a", PLAN.micro_batches),), pace=pace)
+    host.start(0.0)
+    leave_at = host.leave_at(0.0)
+    assert leave_at is not None
+    assert leave_at > 900.0
+
+
+def test_after_lost_answers_a_board_asks_whether_it_is_known() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    wire.deaf.add(HOST)
+    for number in range(3):
+        board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
+        wire.settle()
+        wire.pass_time(1.5)
+    assert not board.ready
+    wire.deaf.clear()
+    before = len(wire.of("a", Welcomed))
+    wire.pass_time(3.0)
+    assert len(wire.of("a", Welcomed)) == before + 1
+    assert board.ready
+
+
+def test_a_host_takes_so_many_boards() -> None:
+    wire = make_wire("a", settings=Settings(boards_max=1))
+    assert add_board(wire, "b").refused == {"full": 1}
+    assert len(wire.host.nodes) == 1
+
+
+def test_boards_wait_until_enough_of_them_are_there() -> None:
+    """And begin together: those who wait ask ever more seldom, and are told."""
+    wire = make_wire("a", settings=Settings(min_boards=2))
+    board = wire.boards["a"]
+    assert (board.joined, board.ready, board.phase) == (True, False, GATHERING)
+    add_board(wire, "b")
+    assert (board.ready, board.phase) == (True, RUNNING)
+
+
+def test_the_time_to_speak_begins_when_the_run_is_open() -> None:
+    wire = make_wire("a", settings=Settings(min_boards=2, silence_s=300.0))
+    wire.now += 400.0
+    add_board(wire, "b")
+    assert wire.host.waited_for(wire.now) == {1, 2}
+
+
+def test_a_run_ends_without_a_board_that_is_gone() -> None:
+    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    wire.pass_time(299.0)
+    wire.boards["a"].number = PLAN.micro_batches
+    wire.boards["a"].finish(wire.now)
+    wire.settle()
+    assert wire.host.phase(wire.now) == RUNNING
+    assert wire.host.waited_for(wire.now) == {2}
+    assert wire.host.phase(wire.now + 2.0) == FINISHED
+    assert wire.host.waited_for(wire.now + 2.0) == set()
+
+
+def test_hellos_and_questions_keep_no_run_open() -> None:
+    """Only micro-batches do: a board that sends none is waited for `silence_s`, and no longer."""
+    wire = make_wire("a", "b", settings=Settings(min_boards=2, silence_s=300.0))
+    a, b = wire.boards["a"], wire.boards["b"]
+    a.number = PLAN.micro_batches
+    a._say_hello(wire.now)
+    wire.settle()
+    for question in range(3):
+        wire.now += 110.0
+        b._say_hello(wire.now)
+        b.send(Activation(ASK, 90 + question, values()), ANSWER, wire.now)
+        wire.settle()
+    assert wire.host.nodes[2].heard_at == wire.now
+    assert (wire.host.phase(wire.now), wire.host.waited_for(wire.now)) == (FINISHED, set())
+    b.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert (wire.host.phase(wire.now), wire.host.waited_for(wire.now)) == (RUNNING, {2})
+
+
+def test_a_board_that_waits_for_a_dead_one_is_told_of_the_end() -> None:
+    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    board, host = wire.boards["a"], wire.host
+    board.number = PLAN.micro_batches
+    board.finish(wire.now)
+    wire.settle()
+    assert (board.phase, host.leave_at(wire.now)) == (RUNNING, None)
+    del wire.boards["b"]
+    due = host.next_timeout()
+    assert due is not None
+    wire.now = due
+    host.handle_timeout(wire.now)
+    wire.settle()
+    assert (board.phase, host.next_timeout()) == (FINISHED, None)
+    assert host.leave_at(wire.now) == wire.now + 6.0  # a question again, and some more
+
+
+def test_a_host_stays_until_all_know_of_the_end() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    board.number = PLAN.micro_batches
+    wire.deaf.add("a")
+    board.finish(wire.now)
+    wire.settle()
+    assert (board.phase, host.phase(wire.now)) == (RUNNING, FINISHED)
+    leave_at = host.leave_at(wire.now)
+    assert leave_at is not None
+    asks_at = board.next_timeout()
+    assert asks_at is not None
+    assert leave_at > asks_at + 60.0
+    wire.deaf.clear()
+    wire.pass_time(asks_at - wire.now)
+    assert board.phase == FINISHED
+    assert host.leave_at(wire.now) == wire.now + 6.0
+
+
+def test_a_micro_batch_that_was_under_way_does_not_show_that_its_board_knows_of_the_end() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    board.number = PLAN.micro_batches
+    board.finish(wire.now)
+    wire.deaf.add("a")
+    wire.settle()
+    leave_at = host.leave_at(wire.now)
+    send(wire, written(micro_batch(4)))
+    assert host.nodes[1].refused == {"stale": 1}
+    assert host.leave_at(wire.now) == leave_at
+
+
+def test_nobody_waits_for_a_board_that_was_revoked() -> None:
+    wire = make_wire("a", "b", keys=Keys("a", "b"))
+    host = wire.host
+    assert host.waited_for(wire.now) == {1, 2}
+    member_list = host._authenticator._member_list  # type: ignore[attr-defined]
+    member_list._revoked.add(member_list.find("b").fingerprint)
+    assert host.waited_for(wire.now) == {1}
+    wire.boards["a"].number = PLAN.micro_batches
+    wire.boards["a"].finish(wire.now)
+    wire.settle()
+    assert wire.boards["a"].phase == FINISHED
+
+
+def test_a_host_that_begins_after_the_end_knows_that_it_is_over() -> None:
+    wire = make_wire(boards=((1, "a", PLAN.micro_batches),))
+    assert wire.host.phase(wire.now) == FINISHED
+
+
+def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:
+    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    a, b = wire.boards["a"], wire.boards["b"]
+    a.number = b.number = PLAN.micro_batches
+    a.finish(wire.now)
+    wire.settle()
+    assert a.phase == RUNNING
+    wire.pass_time(120.0)
+    assert a.phase == RUNNING
+    b.finish(wire.now)
+    wire.settle()
+    wire.pass_time(120.0)
+    assert a.phase == b.phase == FINISHED
+    assert wire.host.phase(wire.now) == FINISHED
+    assert make_wire("a", "b").host.phase(50.0 + 301.0) == RUNNING  # all gone, and nobody done
+
+
+def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    board.number = 4
+    wire.host = SplitHost(PLAN, Settings(), MODEL, RUN, [(1, "a", 2)], 5000)
+    wire.host.start(wire.now)
+    board.send(micro_batch(4), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert [event.item.number for event in wire.of(HOST, Arrived)] == [4]
+    assert wire.host.nodes[1].skipped == 2
+
+
+def test_a_board_that_was_killed_goes_on_where_the_host_is() -> None:
+    wire = make_wire(boards=((1, "a", 3),))
+    again = add_board(wire, "a", run=RUN, number=1)
+    assert again.number == 3
+    [welcomed] = wire.of("a", Welcomed)
+    assert (welcomed.run, welcomed.number) == (RUN, 3)
+
+
+def test_a_board_of_another_run_begins_anew() -> None:
+    wire = make_wire()
+    assert add_board(wire, "a", run=b"another!", number=4).number == 0
+
+
+def test_a_board_that_the_host_has_forgotten_joins_again_before_it_sends() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    wire.host = SplitHost(PLAN, Settings(), MODEL, RUN, (), 5000)
+    wire.host.start(wire.now)
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert board.refused == {"unknown node": 1}
+    assert (wire.of("a", Lost), board.ready) == ([Lost(0)], False)
+    wire.pass_time(2.0)
+    assert (board.ready, board.number) == (True, 1)

@@ -1,0 +1,324 @@
+"""Micro-batches, answers and questions: what crosses the wire, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from split_wire import (
+    MODEL,
+    PLAN,
+    RUN,
+    Keys,
+    gradient,
+    make_wire,
+    micro_batch,
+    send,
+    values,
+    written,
+)
+
+from ternmesh.errors import CodecError
+from ternmesh.federated.events import Refused
+from ternmesh.security.membership import HOST
+from ternmesh.split.messages import (
+    Answered,
+    Arrived,
+    Lost,
+)
+from ternmesh.wire import activation, control, fragments
+from ternmesh.wire.activation import (
+    ANSWER,
+    ASK,
+    GRADIENT_DOWN,
+    GRADIENT_UP,
+    LEARN,
+    Activation,
+    write_activation,
+)
+from ternmesh.wire.frame import UNASSIGNED, Header, seal_open, suite_of
+
+
+def test_a_micro_batch_goes_up_and_its_gradient_comes_down() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    assert board.ready
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    assert not board.ready
+    wire.settle()
+    [arrived] = wire.of(HOST, Arrived)
+    assert arrived.item.labels == b"\x00\x02"
+    np.testing.assert_allclose(arrived.item.values, values(), atol=0.08)  # 4 bits
+    wire.host.answer(arrived.address, gradient(0))
+    wire.settle()
+    [answered] = wire.of("a", Answered)
+    np.testing.assert_allclose(answered.item.values, values(), atol=0.005)  # 8 bits
+    assert board.ready
+    assert board.number == 1
+
+
+@pytest.mark.parametrize("frame_mtu", [64, 512])
+def test_what_is_longer_than_a_frame_travels_in_pieces(frame_mtu: int) -> None:
+    wire = make_wire("a", frame_mtu=frame_mtu, bits_up=32, bits_gradient=32)
+    wire.frames.clear()
+    wire.boards["a"].send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert (len(wire.frames) > 1) == (frame_mtu == 64)
+    assert max(len(frame) for _, _, frame in wire.frames) <= frame_mtu
+    [arrived] = wire.of(HOST, Arrived)
+    assert arrived.item.values.tobytes() == values().tobytes()
+
+
+def test_a_lost_micro_batch_is_skipped_and_counted_at_both_ends() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    wire.deaf.add(HOST)
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert wire.of("a", Lost) == []
+    wire.pass_time(1.5)
+    assert wire.of("a", Lost) == [Lost(0)]
+    wire.deaf.clear()
+    board.send(micro_batch(1), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert host.nodes[1].skipped == 1
+    # An answer that comes after its time is nobody's any more.
+    wire.pass_time(1.5)
+    host.answer(1, gradient(1))
+    wire.settle()
+    assert board.refused["stale"] == 1
+    assert wire.of("a", Answered) == []
+
+
+def test_nothing_piles_up_while_the_bearer_is_down() -> None:
+    wire = make_wire("a", bits_up=32, frame_mtu=64)
+    board = wire.boards["a"]
+    sizes = set()
+    for number in range(5):
+        board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
+        wire.now += 2.0
+        board.handle_timeout(wire.now)
+        sizes.add(len(board._outgoing._queue))
+    assert max(sizes) <= 4  # the pieces of one micro-batch, and a hello
+
+
+def test_a_host_does_not_pile_up_answers_either() -> None:
+    wire = make_wire("a")
+    for number in range(5):
+        wire.host.answer(1, gradient(number))
+    assert len(wire.host._outgoing._queue) == 1
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])
+def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    wire.host.answer(1, Activation(GRADIENT_DOWN, 0, values(*shape)))
+    wire.settle()
+    assert board.refused == {"shape": 1}
+    assert wire.of("a", Answered) == []
+
+
+def test_a_board_has_one_micro_batch_in_a_step() -> None:
+    wire = make_wire("a")
+    for number in (0, 1):
+        send(wire, written(micro_batch(number)))
+    send(wire, written(Activation(ASK, 9, values())))
+    wire.host.answer(1, Activation(ANSWER, 9, values(3)))
+    hello = control.Hello("a", b"a" * 8, MODEL[:8], RUN, 0, bytes(16), 10)
+    send(wire, control.write_control(hello), address=UNASSIGNED)
+    send(wire, written(micro_batch(2)))
+    assert wire.host.refused == {"stale": 2}
+    wire.host.answer(1, gradient(0))
+    send(wire, written(micro_batch(3)))
+    wire.host.give_up(1)
+    send(wire, written(micro_batch(4)))
+    arrived = [event.item for event in wire.of(HOST, Arrived)]
+    assert [item.number for item in arrived if item.leg == LEARN] == [0, 3, 4]
+    assert wire.host.refused == {"stale": 2}
+
+
+def test_a_board_has_one_gradient_in_a_step() -> None:
+    wire = make_wire("a", labels_stay=1)
+    up = written(Activation(GRADIENT_UP, 0, values(3)))
+    for body in (written(micro_batch(0, b"")), up, written(micro_batch(1, b""))):
+        send(wire, body)
+    assert wire.host.refused == {"stale": 1}
+    wire.host.answer(1, gradient(0))
+    send(wire, written(micro_batch(1, b"")))
+    assert wire.host.refused == {"stale": 1}
+
+
+def test_larger_numbers_than_the_plans_are_neither_sent_nor_taken() -> None:
+    wire = make_wire("a", bits_up=32, value_max=100)
+    board, host = wire.boards["a"], wire.host
+    large = values() * np.float32(100.0)
+    send(wire, write_activation(Activation(LEARN, 0, large * 1.001, b"\x00\x02"), 32))
+    assert (host.refused, host.nodes[1].number) == ({"scale": 1}, 0)
+    for wrong in (large, np.full_like(large, np.inf), np.full_like(large, np.nan)):
+        with pytest.raises(CodecError):
+            board.send(Activation(LEARN, 0, wrong, b"\x00\x02"), GRADIENT_DOWN, wire.now)
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    with pytest.raises(CodecError):
+        host.answer(1, Activation(GRADIENT_DOWN, 0, large))
+    host.plan = replace(host.plan, value_max=1000)
+    host.answer(1, Activation(GRADIENT_DOWN, 0, large * 1.01))
+    wire.settle()
+    assert board.refused == {"scale": 2}  # the host's word, and its own
+    assert wire.of("a", Answered) == []
+
+
+def test_a_host_keeps_so_many_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ternmesh.split.host.EVENTS_MAX", 2)
+    wire = make_wire("a")
+    frames = [seal_open(Header(1, n), written(Activation(ASK, n, values()))) for n in range(5)]
+    wire.host.receive_frames("a", frames, wire.now)
+    wire.settle()
+    assert wire.host.refused["full"] >= 2
+    assert len(wire.of(HOST, Arrived)) <= 2
+
+
+def test_what_was_lost_last_is_counted() -> None:
+    wire = make_wire("a")
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    host.answer(1, gradient(0))
+    wire.settle()
+    board.number = PLAN.micro_batches
+    board.finish(wire.now)
+    wire.settle()
+    assert (host.nodes[1].number, host.nodes[1].skipped) == (5, 4)
+
+
+def test_a_refused_frame_costs_one_micro_batch_where_labels_stay() -> None:
+    wire = make_wire("a", labels_stay=1)
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0, b""), ANSWER, wire.now)
+    wire.settle()
+    board._say_hello(wire.now)  # as after a refusal
+    wire.settle()
+    host.answer(1, Activation(ANSWER, 0, values(3)))
+    wire.settle()
+    board.send(Activation(GRADIENT_UP, 0, values(3)), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    assert host.refused == {}
+    assert [event.item.leg for event in wire.of(HOST, Arrived)] == [LEARN, GRADIENT_UP]
+
+
+def test_who_asks_gets_an_answer_and_teaches_nothing() -> None:
+    wire = make_wire("a")
+    board = wire.boards["a"]
+    board.send(Activation(ASK, 9, values(samples=1)), ANSWER, wire.now)
+    wire.settle()
+    [arrived] = wire.of(HOST, Arrived)
+    wire.host.answer(1, Activation(ANSWER, 9, values(3, 1)))
+    wire.settle()
+    [answered] = wire.of("a", Answered)
+    assert answered.item.values.tobytes() == values(3, 1).tobytes()  # logits travel whole
+    assert (arrived.item.leg, board.number, wire.host.nodes[1].number) == (ASK, 0, 0)
+
+
+def test_labels_may_stay() -> None:
+    wire = make_wire("a", labels_stay=1)
+    board, host = wire.boards["a"], wire.host
+    board.send(micro_batch(0, b""), ANSWER, wire.now)
+    wire.settle()
+    host.answer(1, Activation(ANSWER, 0, values(3)))
+    wire.settle()
+    board.send(Activation(GRADIENT_UP, 0, values(3)), GRADIENT_DOWN, wire.now)
+    wire.settle()
+    host.answer(1, gradient(0))
+    wire.settle()
+    assert [event.item.leg for event in wire.of(HOST, Arrived)] == [LEARN, GRADIENT_UP]
+    assert [event.item.leg for event in wire.of("a", Answered)] == [ANSWER, GRADIENT_DOWN]
+    send(wire, write_activation(Activation(GRADIENT_UP, 0, values(3)), 4))
+    assert host.refused == {"stale": 1}
+
+
+def spoilt() -> bytes:
+    body = bytearray(written(micro_batch(0)))
+    body[10:12] = b"\xc0\x7f"
+    return bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (spoilt(), "payload"),
+        (written(micro_batch(0, b"")), "shape"),
+        (written(micro_batch(0, b"\x00\x03")), "shape"),
+        (written(Activation(LEARN, 0, values(5), b"\x00\x00")), "shape"),
+        (written(Activation(LEARN, 0, values(6, 1), b"\x00")), "shape"),
+        (written(Activation(ASK, 0, values(6, 3))), "shape"),
+        (written(micro_batch(PLAN.micro_batches)), "stale"),
+        (written(gradient(0)), "kind"),
+        (written(Activation(GRADIENT_UP, 0, values(3))), "kind"),
+        (b"\x01", "kind"),
+        (b"\x11", "length"),
+        (fragments.cut(bytes(5000), 512)[0], "piece"),
+    ],
+)
+def test_what_is_refused_changes_nothing(body: bytes, reason: str) -> None:
+    wire = make_wire("a")
+    send(wire, body)
+    assert wire.host.refused == wire.host.nodes[1].refused == {reason: 1}
+    assert wire.of(HOST, Refused) == [Refused("a", reason)]
+    assert wire.of("a", Refused) == [Refused("", reason)]
+    assert wire.of(HOST, Arrived) == []
+    assert wire.host.nodes[1].number == 0
+
+
+def test_an_activation_in_context_0_is_of_the_wrong_kind() -> None:
+    wire = make_wire("a")
+    send(wire, written(micro_batch(0)), address=UNASSIGNED)
+    assert wire.host.refused == {"kind": 1}
+    frame = seal_open(Header(UNASSIGNED, 0), written(micro_batch(0)))
+    wire.boards["a"].receive_frames(HOST, [frame], wire.now)
+    assert wire.boards["a"].refused["kind"] == 2  # its own word, and the host's
+
+
+def test_a_micro_batch_is_taken_once() -> None:
+    wire = make_wire("a")
+    for number in (2, 2, 1):
+        send(wire, written(micro_batch(number)))
+    assert wire.host.refused == {"stale": 2}
+    assert len(wire.of(HOST, Arrived)) == 1
+
+
+def test_everything_goes_under_keys() -> None:
+    keys = Keys("a", "b")
+    wire = make_wire("a", keys=keys, labels_stay=1)
+    board = wire.boards["a"]
+    board.send(micro_batch(0, b""), ANSWER, wire.now)
+    wire.settle()
+    wire.host.answer(1, Activation(ANSWER, 0, values(3)))
+    wire.settle()
+    assert len(wire.of("a", Answered)) == 1
+    assert {suite_of(frame) for _, _, frame in wire.frames} == {1}
+    plain = write_activation(Activation(LEARN, 0, values()), PLAN.bits_up)
+    assert not any(plain[10:] in frame for _, _, frame in wire.frames)
+
+
+def test_unfinished_objects_take_bounded_memory() -> None:
+    wire = make_wire("a", frame_mtu=64, bits_up=32)
+    for number in range(40):
+        send(wire, fragments.cut(write_activation(micro_batch(number % 5), 32), 64)[0])
+    assembly = wire.host.nodes[1].reassembler._assembly
+    assert len(assembly._partials) <= 2
+
+
+@given(st.binary(max_size=80), st.sampled_from([0, 1, 0x8001, 0xFFFF, 2]), st.booleans())
+def test_any_body_is_an_event_or_is_counted(body: bytes, address: int, is_activation: bool) -> None:
+    wire = make_wire("a")
+    if is_activation:
+        body = activation._HEAD.pack(activation.KIND, LEARN, 0, 4, 2, 6) + body
+    frames = [body, *([seal_open(Header(address, 0), body)] if body else [])]
+    for name, end in wire.ends().items():
+        end.receive_frames("a" if name == HOST else HOST, frames, wire.now)
+    wire.settle()
+    assert len(wire.of(HOST, Arrived)) + wire.host.refused.total() >= 1

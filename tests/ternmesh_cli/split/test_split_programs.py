@@ -1,0 +1,212 @@
+"""The programs of a split training: configuration, keys and the pace of the transport."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from split_training import BATCH, NUMBERS, Clock, make_cut, samples
+
+import edge.split.node
+import edge.split.service
+import host.split.service
+from edge.enrolment import rotate_keys
+from edge.split.config import read_split_board_config
+from edge.split.part import load_parts
+from edge.split.service import run_split_board
+from host.split.config import read_split_host_config
+from host.split.service import SplitService
+from host.split.stage import TorchStage, load_stage
+from ternmesh.errors import SecurityError, TernmeshError
+from ternmesh.federated.registry import NodeRegistry
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.host import Board, Settings, SplitHost
+from ternmesh.split.messages import ActivationReassembler
+from ternmesh.split.plan import SplitPlan
+from ternmesh.timers import TimerSettings
+from ternmesh.wire.control import FINISHED
+from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.main import MISUSED, main
+from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_store.split_store import SplitStore
+from ternmesh_store.state_file import StateFile
+from transports.base import Arrival
+from transports.link_config import LinkConfig
+from transports.loopback import LoopbackHub
+
+HOST_TOML = """
+state_dir = "host"
+model = "parts"
+[link]
+url = "mqtt://127.0.0.1:1"
+"""
+BOARD_TOML = """
+name = "theo"
+state_dir = "theo"
+model = "parts"
+[link]
+url = "mqtt://127.0.0.1:1"
+[data]
+path = "clips.npz"
+"""
+
+
+def test_rotation_codes_and_revocations_end_at_a_split_host(
+    folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol_fleet("garden", tmp_path / "host", {n: tmp_path / n for n in ("theo", "nora")})
+    files = {name: StateFile(tmp_path / name) for name in ("host", "theo")}
+    rings = {name: Keyring(file, SecurityConfig()) for name, file in files.items()}
+    hub, store = LoopbackHub(), SplitStore(files["host"])
+    numbers = dict(zip(SplitPlan.__slots__, NUMBERS, strict=True))
+    with ExitStack() as stack:
+        for ring in rings.values():
+            ring.state.open()
+            stack.callback(ring.state.close)
+            ring.open()
+        model, transport, clock = load_parts(folders[True])[2], hub.host(), Clock()
+        stage = TorchStage(make_cut(labels_stay=False).middle, 1.0)
+        plan, ring = SplitPlan(**numbers), rings["host"]
+        service = SplitService(
+            plan, Settings(), model, stage, store, transport, clock, keyring=ring
+        )
+        transport.open()
+        service.start()
+        assert len(service.enrol({"enrol": "list"})["members"]) == 2
+        assert service.enrol({"enrol": "code", "role": "node", "minutes": 1.0})["code"]
+
+        class Served:
+            """A board's transport, with the host in the same thread."""
+
+            def __init__(self) -> None:
+                self._board = hub.node("theo")
+                self.open, self.close, self.send = (
+                    self._board.open,
+                    self._board.close,
+                    self._board.send,
+                )
+
+            def receive(self, _timeout_s: float) -> Arrival | None:
+                service.poll(0.0)
+                return self._board.receive(0.0)
+
+        monkeypatch.setattr("edge.enrolment.make_transport", lambda *_: Served())
+        board = rings["theo"]
+        rotation = board.begin_rotation()
+        assert rotate_keys(LinkConfig(fleet="garden"), "theo", board)
+        assert board.rotation is None
+        assert rotation is not None
+        assert ring.member_list.find("theo") == board.own.public
+        board.begin_rotation()
+        clock.now += 10.0
+        with pytest.raises(SecurityError, match="within the last hour"):
+            rotate_keys(LinkConfig(fleet="garden"), "theo", board)
+        assert service.status()["refused"] == {"early": 1}
+        boards = (
+            Board(1, "theo", 40, ActivationReassembler(plan), is_done=True),
+            Board(2, "nora", 0, ActivationReassembler(plan)),
+        )
+        service.host.nodes = NodeRegistry(boards, new=Board)
+        service.host.start(clock.now)
+        assert service.status()["phase"] == "open"
+        service.enrol({"enrol": "revoke", "name": "nora"})
+        assert service.host._phase_told == FINISHED, "the others are told at once"
+
+
+@pytest.mark.parametrize("action", [["join", "AAAA"], ["rotate"]])
+def test_enrol_reads_a_split_boards_file(
+    action: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol_fleet("garden", tmp_path / "host", {"theo": tmp_path / "theo"})
+    config, asked = tmp_path / "board.toml", []
+    config.write_text(BOARD_TOML + "[training]\ncheckpoint = 5\n")
+    monkeypatch.setattr("ternmesh.security.enrolment.read_code", lambda _: None)
+
+    def ask(link: LinkConfig, name: str, *_: object) -> None:
+        asked.append((link.url, name))
+        raise TernmeshError("nobody is there")
+
+    monkeypatch.setattr("edge.enrolment.join", ask)
+    monkeypatch.setattr("edge.enrolment.rotate_keys", ask)
+    main(["enrol", action[0], "--config", str(config), *action[1:]])
+    assert asked == [("mqtt://127.0.0.1:1", "theo")]
+
+
+@pytest.mark.parametrize(
+    ("end", "text", "sentence"),
+    [
+        (
+            "host",
+            HOST_TOML + '[boundary]\nmethod = "subspace"',
+            "must be one of none, resbm, learned",
+        ),
+        ("host", HOST_TOML + "[boundary]\nbits_up = 9", "boundary.bits_up must be one of"),
+        ("host", HOST_TOML, "write it with `ternmesh split export`"),
+        ("host", HOST_TOML + "[run]\nbatch = 1", "run.batch is 1"),
+        ("host", HOST_TOML + "[run]\nmin_boards = 3\nboards_max = 2", "could never begin"),
+        ("export", 'builder = "models.split.keyword:nothing"' + HOST_TOML, "makes no parts"),
+        ("board", BOARD_TOML.replace('"theo"', '"host"', 1), "name: "),
+        ("board", BOARD_TOML.replace("path", "#"), "data.path is missing"),
+        ("board", BOARD_TOML.replace("127.0.0.1", "example.org"), "[security] insecure = true"),
+    ],
+)
+def test_wrong_configurations(
+    end: str, text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    insecure = [] if end == "export" else ["--insecure"]
+    assert main(["split", end, "--config", str(config), *insecure]) == MISUSED
+    assert sentence in capsys.readouterr().err
+
+
+def test_ends_have_the_pace_of_their_bearer_and_the_clip_of_the_plan(
+    folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, pace, ends = threading.Event(), TimerSettings(hello_s=77.0, hello_longest_s=777.0), []
+    stop.set()
+    for program in (edge.split.service, host.split.service):
+        monkeypatch.setattr(program, "pace_of", lambda _: pace)
+
+    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: object, **options: object) -> object:
+            ends.append(make(*arguments, **options))
+            return ends[-1]
+
+        return made
+
+    monkeypatch.setattr(edge.split.node, "SplitBoard", noted(SplitBoard))
+    monkeypatch.setattr(host.split.service, "SplitHost", noted(SplitHost))
+    np.savez(tmp_path / "clips.npz", **samples())  # type: ignore[arg-type]
+    parts = f"model = {str(folders[False])!r}"
+    text = HOST_TOML.replace('model = "parts"', parts) + f"[run]\nbatch = {BATCH}\n"
+    (tmp_path / "host.toml").write_text(text + "clip_norm = 1.6e-6\n")
+    (tmp_path / "board.toml").write_text(BOARD_TOML.replace('model = "parts"', parts))
+    monkeypatch.setattr("host.split.stage.make_cut", lambda *_, **__: make_cut(labels_stay=False))
+    monkeypatch.setattr("host.split.stage.load_middle", lambda *_: None)
+    served_config = read_split_host_config(tmp_path / "host.toml")
+    stage, classes = load_stage(served_config)
+    host.split.service.run_split_host(
+        served_config, lambda _: (stage, classes), stop, insecure=True
+    )
+    config = read_split_board_config(tmp_path / "board.toml")
+    run_split_board(config, stop, insecure=True)
+    served, board = ends
+    assert served._hello_longest_s == pace.hello_longest_s
+    assert stage._clip_norm == served.plan.clip_norm == 2e-6
+    assert board._hello_timer.at - time.monotonic() > 30.0
+
+
+@pytest.mark.parametrize("name", ["host.toml", "board.toml"])
+def test_the_examples_are_read(name: str) -> None:
+    path = Path(__file__).parents[3] / "examples" / "split" / name
+    if name == "host.toml":
+        assert read_split_host_config(path).run.min_boards == 3
+    else:
+        config = read_split_board_config(path)
+        assert config.data.path is not None
+        assert Path(config.data.path).exists()

@@ -1,0 +1,267 @@
+"""Identity files, the trust store, and what an operator is told."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.federated.events import SecurityChanged
+from ternmesh.security.authenticator import OPEN
+from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.membership import HOST, found_fleet, write_fleet
+from ternmesh.security.session import CloneCount
+from ternmesh.wire.frame import BROADCAST
+from ternmesh_service.keyring import (
+    IDENTITY,
+    Keyring,
+    NoKeyring,
+    SecurityConfig,
+    choose_keyring,
+    hop_keys,
+    make_identity_file,
+    read_identity_file,
+)
+from ternmesh_store.database import StoreError
+from ternmesh_store.state_file import SECURITY, STATE, StateFile
+from ternmesh_store.store import END, HOP
+
+MODEL = bytes(32)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Open keyrings of a host and of the node ada, who know each other."""
+    rings = []
+    for name, role in ((HOST, Role.HOST), ("ada", Role.NODE)):
+        make_identity_file(tmp_path / name / IDENTITY, name, role)
+        rings.append(opened(tmp_path / name))
+    host, node = rings
+    fleet = found_fleet("garden", host.own.public)
+    host.adopt(fleet)
+    node.adopt(fleet)
+    host.member_list.enrol(node.own.public)
+    host.keep_member_list()
+    yield host, node
+    for ring in rings:
+        ring.state.close()
+
+
+def opened(folder: Path) -> Keyring:
+    state = StateFile(folder)
+    state.open(keep=(SECURITY,))
+    ring = Keyring(state, SecurityConfig())
+    ring.open()
+    return ring
+
+
+def test_an_identity_file_is_its_owners_alone(tmp_path):
+    path = tmp_path / "state" / IDENTITY
+    made = make_identity_file(path, "ada", Role.NODE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_identity_file(path) == made
+    with pytest.raises(SecurityError, match="File exists"):
+        make_identity_file(path, "ada", Role.NODE)
+    path.chmod(0o640)
+    with pytest.raises(SecurityError, match="others may read"):
+        read_identity_file(path)
+
+
+def test_without_an_identity_the_sentence_says_what_to_do(tmp_path):
+    with pytest.raises(SecurityError, match=r"ternmesh enrol identity.*--insecure"):
+        opened(tmp_path)
+
+
+def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
+    assert SecurityConfig().path(tmp_path) == tmp_path / IDENTITY
+    path = tmp_path / "credentials" / "ternmesh-identity"
+    make_identity_file(path, "ada", Role.NODE)
+    path.chmod(0o440)  # as systemd makes them
+    assert SecurityConfig().path(tmp_path) == path
+    assert read_identity_file(path).public.name == "ada"
+    assert SecurityConfig(identity_file="other").path(tmp_path) == tmp_path / "other"
+
+
+def test_doing_without_keys_off_this_machine_takes_saying_it_twice(tmp_path, caplog):
+    without = SecurityConfig(insecure=True)
+    keys = choose_keyring(StateFile(tmp_path), without, insecure=False, is_loopback=True)
+    assert isinstance(keys, Keyring), "the file alone does not do it"
+    with pytest.raises(ConfigError, match="insecure = true"):
+        choose_keyring(StateFile(tmp_path), SecurityConfig(), insecure=True, is_loopback=False)
+    assert not caplog.records
+    for config, is_loopback in ((SecurityConfig(), True), (without, False)):
+        ring = choose_keyring(StateFile(tmp_path), config, insecure=True, is_loopback=is_loopback)
+        assert isinstance(ring, NoKeyring)
+        assert ring.security("ada", MODEL, 0) is OPEN
+        assert "INSECURE" in caplog.records.pop().message
+
+
+def test_the_store_is_its_owners_alone_and_in_one_hand(pair, tmp_path):
+    assert (tmp_path / HOST / STATE).stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StoreError, match="another process"):
+        opened(tmp_path / HOST)
+
+
+def test_a_damaged_store_is_not_begun_anew(pair, tmp_path):
+    host, _ = pair
+    host.state.close()
+    path = tmp_path / HOST / STATE
+    path.write_bytes(os.urandom(8192))
+    with pytest.raises(StoreError, match="damaged"):
+        opened(tmp_path / HOST)
+    assert len(path.read_bytes()) == 8192
+
+
+def test_sessions_and_windows_are_found_again(pair, tmp_path):
+    host, node = pair
+    ours, theirs = node.security("ada", MODEL, 0).sealing, host.security(HOST, MODEL, 0).sealing
+    frames = []
+    for counter in range(1, 5):  # the first contact: hello, sync, hello, sync
+        frame = ours.seal(HOST, 0, counter, b"\x01hello")
+        frames.append(frame)
+        with suppress(WireError):  # "sync", at first
+            theirs.open("ada", frame)
+        for peer, address, body in theirs.due(float(10 * counter)):
+            ours.open(HOST, theirs.seal(peer, address, counter, body))
+    for ring, sealing in ((node, ours), (host, theirs)):
+        changes = sealing.changes()
+        assert changes
+        ring.record(SecurityChanged(changes))
+        ring.state.commit()
+    state = host.store.sealing(END)
+    assert [peer.name for peer in state.peers] == ["ada"]
+    assert state.group is not None
+    host.state.close()
+    again = opened(tmp_path / HOST)
+    assert again.store.sealing(END) == state
+    sealing = again.security(HOST, MODEL, 4096).sealing
+    for frame in frames:
+        with pytest.raises(WireError):
+            sealing.open("ada", frame)
+    again.state.close()
+
+
+def test_keys_of_another_name_are_refused(pair):
+    _, node = pair
+    with pytest.raises(SecurityError, match="identity of ada, not bob"):
+        node.security("bob", MODEL, 0)
+
+
+def test_an_end_belongs_to_one_fleet(pair, tmp_path):
+    _, node = pair
+    stranger = make_identity(HOST, Role.HOST, os.urandom(64))
+    with pytest.raises(SecurityError, match="another fleet"):
+        node.adopt(found_fleet("garden", stranger.public))
+    make_identity_file(tmp_path / "bob" / IDENTITY, "bob", Role.NODE)
+    ring = opened(tmp_path / "bob")
+    with pytest.raises(SecurityError, match="belongs to no fleet"):
+        ring.security("bob", MODEL, 0)
+    ring.state.close()
+
+
+def test_the_roster_and_who_was_revoked_survive(pair, tmp_path):
+    from host import membership
+
+    host, _ = pair
+    before = membership.answer(host, {"enrol": "list"})
+    assert [row["name"] for row in before["members"]] == ["ada"]
+    assert not before["members"][0]["revoked"]
+    after = membership.answer(host, {"enrol": "revoke", "name": "ada"})
+    assert after["members"][0]["revoked"]
+    host.state.close()
+    again = opened(tmp_path / HOST)
+    assert membership.answer(again, {"enrol": "list"}) == after
+    again.state.close()
+
+
+def test_what_a_host_cannot_do_is_a_sentence(pair):
+    from host import membership
+
+    host, _ = pair
+    assert "not enrolled" in membership.answer(host, {"enrol": "revoke", "name": "eve"})["error"]
+    assert "TM1:" in membership.answer(host, {"enrol": "add", "identity": "nonsense"})["error"]
+    assert "nothing" in membership.answer(host, {"enrol": "dance"})["error"]
+    assert "--insecure" in membership.answer(NoKeyring(), {"enrol": "list"})["error"]
+    assert Path(host.store.path).exists()
+
+
+def test_both_layers_keep_their_own_state(pair, tmp_path):
+    host, node = pair
+    for ring, name in ((host, HOST), (node, "ada")):
+        hop = hop_keys(ring, name)
+        sealing = hop.sealing(0)
+        sealing.prepare("ada" if ring is host else HOST)
+        hop.record(sealing.changes())
+        ring.state.commit()
+    assert host.store.sealing(END).peers == ()
+    [kept] = host.store.sealing(HOP).peers
+    assert (kept.name, kept.epoch) == ("ada", 1)
+    assert host.store.sealing(HOP).group is not None
+    host.security(HOST, MODEL, 0).sealing.prepare("ada")
+    assert host.store.sealing(HOP).peers == (kept,)
+    assert hop_keys(host, HOST).sealing(0).seal("ada", 1, 0, b"body")[0] >> 2 & 7 == 2
+    with pytest.raises(SecurityError, match="identity of ada, not bob"):
+        hop_keys(node, "bob").sealing(0)
+    assert hop_keys(NoKeyring(), "ada") is None
+
+
+def test_clones_that_a_link_has_seen_are_kept(pair, tmp_path):
+    host, _ = pair
+    host.store.record(HOP, (CloneCount("ada", 3),))
+    host.store.record(END, (CloneCount("ada", 1),))
+    host.store.commit()
+    hop_keys(host, HOST).sealing(0)
+    host.security(HOST, MODEL, 0)
+    assert host.status()["clones"] == {"ada": 4}
+
+
+def test_who_is_revoked_hears_no_broadcast_of_either_layer(pair):
+    host, _ = pair
+    hop, end = hop_keys(host, HOST).sealing(0), host.security(HOST, MODEL, 0).sealing
+    before = [sealing.seal("all", BROADCAST, 0, b"body") for sealing in (hop, end)]
+    host.rekey()
+    after = [sealing.seal("all", BROADCAST, 0, b"body") for sealing in (hop, end)]
+    assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_a_board_behind_a_gateway_speaks_to_that(pair, tmp_path):
+    host, node = pair
+    shed = make_identity("shed", Role.GATEWAY, os.urandom(64))
+    with pytest.raises(SecurityError, match=r"shed is not enrolled.*enrol import"):
+        hop_keys(node, "ada", "shed").sealing(0)
+    host.member_list.enrol(shed.public)
+    node.learn(write_fleet(host.own, host.member_list.state))
+    node.state.close()
+    again = opened(tmp_path / "ada")
+    sealing = hop_keys(again, "ada", "shed").sealing(0)
+    sealing.prepare(HOST)
+    [kept] = [change for change in sealing.changes() if getattr(change, "name", "") == HOST]
+    assert kept.fingerprint == shed.public.fingerprint
+    with pytest.raises(SecurityError, match="which is a node"):
+        hop_keys(again, "ada", "ada").sealing(0)
+    again.state.close()
+
+
+def test_a_rule_for_signers_is_checked_before_anything_starts():
+    SecurityConfig(signers=("a", "b"), threshold=2).check(has_radio=True)
+    for rule in (SecurityConfig(threshold=2), SecurityConfig(signers=("a", "a"))):
+        with pytest.raises(ConfigError, match="threshold"):
+            rule.check(has_radio=False)
+
+
+def test_a_quantum_signature_over_a_radio_is_refused_with_its_price():
+    SecurityConfig(quantum="x").check(has_radio=False)
+    with pytest.raises(ConfigError, match=r"2,438 bytes.*13 radio frames.*quantum_on_radio = true"):
+        SecurityConfig(quantum="x").check(has_radio=True)
+    SecurityConfig(quantum="x", quantum_on_radio=True).check(has_radio=True)
+
+
+def test_a_fleet_of_another_name_is_refused_at_the_start(pair):
+    for ring in pair:
+        ring.check_fleet("garden")
+        with pytest.raises(SecurityError, match=r"link\.fleet is 'gardens'.*another name"):
+            ring.check_fleet("gardens")
+    NoKeyring().check_fleet("whatever")

@@ -1,0 +1,136 @@
+"""One file and one commit for all that a process stores."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ternmesh.federated.events import CountersReserved
+from ternmesh.federated.node import new_node_state
+from ternmesh.link.events import LinkCountersReserved, ObjectArrived
+from ternmesh.link.ledger import Moment
+from ternmesh.link.regions import EU868
+from ternmesh.security.session import CloneCount
+from ternmesh_store.database import DamagedError, StoreError
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.link_store import LinkStore
+from ternmesh_store.node_store import NodeStore
+from ternmesh_store.security_store import SecurityStore
+from ternmesh_store.state_file import HOST, OLDER_FILES, SCHEMA, SECURITY, STATE, StateFile
+from ternmesh_store.store import END, HOP
+
+MODEL, DIMENSION = bytes(32), 50
+
+
+def opened(folder: Path, keep: tuple[str, ...] | None = None) -> StateFile:
+    state = StateFile(folder)
+    state.open(keep)
+    return state
+
+
+def record_all(state: StateFile) -> None:
+    NodeStore(state).record(CountersReserved(4096))
+    state.link().record(LinkCountersReserved(64))
+    state.link().record(ObjectArrived("ada", b"name", b"payload"))
+    SecurityStore(state).record(HOP, (CloneCount("ada", 3),))
+
+
+def found(state: StateFile) -> tuple[object, ...]:
+    node = NodeStore(state).load(MODEL, DIMENSION)
+    link = LinkStore(state)
+    clones = SecurityStore(state).sealing(HOP).clones
+    return node.counter, link.load().counter, len(link.inbox()), clones
+
+
+def damage(state: StateFile, table: str) -> None:
+    """Close the file, and overwrite the first page of a table."""
+    sql = "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name LIKE ?"
+    page = state.rows(sql, table)[0][0]
+    state.close()
+    with state.path.open("r+b") as file:
+        file.seek(4096 * (page - 1))
+        file.write(b"\xff" * 4096)
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_one_commit_makes_all_of_it_durable(
+    tmp_path: Path, in_killed_process: Callable[[Callable[[], None]], None], commit: bool
+) -> None:
+    def work() -> None:
+        state = opened(tmp_path)
+        record_all(state)
+        if commit:
+            state.link().commit()  # that of any store
+
+    in_killed_process(work)
+    state = opened(tmp_path)
+    assert found(state) == ((4096, 64, 1, (CloneCount("ada", 3),)) if commit else (0, 0, 0, ()))
+    state.close()
+
+
+@pytest.mark.parametrize("name", OLDER_FILES)
+def test_the_files_of_an_older_version_are_refused_and_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"what an older version wrote")
+    with pytest.raises(StoreError, match=rf"older ternmesh \({re.escape(name)}\): go on with"):
+        opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == b"what an older version wrote"
+
+
+def test_a_state_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
+    state = opened(tmp_path)
+    record_all(state)
+    state.write(f"PRAGMA user_version = {SCHEMA.version + 1}")
+    state.commit()
+    state.close()
+    content = (tmp_path / STATE).read_bytes()
+    with pytest.raises(
+        StoreError, match=f"another version of ternmesh .format {SCHEMA.version + 1}"
+    ):
+        opened(tmp_path)
+    assert (tmp_path / STATE).read_bytes() == content
+
+
+@pytest.mark.parametrize("group", [SECURITY, HOST])
+def test_what_a_program_cannot_do_without_is_not_given_up(tmp_path: Path, group: str) -> None:
+    state = opened(tmp_path)
+    record_all(state)
+    HostStore(state).load(MODEL)
+    state.commit()
+    damage(state, f"{group}_%")
+    damaged = (tmp_path / STATE).read_bytes()
+    with pytest.raises(DamagedError):
+        opened(tmp_path, keep=(group,))
+    assert (tmp_path / STATE).read_bytes() == damaged
+    other = {SECURITY: HOST, HOST: SECURITY}[group]
+    state = opened(tmp_path, keep=(other,))
+    assert state.link().inbox() == [(1, "ada", b"payload")]
+    state.close()
+
+
+def test_a_node_keeps_its_seals_where_its_run_is_damaged(tmp_path: Path) -> None:
+    state = opened(tmp_path)
+    NodeStore(state).load(MODEL, DIMENSION)
+    record_all(state)
+    state.commit()
+    damage(state, "node_value")
+    state = opened(tmp_path, keep=(SECURITY,))
+    assert found(state) == (4096, 64, 1, (CloneCount("ada", 3),))
+    assert NodeStore(state).load(MODEL, DIMENSION).run == new_node_state(DIMENSION).run
+    assert SecurityStore(state).sealing(END).clones == ()
+    state.close()
+
+
+def test_each_radio_has_a_ledger_of_its_own_beside_the_state(tmp_path: Path) -> None:
+    state, now = opened(tmp_path), Moment("boot", 100.0, None)
+    band = next(band for band in EU868.sub_bands if band.budget_us is not None)
+    first, second = state.airtime(), state.airtime("far")
+    for ledger in (first, second):
+        ledger.open(now)
+    assert first.reserve(band, now, 100_000)
+    assert second.ledger(band, now).spent_us(now.now_s) == 0
+    assert first.path.parent == tmp_path
+    assert second.path.parent == tmp_path / "link-far"
+    for file in (first, second, state):
+        file.close()

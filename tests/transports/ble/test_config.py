@@ -1,0 +1,170 @@
+"""BLE as a bearer that a `[link]` table asks for, over simulated controllers behind HCI."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
+
+from ternmesh.config import ConfigError
+from ternmesh_store.state_file import StateFile
+from transports.base import ALL, HOST, NotConnected, StatusTransport
+from transports.ble.bleak_client import BleakEnd
+from transports.ble.config import board_end, bridge_name, static_address
+from transports.ble.simulated import VirtualControllers
+from transports.factory import boards_of, check_link, make_transport
+from transports.link_config import LinkConfig
+
+HCI = {"hci": "usb:0"}
+BOARDS = ("ada", "bo")
+
+
+@pytest.mark.parametrize(
+    ("role", "table", "sentence"),
+    [
+        ("ada", {"adaptor": "bleak"}, r"link.ble.adaptor is not a setting: \[link.ble\] allows"),
+        ("ada", {"adapter": "blue"}, "link.ble.adapter is 'blue': it must be one of"),
+        ("ada", {"adapter": "bumble"}, "link.ble.hci is missing: bumble needs a controller"),
+        ("ada", {"adapter": "bleak", **HCI}, "bleak uses the system's"),
+        ("ada", {"bridge": "b1", **HCI}, "link.ble.bridge is 'b1': with hci it must be an address"),
+        ("ada", {"hci": "us:0"}, "link.ble.hci is 'us:0': it must begin with one of usb"),
+        ("ada", {"address": "00:F1:F2:F3:F4:05", **HCI}, "must be a static random one"),
+        (HOST, HCI, r"here each board has a table, \[link.ble.hci\]"),
+        (HOST, {"ada": {}}, "link.ble.ada.hci is missing"),
+        (HOST, {"all": HCI}, r"\[link.ble\]: a node may not be called 'all'"),
+        (HOST, {"ada": HCI, "bo": HCI}, "two bridges have the same hci"),
+        (HOST, {"ada": {**HCI, "address": "x"}}, "link.ble.ada.address is 'x'"),
+    ],
+)
+def test_a_table_that_cannot_be_is_one_sentence(role, table, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_link(LinkConfig(ble=table), role)
+
+
+def test_what_nobody_says_follows_from_the_board() -> None:
+    assert static_address("x") == static_address("x") != static_address("y")
+    assert int(static_address("x")[:2], 16) >= 0xC0
+    assert len(bridge_name("b" * 32)) <= 29
+    end = board_end({"adapter": "bleak"}, "ada")._end
+    assert isinstance(end, BleakEnd)
+    assert end._bridge == bridge_name("ada")
+    assert board_end({"bridge": "AA:01"}, "ada")._end._bridge == "AA:01"
+    bridges = LinkConfig(ble={"ada": HCI, "bo": {"hci": "usb:1"}})
+    assert boards_of(bridges, HOST) == BOARDS
+    assert boards_of(LinkConfig(ble=HCI), "ada") == ()
+
+
+def test_who_does_not_use_ble_does_not_pay_for_it() -> None:
+    code = "import sys, transports.factory; sys.exit('asyncio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+class Neighbourhood:
+    """A host with a bridge for each of two boards; controllers 0 and 1 are the bridges'."""
+
+    def __init__(self, air: VirtualControllers, folder: Path) -> None:
+        self._names, self._stores = air.names, StateFile(folder)
+        self.host = self._open(HOST, {b: self._hci(i) for i, b in enumerate(BOARDS)})
+        self.boards = {board: self.board(board) for board in BOARDS}
+
+    def _hci(self, index: int) -> dict[str, object]:
+        return {"hci": self._names[index]}
+
+    def _open(self, role: str, table: dict[str, object]) -> StatusTransport:
+        transport = make_transport(LinkConfig(ble=table), role, self._stores)
+        transport.open()
+        return transport
+
+    def board(self, board: str) -> StatusTransport:
+        return self._open(board, self._hci(len(BOARDS) + BOARDS.index(board)))
+
+    def bridge_connected(self, board: str) -> bool:
+        return self.host.status()["bearers"][board]["connected"]
+
+    @property
+    def connected(self) -> bool:
+        return all(self.bridge_connected(b) and e.connected for b, e in self.boards.items())
+
+    def close(self) -> None:
+        for end in (*self.boards.values(), self.host):
+            end.close()
+
+
+@pytest.fixture
+def new_neighbourhood(tmp_path: Path, eventually) -> Iterator[Callable[..., Neighbourhood]]:
+    made: list[Neighbourhood] = []
+
+    def make(air: VirtualControllers) -> Neighbourhood:
+        made.append(Neighbourhood(air, tmp_path))
+        eventually(lambda: made[-1].connected)
+        return made[-1]
+
+    yield make
+    for neighbourhood in made:
+        neighbourhood.close()
+
+
+def collect(end: StatusTransport, count: int) -> list[tuple[str, bytes]]:
+    found: list[tuple[str, bytes]] = []
+    while len(found) < count:
+        arrival = end.receive(20.0)
+        assert arrival is not None, f"only {len(found)} of {count} frames came"
+        found += [(arrival.peer, frame) for frame in arrival.frames]
+    return found
+
+
+def test_boards_reach_their_bridges_through_losses(new_neighbourhood) -> None:
+    with VirtualControllers(4, loss=0.05, rng=random.Random(1)) as air:
+        near = new_neighbourhood(air)
+        frames = {board: [bytes([i]) * 900 for i in range(10)] for board in BOARDS}
+        for board, end in near.boards.items():
+            end.send(HOST, frames[board])
+        near.host.send(ALL, [b"everybody" * 100])
+        near.host.send("bo", [b"you"])
+        heard = collect(near.host, 20)
+        for board in BOARDS:
+            assert [frame for peer, frame in heard if peer == board] == frames[board]
+        assert collect(near.boards["ada"], 1) == [(HOST, b"everybody" * 100)]
+        assert collect(near.boards["bo"], 2) == [(HOST, b"everybody" * 100), (HOST, b"you")]
+        near.close()
+        with pytest.raises(NotConnected, match=r"ada: .*bo: "):
+            near.host.send(ALL, [b"x"])
+
+
+def test_a_board_that_is_away_keeps_nobody_waiting(new_neighbourhood, eventually) -> None:
+    with VirtualControllers(4) as air:
+        near = new_neighbourhood(air)
+        near.boards["ada"].close()
+        eventually(lambda: not near.bridge_connected("ada"))
+        near.host.send("ada", [b"lost"])
+        near.host.send(ALL, [b"everybody"])
+        assert collect(near.boards["bo"], 1) == [(HOST, b"everybody")]
+        assert near.host.status()["frames_dropped"] == 2
+        near.boards["ada"] = near.board("ada")
+        eventually(lambda: near.connected)
+        near.host.send("ada", [b"again"])
+        assert collect(near.boards["ada"], 1) == [(HOST, b"again")]
+
+
+@pytest.mark.parametrize("index", [0, 2], ids=["bridge", "board"])
+def test_a_controller_that_is_pulled_out_and_in_again(
+    new_neighbourhood, eventually, index: int
+) -> None:
+    with VirtualControllers(4) as air:
+        near = new_neighbourhood(air)
+        air.unplug(index)
+        eventually(lambda: not near.boards["ada"].connected or not near.bridge_connected("ada"))
+        eventually(lambda: near.connected)
+        near.boards["ada"].send(HOST, [b"up"])
+        assert ("ada", b"up") in collect(near.host, 1)
+
+
+def test_ports_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="none is above 65535"):
+        VirtualControllers(2, port=65_535)
+    with VirtualControllers(1) as air, pytest.raises(OSError, match="in use"):
+        VirtualControllers(1, port=air.ports[0]).__enter__()

@@ -1,0 +1,372 @@
+import heapq
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transports.ble import values
+from transports.ble.protocol import FULL_MAX_S, PATIENCE_FIRST_S, SILENCE_S, BleProtocol
+from transports.ble.values import WINDOW, Ask, BleHello, BleStatus, Data
+
+DELAY_S = 0.02
+VALUE_MAX = 60
+
+
+@dataclass(frozen=True)
+class Faults:
+    loss: float = 0.0
+    cut: float = 0.0
+    doubled: float = 0.0
+    delayed: float = 0.0  # by up to ten times the usual, so that values overtake each other
+    late: float = 0.0  # how often what flies when a connection breaks arrives in the next one
+
+
+class SimEnd:
+    """One end, what it got, and the credits that it has, counted apart from the code under test."""
+
+    def __init__(self, initiator: bool, rng: random.Random) -> None:
+        identity, session = rng.randrange(1, 2**32), rng.randrange(2**16)
+        self.protocol = BleProtocol(initiator=initiator, identity=identity, session=session)
+        self.got: list[bytes] = []
+        self.confirmed = self.granted = 0
+
+    def learn(self, value: bytes, session_before: int | None) -> None:
+        session = self.protocol._session
+        if session is None or not self.protocol.established:
+            return
+        try:
+            found = values.decode(value, session)
+        except values.WireError:
+            return
+        if isinstance(found, BleHello) and session != session_before:
+            self.confirmed, self.granted = 0, found.window
+        if isinstance(found, BleHello) and self.protocol._initiator and self.granted == 0:
+            self.granted = found.window
+        if (
+            isinstance(found, BleStatus)
+            and (ahead := (found.next - self.confirmed) % 256) <= WINDOW
+        ):
+            self.confirmed += ahead
+            self.granted = max(self.granted, self.confirmed + found.window)
+
+
+class SimLink:
+    """Two ends and the time: a seeded medium that drops, cuts, doubles, delays and breaks."""
+
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.rng = random.Random(seed)
+        self.faults = faults
+        self.ends = (SimEnd(True, self.rng), SimEnd(False, self.rng))
+        self.now = 0.0
+        self.values_sent = self.failures = 0
+        self._flying: list[tuple[float, int, int, bytes]] = []
+        self._count = 0
+
+    def connect(self) -> None:
+        if self.rng.random() >= self.faults.late:
+            self._flying = []
+        for end in self.ends:
+            end.protocol.disconnected()
+            end.confirmed = end.granted = 0
+        for end in self.ends:
+            end.protocol.connected(self.now)
+
+    def offer(self, which: int, frames: list[bytes]) -> None:
+        self.ends[which].protocol.sender.offer(frames)
+
+    def step(self) -> bool:
+        """Send what is due, then one event; False where nothing will happen any more."""
+        for which, end in enumerate(self.ends):
+            for value in end.protocol.values_to_send(VALUE_MAX, self.now):
+                self._check_credit(end, value)
+                self._fly(1 - which, value)
+        if any(end.protocol.failed for end in self.ends):
+            self.failures += 1
+            self.connect()
+        timeouts = [end.protocol.next_timeout() for end in self.ends]
+        due = min((time for time in timeouts if time is not None), default=None)
+        if self._flying and (due is None or self._flying[0][0] <= due):
+            self.now, _, which, value = heapq.heappop(self._flying)
+            end = self.ends[which]
+            before = end.protocol._session if end.protocol.established else None
+            end.got += end.protocol.receive_value(value, self.now)
+            end.learn(value, before)
+        elif due is not None:
+            self.now = due
+            for end in self.ends:
+                end.protocol.handle_timeout(self.now)
+        return bool(self._flying) or due is not None
+
+    def run(self, until_s: float = 10_000.0) -> None:
+        while self.step() and self.now < until_s:
+            for end in self.ends:
+                assert len(end.protocol._receiver._ahead) <= WINDOW
+                assert len(end.protocol._receiver._stream) <= 2 + values.FRAME_MAX + VALUE_MAX
+
+    def _check_credit(self, end: SimEnd, value: bytes) -> None:
+        found = values.decode(value, end.protocol._session)
+        if isinstance(found, Data):
+            ahead = (found.seq - end.confirmed) % 256
+            assert end.confirmed + ahead < end.granted, "a value without a credit"
+
+    def _fly(self, which: int, value: bytes) -> None:
+        self.values_sent += 1
+        for _ in range(1 + (self.rng.random() < self.faults.doubled)):
+            if self.rng.random() < self.faults.loss:
+                continue
+            if self.rng.random() < self.faults.cut:
+                value = value[: self.rng.randrange(len(value))]
+            delay = DELAY_S
+            if self.rng.random() < self.faults.delayed:
+                delay *= self.rng.uniform(1, 10)
+            self._count += 1
+            heapq.heappush(self._flying, (self.now + delay, self._count, which, value))
+
+
+def frames_of(rng: random.Random, count: int, size_max: int = 300) -> list[bytes]:
+    return [rng.randbytes(rng.randint(1, size_max)) for _ in range(count)]
+
+
+FAULTS = {
+    "none": Faults(),
+    "as on a radio": Faults(loss=0.05, cut=0.02),
+    "heavy loss": Faults(loss=0.4),
+    "no order": Faults(loss=0.1, doubled=0.2, delayed=0.3),
+    "everything": Faults(loss=0.2, cut=0.05, doubled=0.1, delayed=0.2, late=0.5),
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("seed", range(12))
+def test_each_frame_arrives_once_and_in_order_over_breaks(seed: int, faults: Faults) -> None:
+    link = SimLink(seed, faults)
+    link.connect()
+    sent = [frames_of(link.rng, 120), frames_of(link.rng, 40)]
+    for part in range(4):
+        for which, frames in enumerate(sent):
+            size = len(frames) // 4
+            link.offer(which, frames[part * size : (part + 1) * size])
+        link.run(until_s=link.now + link.rng.uniform(0.0, 1.0))
+        if part < 3:
+            link.connect()
+    link.faults = replace(faults, loss=min(faults.loss, 0.2), late=0.0)
+    link.run()
+    assert [end.got for end in link.ends] == [sent[1], sent[0]]
+    assert [len(end.protocol.sender) for end in link.ends] == [0, 0]
+
+
+def test_a_clean_link_needs_no_value_twice_and_few_that_say_no_more_than_thanks() -> None:
+    link = SimLink(0, Faults())
+    link.connect()
+    link.offer(0, [b"x" * 4096] * 10)
+    link.run()
+    data = -(-10 * 4098 // (VALUE_MAX - values.DATA_OVERHEAD))
+    assert link.ends[0].protocol.sender.resent == 0
+    assert data < link.values_sent <= data * 1.15 + 3
+
+
+def test_only_what_was_lost_is_sent_again() -> None:
+    link = SimLink(0, Faults())
+    link.connect()
+    link.run()
+    fly, seen = link._fly, []
+
+    def lose_two(which: int, value: bytes) -> None:
+        seen.append(value)
+        if len(seen) not in (3, 9):
+            fly(which, value)
+
+    link._fly = lose_two
+    begun = link.now
+    link.offer(0, [b"x" * 4000])
+    link.run()
+    assert (link.ends[1].got, link.ends[0].protocol.sender.resent) == ([b"x" * 4000], 2)
+    assert link.now - begun < PATIENCE_FIRST_S  # No timer was needed.
+
+
+def test_a_reader_that_pauses_gets_no_more_than_it_granted_and_loses_nothing() -> None:
+    link = SimLink(3, Faults(loss=0.1))
+    link.connect()
+    link.run()
+    frames = frames_of(link.rng, 400, 40)
+    link.ends[1].protocol.set_reading(False)
+    link.offer(0, frames)
+    link.run(until_s=60.0)
+    assert sum(map(len, link.ends[1].got)) <= WINDOW * VALUE_MAX
+    assert not link.failures  # Patience with a reader is not mistaken for silence.
+    reader = link.ends[1].protocol
+    reader.set_reading(True)
+    (lost,) = reader.values_to_send(VALUE_MAX, link.now)  # It says so at once.
+    status = values.decode(lost, reader._session)
+    assert isinstance(status, BleStatus)
+    assert status.window == WINDOW
+    link.run()
+    assert link.ends[1].got == frames
+
+
+def test_a_program_that_starts_anew_gets_what_was_not_confirmed() -> None:
+    link = SimLink(1, Faults())
+    link.connect()
+    link.offer(0, [b"before"])
+    link.run()
+    link.ends = (link.ends[0], SimEnd(False, link.rng))
+    link.offer(0, [b"after"])
+    link.connect()
+    link.run()
+    assert link.ends[1].got == [b"after"]
+    link.ends = (SimEnd(True, link.rng), link.ends[1])
+    link.offer(0, [b"third"])
+    link.offer(1, [b"back"])
+    link.connect()
+    link.run()
+    assert (link.ends[1].got, link.ends[0].got) == ([b"after", b"third"], [b"back"])
+
+
+def test_another_board_in_between_is_met_like_a_new_one() -> None:
+    link = SimLink(1, Faults())
+    first, second = link.ends[0], SimEnd(True, link.rng)
+    bridge = link.ends[1]
+    for board, frame in ((first, b"1"), (second, b"2"), (first, b"3")):
+        link.ends = (board, bridge)
+        link.connect()
+        link.offer(0, [frame])
+        link.run()
+    assert (bridge.got, link.failures) == ([b"1", b"2", b"3"], 0)
+
+
+def established() -> tuple[BleProtocol, BleProtocol]:
+    link = SimLink(5, Faults())
+    link.connect()
+    link.run()
+    return link.ends[0].protocol, link.ends[1].protocol
+
+
+def test_silence_is_given_up_with_a_sentence_and_what_waits_is_kept() -> None:
+    node, bridge = established()
+    node.sender.offer([b"x"])
+    now = 1.0
+    while node.failed is None:
+        node.values_to_send(VALUE_MAX, now)
+        timeout = node.next_timeout()
+        assert timeout is not None
+        now = timeout
+        node.handle_timeout(now)
+    assert "the peer is silent" in node.failed
+    assert SILENCE_S <= now - 1.0 <= SILENCE_S + 2
+    assert (node.established, len(node.sender)) == (False, 1)
+    for greeted, sentence in ((node, "did not answer our hello"), (bridge, "sent no hello")):
+        greeted.connected(now)
+        while greeted.failed is None:
+            now = greeted.next_timeout() or now
+            greeted.handle_timeout(now)
+        assert sentence in greeted.failed
+
+
+def test_an_answer_to_an_earlier_hello_begins_nothing() -> None:
+    node, bridge = established()
+    answer = bridge._hello()
+    node.disconnected()
+    node.connected(1.0)
+    node.receive_value(values.encode(answer, 0), 1.0)
+    assert (node.established, node.refused) == (False, 1)
+    (hello,) = node.values_to_send(VALUE_MAX, 1.0)
+    bridge.connected(1.0)
+    bridge.receive_value(hello, 1.0)
+    for value in bridge.values_to_send(VALUE_MAX, 1.0):
+        node.receive_value(value, 1.0)
+    assert node.established
+
+
+def test_a_hello_that_cannot_be_changes_nothing() -> None:
+    node, bridge = established()
+    bridge.sender.offer([b"x"] * 3)
+    impossible = BleHello(False, 77, node._identity, bridge._identity, 4, WINDOW)
+    bridge.receive_value(values.encode(impossible, 0), 1.0)
+    assert (bridge.refused, bridge.established, bridge._session) == (1, True, node._session)
+    assert "cannot have 4 of our frames" in bridge.refusal
+    nobody = BleHello(False, 77, node._identity, 0, 3, WINDOW)
+    for hello in (nobody, replace(nobody, identity=0, frames_taken=0)):
+        bridge.receive_value(values.encode(hello, 0), 1.0)
+        assert "no identity" in bridge.refusal
+    assert (bridge.refused, bridge._session) == (3, node._session)
+    possible = replace(impossible, frames_taken=3)
+    bridge.receive_value(values.encode(possible, 0), 1.0)
+    assert (bridge._session, len(bridge.sender)) == (77, 0)
+
+
+def test_a_stream_that_holds_no_frames_ends_the_session_after_its_good_frames() -> None:
+    _, bridge = established()
+    session = bridge._session
+    assert session is not None
+    good, bad = b"\x02\x00ok", b"\x00\x00"
+    assert bridge.receive_value(values.encode(Data(0, False, good + bad), session), 1.0) == [b"ok"]
+    assert bridge.failed is None
+    assert bridge.receive_value(values.encode(Data(1, False, b"x"), session), 1.0) == []
+    assert (bridge.failed, bridge.established) == ("the stream has a frame of 0 bytes", False)
+
+
+@pytest.mark.parametrize("opens_at_s", [30.0, None])
+def test_an_end_that_is_full_is_given_time_but_not_for_ever(opens_at_s: float | None) -> None:
+    node, _ = established()
+    session, now = node._session, 1.0
+    node.sender.offer([b"x" * 30] * 3)
+    while node.failed is None and now < 300.0:
+        now += 0.5
+        node.values_to_send(VALUE_MAX, now)
+        is_open = opens_at_s is not None and now >= opens_at_s
+        taken, window = (len(node.sender._sent), WINDOW) if is_open else (0, 0)
+        node.receive_value(values.encode(BleStatus(taken, window, 0), session), now)
+        node.handle_timeout(now)
+        if not node.sender.waiting:
+            break
+    if opens_at_s is None:
+        assert node.failed == "the peer has had no room for 60 s"
+        assert FULL_MAX_S < now <= FULL_MAX_S + 3.0
+    else:
+        assert (node.failed, node.sender.waiting) == (None, False)
+
+
+def test_a_room_that_came_back_counts_no_more() -> None:
+    node, _ = established()
+    session = node._session
+    for now, window in ((1.0, 0), (2.0, WINDOW), (500.0, 0)):
+        node.receive_value(values.encode(BleStatus(0, window, 0), session), now)
+    assert node.failed is None
+    node.receive_value(values.encode(BleStatus(0, 0, 0), session), 500.0 + FULL_MAX_S)
+    assert node.failed == "the peer has had no room for 60 s"
+
+
+def test_a_new_session_begins_with_room() -> None:
+    _, bridge = established()
+    bridge.receive_value(values.encode(BleStatus(0, 0, 0), bridge._session), 1.0)
+    session = bridge._session + 1
+    bridge.receive_value(values.encode(BleHello(False, session, 9, 0, 0, WINDOW), session), 2.0)
+    assert bridge._session == session
+    bridge.receive_value(values.encode(BleStatus(0, 0, 0), session), 500.0)
+    assert bridge.failed is None
+
+
+U8, U16, U32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))
+ANY_VALUE = st.one_of(
+    st.builds(BleHello, st.booleans(), U16, U32, U32, U32, U8),
+    st.builds(Data, U8, st.booleans(), st.binary(min_size=1, max_size=40)),
+    st.just(Ask()),
+    st.builds(BleStatus, U8, U8, U32),
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), ANY_VALUE), max_size=60), st.booleans())
+def test_whatever_arrives_nothing_is_raised_and_all_stays_bounded(arrivals, initiator) -> None:
+    end = established()[0 if initiator else 1]
+    end.sender.offer([b"frame" * 100] * 20)
+    for now, arrival in enumerate(arrivals, 1):
+        if not isinstance(arrival, bytes):
+            arrival = values.encode(arrival, end._session or 0)
+        end.receive_value(arrival, float(now))
+        assert len(end.values_to_send(VALUE_MAX, float(now))) <= WINDOW + 2
+        end.handle_timeout(float(now))
+        assert len(end._receiver._ahead) <= WINDOW
+        assert len(end.sender._sent) <= WINDOW
+        assert len(end.sender) <= 20

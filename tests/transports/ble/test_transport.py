@@ -1,0 +1,362 @@
+import asyncio
+import functools
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
+
+from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected
+from transports.ble import bumble_ends
+from transports.ble.bumble_ends import (
+    BumbleBridge,
+    BumbleClient,
+    Controller,
+    LocalLink,
+    open_device,
+    open_transport,
+)
+from transports.ble.config import BleSettings
+from transports.ble.simulated import VirtualBle
+from transports.ble.transport import BleTransport
+from transports.ble.values import DATA_OVERHEAD, WINDOW, BleHello, decode, encode
+from transports.loop_thread import LoopThread
+
+WAIT_S = 20.0
+FIND_BY_TYPE_VALUE = 0x06  # the opcode of a request of ATT: it looks for a service
+FAST = {"reconnect_min_s": 0.01, "reconnect_max_s": 0.05}
+
+
+class Pair:
+    """A board `ada` and a host behind a bridge, over the whole host stack of bumble."""
+
+    def __init__(self, seed: int = 1, mtus: tuple[int, int] = (517, 517), **settings: object):
+        self.virtual = VirtualBle(random.Random(seed), *mtus)
+        self.settings = FAST | settings
+        virtual = self.virtual
+        self.node = BleTransport(self._settings("ada", HOST), virtual.central, virtual.loop)
+        self.host = BleTransport(self._settings(HOST, "ada"), virtual.bridge, virtual.loop)
+
+    def _settings(self, role: str, peer: str) -> BleSettings:
+        return BleSettings(role, peer, **self.settings)
+
+    @property
+    def connected(self) -> bool:
+        return self.node.connected and self.host.connected
+
+    @property
+    def reconnects(self) -> int:
+        """How often both ends have begun again."""
+        return min(int(end.status()["reconnects"]) for end in (self.node, self.host))
+
+
+@pytest.fixture
+def new_pair(eventually) -> Iterator[Callable[..., Pair]]:
+    """A function that makes and connects a pair; all are closed after the test."""
+    pairs: list[Pair] = []
+
+    def make(**options: object) -> Pair:
+        pair = Pair(**options)
+        pairs.append(pair)
+        pair.virtual.__enter__()
+        pair.host.open()
+        pair.node.open()
+        eventually(lambda: pair.connected)
+        return pair
+
+    yield make
+    for pair in pairs:
+        pair.node.close()
+        pair.host.close()
+        pair.virtual.__exit__()
+
+
+def collect(end: BleTransport, count: int) -> list[bytes]:
+    frames: list[bytes] = []
+    while len(frames) < count:
+        arrival = end.receive(WAIT_S)
+        assert arrival is not None, f"only {len(frames)} of {count} frames came"
+        frames += arrival.frames
+    return frames
+
+
+def offer(end: BleTransport, peer: str, frames: list[bytes]) -> threading.Thread:
+    """Send `frames` one by one in a thread, each again until it is taken."""
+
+    def run() -> None:
+        pause = threading.Event()
+        for frame in frames:
+            while True:
+                try:
+                    end.send(peer, [frame])
+                    break
+                except (Busy, NotConnected):
+                    pause.wait(0.001)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("mtus", "value_max"), [((517, 517), 512), ((247, 517), 244), ((517, 100), 97), ((23, 517), 20)]
+)
+def test_frames_of_all_sizes_and_bytes_pass_at_any_att_mtu(new_pair, mtus, value_max) -> None:
+    pair = new_pair(mtus=mtus)
+    assert (pair.node.mtu, pair.host.mtu) == (4096, 4096)
+    assert pair.node.status()["value_max"] == pair.host.status()["value_max"] == value_max
+    everything = bytes(range(256)) * 16
+    frames = [everything[:size] for size in (1, 2, 15, 16, 17, 240, 256, 511, 513, 4095, 4096)]
+    frames += [bytes([value]) for value in range(256)]
+    stream = sum(len(frame) + 2 for frame in frames)
+    sent = pair.node.send(HOST, frames)
+    assert sent == stream + -(-stream // (value_max - DATA_OVERHEAD)) * DATA_OVERHEAD
+    assert collect(pair.host, len(frames)) == frames
+    pair.host.send("ada", frames[:20])
+    pair.host.send(ALL, frames[20:])
+    assert collect(pair.node, len(frames)) == frames
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
+    new_pair, eventually, seed
+) -> None:
+    pair = new_pair(seed=seed, mtus=(247, 247))
+    pair.virtual.set_loss(0.05, cut=0.02)
+    rng = random.Random(seed)
+    up = [rng.randbytes(rng.randint(1, 4096)) for _ in range(30)]
+    down = [rng.randbytes(rng.randint(1, 300)) for _ in range(60)]
+    threads = [offer(pair.node, HOST, up), offer(pair.host, "ada", down)]
+    got: list[bytes] = []
+    for breaks in range(3):
+        got += collect(pair.host, 6)
+        # Both ends must have met the last break, or this one breaks a connection that is gone.
+        eventually(lambda: pair.connected and pair.reconnects >= breaks)  # noqa: B023
+        pair.virtual.break_connection()
+    got += collect(pair.host, len(up) - len(got))
+    assert got == up
+    assert collect(pair.node, len(down)) == down
+    for thread in threads:
+        thread.join(WAIT_S)
+    eventually(lambda: pair.node.status()["queued"] == 0)
+    eventually(lambda: pair.reconnects >= 3)  # all may have arrived before the last break was met
+    status = json.loads(json.dumps(pair.node.status()))
+    assert status["frames_out"] == len(up)
+    assert status["resent"] > 0
+    link = pair.virtual.link.counters
+    assert link.values_lost > 0
+    assert link.values_cut > 0
+    assert pair.node.status()["refused"] + pair.host.status()["refused"] >= 1
+
+
+def test_a_program_that_reads_nothing_stops_the_other_and_nothing_is_dropped(
+    new_pair, eventually
+) -> None:
+    pair = new_pair(mtus=(247, 247), unread_max=4, queue_max=4096)
+    frames = [bytes([i]) * 230 for i in range(200)]
+    thread = offer(pair.node, HOST, frames)
+    eventually(lambda: pair.node._protocol.sender._window == 0)
+    eventually(lambda: pair.node.status()["queued_bytes"] > 3000)
+    with pytest.raises(Busy, match="bytes wait for the peer"):
+        pair.node.send(HOST, [b"never" * 800])
+    assert pair.host.counters.frames_in <= 4 + WINDOW
+    assert collect(pair.host, len(frames)) == frames
+    thread.join(WAIT_S)
+    assert pair.host.status()["dropped"] == 0
+
+
+def test_bytes_are_counted_once(new_pair, eventually) -> None:
+    pair = new_pair()
+    for size in (1, 1000, 4096):
+        pair.node.send(HOST, [b"x" * size])
+    arrived = []
+    while sum(len(arrival.frames) for arrival in arrived) < 3:
+        arrived.append(pair.host.receive(WAIT_S))
+    assert {arrival.peer for arrival in arrived} == {"ada"}
+    assert sum(arrival.wire_bytes for arrival in arrived) == pair.host.counters.bytes_in
+    eventually(lambda: pair.node.status()["queued"] == 0)
+    assert pair.node.counters.bytes_out == pair.host.counters.bytes_in
+
+
+def test_what_cannot_be_sent_is_refused_whole(new_pair) -> None:
+    pair = new_pair()
+    for frames in ([b"x", b"x" * 4097], [b"x", b""]):
+        with pytest.raises(FrameTooLarge, match="1 to 4096"):
+            pair.node.send(HOST, frames)
+    for end, peer in ((pair.node, "bob"), (pair.node, ALL), (pair.host, "bob"), (pair.host, HOST)):
+        with pytest.raises(ValueError, match=r"node|leads to"):
+            end.send(peer, [b"x"])
+    pair.node.close()
+    pair.node.close()
+    assert not pair.node.connected
+    with pytest.raises(NotConnected):
+        pair.node.send(HOST, [b"x"])
+    assert pair.host.receive(0) is None
+
+
+def test_closing_is_possible_at_any_time(eventually) -> None:
+    with VirtualBle() as virtual:
+        never = BleTransport(BleSettings("ada"), virtual.central, virtual.loop)
+        never.close()
+        host = BleTransport(BleSettings(HOST, "ada"), virtual.bridge, virtual.loop)
+        host.open()
+        host.close()
+        with pytest.raises(NotConnected):
+            host.send("ada", [b"x"])
+    own_loop = BleTransport(BleSettings("ada"), VirtualBle().central)
+    own_loop.open()  # its virtual link was never started: there is no device
+    eventually(lambda: "IndexError" in str(own_loop.status()["last_error"]))
+    own_loop.close()
+
+
+def test_a_bridge_that_is_not_there_yet_is_waited_for(eventually) -> None:
+    with VirtualBle() as virtual:
+        node = BleTransport(BleSettings("ada", **FAST), virtual.central, virtual.loop)
+        node.open()
+        eventually(lambda: virtual.link.controllers and virtual._devices[0].is_le_connecting)
+        assert not node.connected
+        host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
+        host.open()
+        eventually(lambda: node.connected and host.connected)
+        node.close()
+        host.close()
+
+
+def test_a_connection_may_end_while_it_is_made(eventually) -> None:
+    with VirtualBle() as virtual:
+        pass_on, breaks = virtual.link.send_acl_data, []
+
+        def break_once(controller, address, transport, data: bytes) -> None:
+            if data[4] == FIND_BY_TYPE_VALUE and not breaks:
+                breaks.append(asyncio.ensure_future(virtual._break()))
+            else:
+                pass_on(controller, address, transport, data)
+
+        virtual.link.send_acl_data = break_once
+        host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
+        node = BleTransport(BleSettings("ada", **FAST), virtual.central, virtual.loop)
+        for end in (host, node):
+            end.open()
+        eventually(lambda: node.connected and host.connected)
+        assert node._last_error == "the BLE connection ended while looking for the service"
+        for end in (host, node):
+            end.close()
+
+
+class EagerEnd:
+    """A peripheral's end whose first value comes before `connect` has returned."""
+
+    initiator = False
+    value_max = 100
+
+    def __init__(self, first: bytes) -> None:
+        self.first = first
+        self.written: list[bytes] = []
+
+    async def connect(self, on_value, on_disconnect) -> None:
+        on_value(self.first)
+        await asyncio.sleep(0)
+
+    async def write(self, value: bytes) -> None:
+        self.written.append(value)
+
+    async def disconnect(self) -> None:
+        pass
+
+
+def test_a_board_that_greets_at_once_is_heard(eventually) -> None:
+    end = EagerEnd(encode(BleHello(False, 7, 1, 0, 0, WINDOW), 0))
+    host = BleTransport(BleSettings(HOST, "ada", **FAST), end)
+    host.open()
+    eventually(lambda: end.written)
+    answer = decode(end.written[0], None)
+    assert isinstance(answer, BleHello)
+    assert (answer.answer, answer.session, host.connected) == (True, 7, True)
+    host.close()
+
+
+def test_strangers_are_left_with_a_sentence(eventually, monkeypatch) -> None:
+    """A peripheral without the service, and a central that does not subscribe."""
+    monkeypatch.setattr(bumble_ends, "SUBSCRIBE_S", 0.05)
+    with VirtualBle() as virtual:
+        central, bridge = virtual._devices
+
+        async def advertise() -> None:
+            await bridge.start_advertising(auto_restart=True, advertising_interval_min=20.0)
+
+        virtual.loop.submit(advertise()).result(WAIT_S)
+        node = BleTransport(BleSettings("ada", **FAST), virtual.central, virtual.loop)
+        node.open()
+        eventually(lambda: "no Nordic UART service" in str(node.status()["last_error"]))
+        node.close()
+
+        host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
+        host.open()
+        eventually(lambda: virtual.bridge._device is not None)
+
+        async def connect() -> None:
+            await central.connect(bridge.random_address)
+
+        virtual.loop.submit(connect()).result(WAIT_S)
+        eventually(lambda: "subscribe took more than" in str(host.status()["last_error"]))
+        host.close()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_two_hosts_reach_their_controllers_over_hci(eventually) -> None:
+    """Each end in its own loop, with a controller behind HCI over TCP, as a USB one would be."""
+    ports, link = (free_port(), free_port()), LocalLink()
+    board, bridge = "F0:F1:F2:F3:F4:05", "F0:F1:F2:F3:F4:06"
+    controllers = LoopThread("controllers")
+
+    async def serve() -> list[object]:
+        kept: list[object] = []
+        for port in ports:
+            hci = await open_transport(f"tcp-server:127.0.0.1:{port}")
+            kept += [hci, Controller("c", host_source=hci.source, host_sink=hci.sink, link=link)]
+        return kept
+
+    controllers.start()
+    kept = controllers.submit(serve()).result(WAIT_S)
+    devices = [
+        functools.partial(open_device, f"tcp-client:127.0.0.1:{port}", address)
+        for port, address in zip(ports, (board, bridge), strict=True)
+    ]
+    host = BleTransport(BleSettings(HOST, "ada", **FAST), BumbleBridge(devices[1], "bridge"))
+    node = BleTransport(BleSettings("ada", **FAST), BumbleClient(devices[0], bridge))
+    for end in (host, node):
+        end.open()
+    eventually(lambda: node.connected and host.connected)
+    node.send(HOST, [b"up" * 2000])
+    host.send("ada", [b"down" * 1000])
+    assert (collect(host, 1), collect(node, 1)) == ([b"up" * 2000], [b"down" * 1000])
+    for end in (node, host):
+        end.close()
+    controllers.stop()
+    assert kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"role": HOST}, "joins host and node"),
+        ({"role": "ada", "peer": "bob"}, "joins host and node"),
+        ({"role": HOST, "peer": ALL}, "may not be called"),
+        ({"role": "a/b"}, "node name 'a/b'"),
+        ({"role": "ada", "queue_max": 10}, "queue_max 10 must be"),
+        ({"role": "ada", "unread_max": 0}, "unread_max 0 must be"),
+        ({"role": "ada", "reconnect_min_s": 0}, "reconnect_min_s"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        BleSettings(**settings)

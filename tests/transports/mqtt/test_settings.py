@@ -1,0 +1,197 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transports.base import ALL, HOST
+from transports.mqtt.settings import (
+    BrokerAddress,
+    BrokerLimits,
+    MqttSettings,
+    Pauses,
+    ProtocolChoice,
+    keepalive_s,
+    message_max,
+    mtu,
+    packet_max,
+    parse_url,
+)
+
+URL = "mqtt://localhost"
+HOST_END = MqttSettings(URL, "barn", HOST)
+NODE_END = MqttSettings(URL, "barn", "ada")
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("mqtt://broker", BrokerAddress("broker", 1883, False)),
+        ("mqtts://broker/", BrokerAddress("broker", 8883, True)),
+        ("mqtt://[::1]:99", BrokerAddress("::1", 99, False)),
+        ("mqtt://a%40b:p%3Aw@broker", BrokerAddress("broker", 1883, False, "a@b", "p:w")),
+    ],
+)
+def test_good_urls(url: str, address: BrokerAddress) -> None:
+    assert parse_url(url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("", r"broker URL \(empty\) does not begin with mqtt://"),
+        ("broker:1883", "broker URL broker:1883 does not begin with mqtt://"),
+        ("http://broker", "broker URL http://broker does not begin with mqtt://"),
+        ("mqtt://", "broker URL mqtt:// names no host"),
+        ("mqtt://broker:0", "port 0"),
+        ("mqtt://broker:99999", "broker URL mqtt://broker:99999 has no valid port"),
+        ("mqtt://broker:port", "has no valid port"),
+        ("mqtt://[::1", "has no valid port or host"),
+        ("mqtt://broker/topic", "has a path after the port"),
+        ("mqtt://broker?x=1", "has a path after the port"),
+    ],
+)
+def test_bad_urls_get_a_sentence_that_says_how_to_write_them(url: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as caught:
+        parse_url(url)
+    assert "write it as mqtt://host:port" in str(caught.value)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_a_value_error(text: str) -> None:
+    try:
+        address = parse_url("mqtt://" + text)
+    except ValueError:
+        return
+    assert address.host
+    assert 1 <= address.port <= 65_535
+
+
+def test_a_password_is_never_shown() -> None:
+    settings = MqttSettings("mqtt://ada:geheim@broker", "barn", "ada", password="geheim")
+    with pytest.raises(ValueError, match="port") as caught:
+        parse_url("mqtt://ada:geheim@broker:x")
+    for shown in (repr(settings), repr(settings.broker), str(settings.broker), str(caught.value)):
+        assert "geheim" not in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"fleet": "a/b"}, "fleet 'a/b' must be 1 to 32"),
+        ({"fleet": "x" * 33}, "fleet 'x+' must be 1 to 32"),
+        ({"role": "+"}, r"node name '\+' must be"),
+        ({"role": "all"}, "a node may not be called 'all'"),
+        ({"role": ""}, "node name '' must be"),
+        ({"protocol": "4"}, "protocol '4' must be one of auto, 5, 3.1.1"),
+        ({"keepalive_s": 1}, "keepalive_s 1 must be 5 to 65535"),
+        ({"message_max": 10}, "message_max 10 must be 64 to 262144"),
+        ({"reconnect_min_s": 0.0}, "reconnect_min_s must be above 0"),
+        ({"connect_timeout_s": 0.0}, "connect_timeout_s must be above 0"),
+    ],
+)
+def test_a_wrong_setting_is_named(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        MqttSettings(**({"url": URL, "fleet": "barn", "role": "ada"} | change))
+
+
+def test_topics_of_both_ends_fit_together() -> None:
+    assert HOST_END.peer(NODE_END.topic(HOST)) == "ada"
+    assert NODE_END.peer(HOST_END.topic("ada")) == HOST
+    assert NODE_END.peer(HOST_END.topic(ALL)) == HOST
+    assert HOST_END.topic("bob") not in NODE_END.subscriptions
+
+
+@pytest.mark.parametrize("peer", ["", "a/b", "#", "+", "x" * 33, "é", "host"])
+def test_a_peer_cannot_smuggle_a_topic(peer: str) -> None:
+    with pytest.raises(ValueError, match=r"name|called"):
+        HOST_END.topic(peer)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "ternmesh/barn/up",
+        "ternmesh/barn/up/",
+        "x/up/ada",
+        "ternmesh/barn/up/host",
+        "ternmesh/barn/up/a b",
+        "ternmesh/barn/down/ada",
+        "ternmesh/barn/up/ada/x",
+    ],
+)
+def test_the_host_believes_only_topics_of_its_nodes(topic: str) -> None:
+    with pytest.raises(ValueError, match=r"topic|name|called"):
+        HOST_END.peer(topic)
+
+
+def test_a_message_of_the_limit_fills_the_longest_packet_and_no_more() -> None:
+    settings = MqttSettings(URL, "f" * 32, HOST)
+    limits = BrokerLimits(packet_max=3000)
+    room = message_max(settings, limits)
+    topic = settings.topic("n" * 32)
+    # Type and remaining length, topic, packet id, properties: MQTT 5, section 3.3.
+    assert (1 + 4) + (2 + len(topic)) + 2 + 1 + room == 3000
+    assert packet_max(settings, room) == 3000
+    assert mtu(settings, limits) == room - 2
+
+
+def test_limits_never_raise_what_we_want_and_never_go_below_zero() -> None:
+    assert message_max(NODE_END, BrokerLimits()) == 65_536
+    assert mtu(NODE_END, BrokerLimits(packet_max=10**9)) == 65_534
+    assert mtu(NODE_END, BrokerLimits(packet_max=20)) == 0
+    assert mtu(MqttSettings(URL, "barn", "ada", message_max=262_144), BrokerLimits()) == 65_535
+    assert keepalive_s(NODE_END, BrokerLimits(keepalive_s=30)) == 30
+    assert keepalive_s(NODE_END, BrokerLimits(keepalive_s=300)) == 60
+
+
+def test_a_link_that_breaks_every_few_seconds_is_used_in_between() -> None:
+    rng = random.Random(1)
+    pauses = Pauses(NODE_END)
+    for ready_s in [3.0, 0.0, 0.5, 0.0, 1.9, 0.0, 0.1] * 20:
+        pauses.ended(ready_s, taken_over=False)
+        assert pauses.next_s(rng) <= 1.25 * (1.0 if ready_s == 3.0 else 8.0)
+    pauses.ended(3.0, taken_over=False)
+    assert (pauses.short, pauses.next_s(rng) <= 1.25) == (0, True)
+
+
+def test_pauses_grow_while_nothing_listens_or_a_rival_has_our_name() -> None:
+    for ready_s, taken_over, short in [(0.0, False, 0), (0.5, True, 8)]:
+        pauses = Pauses(NODE_END)
+        for _ in range(8):
+            pauses.ended(ready_s, taken_over=taken_over)
+            pause_s = pauses.next_s(random.Random(1))
+        assert pause_s >= 15.0
+        assert pauses.short == short
+
+
+def test_a_broker_that_refuses_mqtt_5_is_believed_from_then_on() -> None:
+    choice = ProtocolChoice("auto")
+    assert choice.current == "5"
+    assert choice.ended(accepted=False, refused=True)
+    assert choice.current == "3.1.1"
+    choice.ended(accepted=True, refused=False)
+    assert choice.current == "3.1.1"
+
+
+def test_a_broker_that_only_hangs_up_gets_3_1_1_for_one_connection() -> None:
+    choice = ProtocolChoice("auto")
+    assert not choice.ended(accepted=False, refused=False)
+    assert choice.current == "3.1.1"
+    choice.ended(accepted=True, refused=False)
+    assert choice.current == "5"
+
+
+def test_mqtt_5_is_kept_once_it_has_worked() -> None:
+    choice = ProtocolChoice("auto")
+    choice.ended(accepted=True, refused=False)
+    choice.ended(accepted=False, refused=False)
+    assert choice.current == "5"
+
+
+def test_a_version_that_was_asked_for_is_never_left() -> None:
+    for version in ("5", "3.1.1"):
+        choice = ProtocolChoice(version)
+        choice.ended(accepted=False, refused=True)
+        assert choice.current == version

@@ -1,0 +1,318 @@
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import threading
+
+import pytest
+from paho.mqtt import publish
+
+from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NameTaken, NotConnected
+from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MqttSettings
+from transports.mqtt.transport import MqttTransport
+
+VERSIONS = ("5", "3.1.1")
+WAIT_S = 20.0
+
+
+def all_connected(*ends: MqttTransport) -> bool:
+    return all(end.connected for end in ends)
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+def test_nodes_reach_the_host_and_the_host_one_or_all(
+    mosquitto, new_end, eventually, protocol
+) -> None:
+    host, ada, bob = (new_end(mosquitto.url, r, protocol=protocol) for r in (HOST, "ada", "bob"))
+    eventually(lambda: all_connected(host, ada, bob))
+    assert host.status()["protocol"] == protocol
+
+    assert ada.send(HOST, [b"1", b"22"]) == 7
+    assert host.receive(WAIT_S) == Arrival("ada", (b"1", b"22"), 7)
+    host.send("ada", [b"to ada"])
+    host.send("bob", [b"to bob"])
+    host.send(ALL, [b"to all"])
+    for end, frame in ((ada, b"to ada"), (bob, b"to bob")):
+        assert end.receive(WAIT_S) == Arrival(HOST, (frame,), 8)
+        assert end.receive(WAIT_S) == Arrival(HOST, (b"to all",), 8)
+    eventually(lambda: host.status()["acked"] == 3)
+    assert (ada.receive(0), bob.receive(0), host.receive(0)) == (None, None, None)
+
+    status = json.loads(json.dumps(host.status()))
+    expected = {
+        "connected": True,
+        "reconnects": 0,
+        "messages_out": 3,
+        "bytes_out": 24,
+        "messages_in": 1,
+        "frames_in": 2,
+        "bytes_in": 7,
+        "in_flight": 0,
+        "lost": 0,
+    }
+    assert status | expected == status
+    with pytest.raises(ValueError, match="a node sends to 'host' only"):
+        ada.send("bob", [b"x"])
+
+
+def test_frames_are_sent_in_as_few_messages_as_fit(mosquitto, new_end, eventually) -> None:
+    host, ada = new_end(mosquitto.url, HOST), new_end(mosquitto.url, "ada", message_max=1000)
+    eventually(lambda: all_connected(host, ada))
+    frames = [bytes([i]) * 100 for i in range(25)]
+    assert ada.send(HOST, frames) == 25 * 102
+    arrivals = [host.receive(WAIT_S) for _ in range(3)]
+    assert [arrival.wire_bytes for arrival in arrivals] == [918, 918, 714]
+    assert [frame for arrival in arrivals for frame in arrival.frames] == frames
+
+
+def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, eventually) -> None:
+    broker = new_mosquitto("max_packet_size 3000\nmax_inflight_messages 3\nmax_keepalive 30")
+    name = "n" * 32
+    host = new_end(broker.url, HOST, keepalive_s=20)
+    node = new_end(broker.url, name, keepalive_s=600)
+    eventually(lambda: all_connected(host, node))
+    limits = host.status()["limits"]
+    assert limits == {"packet_max": 3000, "receive_max": 3, "qos_max": 2, "keepalive_s": None}
+    assert node.status()["limits"]["keepalive_s"] == 30
+    assert 2900 < host.mtu < 3000
+
+    with pytest.raises(FrameTooLarge, match=f"exceeds the mtu {host.mtu}"):
+        host.send(name, [b"x" * (host.mtu + 1)])
+    frames = [bytes([i]) * host.mtu for i in range(40)] + [b"after"]
+    host.send(name, frames)
+    assert [node.receive(WAIT_S).frames[0] for _ in frames] == frames
+    assert host.status()["connects"] == 1
+
+
+def test_a_message_that_a_3_1_1_broker_refuses_is_not_sent_for_ever(
+    new_mosquitto, new_end, eventually
+) -> None:
+    broker = new_mosquitto("max_packet_size 3000")
+    host = new_end(broker.url, HOST, protocol="3.1.1")
+    ada = new_end(broker.url, "ada", protocol="3.1.1")
+    eventually(lambda: all_connected(host, ada))
+    ada.send(HOST, [b"x" * 6000])
+    eventually(lambda: ada.status()["connects"] == 2)
+    for i in range(20):
+        ada.send(HOST, [bytes([i])])
+        assert host.receive(WAIT_S).frames == (bytes([i]),)
+    status = ada.status()
+    assert (status["lost"], status["connects"]) == (1, 2)
+
+
+def test_a_broker_without_qos_1_still_carries(new_mosquitto, new_end, eventually) -> None:
+    broker = new_mosquitto("max_qos 0")
+    host, ada = new_end(broker.url, HOST), new_end(broker.url, "ada", inflight_max=2)
+    eventually(lambda: all_connected(host, ada))
+    for i in range(30):
+        ada.send(HOST, [bytes([i])])
+    assert [host.receive(WAIT_S).frames[0][0] for _ in range(30)] == list(range(30))
+    assert (ada.status()["limits"]["qos_max"], ada.status()["lost"]) == (0, 0)
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+def test_traffic_resumes_after_kill_9_of_the_broker(
+    mosquitto, new_end, eventually, protocol
+) -> None:
+    host = new_end(mosquitto.url, HOST, protocol=protocol)
+    ada = new_end(mosquitto.url, "ada", protocol=protocol)
+    eventually(lambda: all_connected(host, ada))
+    for count in (1, 2):
+        mosquitto.kill9()
+        eventually(lambda: not ada.connected and not host.connected)
+        with pytest.raises(NotConnected, match="not connected: "):
+            ada.send(HOST, [b"lost"])
+        eventually(lambda: "cannot reach mqtt://127.0.0.1" in str(ada.status()["last_error"]))
+        mosquitto.start()
+        eventually(lambda: all_connected(host, ada))
+        ada.send(HOST, [b"up"])
+        host.send("ada", [b"down"])
+        assert host.receive(WAIT_S).frames == (b"up",)
+        assert ada.receive(WAIT_S).frames == (b"down",)
+        assert ada.status()["reconnects"] == count
+
+
+def test_a_broker_that_comes_later_is_found(mosquitto, new_end, eventually) -> None:
+    mosquitto.kill9()
+    ada = new_end(mosquitto.url, "ada")
+    eventually(lambda: "cannot reach" in str(ada.status()["last_error"]))
+    mosquitto.start()
+    eventually(lambda: ada.connected)
+
+
+def test_a_stalled_broker_makes_busy_and_loses_nothing(mosquitto, new_end, eventually) -> None:
+    host = new_end(mosquitto.url, HOST)
+    ada = new_end(mosquitto.url, "ada", inflight_max=2, queue_max=3)
+    eventually(lambda: all_connected(host, ada))
+    os.kill(mosquitto.pid, signal.SIGSTOP)
+    try:
+        for i in range(5):
+            ada.send(HOST, [bytes([i])])
+        with pytest.raises(Busy, match="3 messages wait"):
+            ada.send(HOST, [b"too much"])
+        assert (ada.status()["in_flight"], ada.status()["queued"]) == (2, 3)
+    finally:
+        os.kill(mosquitto.pid, signal.SIGCONT)
+    assert [host.receive(WAIT_S).frames[0][0] for _ in range(5)] == list(range(5))
+    eventually(lambda: ada.status()["acked"] == 5)
+
+
+def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eventually) -> None:
+    host, ada = new_end(mosquitto.url, HOST, protocol="3.1.1"), new_end(mosquitto.url, "ada")
+    eventually(lambda: all_connected(host, ada))
+    bad = [
+        ("ternmesh/barn/up/eve", b""),
+        ("ternmesh/barn/up/eve", b"\x05"),
+        ("ternmesh/barn/up/eve", b"\x05\x00abc"),
+        ("ternmesh/barn/up/eve", b"\x01\x00x" * (INBOUND_MESSAGE_MAX // 3 + 1)),
+        ("ternmesh/barn/up/host", b"\x01\x00x"),
+        ("ternmesh/barn/up/" + "x" * 33, b"\x01\x00x"),
+        ("ternmesh/barn/up/", b"\x01\x00x"),
+    ]
+    for topic, payload in bad:
+        publish.single(topic, payload, qos=1, hostname="127.0.0.1", port=mosquitto.port)
+    ada.send(HOST, [b"good"])
+    assert host.receive(WAIT_S) == Arrival("ada", (b"good",), 6)
+    assert (host.status()["malformed"], host.status()["messages_in"]) == (len(bad), 1)
+    assert host.status()["connects"] == 1
+
+
+def test_two_processes_with_one_name_are_told_so(mosquitto, new_end, eventually) -> None:
+    ends = [new_end(mosquitto.url, "ada") for _ in range(2)]
+    sentence = "another process ternmesh-barn-ada"
+    eventually(lambda: any(sentence in str(end.status()["last_error"]) for end in ends))
+
+
+def test_a_password_is_used_and_a_wrong_one_is_told(
+    new_mosquitto, new_end, eventually, tmp_path
+) -> None:
+    salt = b"0123456789ab"
+    digest = hashlib.pbkdf2_hmac("sha512", b"p:w", salt, 101, 64)
+    line = ":".join(["ada", f"$7$101${base64.b64encode(salt).decode()}$"])
+    passwords = tmp_path / "passwords"
+    passwords.write_text(f"{line}{base64.b64encode(digest).decode()}\n")
+    broker = new_mosquitto(f"allow_anonymous false\npassword_file {passwords}")
+    address = broker.url.removeprefix("mqtt://")
+    by_url = new_end(f"mqtt://ada:p%3Aw@{address}", "ada")
+    by_setting = new_end(broker.url, "bob", username="ada", password="p:w")
+    wrong = new_end(f"mqtt://ada:guess@{address}", "eve")
+    eventually(lambda: all_connected(by_url, by_setting))
+    eventually(lambda: "connection: Not authorized" in str(wrong.status()["last_error"]))
+    assert not wrong.connected
+    assert "guess" not in json.dumps(wrong.status())
+
+
+def test_closing_is_possible_at_any_time(mosquitto, new_end, eventually) -> None:
+    never = MqttTransport(MqttSettings(mosquitto.url, "barn", "never"))
+    never.close()
+    ada = new_end(mosquitto.url, "ada")
+    eventually(lambda: ada.connected)
+    ada.close()
+    ada.close()
+    assert not ada.connected
+    with pytest.raises(NotConnected):
+        ada.send(HOST, [b"x"])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        waiting = new_end(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", "bob")
+        silent.accept()[0].close()
+        waiting.close()
+    assert not waiting.connected
+
+
+class ScriptedBroker:
+    """A server that answers each connection's first bytes as the test says, or hangs up."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.seen: list[int] = []  # the protocol version in each CONNECT
+        self.rest = b""  # what came after the answers
+        self._answers = answers
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        for answer in self._answers:
+            connection, _ = self._server.accept()
+            with connection:
+                self.seen.append(connection.recv(4096)[8])
+                connection.sendall(answer)
+                with contextlib.suppress(ConnectionResetError):  # it hung up on what we had said
+                    while answer and (rest := connection.recv(4096)):
+                        self.rest += rest
+        self._server.close()
+
+
+HANG_UP = b""
+REFUSE_BY_3_1_1 = bytes([0x20, 2, 0, 1])
+REFUSE_BY_5 = bytes([0x20, 3, 0, 0x84, 0])
+UNKNOWN_REASON = bytes([0x20, 3, 0, 0x55, 0])
+CUT_OFF = bytes([0x20, 1, 0])
+ACCEPT_BY_3_1_1 = bytes([0x20, 2, 0, 0])
+ACCEPT_BY_5 = bytes([0x20, 3, 0, 0, 0]) + bytes([0x90, 5, 0, 1, 0, 1, 1])
+TAKEN_OVER = bytes([0xE0, 7, 0x8E, 5, 0x1F, 0, 2]) + b"hi"  # with a reason string
+DISCONNECT = bytes([0xE0, 0])
+REFUSE_TOPICS = ACCEPT_BY_3_1_1 + bytes([0x90, 4, 0, 1, 0x80, 0x80])
+
+
+@pytest.mark.parametrize("first", [HANG_UP, REFUSE_BY_3_1_1, REFUSE_BY_5, UNKNOWN_REASON, CUT_OFF])
+def test_a_broker_that_does_not_take_mqtt_5_is_asked_for_3_1_1(new_end, eventually, first) -> None:
+    broker = ScriptedBroker([first, ACCEPT_BY_3_1_1])
+    new_end(broker.url, "ada")
+    eventually(lambda: broker.seen == [5, 4])
+
+
+def test_after_a_plain_refusal_of_mqtt_5_there_is_no_pause(new_end, eventually) -> None:
+    broker = ScriptedBroker([REFUSE_BY_5, ACCEPT_BY_3_1_1])
+    new_end(broker.url, "ada", reconnect_min_s=300.0, reconnect_max_s=300.0)
+    eventually(lambda: broker.seen == [5, 4])
+
+
+def test_topics_that_the_broker_refuses_are_named(new_end, eventually) -> None:
+    broker = ScriptedBroker([REFUSE_TOPICS])
+    ada = new_end(broker.url, "ada", protocol="3.1.1", reconnect_min_s=60.0, reconnect_max_s=60.0)
+    sentence = "does not let us subscribe to ternmesh/barn/down/ada and ternmesh/barn/all"
+    eventually(lambda: sentence in str(ada.status()["last_error"]))
+    assert not ada.connected
+    eventually(lambda: broker.rest.endswith(DISCONNECT))
+
+
+def test_a_broker_that_says_why_it_left_us_is_quoted(new_end, eventually) -> None:
+    broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER])
+    ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
+    sentence = "another process is ternmesh-barn-ada"
+    eventually(lambda: sentence in str(ada.status()["last_error"]))
+
+
+def test_a_young_process_whose_name_is_taken_back_ends(new_end, eventually) -> None:
+    broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER, ACCEPT_BY_5 + TAKEN_OVER])
+    ada = new_end(broker.url, "ada")
+
+    def is_told() -> bool:
+        try:
+            ada.receive(0.01)
+        except NameTaken as error:
+            return "another process is ternmesh-barn-ada" in str(error)
+        return False
+
+    eventually(is_told)
+    assert not ada.connected
+
+
+def test_one_that_has_been_there_for_long_comes_back_for_its_name(
+    new_end, eventually, monkeypatch
+) -> None:
+    monkeypatch.setattr("transports.mqtt.transport.YOUNG_S", 0.0)
+    broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER] * 3 + [ACCEPT_BY_5])
+    ada = new_end(broker.url, "ada")
+    eventually(lambda: len(broker.seen) >= 4)
+    assert ada.receive(0.0) is None
+
+
+def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
+        ada = new_end(url, "ada", connect_timeout_s=0.2)
+        eventually(lambda: "did not answer in time" in str(ada.status()["last_error"]))

@@ -1,0 +1,461 @@
+"""The dialects without any port: what they write, and what they make of answers."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ternmesh import protobuf
+from ternmesh.link.airtime import LoraSetting, airtime_us
+from transports.serial_lora import meshtastic
+from transports.serial_lora.dialect import (
+    Broken,
+    Dialect,
+    Noise,
+    PayloadRefused,
+    Received,
+    Sent,
+    Write,
+)
+from transports.serial_lora.ebyte import Ebyte
+from transports.serial_lora.framing import KissUnframer, kiss_frame
+from transports.serial_lora.meshcore import Meshcore
+from transports.serial_lora.meshtastic import Meshtastic
+from transports.serial_lora.reyax import ERRORS, Reyax
+from transports.serial_lora.rnode import Rnode, RnodeCommand
+from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
+from transports.serial_lora.transport import new_dialect
+
+SF9 = LoraSetting(9, 125, 1, 12)
+EVERY_BYTE = bytes(range(256))
+
+
+def settings_for(dialect: str, **options: object) -> SerialLoraSettings:
+    fixed = {"radio": SF9, "frequency_hz": 868_500_000, "addresses": {"ada": 1}}
+    return SerialLoraSettings("/dev/null", dialect, "ada", **(fixed | options))
+
+
+def reyax_up(**options: object) -> Reyax:
+    """A modem that had all the settings already."""
+    modem = Reyax(settings_for("reyax", **options))
+    assert modem.start(0.0) == [Write(b"\r\n")]
+    assert modem.handle_timeout(0.2) == [Write(b"AT\r\n")]
+    events = modem.receive_bytes(b"+OK\r\n", 0.2)
+    kept = {
+        b"NETWORKID": b"18",
+        b"ADDRESS": b"1",
+        b"BAND": b"868500000",
+        b"PARAMETER": b"9,7,1,12",
+        b"CRFOP": b"14",
+    }
+    for name, value in kept.items():
+        assert events == [Write(b"AT+%b?\r\n" % name)]
+        assert not modem.ready
+        events = modem.receive_bytes(b"+%b=%b\r\n" % (name, value), 0.2)
+    assert (events, modem.ready, modem.idle, modem.deadline) == ([], True, True, None)
+    return modem
+
+
+def test_reyax_writes_to_flash_only_what_differs() -> None:
+    modem = Reyax(settings_for("reyax"))
+    modem.start(0.0)
+    modem.handle_timeout(0.2)
+    modem.receive_bytes(b"+OK\r\n", 0.2)
+    assert modem.receive_bytes(b"+NETWORKID=5\r\n", 0.2) == [Write(b"AT+NETWORKID=18\r\n")]
+    assert modem.receive_bytes(b"+OK\r\n", 0.2) == [Write(b"AT+ADDRESS?\r\n")]
+    assert modem.receive_bytes(b"+ADDRESS=1\r\n", 0.2) == [Write(b"AT+BAND?\r\n")]
+    # A modem that cannot be asked is told.
+    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+BAND=868500000\r\n")]
+    (broken,) = modem.receive_bytes(b"+ERR=4\r\n", 0.2)
+    assert isinstance(broken, Broken)
+    assert "refuses AT+BAND=868500000: error 4, it does not know the command" in broken.reason
+
+
+def test_reyax_error_4_is_not_taken_for_network_4() -> None:
+    modem = Reyax(settings_for("reyax", network_id=4))
+    modem.start(0.0)
+    modem.handle_timeout(0.2)
+    modem.receive_bytes(b"+OK\r\n", 0.2)
+    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+NETWORKID=4\r\n")]
+
+
+def test_reyax_sends_by_length_and_waits_for_the_answer() -> None:
+    modem = reyax_up()
+    payload = b"a,b\r\n\0+OK\r\n"
+    assert modem.send(payload, 10.0) == [Write(b"AT+SEND=0,11,a,b\r\n\0+OK\r\n\r\n")]
+    airtime_s = airtime_us(SF9, 11 + 8) / 1e6  # The manual: 8 bytes more on the air.
+    assert modem.deadline == pytest.approx(10.0 + airtime_s + 4.0)
+    assert not modem.idle
+    # A frame may arrive between command and answer.
+    events = modem.receive_bytes(b"+RCV=0,3,a,b,-99,-7\r\n+OK\r\n", 10.1)
+    assert events == [Received(b"a,b", -99.0, -7.0), Sent()]
+    assert (modem.idle, modem.deadline) == (True, None)
+    assert modem.receive_bytes(b"+OK\r\n", 10.2) == []  # A second answer is nobody's.
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_reyax_error_codes(code: int) -> None:
+    modem = reyax_up()
+    modem.send(b"hello", 10.0)
+    first, *then = modem.receive_bytes(b"+ERR=%d\r\n" % code, 10.0)
+    if code in (12, 18, 19):  # about a frame that arrived: the one in flight is still in flight
+        assert (first, then, modem.idle) == (Noise(ERRORS[code]), [], False)
+        assert modem.receive_bytes(b"+OK\r\n", 10.1) == [Sent()]
+        return
+    assert isinstance(first, PayloadRefused)
+    assert first.reason == f"error {code}, {ERRORS[code]}"
+    if code in (1, 2, 4, 5):  # The command was garbled: again, once the modem listens.
+        assert (first.again_in_s, then, modem.idle) == (0.0, [Write(b"\r\n")], False)
+        assert modem.receive_bytes(b"+ERR=2\r\n+ERR=4\r\n", 10.1) == []
+        assert modem.handle_timeout(10.3) == [Write(b"AT\r\n")]
+        assert (modem.ready, modem.receive_bytes(b"+OK\r\n", 10.3)) == (True, [])
+    elif code == 17:
+        assert first.again_in_s == pytest.approx(airtime_us(SF9, 13) / 1e6)
+    else:
+        assert first.again_in_s is None
+    assert modem.idle
+
+
+def test_reyax_that_does_not_answer_is_attracted_and_at_last_given_up() -> None:
+    modem = reyax_up()
+    modem.send(b"hello", 10.0)
+    assert modem.handle_timeout(16.0) == [
+        PayloadRefused("the modem did not answer"),
+        Write(b"\r\n"),
+    ]
+    assert modem.ready
+    written = b""
+    for _ in range(2 * Reyax.tries_max - 1):
+        (event,) = modem.handle_timeout(0.0)
+        assert isinstance(event, Write)
+        written += event.data
+    assert written.count(b"AT\r\n") == Reyax.tries_max
+    assert len(written) > 240  # enough to end a command that waits for the rest of its data
+    (event,) = modem.handle_timeout(0.0)
+    assert isinstance(event, Broken)
+    assert "does not answer AT" in event.reason
+
+
+def test_reyax_that_restarts_is_set_up_again() -> None:
+    modem = reyax_up()
+    modem.send(b"hello", 10.0)
+    events = modem.receive_bytes(b"+READY\r\n", 11.0)
+    assert events == [PayloadRefused("the modem has restarted"), Write(b"\r\n")]
+    assert not modem.ready
+
+
+def test_reyax_airtime_is_the_manuals() -> None:
+    assert Reyax(settings_for("reyax")).airtime_us(240) == 1_246_208
+
+
+def test_ebyte_waits_until_the_frame_must_have_left() -> None:
+    modem = Ebyte(settings_for("ebyte", air_rate_bps=2400, speed=10.0))
+    assert (modem.start(0.0), modem.ready, modem.idle) == ([], True, True)
+    (write,) = modem.send(b"x" * modem.payload_max, 5.0)
+    assert len(write.data) == 240
+    airtime_us_ = modem.airtime_us(modem.payload_max)
+    assert 240 * 8 / 2400 * 1e6 < airtime_us_ < 2 * 240 * 8 / 2400 * 1e6
+    assert modem.deadline == pytest.approx(5.0 + airtime_us_ / 1e7)
+    assert not modem.idle
+    assert modem.receive_bytes(write.data + b"\0x!\0", 5.1) == [
+        Received(b"x" * modem.payload_max),
+        Noise("a damaged frame"),
+    ]
+    assert modem.handle_timeout(6.0) == [Sent()]
+    assert (modem.idle, modem.deadline) == (True, None)
+
+
+def rnode_up(**options: object) -> Rnode:
+    modem = Rnode(settings_for("rnode", **options))
+    assert modem.start(0.0) == [Write(kiss_frame(8, b"\x73"))]
+    (write,) = modem.receive_bytes(kiss_frame(8, b"\x46"), 0.1)
+    assert KissUnframer().feed(write.data) == [
+        (1, (868_500_000).to_bytes(4, "big")),
+        (2, (125_000).to_bytes(4, "big")),
+        (3, b"\x0e"),
+        (4, b"\x09"),
+        (5, b"\x05"),
+        (6, b"\x01"),
+    ]
+    assert not modem.ready
+    assert modem.receive_bytes(write.data, 0.2) == []  # An RNode repeats what it has set.
+    assert (modem.ready, modem.idle, modem.deadline) == (True, True, None)
+    return modem
+
+
+def test_rnode_takes_a_frame_after_the_airtime_of_the_last_one() -> None:
+    modem = rnode_up()
+    assert modem.send(EVERY_BYTE[:254], 1.0) == [Write(kiss_frame(0, EVERY_BYTE[:254]))]
+    left_at = 1.0 + modem.airtime_us(254) / 1e6
+    assert modem.deadline == pytest.approx(left_at)
+    ready = kiss_frame(RnodeCommand.READY, b"\x01")
+    assert modem.receive_bytes(ready, 1.1) == []  # It has room, but the air is not free yet.
+    assert modem.handle_timeout(left_at) == [Write(kiss_frame(RnodeCommand.READY, b"\0"))]
+    assert modem.receive_bytes(kiss_frame(RnodeCommand.READY, b"\0"), left_at) == []
+    assert modem.receive_bytes(ready, left_at + 0.1) == [Sent()]
+    assert modem.idle
+    # 24 ms of preamble at least: the airtime is never understated.
+    assert modem.airtime_us(254) == airtime_us(LoraSetting(9, 125, 1, 18), 255)
+
+
+def test_rnode_signal_belongs_to_the_frame_behind_it() -> None:
+    modem = rnode_up()
+    stream = kiss_frame(RnodeCommand.RSSI, b"\x40") + kiss_frame(RnodeCommand.SNR, b"\xf6")
+    stream += kiss_frame(RnodeCommand.DATA, b"one") + kiss_frame(RnodeCommand.DATA, b"two")
+    assert modem.receive_bytes(stream, 1.0) == [Received(b"one", -93.0, -2.5), Received(b"two")]
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        (4, PayloadRefused("error 4, its queue is full", 1.0)),
+        (2, PayloadRefused("error 2, sending failed")),
+    ],
+)
+def test_rnode_errors(code: int, refused: PayloadRefused) -> None:
+    modem = rnode_up()
+    modem.send(b"x", 1.0)
+    assert modem.receive_bytes(kiss_frame(RnodeCommand.ERROR, bytes([code])), 1.0) == [refused]
+    assert modem.idle
+
+
+def test_rnode_that_restarts_is_set_up_again() -> None:
+    modem = rnode_up()
+    modem.send(b"x", 3.0)
+    events = modem.receive_bytes(kiss_frame(RnodeCommand.RESET, b"\xf8"), 3.0)
+    assert events == [PayloadRefused("the modem has restarted"), Write(kiss_frame(8, b"\x73"))]
+
+
+def test_rnode_that_is_never_ready_again_is_set_up_again() -> None:
+    modem = rnode_up()
+    modem.send(b"x", 4.0)
+    events = [event for _ in range(5) for event in modem.handle_timeout(20.0)]
+    assert PayloadRefused("the modem did not report that it is ready") in events
+
+
+def test_an_rnode_with_another_frequency_is_not_used() -> None:
+    modem = Rnode(settings_for("rnode"))
+    modem.start(0.0)
+    modem.receive_bytes(kiss_frame(8, b"\x46"), 0.1)
+    (event,) = modem.receive_bytes(kiss_frame(1, (433_000_000).to_bytes(4, "big")), 0.2)
+    assert isinstance(event, Broken)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "reason"),
+    [("rnode", "no RNode answers"), ("meshcore", "no MeshCore modem answers command 9")],
+)
+def test_a_port_without_the_modem_is_given_up(dialect: str, reason: str) -> None:
+    modem = new_dialect(settings_for(dialect), random.Random(1))
+    modem.start(0.0)
+    events = [event for _ in range(4) for event in modem.handle_timeout(0.0)]
+    assert events[-1] == Broken(reason)
+
+
+def hardware(code: int, data: bytes = b"") -> bytes:
+    return kiss_frame(6, bytes([code]) + data)
+
+
+def meshcore_up(airtime_ms: int = 0) -> Meshcore:
+    modem = Meshcore(settings_for("meshcore"))
+    numbers = (868_500_000).to_bytes(4, "little") + (125_000).to_bytes(4, "little") + b"\x09\x05"
+    assert modem.start(0.0) == [Write(hardware(0x09, numbers))]
+    assert modem.receive_bytes(hardware(0xF0), 0.1) == [Write(hardware(0x0A, b"\x0e"))]
+    assert modem.receive_bytes(hardware(0xF0), 0.2) == [Write(hardware(0x0F, b"\xff"))]
+    answer = hardware(0x8F, airtime_ms.to_bytes(4, "little"))
+    assert modem.receive_bytes(answer, 0.3) == []
+    assert (modem.ready, modem.idle, modem.deadline) == (True, True, None)
+    return modem
+
+
+def test_meshcore_tells_when_it_has_sent() -> None:
+    modem = meshcore_up()
+    assert modem.send(EVERY_BYTE[1:], 1.0) == [Write(kiss_frame(0, EVERY_BYTE[1:]))]
+    assert not modem.idle
+    stream = kiss_frame(0, b"heard") + hardware(0xF9, b"\x10\xa0") + hardware(0xF8, b"\x01")
+    assert modem.receive_bytes(stream, 2.0) == [Received(b"heard"), Sent()]
+    assert (modem.idle, modem.deadline) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        (hardware(0xF1, b"\x07"), PayloadRefused("error 7, it is still sending", 0.25)),
+        (hardware(0xF1, b"\x01"), PayloadRefused("error 1, too few bytes")),
+        (hardware(0xF8, b"\x00"), PayloadRefused("the radio could not send")),
+    ],
+)
+def test_meshcore_errors(answer: bytes, refused: PayloadRefused) -> None:
+    modem = meshcore_up()
+    modem.send(b"x", 1.0)
+    assert modem.receive_bytes(answer, 1.0) == [refused]
+    assert modem.idle
+
+
+def test_meshcore_that_does_not_answer_is_set_up_again_and_may_refuse_that() -> None:
+    modem = meshcore_up()
+    modem.send(b"x", 1.0)
+    refused = modem.handle_timeout(9.0)[0]
+    assert (refused, modem.ready) == (PayloadRefused("the modem did not answer"), False)
+    (broken,) = modem.receive_bytes(hardware(0xF1, b"\x02"), 9.0)
+    assert broken == Broken("the modem refuses command 9: error 2, a value out of range")
+
+
+def test_meshcores_word_about_airtime_counts_where_it_is_longer() -> None:
+    ours_us = airtime_us(SF9, 255)
+    assert meshcore_up(airtime_ms=1).airtime_us(255) == ours_us
+    longer = meshcore_up(airtime_ms=ours_us // 1000 + 80)
+    assert ours_us + 80_000 <= longer.airtime_us(255) <= ours_us + 81_000
+    assert meshcore_up(airtime_ms=1 << 20).airtime_us(255) == 2 * ours_us
+    assert longer.airtime_us(10) - airtime_us(SF9, 10) == longer.airtime_us(255) - ours_us
+
+
+def number(field: int, value: int) -> bytes:
+    return protobuf.number_field(field, value)
+
+
+def from_radio(field: int, message: bytes) -> bytes:
+    return meshtastic.frame(protobuf.bytes_field(field, message))
+
+
+def queue_status(free: int, packet: int, result: int = 0) -> bytes:
+    return from_radio(11, number(1, result) + number(2, free) + number(3, 16) + number(4, packet))
+
+
+def meshtastic_up(now: float = 0.0) -> Meshtastic:
+    modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
+    assert modem.start(now) == [Write(b"\xc3" * 32)]
+    (write,) = modem.handle_timeout(now + 0.1)
+    (asked,) = meshtastic.MeshtasticUnframer().feed(write.data)
+    modem.receive_bytes(from_radio(3, number(1, 77)), now + 0.2)
+    other_nonce = meshtastic.frame(number(7, asked[3] ^ 1))
+    assert (modem.receive_bytes(other_nonce, now + 0.2), modem.ready) == ([], False)
+    assert modem.receive_bytes(b"log\r\n" + meshtastic.frame(number(7, asked[3])), now + 0.3) == []
+    assert (modem.ready, modem.idle) == (True, True)
+    return modem
+
+
+def test_meshtastics_airtime_has_the_preamble_of_its_firmware() -> None:
+    modem = Meshtastic(settings_for("meshtastic"))
+    assert modem.airtime_us(231) == airtime_us(LoraSetting(9, 125, 1, 16), 255)
+
+
+def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:
+    """The id of the packet that it wrote, after a look at the other fields."""
+    (write,) = modem.send(payload, now)
+    (message,) = meshtastic.MeshtasticUnframer().feed(write.data)
+    packet = protobuf.fields(message[1])
+    assert packet[2] == 0xFFFFFFFF
+    assert protobuf.fields(packet[4]) == {1: 256, 2: payload}
+    assert not {9, 10} & set(packet)  # no hops, no acknowledgement
+    return packet[6]
+
+
+def test_meshtastic_sends_with_credit() -> None:
+    modem = meshtastic_up()
+    first = send_meshtastic(modem, EVERY_BYTE[:231], 1.0)
+    assert not modem.idle
+    assert modem.receive_bytes(queue_status(5, first ^ 1), 1.1) == []  # about another packet
+    assert modem.receive_bytes(queue_status(0, first), 1.2) == [Sent()]
+    assert not modem.idle  # It has taken that one, and has no room for more.
+    (heartbeat,) = modem.handle_timeout(modem.deadline)
+    assert heartbeat == Write(meshtastic.frame(protobuf.bytes_field(7, b"")))
+    assert modem.receive_bytes(queue_status(3, 0), 4.0) == []
+    assert modem.idle
+    assert send_meshtastic(modem, b"x", 5.0) != first
+
+
+@pytest.mark.parametrize("by", ["queue status", "routing"])
+def test_meshtastic_errors(by: str) -> None:
+    modem = meshtastic_up()
+
+    def answer(packet: int, error: int) -> bytes:
+        if by == "queue status":
+            return queue_status(16, packet, error)
+        data = number(1, 5) + protobuf.bytes_field(2, number(3, error))
+        data += protobuf.fixed32_field(6, packet)
+        return from_radio(2, protobuf.bytes_field(4, data))
+
+    duty = modem.receive_bytes(answer(send_meshtastic(modem, b"x", 1.0), 9), 1.1)
+    assert duty == [PayloadRefused("routing error 9, its duty cycle is used up", 60.0)]
+    late = modem.receive_bytes(answer(send_meshtastic(modem, b"x", 2.0), 5), 2.1)
+    assert late == [PayloadRefused("routing error 5, retransmissions used up")]
+    if by == "routing":
+        assert modem.receive_bytes(answer(12345, 5), 3.0) == [
+            Noise("routing error 5, retransmissions used up")
+        ]
+    assert modem.idle
+
+
+def test_meshtastic_hears_only_our_port_and_not_itself() -> None:
+    modem = meshtastic_up()
+
+    def packet(sender: int, port: int) -> bytes:
+        data = number(1, port) + protobuf.bytes_field(2, b"hi")
+        rssi = number(12, (-93) & (1 << 64) - 1) + protobuf.fixed32_field(8, 0x40B00000)
+        return from_radio(
+            2, protobuf.fixed32_field(1, sender) + protobuf.bytes_field(4, data) + rssi
+        )
+
+    stream = packet(5, 256) + packet(5, 1) + packet(77, 256)
+    assert modem.receive_bytes(stream, 1.0) == [Received(b"hi", -93.0, 5.5)]
+
+
+def test_meshtastic_that_restarts_or_is_silent() -> None:
+    modem = meshtastic_up()
+    send_meshtastic(modem, b"x", 1.0)
+    events = modem.receive_bytes(meshtastic.frame(number(8, 1)), 1.5)
+    assert events == [PayloadRefused("the node has restarted"), Write(b"\xc3" * 32)]
+    modem = meshtastic_up()
+    send_meshtastic(modem, b"x", 1.0)
+    assert modem.handle_timeout(99.0)[0] == PayloadRefused("the node did not answer")
+    events = [event for _ in range(4) for event in modem.handle_timeout(0.0)]
+    assert events[-1] == Broken("no Meshtastic node answers on this port")
+
+
+def test_meshtastic_airtime_counts_its_header() -> None:
+    """DATA of 231 bytes fills a LoRa frame: 16 bytes of header, 6 of protobuf, 2 of flags."""
+    modem = Meshtastic(settings_for("meshtastic", radio=LoraSetting(11, 250, 1, 16)))
+    assert modem.airtime_us(231) == 2_156_544
+
+
+CHUNKS = st.lists(
+    st.binary(max_size=40)
+    | st.sampled_from([b"+OK\r\n", b"+ERR=5\r\n", b"+READY\r\n", b"+RCV=1,3,abc,-1,1\r\n"])
+    | st.builds(kiss_frame, st.sampled_from(list(RnodeCommand)), st.binary(max_size=5))
+    | st.builds(hardware, st.sampled_from([0x8F, 0xF0, 0xF1, 0xF8, 0xF9]), st.binary(max_size=5))
+    | st.builds(from_radio, st.sampled_from([2, 3, 8, 11]), st.binary(max_size=12))
+    | st.builds(
+        lambda field, value: meshtastic.frame(number(field, value)),
+        st.sampled_from([2, 3, 7, 8, 11]),
+        st.integers(0, 2**64 - 1),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@settings(max_examples=60)
+@given(chunks=CHUNKS, acts=st.lists(st.integers(0, 3), min_size=1, max_size=30))
+def test_no_dialect_raises_whatever_the_modem_says(name: str, chunks, acts) -> None:
+    modem: Dialect = new_dialect(settings_for(name), random.Random(1))
+    now = 0.0
+    events = modem.start(now)
+    for index, chunk in enumerate(chunks):
+        act = acts[index % len(acts)]
+        now += 0.01
+        if modem.idle and act == 1:
+            events += modem.send(b"payload", now)
+        if act == 2 and modem.deadline is not None:
+            now = max(now, modem.deadline)
+            events += modem.handle_timeout(now)
+        if act == 3:
+            events += modem.line_idle(now)
+        events += modem.receive_bytes(chunk, now)
+        if any(isinstance(event, Broken) for event in events):
+            return
+    settled = sum(isinstance(event, Sent | PayloadRefused) for event in events)
+    tried = sum(isinstance(e, Write) and b"payload" in e.data for e in events)
+    assert tried - settled in (0, 1)  # Every payload is answered for once, or is in flight.
+    assert tried == settled or not modem.idle

@@ -1,0 +1,266 @@
+import os
+import random
+import select
+import time
+from pathlib import Path
+
+import pytest
+
+from ternmesh import protobuf
+from ternmesh.link.airtime import LoraSetting, airtime_us
+from transports.serial_lora import meshtastic
+from transports.serial_lora.emulator.channel import EmulatedChannel
+from transports.serial_lora.emulator.ebyte import BUFFER_MAX, EbyteModem
+from transports.serial_lora.emulator.line import WAITING_MAX, SerialLine
+from transports.serial_lora.emulator.meshcore import MeshcoreModem
+from transports.serial_lora.emulator.meshtastic import MeshtasticModem
+from transports.serial_lora.emulator.modem import Output, Pause, Reception, Transmit
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.serial_lora.emulator.reyax import ReyaxModem
+from transports.serial_lora.emulator.rnode import RnodeModem
+from transports.serial_lora.framing import kiss_frame
+
+SECOND_US = 1_000_000
+
+
+def heard(channel: EmulatedChannel, receivers: int = 1) -> list[tuple[bytes, int]]:
+    """Every payload with the number of receivers that it reached."""
+    found = []
+    while (over := channel.finish(1e9)) is not None:
+        found.append((over.payload, sum(channel.arrives(over) for _ in range(receivers))))
+    return found
+
+
+def test_a_channel_takes_as_long_as_the_airtime() -> None:
+    channel = EmulatedChannel(random.Random(1))
+    channel.start(0, "tuning", Transmit(b"slow", 2 * SECOND_US), 10.0)
+    channel.start(1, "tuning", Transmit(b"fast", SECOND_US // 2), 10.0)
+    assert channel.next_end() == 10.5
+    assert channel.finish(10.4) is None
+    assert channel.finish(10.5).payload == b"fast"
+    assert channel.finish(11.9) is None
+    assert channel.finish(12.0).payload == b"slow"
+    assert channel.next_end() is None
+
+
+def test_a_channel_loses_its_share_with_a_seed() -> None:
+    counts = []
+    for seed in (1, 1, 2):
+        channel = EmulatedChannel(random.Random(seed), loss=0.2)
+        channel.start(0, "tuning", Transmit(b"x", SECOND_US), 0.0)
+        counts.append(heard(channel, receivers=10_000)[0][1])
+    assert counts[0] == counts[1] != counts[2]
+    assert counts[0] == pytest.approx(8000, abs=200)
+
+
+def test_collisions_only_where_frames_overlap_on_one_tuning() -> None:
+    for collisions in (True, False):
+        channel = EmulatedChannel(random.Random(1), collisions=collisions)
+        channel.start(0, "a", Transmit(b"first", SECOND_US), 0.0)
+        channel.start(1, "a", Transmit(b"overlaps", SECOND_US), 0.9)
+        channel.start(2, "b", Transmit(b"elsewhere", SECOND_US), 0.9)
+        channel.start(3, "a", Transmit(b"later", SECOND_US), 1.9)
+        lost = {payload for payload, count in heard(channel) if not count}
+        assert lost == ({b"first", b"overlaps"} if collisions else set())
+
+
+def test_who_listens_before_talking_waits() -> None:
+    channel = EmulatedChannel(random.Random(1), collisions=True)
+    for sender in range(4):
+        channel.start(sender, "a", Transmit(bytes([sender]), SECOND_US, listens=True), 0.0)
+    assert heard(channel) == [(bytes([sender]), 1) for sender in range(4)]
+
+
+def test_a_sender_without_power_is_not_heard() -> None:
+    channel = EmulatedChannel(random.Random(1))
+    for sender in range(3):
+        channel.start(sender, "a", Transmit(bytes([sender]), SECOND_US), 0.0)
+    channel.abort(1)
+    assert [payload for payload, _ in heard(channel)] == [b"\0", b"\2"]
+
+
+def answers(actions: list[object]) -> bytes:
+    return b"".join(action.data for action in actions if isinstance(action, Output))
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (b"AT\r\n", b"+OK\r\n"),
+        (b"hello\r\n", b"+ERR=2\r\n"),
+        (b"AT+NONSENSE\r\n", b"+ERR=4\r\n"),
+        (b"AT+CPIN?\r\n", b"+ERR=4\r\n"),
+        (b"x" * 400, b"+ERR=1\r\n"),
+        (b"AT+PARAMETER?\r\n", b"+PARAMETER=9,7,1,12\r\n"),
+        (b"AT+PARAMETER=13,7,1,12\r\n", b"+ERR=15\r\n"),
+        (b"AT+PARAMETER=7,9,1,12\r\nAT+PARAMETER?\r\n", b"+OK\r\n+PARAMETER=7,9,1,12\r\n"),
+        (b"AT+SEND=0,5,four\r\n", b"+ERR=5\r\n"),
+        (b"AT+SEND=0,3,four\r\n", b"+ERR=5\r\n"),
+        (b"AT+SEND=0,241," + b"x" * 241 + b"\r\n", b"+ERR=13\r\n"),
+        (b"AT+SEND=0,0,\r\n", b"+ERR=5\r\n"),
+        (b"AT+SEND=0,1,x\r\nAT+SEND=0,1,y\r\n", b"+ERR=17\r\n"),
+        (b"AT+RESET\r\n", b"+RESET\r\n+READY\r\n"),
+    ],
+)
+def test_reyax_answers_of_the_manual(command: bytes, answer: bytes) -> None:
+    modem = ReyaxModem(binary_safe=b"four" not in command)
+    assert answers(modem.power_up()) == b"+READY\r\n"
+    assert answers(modem.receive_bytes(command)) == answer
+
+
+def test_reyax_answers_when_it_has_sent() -> None:
+    modem = ReyaxModem()
+    data = b"\0\r\n,\xff"
+    (sent,) = modem.receive_bytes(b"AT+SEND=0,5," + data[:2]) + modem.receive_bytes(
+        data[2:] + b"\r\n"
+    )
+    assert sent.airtime_us == airtime_us(LoraSetting(9, 125, 1, 12), 5 + 8)
+    assert answers(modem.transmitted()) == b"+OK\r\n"
+    other = ReyaxModem()
+    (line,) = other.hear(Reception(sent.payload, -70, 9))
+    assert line.data == b"+RCV=0,5," + data + b",-70,9\r\n"
+    (private,) = modem.receive_bytes(b"AT+SEND=7,1,x\r\n")
+    assert other.hear(Reception(private.payload, -70, 9)) == []
+
+
+def test_reyax_that_is_not_binary_safe_cuts_at_zeros_and_line_ends() -> None:
+    modem = ReyaxModem(binary_safe=False)
+    assert answers(modem.receive_bytes(b"AT+SEND=0,3,a\0b\r\n")) == b"+ERR=5\r\n"
+    assert answers(modem.receive_bytes(b"AT+SEND=0,4,a\r\nb\r\n")) == b"+ERR=5\r\n+ERR=2\r\n"
+    assert isinstance(modem.receive_bytes(b"AT+SEND=0,3,a,b\r\n")[0], Transmit)
+
+
+def test_ebyte_cuts_and_glues() -> None:
+    modem = EbyteModem(2400)
+    assert modem.receive_bytes(b"a" * 100) == [Pause(0.1)]
+    (first,) = modem.receive_bytes(b"b" * 200)
+    assert first.payload == b"a" * 100 + b"b" * 140
+    assert first.airtime_us > 240 * 8 * SECOND_US // 2400
+    assert modem.receive_bytes(b"c" * 20) == [Pause(0.1)]
+    assert modem.paused() == []  # It is still sending.
+    (second,) = modem.transmitted()
+    assert second.payload == b"b" * 60 + b"c" * 20
+    modem.receive_bytes(b"d" * 5000)
+    sizes = [len(action.payload) for _ in range(9) for action in modem.transmitted()]
+    assert sum(sizes) == BUFFER_MAX
+
+
+def test_a_meshtastic_node_with_a_full_queue_takes_no_more() -> None:
+    modem = MeshtasticModem(5, LoraSetting(11, 250, 1, 16))
+    packet = protobuf.bytes_field(4, protobuf.bytes_field(2, b"x")) + protobuf.fixed32_field(6, 9)
+    written = meshtastic.frame(protobuf.bytes_field(1, packet))
+    results = []
+    for _ in range(18):
+        (message,) = meshtastic.MeshtasticUnframer().feed(answers(modem.receive_bytes(written)))
+        status = protobuf.fields(message[11])
+        results.append((status[1], status[2]))
+    assert results == [(0, 16), *((0, free) for free in range(15, -1, -1)), (1, 0)]
+    large = protobuf.bytes_field(4, protobuf.bytes_field(2, b"x" * 235))
+    told = answers(modem.receive_bytes(meshtastic.frame(protobuf.bytes_field(1, large))))
+    assert protobuf.fields(meshtastic.MeshtasticUnframer().feed(told)[1][11])[1] == 7
+
+
+def test_kiss_modems_refuse_as_their_firmware_does() -> None:
+    rnode = RnodeModem()
+    assert answers(rnode.receive_bytes(kiss_frame(6, b"\1"))) == kiss_frame(0x90, b"\1")
+    assert rnode.tuning is None
+    meshcore = MeshcoreModem()
+    first, second = meshcore.receive_bytes(kiss_frame(0, b"a") + kiss_frame(0, b"b"))
+    assert isinstance(first, Transmit)
+    assert second == Output(kiss_frame(6, b"\xf1\x07"))
+    for wrong, code in ((b"\x09", 1), (b"\x09" + bytes(10), 2), (b"\x77", 5), (b"\x0f", 1)):
+        (answer,) = meshcore.receive_bytes(kiss_frame(6, wrong))
+        assert answer == Output(kiss_frame(6, bytes([0xF1, code])))
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> SerialLine:
+    made = SerialLine(tmp_path / "modem-0", random.Random(1))
+    made.plug()
+    yield made
+    made.unplug()
+
+
+def read_all(path: Path, size: int) -> bytes:
+    device = os.open(path, os.O_RDWR | os.O_NOCTTY)
+    data = b""
+    try:
+        while len(data) < size and select.select([device], [], [], 5.0)[0]:
+            data += os.read(device, 65_536)
+    finally:
+        os.close(device)
+    return data
+
+
+def test_the_shapes_of_a_line(line: SerialLine) -> None:
+    line.write(b"whole", 0.0)
+    assert line.next_due() == 0.0
+    line.flush(0.0)
+    line.shape = "split"
+    line.write(b"0123456789", 0.0)
+    assert line.next_due() == 0.0
+    line.flush(0.0)
+    assert line.next_due() == pytest.approx(0.001)
+    line.flush(1.0)
+    line.shape = "glued"
+    line.write(b"A", 1.01)
+    line.write(b"B", 1.04)
+    line.flush(1.049)
+    assert line.next_due() == pytest.approx(1.05)
+    line.flush(1.05)
+    assert line.next_due() is None
+    assert read_all(line.path, 17) == b"whole0123456789AB"
+
+
+def test_a_line_whose_host_does_not_read_loses_bytes_and_stays_bounded(line: SerialLine) -> None:
+    for _ in range(3000):
+        line.write(b"x" * 100, 0.0)
+        if not line.stuck:
+            line.flush(0.0)
+    assert line.stuck
+    assert line.next_due() is None
+    assert line.dropped > 3000 * 100 - WAITING_MAX - 70_000
+    line.unplug()
+    assert not line.path.exists()
+    line.write(b"gone", 0.0)
+
+
+def test_emulated_radios_clean_up(tmp_path: Path) -> None:
+    radios = EmulatedRadios([new_modem("reyax", 0)])
+    radios.start()
+    path = Path(radios.paths[0])
+    assert path.is_symlink()
+    radios.close()
+    radios.close()
+    assert not path.parent.exists()
+    with EmulatedRadios([new_modem("reyax", 0)], folder=tmp_path):
+        assert [item.name for item in tmp_path.iterdir()] == ["modem-0"]
+    assert list(tmp_path.iterdir()) == []
+    broken = EmulatedRadios([new_modem("reyax", 0)], folder=tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        broken.start()
+    broken.close()
+
+
+@pytest.mark.parametrize("options", [{"loss": 1.5}, {"speed": 0.0}, {"loss": -0.1}])
+def test_wrong_options_of_emulated_radios(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="a loss of 0 to 1, and a speed above 0"):
+        EmulatedRadios([new_modem("reyax", 0)], **options)
+    with pytest.raises(ValueError, match="no emulated modem for 'morse'"):
+        new_modem("morse", 0)
+
+
+def test_radio_time_runs_as_fast_as_it_is_told() -> None:
+    """A frame of 1.246 radio seconds takes a tenth of that at speed 10."""
+    with EmulatedRadios([new_modem("reyax", 0)], speed=10.0) as radios:
+        device = os.open(radios.paths[0], os.O_RDWR | os.O_NOCTTY)
+        try:
+            started = time.monotonic()
+            os.write(device, b"AT+SEND=0,240," + b"x" * 240 + b"\r\n")
+            text = b""
+            while b"+OK" not in text and select.select([device], [], [], 5.0)[0]:
+                text += os.read(device, 1000)
+            assert time.monotonic() - started >= 0.1246
+        finally:
+            os.close(device)
+    assert text.endswith(b"+OK\r\n")

@@ -1,0 +1,114 @@
+import pytest
+
+from ternmesh.config import ConfigError
+from ternmesh.link.airtime import LoraSetting
+from transports.base import ALL, HOST
+from transports.serial_lora.settings import SerialLoraSettings, serial_settings
+
+TABLE = {"ada": 1, "bob": 254}
+
+
+def make(role: str = HOST, **options: object) -> SerialLoraSettings:
+    fixed = {"port": "/dev/ttyUSB0", "dialect": "reyax", "addresses": TABLE}
+    return SerialLoraSettings(role=role, **(fixed | {"frequency_hz": 869_525_000} | options))
+
+
+def test_addresses_of_host_and_nodes() -> None:
+    host, ada = make(), make("ada")
+    assert (host.own_address, ada.own_address) == (0, 1)
+    assert [host.address(peer) for peer in ("ada", "bob", ALL)] == [1, 254, 255]
+    assert ada.address(HOST) == 0
+    assert (dict(host.peers), dict(ada.peers)) == (TABLE, {HOST: 0})
+
+
+def test_who_is_heard() -> None:
+    host, ada = make(), make("ada")
+    assert (host.peer(0, 1), host.peer(0, 254)) == ("ada", "bob")
+    assert (ada.peer(1, 0), ada.peer(255, 0)) == (HOST, HOST)
+    for to, sender in ((0, 2), (0, 0), (1, 0), (255, 0), (255, 1)):
+        assert host.peer(to, sender) is None
+    for to, sender in ((254, 0), (0, 254), (1, 254), (1, 1), (255, 255)):
+        assert ada.peer(to, sender) is None
+
+
+def test_peers_that_an_end_has_not() -> None:
+    with pytest.raises(ValueError, match="a node sends to 'host' only"):
+        make("ada").address("bob")
+    with pytest.raises(ValueError, match="addresses has no entry for 'eve'"):
+        make().address("eve")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"port": ""}, "name the modem's device, like /dev/ttyUSB0"),
+        ({"dialect": "morse"}, "dialect 'morse' must be one of reyax, ebyte, meshtastic"),
+        ({"binary": "maybe"}, "binary 'maybe' must be one of auto, yes, no"),
+        ({"role": "eve"}, "addresses has no entry for 'eve': give it 1 to 254"),
+        ({"addresses": {"ada": 0}}, "the address 0 of 'ada' must be 1 to 254"),
+        ({"addresses": {"ada": 255}}, "the address 255 of 'ada' must be 1 to 254"),
+        ({"addresses": {"ada": 3, "bob": 3}}, "two nodes have the same address"),
+        ({"addresses": {"host": 3}}, "may not be called 'host'"),
+        ({"frequency_hz": 0}, "frequency_hz 0 must be 137000000 to 1020000000, like 869525000"),
+        ({"power_dbm": 23}, "power_dbm 23 must be 0 to 22"),
+        ({"air_rate_bps": 299}, "air_rate_bps 299 must be 300 to 62500"),
+        ({"queue_max": 0}, "queue_max 0 must be 1 to 10000"),
+        ({"hop_limit": 8}, "hop_limit 8 must be 0 to 7"),
+        ({"baud_rate": -1}, "baud_rate -1 must be 0 to 4000000"),
+        ({"speed": 0.0}, "speed 0.0 must be above 0"),
+        ({"answer_margin_s": float("nan")}, "answer_margin_s nan must be above 0"),
+        ({"write_timeout_s": -1.0}, "write_timeout_s -1.0 must be above 0"),
+        ({"reconnect_max_s": 0.5}, "reconnect_max_s must be at least reconnect_min_s"),
+        ({"radio": LoraSetting(9, 125, 1, 5)}, "a preamble of 5 symbols: it must be 6 to 65535"),
+        ({"network_id": 19}, "network_id 19 must be 0 to 18"),
+        (
+            {"network_id": 5, "radio": LoraSetting(9, 125, 1, 8)},
+            "a preamble of 12 symbols, not 8, unless network_id is 18",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_named(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make(**options)
+
+
+def test_modems_that_are_tuned_elsewhere_need_no_frequency() -> None:
+    assert make(dialect="ebyte", frequency_hz=0).baud == 9600
+    assert make(dialect="meshtastic", frequency_hz=0).baud == 115_200
+    assert make(dialect="ebyte", frequency_hz=0, baud_rate=19_200).baud == 19_200
+
+
+TOML = {"port": "/dev/ttyS0", "dialect": "reyax", "addresses": {"ada": 1}, "frequency_hz": 10**9}
+
+
+def test_settings_from_a_table() -> None:
+    table = TOML | {"spreading_factor": 7, "bandwidth_khz": 500, "speed": 20, "power_dbm": 10}
+    settings = serial_settings(table, "ada")
+    radio = LoraSetting(7, 500, 1, 12)
+    assert settings == SerialLoraSettings(
+        "/dev/ttyS0", "reyax", "ada", {"ada": 1}, radio, 10**9, power_dbm=10, speed=20
+    )
+    assert serial_settings(TOML, HOST).radio == LoraSetting(9, 125, 1, 12)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"baud": 9600}, r"link.serial.baud is not a setting: \[link.serial\] allows addresses,"),
+        ({"role": "ada"}, "link.serial.role is not a setting"),
+        ({"port": 3}, "link.serial.port is 3: it must be text"),
+        ({"frequency_hz": 868.5e6}, "frequency_hz is 868500000.0: it must be a whole number"),
+        ({"speed": int("9" * 400)}, "link.serial.speed is 9+: it must be a number"),
+        ({"speed": True}, "link.serial.speed is True: it must be a number"),
+        ({"addresses": ["ada"]}, r"addresses is \['ada'\]: it must be a table"),
+        ({"addresses": {"ada": "1"}}, "addresses.ada is '1': it must be a whole number"),
+        ({"spreading_factor": 6}, r"\[link.serial\]: spreading factor 6: it must be 7 to 12"),
+        ({"dialect": "morse"}, r"\[link.serial\]: dialect 'morse' must be one of"),
+    ],
+)
+def test_a_wrong_table_is_one_sentence(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        serial_settings(TOML | change, "ada")
+    for key in ("port", "dialect", "addresses"):
+        with pytest.raises(ConfigError, match=f"link.serial.{key} is missing"):
+            serial_settings({name: TOML[name] for name in TOML if name != key}, "ada")

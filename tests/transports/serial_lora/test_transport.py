@@ -1,0 +1,396 @@
+"""Whole transports on real pseudo-terminals, with emulated modems at the other end."""
+
+import json
+import os
+import random
+import termios
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+
+import pytest
+
+from ternmesh.link.airtime import LoraSetting
+from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NotConnected
+from transports.serial_lora import modem_link
+from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.port import PortError, SerialPort
+from transports.serial_lora.send_queue import Waker
+from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
+from transports.serial_lora.transport import SerialLoraTransport
+
+SPEED = 400.0
+WAIT_S = 10.0
+ROLES = (HOST, "ada", "bob")
+EVERY_BYTE = bytes(range(256))
+Fleet = tuple[EmulatedRadios, list[SerialLoraTransport]]
+NewFleet = Callable[..., Fleet]
+
+
+@pytest.fixture
+def new_fleet(eventually) -> Iterator[NewFleet]:
+    """A function that plugs in modems and opens an end on each: the host, ada, bob."""
+    started: list[EmulatedRadios] = []
+    opened: list[SerialLoraTransport] = []
+
+    def make(dialect: str, ends: int = 2, *, speed: float = SPEED, **options: object) -> Fleet:
+        for_modem = {key: options.pop(key) for key in ("binary_safe",) if key in options}
+        for_air = {key: options.pop(key) for key in ("loss", "collisions") if key in options}
+        budget = options.pop("budget", None)
+        modems = [new_modem(dialect, index, **for_modem) for index in range(ends)]
+        radios = EmulatedRadios(modems, speed=speed, seed=7, **for_air)
+        started.append(radios)
+        radios.start()
+        made = [
+            SerialLoraTransport(settings_for(dialect, path, role, speed=speed, **options), budget)
+            for path, role in zip(radios.paths, ROLES, strict=False)
+        ]
+        opened.extend(made)
+        for end in made:
+            end.open()
+        eventually(lambda: all(end.connected for end in made))
+        return radios, made
+
+    yield make
+    for end in opened:
+        end.close()
+    for radios in started:
+        radios.close()
+
+
+def settings_for(dialect: str, path: str, role: str, **options: object) -> SerialLoraSettings:
+    radio = LONG_FAST if dialect == "meshtastic" else LoraSetting(7, 125, 1, 12)
+    fixed = {"radio": radio, "frequency_hz": 869_525_000, "addresses": {"ada": 1, "bob": 2}}
+    fast = {"reconnect_min_s": 0.02, "reconnect_max_s": 0.1, "answer_margin_s": 1.0}
+    return SerialLoraSettings(path, dialect, role, **(fixed | fast | options))
+
+
+def frames_from(end: SerialLoraTransport, count: int) -> list[bytes]:
+    arrivals = [end.receive(WAIT_S) for _ in range(count)]
+    return [arrival.frames[0] for arrival in arrivals if arrival is not None]
+
+
+def text_only(end: SerialLoraTransport) -> object:
+    return end.status()["text_only"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_nodes_reach_the_host_and_the_host_one_or_all(new_fleet, eventually, dialect) -> None:
+    _, (host, ada, bob) = new_fleet(dialect, 3)
+    assert ada.send(HOST, [b"from ada"]) == host.receive(WAIT_S).wire_bytes
+    bob.send(HOST, [b"from bob"])
+    assert host.receive(WAIT_S).peer == "bob"
+    host.send("ada", [b"to ada"])
+    host.send(ALL, [b"to all"])
+    assert frames_from(ada, 2) == [b"to ada", b"to all"]
+    arrival = bob.receive(WAIT_S)
+    assert (arrival.peer, arrival.frames) == (HOST, (b"to all",))
+    eventually(lambda: host.status()["frames_out"] == 2)
+    assert bob.status()["foreign"] >= 1
+    assert bob.receive(0) is None
+
+    status = json.loads(json.dumps(host.status()))
+    expected = {"connected": True, "last_error": None, "reconnects": 0, "queued": 0, "lost": 0}
+    assert status | expected | {"frames_in": 2, "malformed": 0, "refused": 0} == status
+    with pytest.raises(ValueError, match="a node sends to 'host' only"):
+        ada.send("bob", [b"x"])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_full_frames_with_all_values_arrive_as_they_were(new_fleet, dialect) -> None:
+    _, (host, ada) = new_fleet(dialect)
+    assert host.mtu >= 190
+    frames = [
+        EVERY_BYTE[: host.mtu],
+        EVERY_BYTE[-host.mtu :],
+        b"\0" * host.mtu,
+        b"\xc0\xdb\x94\xc3+OK\r\n+RCV=1,5,a,b,c,-1,2\r\n,,,",
+        b"\r",
+    ]
+    ada.send(HOST, frames)
+    assert frames_from(host, len(frames)) == frames
+    with pytest.raises(FrameTooLarge, match=f"exceeds the mtu {host.mtu}"):
+        host.send("ada", [b"x", b"x" * (host.mtu + 1)])
+
+
+@pytest.mark.parametrize("shape", ["split", "glued"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_split_and_glued_lines_cost_nothing(new_fleet, dialect, shape) -> None:
+    radios, (host, ada) = new_fleet(dialect)
+    for index in range(2):
+        radios.shape(index, shape)
+    frames = [random.Random(i).randbytes(100) for i in range(6)]
+    for i, frame in enumerate(frames):
+        ada.send(HOST, [frame])
+        host.send("ada", [bytes([i])])
+    assert sorted(frames_from(host, len(frames))) == sorted(frames)
+    assert frames_from(ada, len(frames)) == [bytes([i]) for i in range(len(frames))]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_garbage_on_the_line_stops_nothing(new_fleet, eventually, dialect) -> None:
+    radios, (host, ada) = new_fleet(dialect)
+    rng = random.Random(3)
+    for i in range(20):
+        radios.garble(0, rng.randbytes(50) + b"\r\n\0\xc0")
+        ada.send(HOST, [bytes([i])])
+        assert frames_from(host, 1) == [bytes([i])]
+    assert host.connected
+    assert host.status()["reconnects"] == 0
+    assert host.status()["malformed"] > 0 or dialect == "meshtastic"  # where it is log text
+
+
+@pytest.mark.parametrize("false_head", [b"+RCV=1,240,", b"\x94\xc3\x01\xf0"])
+def test_the_beginning_of_a_message_that_never_comes_holds_up_nothing_for_long(
+    new_fleet, monkeypatch, false_head
+) -> None:
+    monkeypatch.setattr(modem_link, "STALLED_S", 0.3)
+    dialect = "reyax" if false_head[:1] == b"+" else "meshtastic"
+    radios, (host, ada) = new_fleet(dialect)
+    radios.garble(0, false_head)
+    ada.send(HOST, [b"kept"])
+    assert frames_from(host, 1) == [b"kept"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_unplugged_and_plugged_in_again(new_fleet, eventually, dialect) -> None:
+    radios, (host, ada) = new_fleet(dialect)
+    for count in (1, 2):
+        radios.unplug(0)
+        eventually(lambda: not host.connected)
+        with pytest.raises(NotConnected, match="not connected: "):
+            host.send("ada", [b"lost"])
+        eventually(lambda: "there is no such device" in str(host.status()["last_error"]))
+        radios.replug(0)
+        eventually(lambda: host.connected)
+        host.send("ada", [b"down %d" % count])
+        ada.send(HOST, [b"up %d" % count])
+        assert frames_from(ada, 1) == [b"down %d" % count]
+        assert frames_from(host, 1) == [b"up %d" % count]
+        assert host.status()["reconnects"] == count
+
+
+def test_what_waits_when_the_modem_goes_is_counted_as_lost(new_fleet, eventually) -> None:
+    radios, (_, ada) = new_fleet("reyax", speed=1.0)
+    ada.send(HOST, [b"x" * 100] * 5)
+    eventually(lambda: ada.status()["queued"] == 4)
+    radios.unplug(1)
+    eventually(lambda: not ada.connected)
+    eventually(lambda: ada.status()["lost"] == 5)
+    assert (ada.status()["queued"], ada.status()["frames_out"]) == (0, 0)
+
+
+def test_a_modem_that_comes_later_is_found(eventually, tmp_path) -> None:
+    end = SerialLoraTransport(settings_for("reyax", str(tmp_path / "modem-0"), HOST, speed=SPEED))
+    assert not end.connected
+    with pytest.raises(NotConnected, match="not opened yet"):
+        end.send(ALL, [b"x"])
+    end.open()
+    try:
+        eventually(lambda: "cannot open" in str(end.status()["last_error"]))
+        with EmulatedRadios([new_modem("reyax", 0)], speed=SPEED, folder=tmp_path):
+            eventually(lambda: end.connected)
+    finally:
+        end.close()
+        end.close()
+
+
+def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventually) -> None:
+    """An EBYTE modem says nothing, so only the full line tells that it no longer reads."""
+    radios, (host, ada) = new_fleet("ebyte", write_timeout_s=0.1, queue_max=1000, speed=1000.0)
+    radios.stop_reading(1)
+    ada.send(HOST, [b"x" * ada.mtu] * 300)
+    eventually(lambda: "takes no more bytes" in str(ada.status()["last_error"]))
+    radios.resume_reading(1)
+    eventually(lambda: ada.connected)
+    while host.receive(0.2):  # what was in the line
+        pass
+    ada.send(HOST, [b"again"])
+    assert frames_from(host, 1) == [b"again"]
+
+
+def test_closing_does_not_wait_for_a_modem_that_is_stuck(new_fleet, eventually) -> None:
+    radios, (_, ada) = new_fleet("ebyte", queue_max=1000, speed=1000.0)
+    radios.stop_reading(1)
+    ada.send(HOST, [b"x" * ada.mtu] * 300)
+    eventually(lambda: ada.status()["queued"] < 285)
+    ada.close()
+    assert not ada.connected
+    assert not ada._thread.is_alive()
+
+
+def test_a_modem_that_stops_answering_is_opened_anew(new_fleet, eventually) -> None:
+    radios, (host, ada) = new_fleet("reyax", answer_margin_s=0.1)
+    radios.stop_reading(1)
+    ada.send(HOST, [b"never taken"])
+    eventually(lambda: ada.status()["refusals"] == {"the modem did not answer": 1})
+    radios.resume_reading(1)
+    eventually(lambda: ada.connected)
+    ada.send(HOST, [b"again"])
+    assert b"again" in frames_from(host, 1) + frames_from(host, 1)
+
+
+def test_a_full_queue_is_busy_and_loses_nothing(new_fleet, eventually) -> None:
+    _, (host, ada) = new_fleet("reyax", speed=20.0, queue_max=3, binary="no")
+    ada.send(HOST, [bytes([i]) * 100 for i in range(4)])  # The first call may hold more.
+    with pytest.raises(Busy, match=r"[34] frames wait for the modem"):
+        ada.send(HOST, [b"x"] * 3)
+    assert [frame[0] for frame in frames_from(host, 4)] == [0, 1, 2, 3]
+    eventually(lambda: ada.status()["queued"] == 0)
+    ada.send(HOST, [b"x"] * 3)
+    assert frames_from(host, 3) == [b"x"] * 3
+
+
+@pytest.mark.parametrize(
+    ("dialect", "code"), [("reyax", 17), ("reyax", 5), ("rnode", 4), ("meshcore", 7)]
+)
+def test_what_the_modem_could_not_take_is_offered_again(new_fleet, dialect, code) -> None:
+    radios, (host, ada) = new_fleet(dialect)
+    radios.fail_next(1, code, code)
+    ada.send(HOST, [b"first", b"second"])
+    assert frames_from(host, 2) == [b"first", b"second"]
+    assert ada.status()["refused"] == 0
+    assert sum(ada.status()["refusals"].values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("dialect", "codes"),
+    [("reyax", [10]), ("reyax", [5, 5, 5]), ("rnode", [2]), ("meshtastic", [5]), ("meshcore", [1])],
+)
+def test_what_the_modem_refuses_for_good_is_counted(new_fleet, eventually, dialect, codes) -> None:
+    radios, (host, ada) = new_fleet(dialect)
+    radios.fail_next(1, *codes)
+    ada.send(HOST, [b"refused", b"second"])
+    assert frames_from(host, 1) == [b"second"]
+    eventually(lambda: ada.status()["frames_out"] == 1)
+    assert ada.status()["refused"] == 1
+
+
+def test_a_meshtastic_node_without_duty_cycle_makes_a_pause(new_fleet) -> None:
+    radios, (host, ada) = new_fleet("meshtastic")
+    radios.fail_next(1, 9)
+    ada.send(HOST, [b"late"])
+    assert frames_from(host, 1) == [b"late"]
+    assert ada.status()["refusals"] == {"routing error 9, its duty cycle is used up": 1}
+
+
+class Purse:
+    """A budget that grants so many frames, and then none for an hour."""
+
+    def __init__(self, frames: int) -> None:
+        self.frames = frames
+        self.granted: list[int] = []
+        self.closed = 0
+
+    def may_send(self, airtime_us: int) -> float:
+        if len(self.granted) >= self.frames:
+            return 3600.0
+        self.granted.append(airtime_us)
+        return 0.0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_frame_that_may_never_leave_holds_up_nobody(new_fleet, eventually) -> None:
+    """The modem's own word may make frames longer than they were when their length was chosen."""
+    purse = Purse(9)
+    never = iter((inf,))
+    purse.may_send = lambda airtime_us: next(never, 0.0)
+    _, (host, ada) = new_fleet("rnode", budget=purse, binary="no")
+    ada.send(HOST, [b"too long", b"short"])
+    assert frames_from(host, 1) == [b"short"]
+    assert ada.status()["too_long"] == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_frame_leaves_without_its_airtime(new_fleet, eventually, dialect) -> None:
+    purse = Purse(2)
+    _, (host, ada) = new_fleet(dialect, budget=purse, binary="no")
+    ada.send(HOST, [b"x" * 100, b"x" * 150, b"never"])
+    assert frames_from(host, 2) == [b"x" * 100, b"x" * 150]
+    eventually(lambda: ada.status()["frames_out"] == 2)
+    assert purse.granted == [ada.airtime_us(100), ada.airtime_us(150)]
+    assert ada.status()["airtime_us"] == sum(purse.granted)
+    assert (ada.status()["queued"], host.receive(0)) == (1, None)
+    ada.close()
+    eventually(lambda: purse.closed >= 1)
+
+
+@pytest.mark.parametrize("binary_safe", [True, False])
+def test_reyax_goes_binary_only_where_that_is_proven(new_fleet, eventually, binary_safe) -> None:
+    radios, (host, ada) = new_fleet("reyax", binary_safe=binary_safe)
+    frames = [bytes([i, 0, 13, 10, 255]) * 20 for i in range(8)]
+    for frame in frames:
+        ada.send(HOST, [frame])
+        host.send("ada", [frame])
+        assert (frames_from(host, 1), frames_from(ada, 1)) == ([frame], [frame])
+    if binary_safe:
+        eventually(lambda: (text_only(host), text_only(ada)) == (["bob"], []))
+        assert ada.send(HOST, [b"x" * 100]) == 103
+        eventually(lambda: ada.status()["frames_out"] == len(frames) + 1)
+        radios.unplug(1)
+        radios.replug(1)
+        eventually(lambda: ada.status()["reconnects"] == 1)
+        assert text_only(ada) == []  # What was proven stays so.
+    else:
+        eventually(lambda: sum(ada.status()["refusals"].values()) == 2)  # both halves of a probe
+        assert (text_only(host), text_only(ada)) == (["ada", "bob"], [HOST])
+    assert ada.status()["refused"] == 0
+    assert (host.status()["lost"], ada.status()["lost"]) == (0, 0)
+
+
+def test_a_port_is_opened_once_only(new_fleet, eventually) -> None:
+    _, (host, _) = new_fleet("reyax")
+    rival = SerialLoraTransport(host.settings)
+    rival.open()
+    try:
+        eventually(lambda: "another program has it" in str(rival.status()["last_error"]))
+    finally:
+        rival.close()
+    assert host.connected
+
+
+def test_closing_a_port_does_not_reset_the_modem(tmp_path) -> None:
+    with EmulatedRadios([new_modem("reyax", 0)], folder=tmp_path) as radios:
+        waker = Waker()
+        port = SerialPort(radios.paths[0], 115_200, 1.0, waker)
+        descriptor = port._serial.fileno()
+        assert not termios.tcgetattr(descriptor)[2] & termios.HUPCL
+        port.close()
+        # Not as our terminal: with it would go whoever leads the session, when it is unplugged.
+        handle = os.open(radios.paths[0], os.O_RDONLY | os.O_NOCTTY)
+        with open(handle, "rb", buffering=0) as device:
+            attributes = termios.tcgetattr(device)
+            attributes[2] |= termios.HUPCL
+            termios.tcsetattr(device, termios.TCSANOW, attributes)
+            port = SerialPort(radios.paths[0], 115_200, 1.0, waker)
+            assert not termios.tcgetattr(device)[2] & termios.HUPCL
+            port.close()
+        waker.close()
+        waker.wake()  # Nothing happens after the end.
+
+
+def test_a_wait_for_bytes_can_be_ended(tmp_path) -> None:
+    with EmulatedRadios([new_modem("ebyte", 0)], folder=tmp_path) as radios:
+        waker = Waker()
+        port = SerialPort(radios.paths[0], 9600, 1.0, waker)
+        waker.wake()
+        waker.wake()
+        before = time.monotonic()
+        assert port.read(60.0) == b""
+        assert time.monotonic() - before < 30.0
+        radios.unplug(0)
+        with pytest.raises(PortError, match="lost"):
+            port.read(60.0)
+        with pytest.raises(PortError, match="lost"):
+            port.write(b"x")
+        port.close()
+        waker.close()
+
+
+def test_arrivals_tell_what_they_cost(new_fleet) -> None:
+    _, (host, ada) = new_fleet("rnode")
+    ada.send(HOST, [b"x" * 50])
+    assert host.receive(WAIT_S) == Arrival("ada", (b"x" * 50,), 52)
+    assert set(host.status()["signal"]["ada"]) == {"rssi_dbm", "snr_db"}

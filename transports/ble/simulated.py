@@ -1,0 +1,254 @@
+"""BLE without radios: simulated controllers of bumble under real host stacks.
+
+The host stack (HCI, L2CAP, ATT, GATT) is real; there is no radio, no airtime and no latency. A
+lossy link drops whole values, as full buffers of a host or peer would; requests of ATT pass, since
+a real link layer repeats them.
+
+`VirtualBle` has both ends in one process. `VirtualControllers` serves controllers over TCP (HCI),
+for separate programs. Such a controller exists as long as a program is connected to it, like one
+that is plugged in and out; the peers of its connections are notified.
+"""
+
+import asyncio
+import functools
+import logging
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+
+from transports.ble.bumble_ends import (
+    Address,
+    AsyncPipeSink,
+    BaseBumbleError,
+    BumbleBridge,
+    BumbleClient,
+    Controller,
+    Device,
+    HCI_ErrorCode,
+    Host,
+    LocalLink,
+    PhysicalTransport,
+    StreamPacketSink,
+    StreamPacketSource,
+    TerminateInd,
+)
+from transports.ble.gatt import ATT_MTU_MAX
+from transports.loop_thread import LoopThread
+
+START_S = 10.0
+PORT_MAX = 65_535
+ADDRESS = "127.0.0.1"
+_CENTRAL, _BRIDGE = "F0:F1:F2:F3:F4:01", "F0:F1:F2:F3:F4:02"
+_ATT_CHANNEL = (4).to_bytes(2, "little")
+_VALUE_OPCODES = (0x52, 0x1B)  # a write without response, a notification
+
+_log = logging.getLogger(__name__)
+
+
+class VirtualControllers:
+    """A context with `count` controllers at `ports`: any free ones, or those from `port` on.
+
+    `loss` is the loss rate of values. ValueError for impossible ports, OSError on entering where
+    a port is not free.
+    """
+
+    def __init__(
+        self, count: int, *, loss: float = 0.0, rng: random.Random | None = None, port: int = 0
+    ) -> None:
+        if not 0 <= port <= PORT_MAX - count + 1:
+            raise ValueError(f"ports {port} to {port + count - 1}: none is above {PORT_MAX}")
+        self.ports: list[int] = []
+        self.link = LossyLink(rng or random.Random())
+        self.link.loss = loss
+        self._wanted = [port + index if port else 0 for index in range(count)]
+        self._loop = LoopThread("ble-controllers")
+        self._servers: list[asyncio.Server] = []
+        self._sockets: set[_Socket] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the controllers for bumble, once the context is entered."""
+        return [f"tcp-client:{ADDRESS}:{port}" for port in self.ports]
+
+    def __enter__(self) -> "VirtualControllers":
+        _quiet_controllers()
+        self._loop.start()
+        try:
+            self._loop.submit(self._build()).result(START_S)
+        except OSError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call(self._close)
+        self._loop.stop()
+
+    def unplug(self, index: int) -> None:
+        """Disconnect the program at controller `index`; it may connect again."""
+        self._loop.call(lambda: self._hang_up(index))
+
+    def _hang_up(self, index: int) -> None:
+        for end in [end for end in self._sockets if end.index == index]:
+            end.close()
+
+    def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for end in list(self._sockets):
+            end.close()
+
+    async def _build(self) -> None:
+        loop = asyncio.get_running_loop()
+        for index, wanted in enumerate(self._wanted):
+            factory = functools.partial(_Socket, index, self.link, self._sockets)
+            server = await loop.create_server(factory, ADDRESS, wanted)
+            self._servers.append(server)
+            self.ports.append(server.sockets[0].getsockname()[1])
+
+
+class _Socket(StreamPacketSource):
+    """The controller of one program, in `sockets` while the program is connected."""
+
+    def __init__(self, index: int, link: "LossyLink", sockets: "set[_Socket]") -> None:
+        super().__init__()
+        self.index = index
+        self._link = link
+        self._sockets = sockets
+        self._sink: StreamPacketSink | None = None
+        self._controller: Controller | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        _log.info("controller %d is in use", self.index)
+        self._sockets.add(self)
+        self._sink = StreamPacketSink(transport)
+        self._controller = Controller(f"C{self.index}", self, self._sink, self._link)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _log.info("controller %d is free: %s", self.index, exc or "its program closed it")
+        self._sockets.discard(self)
+        controller = self._controller
+        self._controller = None
+        if controller is None:
+            return
+        controller.le_legacy_advertiser.stop()
+        for advertising in controller.advertising_sets.values():
+            advertising.stop()
+        for connection in controller.le_connections.values():
+            with suppress(BaseBumbleError):  # the peer is gone, too
+                reason = HCI_ErrorCode.CONNECTION_TIMEOUT_ERROR
+                connection.send_ll_control_pdu(TerminateInd(reason))
+        self._link.remove_controller(controller)
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+
+
+@dataclass(slots=True)
+class VirtualCounters:
+    """Counters of the link; bytes are those of ATT and L2CAP, headers included."""
+
+    packets: int = 0
+    packet_bytes: int = 0
+    values: int = 0
+    values_lost: int = 0
+    values_cut: int = 0
+
+
+class LossyLink(LocalLink):
+    """The medium: loses values at the rate `loss`, and cuts others short at the rate `cut`."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.loss = 0.0
+        self.cut = 0.0
+        self.counters = VirtualCounters()
+        self._rng = rng
+
+    def send_acl_data(
+        self,
+        sender_controller: Controller,
+        destination_address: Address,
+        transport: PhysicalTransport,
+        data: bytes,
+    ) -> None:
+        """Pass one L2CAP packet on, lose it or cut it."""
+        counters = self.counters
+        counters.packets += 1
+        counters.packet_bytes += len(data)
+        if data[2:4] == _ATT_CHANNEL and data[4] in _VALUE_OPCODES:
+            counters.values += 1
+            if self._rng.random() < self.loss:
+                counters.values_lost += 1
+                return
+            if self._rng.random() < self.cut:
+                counters.values_cut += 1
+                data = _cut(data, self._rng)
+        super().send_acl_data(sender_controller, destination_address, transport, data)
+
+
+class VirtualBle:
+    """A context with the ends `central` and `bridge`, and `loop` for their transports."""
+
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        central_mtu: int = ATT_MTU_MAX,
+        bridge_mtu: int = ATT_MTU_MAX,
+    ) -> None:
+        self.loop = LoopThread("ble-virtual")
+        self.link = LossyLink(rng or random.Random())
+        self.central = BumbleClient(self._central_device, _BRIDGE, central_mtu)
+        self.bridge = BumbleBridge(self._bridge_device, "virtual", bridge_mtu)
+        self._devices: list[Device] = []
+
+    def __enter__(self) -> "VirtualBle":
+        _quiet_controllers()
+        self.loop.start()
+        self.loop.submit(self._build()).result(START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.stop()
+
+    def set_loss(self, loss: float, cut: float = 0.0) -> None:
+        """Change the loss rate of values, and the rate at which others are cut short."""
+        self.link.loss = loss
+        self.link.cut = cut
+
+    def break_connection(self) -> None:
+        """End the present connection, if there is one, and wait for its end."""
+        self.loop.submit(self._break()).result(START_S)
+
+    async def _break(self) -> None:
+        for connection in list(self._devices[0].connections.values()):
+            await connection.disconnect()
+
+    async def _build(self) -> None:
+        """Make both devices; bumble needs a running loop for them."""
+        for address in (_CENTRAL, _BRIDGE):
+            controller = Controller(address, link=self.link, public_address=address)
+            host = Host(controller, AsyncPipeSink(controller))
+            device = Device(address=Address(address), host=host)
+            await device.power_on()
+            self._devices.append(device)
+
+    async def _central_device(self) -> Device:
+        return self._devices[0]
+
+    async def _bridge_device(self) -> Device:
+        return self._devices[1]
+
+
+def _quiet_controllers() -> None:
+    """Simulated controllers warn of each packet that a broken connection left behind."""
+    logging.getLogger("bumble.controller").setLevel(logging.CRITICAL)
+
+
+def _cut(packet: bytes, rng: random.Random) -> bytes:
+    """An L2CAP packet whose value ends somewhere before its end, with a length that is right."""
+    header = 4 + 3
+    body = packet[4 : rng.randrange(header, len(packet))]
+    return len(body).to_bytes(2, "little") + packet[2:4] + body

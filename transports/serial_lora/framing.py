@@ -1,0 +1,137 @@
+"""Frames in a serial stream: KISS, and COBS with a CRC (SPEC.md section 7.3).
+
+KISS: Chepponis and Karn, 1987. COBS, consistent overhead byte stuffing: Cheshire and Baker, 1999.
+In both, one byte value delimits the frames and never occurs within one.
+"""
+
+import zlib
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_FEND, _FESC = b"\xc0", b"\xdb"
+_ESCAPED_FEND, _ESCAPED_FESC = b"\xdb\xdc", b"\xdb\xdd"
+_CRC_BYTES = 4
+
+
+def kiss_frame(command: int, data: bytes = b"") -> bytes:
+    """One KISS command with its data, ready to write."""
+    content = bytes([command]) + data
+    content = content.replace(_FESC, _ESCAPED_FESC).replace(_FEND, _ESCAPED_FEND)
+    return _FEND + content + _FEND
+
+
+def cobs_encode(data: bytes) -> bytes:
+    """`data` without zero bytes: one byte longer, and one more per 254 bytes without a zero."""
+    encoded = bytearray()
+    for block in data.split(b"\0"):
+        while len(block) >= 254:
+            encoded += b"\xff" + block[:254]
+            block = block[254:]
+        encoded += bytes([len(block) + 1]) + block
+    return bytes(encoded)
+
+
+def cobs_decode(encoded: bytes) -> bytes:
+    """What `cobs_encode` was given; ValueError where it cannot have written these bytes."""
+    data = bytearray()
+    at = 0
+    while at < len(encoded):
+        code = encoded[at]
+        block = encoded[at + 1 : at + code]
+        if code == 0 or len(block) < code - 1 or 0 in block:
+            raise ValueError("these bytes are not COBS")
+        data += block
+        at += code
+        if code < 255 and at < len(encoded):
+            data.append(0)
+    return bytes(data)
+
+
+def cobs_frame(payload: bytes) -> bytes:
+    """`payload` as it goes through a stream: zero, COBS of payload and CRC-32, zero."""
+    crc = zlib.crc32(payload).to_bytes(_CRC_BYTES, "little")
+    return b"\0" + cobs_encode(payload + crc) + b"\0"
+
+
+class Unframer(ABC, Generic[T]):
+    """Finds the frames in a stream; `malformed` counts those that were damaged and skipped."""
+
+    delimiter: bytes
+    bytes_max: int  # between two delimiters; more is noise
+    idle_bytes_max = 0  # so few bytes between two delimiters are no frame, but no damage either
+
+    def __init__(self) -> None:
+        self.malformed = 0
+        self._part = bytearray()
+        self._overlong = False
+
+    def feed(self, data: bytes) -> list[T]:
+        """The frames that end in `data`."""
+        *ends, rest = data.split(self.delimiter)
+        frames: list[T] = []
+        for end in ends:
+            self._add(end)
+            frames += self._finish()
+        self._add(rest)
+        return frames
+
+    def flush(self) -> list[T]:
+        """Nothing: the next delimiter ends an incomplete frame."""
+        return []
+
+    @abstractmethod
+    def _decode(self, part: bytes) -> T | None:
+        """The frame between two delimiters, None where it is damaged."""
+
+    def _add(self, part: bytes) -> None:
+        self._overlong |= len(self._part) + len(part) > self.bytes_max
+        if self._overlong:
+            self._part.clear()
+        else:
+            self._part += part
+
+    def _finish(self) -> list[T]:
+        part = bytes(self._part)
+        overlong = self._overlong
+        self._part.clear()
+        self._overlong = False
+        if len(part) <= self.idle_bytes_max and not overlong:
+            return []
+        frame = self._decode(part)
+        if frame is None:
+            self.malformed += 1
+            return []
+        return [frame]
+
+
+class KissUnframer(Unframer[tuple[int, bytes]]):
+    """Finds KISS commands, each with its data."""
+
+    delimiter = _FEND
+    bytes_max = 600
+
+    def _decode(self, part: bytes) -> tuple[int, bytes] | None:
+        escapes = part.count(_ESCAPED_FEND) + part.count(_ESCAPED_FESC)
+        content = part.replace(_ESCAPED_FEND, _FEND).replace(_ESCAPED_FESC, _FESC)
+        if not content or part.count(_FESC) != escapes:
+            return None
+        return content[0], content[1:]
+
+
+class CobsUnframer(Unframer[bytes]):
+    """Finds the payloads of COBS frames."""
+
+    delimiter = b"\0"
+    bytes_max = 512
+    idle_bytes_max = 1  # Some modems add one byte of RSSI to each frame.
+
+    def _decode(self, part: bytes) -> bytes | None:
+        try:
+            content = cobs_decode(part)
+        except ValueError:
+            return None
+        payload, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
+        sound = zlib.crc32(payload).to_bytes(_CRC_BYTES, "little") == crc
+        return payload if payload and sound else None
