@@ -38,7 +38,7 @@ from ternmesh.security.membership import (
     write_rotation,
 )
 from ternmesh.security.sealing import Change
-from ternmesh.security.session import INSTANCE_SIZE
+from ternmesh.security.session import EPHEMERAL_SIZE
 from ternmesh.security.signatures import QUANTUM_FRAMES, QUANTUM_SIZE, Signers, choose_signers
 from ternmesh.wire.global_update import SIGNERS_MAX
 from ternmesh_store.files import create_private_file, sync_folder
@@ -197,7 +197,7 @@ class Keyring:
             self.own,
             self.member_list,
             model_hash,
-            os.urandom(INSTANCE_SIZE),
+            os.urandom(EPHEMERAL_SIZE),
             counter,
             self.store.sealing(END),
             self.signers,
@@ -215,7 +215,7 @@ class Keyring:
             self.own,
             MembersBehindGateway(self.member_list, gateway) if gateway else self.member_list,
             SUITE_HOP,
-            os.urandom(INSTANCE_SIZE),
+            os.urandom(EPHEMERAL_SIZE),
             counter,
             self.store.sealing(HOP),
             hub=hub,

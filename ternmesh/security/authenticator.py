@@ -217,7 +217,7 @@ def make_security_layer(
     own: Identity,
     member_list: MemberList,
     model_hash: bytes,
-    instance: bytes,
+    entropy: bytes,
     counter: int,
     state: SealingState,
     signers: Signers | None = None,
@@ -225,12 +225,12 @@ def make_security_layer(
 ) -> SecurityLayer:
     """The security of a host or a node with keys, end to end.
 
-    `instance` is 8 random bytes of this process, `counter` the first seal counter that was never
+    `entropy` is 32 random bytes of this process, `counter` the first seal counter that was never
     reserved, `state` the stored state of earlier processes. Without `signers` the host alone
     signs; `cosigners` are the other signers whose keys the host has. SecurityError if too few.
     """
     hub = None if own.public.role is Role.HOST else HOST
-    sealing = KeyedSealing(own, member_list, SUITE_END, instance, counter, state, hub=hub)
+    sealing = KeyedSealing(own, member_list, SUITE_END, entropy, counter, state, hub=hub)
     signers = signers or Signers((member_list.host,))
     return SecurityLayer(
         sealing, KeyedAuthenticator(own, member_list, model_hash, sealing, signers, cosigners)

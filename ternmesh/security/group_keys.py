@@ -7,13 +7,12 @@ from dataclasses import replace
 from hmac import compare_digest
 
 from ternmesh.errors import SealError, WireError
-from ternmesh.security.identity import FINGERPRINT_SIZE, Identity
+from ternmesh.security.identity import FINGERPRINT_SIZE, PublicIdentity
 from ternmesh.security.key_derivation import GENERATION_BITS, group_key, group_secret, nonce
-from ternmesh.security.primitives import KEY_SIZE, Ccm
+from ternmesh.security.primitives import Ccm
 from ternmesh.security.session import (
     SIZE,
     GroupState,
-    closed_window,
     group_label,
     group_name,
     whole_counter,
@@ -49,54 +48,42 @@ class _GroupCiphers:
 
 
 class GroupKeyServer:
-    """The hub: it makes the group key, anew in every process, and seals broadcasts."""
+    """The hub: it makes the group key, anew in every process, and seals broadcasts.
 
-    def __init__(
-        self, own: Identity, suite: int, fleet: bytes, instance: bytes, state: GroupState | None
-    ) -> None:
-        self.changed = True  # the state must be stored
+    `seed` is 32 random bytes of this process.
+    """
+
+    def __init__(self, own: PublicIdentity, suite: int, fleet: bytes, seed: bytes) -> None:
         self._own = own
         self._suite = suite
         self._fleet = fleet
-        self._instance = instance
-        epoch = 1 if state is None else state.epoch + 1
-        self._keys = _GroupCiphers(self._new(epoch), suite, fleet)
-
-    @property
-    def state(self) -> GroupState:
-        """The state to store: only the epoch matters."""
-        return replace(self._keys.state, secret=bytes(KEY_SIZE))
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the current key."""
-        return self._keys.state.epoch
+        self._seed = seed  # of the next key
+        self.epoch = 0  # of the current key
+        self.renew()
 
     def group_key_message(self, counter: int) -> bytes:
         """The body that carries the key to a member; `counter` is the last one that was used."""
-        return write_keys(self._keys.state.epoch, self._keys.state.secret, counter)
+        return write_keys(self.epoch, self._secret, counter)
 
     @property
     def name(self) -> bytes:
         """The name of the current key (16 bytes)."""
-        return group_name(self._keys.state.secret)
+        return group_name(self._secret)
 
     def lacks(self, label: int) -> bool:
         """Whether a member that holds the key with this label needs the current key."""
-        return label != group_label(self._keys.state.secret)
+        return label != group_label(self._secret)
 
     def renew(self) -> None:
         """Change to a new key. Members that do not get it can no longer open broadcasts."""
-        self._keys = _GroupCiphers(self._new(self.state.epoch + 1), self._suite, self._fleet)
-        self.changed = True
+        self.epoch += 1
+        self._secret, self._seed = group_secret(self._seed)
+        state = GroupState(self._own.fingerprint, self.epoch, self._secret, b"")
+        self._keys = _GroupCiphers(state, self._suite, self._fleet)
 
     def seal(self, head: bytes, counter: int, body: bytes) -> bytes:
         """A broadcast frame."""
         return head + self._keys.cipher(counter).seal(nonce(BROADCAST, counter), head, body)
-
-    def _new(self, epoch: int) -> GroupState:
-        secret = group_secret(self._own, self._suite, self._fleet, epoch, self._instance)
-        return GroupState(self._own.public.fingerprint, epoch, secret)
 
 
 class GroupKeyReceiver:
@@ -113,7 +100,7 @@ class GroupKeyReceiver:
         self._suite = suite
         self._fleet = fleet
         self._keys = None if state is None else _GroupCiphers(state, suite, fleet)
-        highest = 0 if state is None else state.window.highest
+        highest = 0 if state is None else state.highest
         self._highest = highest  # counter of all broadcasts, also forged ones
         self._near = highest  # counter of the hub's latest frame to this end
         # Broadcasts up to this counter are refused. After a restart it may come from a forged
@@ -144,13 +131,12 @@ class GroupKeyReceiver:
         """The state to store."""
         if self._keys is None:
             return None
-        return replace(self._keys.state, window=closed_window(self._highest).state)
+        return replace(self._keys.state, highest=self._highest)
 
-    def take(self, hub: bytes, given: int, keys: tuple[int, bytes, int]) -> None:
-        """Use a key that came in the hub's session of epoch `given`.
+    def take(self, hub: bytes, given: bytes, keys: tuple[int, bytes, int]) -> None:
+        """Use a key of the hub, whose present process has the ephemeral key `given`.
 
-        WireError "replay" if it is not newer than the present key, by the session's epoch and then
-        by its own.
+        WireError "replay" if it is not newer than another key of the same process.
         """
         assert len(hub) == FINGERPRINT_SIZE
         epoch, secret, counter = keys
@@ -158,7 +144,7 @@ class GroupKeyReceiver:
             held = self._keys.state
             if compare_digest(secret, held.secret):
                 return
-            if (given, epoch) <= (held.given, held.epoch):
+            if given == held.given and epoch <= held.epoch:
                 raise WireError("replay", "this broadcast key is not newer than the one in force")
         self._keys = _GroupCiphers(GroupState(hub, epoch, secret, given), self._suite, self._fleet)
         self._floor = self._highest = counter

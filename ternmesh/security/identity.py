@@ -62,7 +62,11 @@ class Identity:
 
     def shared(self, other: PublicIdentity) -> bytes:
         """The X25519 secret with another identity; SecurityError for a key of small order."""
-        return ExchangeKey(self.seeds[SEED_SIZE:]).shared(other.exchange)
+        return self.exchange(other.exchange)
+
+    def exchange(self, public: bytes) -> bytes:
+        """The X25519 secret with any public key; SecurityError for a key of small order."""
+        return ExchangeKey(self.seeds[SEED_SIZE:]).shared(public)
 
 
 def make_identity(name: str, role: Role, entropy: bytes) -> Identity:

@@ -1,8 +1,8 @@
 """The keyed seal: each frame has a key of its sender and receiver. SPEC.md sections 3 and 9.3.
 
-It has the layout of the open seal, 14 bytes around a body. Frames with address 0 carry 49 bytes
-more; they open whatever state their receiver has lost. As everywhere: open or seal frames, then
-store `changes`, then send.
+It has the layout of the open seal, 14 bytes around a body. Frames with address 0 carry 57 bytes
+more; with them two ends find each other whatever state either has lost. As everywhere: open or seal
+frames, then store `changes`, then send.
 """
 
 import struct
@@ -15,12 +15,13 @@ from ternmesh.security.identity import Identity, PublicIdentity, Role
 from ternmesh.security.key_derivation import SUITE_END, SUITE_HOP
 from ternmesh.security.membership import ALL, Members
 from ternmesh.security.peer_session import PeerSession
+from ternmesh.security.primitives import ExchangeKey, hkdf
 from ternmesh.security.sealing import Change, Due
 from ternmesh.security.session import (
     ANSWER,
     CLAIMS_SIZE,
     CLEAR_SIZE,
-    INSTANCE_SIZE,
+    EPHEMERAL_SIZE,
     KEYS,
     KEYS_SIZE,
     KINDS,
@@ -35,13 +36,15 @@ from ternmesh.wire.frame import (
     DOWN,
     FRAME_OVERHEAD,
     HEAD_SIZE,
+    TAG_SIZE,
     UNASSIGNED,
     VERSION,
     Header,
     suite_of,
 )
 
-SYNC_OVERHEAD = FRAME_OVERHEAD + CLEAR_SIZE + CLAIMS_SIZE
+OPENING_SIZE = HEAD_SIZE + CLEAR_SIZE + TAG_SIZE  # a frame with an ephemeral key alone
+SYNC_OVERHEAD = FRAME_OVERHEAD + CLEAR_SIZE + TAG_SIZE + CLAIMS_SIZE
 FRAME_MIN = SYNC_OVERHEAD + KEYS_SIZE  # the smallest MTU of a bearer, in bytes
 NEIGHBOUR = 0x0001  # the address of frames between neighbours in suite 2
 _HEAD = struct.Struct("<BH3s")
@@ -54,10 +57,10 @@ _FORWARDERS = frozenset(set(Role) - {Role.OBSERVER})
 class KeyedSealing:
     """The sealing of one end in one layer of a fleet; see `ternmesh.security.sealing.Sealing`.
 
-    `instance` is 8 random bytes, new for each such object. `counter` is the first seal counter that
-    was never reserved. `hub` is the peer that may broadcast, None if this end is the hub. After
-    each start this end sends one frame to every known peer (a node only its hello), so that a copy
-    of a disk cannot repeat a nonce.
+    `entropy` is 32 random bytes, new for each such object and never stored: the ephemeral key and
+    the broadcast keys come from it. `counter` is the first seal counter that was never reserved.
+    `hub` is the peer that may broadcast, None if this end is the hub. After each start this end
+    sends one frame to every known peer (a node only its hello).
     """
 
     def __init__(
@@ -65,18 +68,18 @@ class KeyedSealing:
         own: Identity,
         member_list: Members,
         suite: int,
-        instance: bytes,
+        entropy: bytes,
         counter: int,
         state: SealingState,
         *,
         hub: str | None,
     ) -> None:
-        if len(instance) != INSTANCE_SIZE or suite not in (SUITE_END, SUITE_HOP):
-            raise ValueError(f"a process has {INSTANCE_SIZE} random bytes, a keyed suite is 1 or 2")
+        if len(entropy) != EPHEMERAL_SIZE or suite not in (SUITE_END, SUITE_HOP):
+            raise ValueError(f"a process has {EPHEMERAL_SIZE} random bytes, a keyed suite: 1 or 2")
         self._own = own
         self._member_list = member_list
         self._suite = suite
-        self._instance = instance
+        self._ephemeral = ExchangeKey(entropy)
         self._unused = counter  # the first seal counter that was certainly never used
         self._is_new = True  # no sync has been queued since the start
         self._hub_name = hub
@@ -87,9 +90,8 @@ class KeyedSealing:
         self._clones_changed: set[str] = set()
         self._run = b""
         fleet = member_list.fleet
-        self._hub = (
-            GroupKeyServer(own, suite, fleet, instance, state.group) if hub is None else None
-        )
+        seed = hkdf(entropy, fleet, b"ternmesh broadcasts", EPHEMERAL_SIZE)
+        self._hub = GroupKeyServer(own.public, suite, fleet, seed) if hub is None else None
         self._listener = GroupKeyReceiver(suite, fleet, state.group) if hub is not None else None
 
     is_keyed = True
@@ -106,7 +108,7 @@ class KeyedSealing:
             frame = self._hub.seal(head, counter, body)
         else:
             session = self._session(peer)
-            head = self._head(session.epoch, address, low)
+            head = self._head(0, address, low)
             if address == UNASSIGNED:
                 frame = session.seal_sync(head, address, counter, body, self._held())
             else:
@@ -131,7 +133,7 @@ class KeyedSealing:
         if address == UNASSIGNED:
             body = self._open_sync(peer, session, head, low, content)
         else:
-            body = session.open(head, address, low, phase, content, self._run)
+            body = session.open(head, address, low, content, self._run)
         if self._listener is not None and peer == self._hub_name:
             self._listener.heard(session.highest)
         return header, body
@@ -142,8 +144,6 @@ class KeyedSealing:
     def due(self, now: float) -> Due:
         found: Due = []
         if self._is_new:
-            # Begin all sessions before the first frame, so that their epochs are stored and no
-            # later process uses them.
             self._is_new = False
             for name in dict.fromkeys((*self._stored, *filter(None, (self._hub_name,)))):
                 self.prepare(name)
@@ -158,9 +158,11 @@ class KeyedSealing:
 
     def next_due(self) -> float | None:
         waiting = [
-            (name, session) for name, session in self._sessions.items() if session.needs_sync
+            at
+            for name, session in self._sessions.items()
+            if (at := session.due_at) is not None and self._is_current(name, session)
         ]
-        return min((p.due_at for name, p in waiting if self._is_current(name, p)), default=None)
+        return min(waiting, default=None)
 
     def prepare(self, peer: str) -> None:
         with suppress(WireError):  # not a member, or revoked
@@ -169,13 +171,13 @@ class KeyedSealing:
     def changes(self) -> tuple[Change, ...]:
         found: list[Change] = []
         for name, session in self._sessions.items():
-            if session.changed:
+            if session.changed and (state := session.state(name)) is not None:
                 session.changed = False
-                found.append(session.state(name))
-        for group in (self._hub, self._listener):
-            if group is not None and group.changed and group.state is not None:
-                group.changed = False
-                found.append(group.state)
+                found.append(state)
+        group = self._listener
+        if group is not None and group.changed and group.state is not None:
+            group.changed = False
+            found.append(group.state)
         self._collect_clones()
         found += [CloneCount(name, self._clones[name]) for name in sorted(self._clones_changed)]
         self._clones_changed.clear()
@@ -186,7 +188,7 @@ class KeyedSealing:
         if self._hub is not None:
             self._hub.renew()
             for session in self._sessions.values():
-                if session.heard_epoch:
+                if session.ephemeral:
                     session.queue_sync()
 
     @property
@@ -227,14 +229,14 @@ class KeyedSealing:
     def _open_sync(
         self, peer: str, session: PeerSession, head: bytes, low: int, content: bytes
     ) -> bytes:
-        if len(content) <= SYNC_OVERHEAD - HEAD_SIZE:
-            raise WireError("length", "a frame with address 0 must have claims and a body")
+        if len(content) < OPENING_SIZE - HEAD_SIZE:
+            raise WireError("length", "a frame with address 0 must have an ephemeral key")
         is_hub = peer == self._hub_name
-        body, epoch = session.open_sync(head, UNASSIGNED, low, content, self._unused, is_hub=is_hub)
+        body = session.open_sync(head, UNASSIGNED, low, content, self._unused, is_hub=is_hub)
         if self._hub is not None and self._hub.lacks(session.held):
             session.needs_sync = True
         if body[0] == KEYS and self._listener is not None:
-            self._listener.take(session.other.fingerprint, epoch, read_keys(body))
+            self._listener.take(session.other.fingerprint, session.ephemeral, read_keys(body))
         return body
 
     def _open_broadcast(self, head: bytes, low: int, phase: int, content: bytes) -> bytes:
@@ -275,7 +277,7 @@ class KeyedSealing:
     ) -> PeerSession:
         try:
             session = PeerSession(
-                self._own, other, self._member_list.fleet, self._suite, self._instance, stored
+                self._own, other, self._member_list.fleet, self._suite, self._ephemeral, stored
             )
         except SecurityError as error:
             self._refused[name] = other

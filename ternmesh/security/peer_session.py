@@ -1,65 +1,85 @@
-"""One peer: the sessions of both directions, their keys and the replay window. SPEC.md section 9.3.
+"""One peer: the session with it, its keys and its replay window. SPEC.md section 9.3.
 
-no session of the peer ── sync that echoes our lineage ──> session known
-session known ── such a sync of a higher epoch ──> new session; the last one is kept for late frames
-session known ── sync of a lower epoch ──> refused; a clone if it echoes this process
+Each process of an end has an ephemeral key, which stands in the clear in every frame with address
+0, under a tag that only the two ends can make. The rest of such a frame is sealed for the process
+of the peer whose ephemeral key the sender knows:
+
+no session ── opening: only the ephemeral key ──> an answer that is sealed for it
+no session, or another one ── frame that opens ──> session with that process of the peer
+session known ── frame of an ended process ──> refused, and answered
+
+An opening changes nothing here: who has stolen this end's identity can forge one. A frame that
+opens was sealed for this very process by an end that holds the peer's identity.
 """
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ternmesh.errors import SealError, WireError
+from ternmesh.errors import SealError, SecurityError, WireError
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.key_derivation import (
     GENERATION_BITS,
     nonce,
+    opening_key,
     pair_secret,
-    sync_key,
+    session_secrets,
     traffic_key,
 )
-from ternmesh.security.primitives import Ccm
+from ternmesh.security.primitives import Ccm, ExchangeKey
 from ternmesh.security.session import (
     ANSWER,
+    CLAIMS_SIZE,
     CLEAR_SIZE,
-    EPOCH_MAX,
+    EPHEMERAL_SIZE,
     HIGH_SIZE,
-    INSTANCE_SIZE,
     KEYS,
-    LINEAGE_SIZE,
+    KINDS,
     MARK_SIZE,
-    NOBODY,
     QUESTION,
     Claims,
     PeerState,
-    SessionId,
     Verdict,
     Window,
-    WindowState,
-    closed_window,
-    open_window,
     read_claims,
     write_claims,
 )
 from ternmesh.wire.frame import COUNTER_BITS, TAG_SIZE
 
-BAD_MAX = 1 << 10  # wrong tags, after which the peer must begin a new session
 BAD_ASK = 4  # wrong tags in a row, after which the peer is asked for a sync
-RETIRED_MAX = 64  # past sessions of the peer that are kept
+KEYS_KEPT = 64  # ephemeral keys of the peer that are remembered after their use
+DERIVED_MAX = 16  # sessions that are derived and not adopted: a key exchange costs time
 ASK_FIRST_S, ASK_MAX_S = 2.0, 600.0  # pauses between syncs
 
 
 @dataclass(slots=True)
-class _Direction:
-    """The session of one direction, with its window and ciphers."""
+class _Session:
+    """The session with one process of the peer."""
 
-    session: SessionId
+    ephemeral: bytes  # the public key of that process
+    secret_out: bytes
+    secret_in: bytes
     window: Window
-    begun: int = 0  # its first counter
-    ciphers: dict[int, Ccm] = field(default_factory=dict)  # by key generation
+    begun: int = 0  # the peer's first counter
+    begun_own: int = 0  # this end's first counter
+    ciphers: dict[tuple[bool, int], Ccm] = field(default_factory=dict)  # by direction, generation
+
+    def cipher(self, counter: int, *, is_out: bool) -> Ccm:
+        """The cipher of one direction around this counter."""
+        name = is_out, counter >> GENERATION_BITS
+        found = self.ciphers.get(name)
+        if found is None:
+            if len(self.ciphers) > 3:
+                del self.ciphers[next(iter(self.ciphers))]
+            secret = self.secret_out if is_out else self.secret_in
+            found = self.ciphers[name] = Ccm(traffic_key(secret, counter))
+        return found
 
 
 class PeerSession:
-    """The sessions between this end and one peer. Every process begins one of a higher epoch."""
+    """What this process knows of one peer. `ephemeral` is the key of this process.
+
+    Raises SecurityError if the peer's identity gives no shared secret.
+    """
 
     def __init__(
         self,
@@ -67,75 +87,47 @@ class PeerSession:
         other: PublicIdentity,
         fleet: bytes,
         suite: int,
-        instance: bytes,
+        ephemeral: ExchangeKey,
         state: PeerState | None,
     ) -> None:
         self.other = other
-        self.heard = NOBODY  # the echo for the peer's next sync
         self.held = 0  # the label of the broadcast key that the peer holds
         self.needs_sync = False  # a sync should be sent to the peer
         self.needs_reply = False  # and the peer should answer it
-        self.changed = True  # the state must be stored
+        self.changed = False  # the state must be stored
         self.clones = 0  # how often two senders with one key, or an old state, were seen
-        self._lineage = instance[:LINEAGE_SIZE]
-        self._secret = pair_secret(own, other, fleet)
+        self.highest = 0 if state is None else state.highest  # counter of the peer's frames
+        self._own = own
+        self._fleet = fleet
         self._suite = suite
-        self._instance = instance
-        self._own = own.public.fingerprint
-        self._theirs = other.fingerprint
-        self._receiving: _Direction | None = None  # the peer's session
-        self._receiving_before: _Direction | None = None  # the one before, for late frames
-        epoch = 1
-        if state is not None:
-            self._lineage = state.lineage
-            self.heard = state.heard
-            epoch = min(state.epoch + 1, EPOCH_MAX)
-            if state.receiving is not None:
-                self._receiving = _Direction(state.receiving, Window(state.window))
-        self._sending = _Direction(SessionId(instance, epoch), Window(WindowState(0, 0)))
-        self._retired: deque[SessionId] = deque(maxlen=RETIRED_MAX)
-        self._floor = 0  # the peer is asked for an epoch of at least this
-        self._bad = 0  # wrong tags in this session
+        self._ephemeral = ephemeral
+        self._pair = pair_secret(own, other, fleet)
+        self._current: _Session | None = None
+        self._before: _Session | None = None  # the one before, for late frames
+        self._candidate = b""  # the ephemeral key to answer to, which proves nothing yet
+        self._answered: set[bytes] = set()  # candidates since the session began
+        self._answering = b""  # the candidate for which the next sync is
+        self._ended: deque[bytes] = deque(maxlen=KEYS_KEPT)  # ephemeral keys of past sessions
+        self._derived: dict[bytes, _Session] = {}  # not adopted yet, by the peer's ephemeral key
+        self._openings: dict[bytes, Ccm] = {}  # by sender's ephemeral key
         self._bad_in_a_row = 0
         self._ask_at = 0.0  # when the next sync may be sent
         self._ask_s = ASK_FIRST_S  # the pause after it
         self._is_behind_noted = False  # this end was found to be a copy or an old state
-        self._sync_out = Ccm(sync_key(self._secret, suite, self._own, instance))
-        self._sync_in: tuple[bytes, Ccm] | None = None  # with the peer's instance
-        self._echoes_question = False  # the next sync answers a question and echoes its sender
+        if state is not None:
+            self._current = self._session_of(state.ephemeral)
+            self._current.window = Window(self.highest)
 
     @property
-    def epoch(self) -> int:
-        """The epoch of this end's session."""
-        return self._sending.session.epoch
+    def ephemeral(self) -> bytes:
+        """The ephemeral key of the peer's process, empty while it is unknown."""
+        return b"" if self._current is None else self._current.ephemeral
 
-    @property
-    def heard_epoch(self) -> int:
-        """The epoch of the peer's session, 0 while it is unknown."""
-        return 0 if self._receiving is None else self._receiving.session.epoch
-
-    @property
-    def highest(self) -> int:
-        """The highest counter of the peer's session, 0 while it is unknown."""
-        return 0 if self._receiving is None else self._receiving.window.highest
-
-    def state(self, name: str) -> PeerState:
-        """The state to store, under the peer's name."""
-        state = PeerState(name, self._theirs, self._lineage, self.heard, self.epoch)
-        if self._receiving is None:
-            return state
-        window = self._receiving.window.state
-        return replace(state, receiving=self._receiving.session, window=window)
-
-    def begin(self, epoch: int) -> None:
-        """Begin another session of this process, and announce it to the peer."""
-        epoch = min(epoch, EPOCH_MAX)
-        if epoch <= self.epoch:
-            return
-        self._sending.session = SessionId(self._instance, epoch)
-        self._sending.ciphers.clear()
-        self.changed = True
-        self.queue_sync()
+    def state(self, name: str) -> PeerState | None:
+        """The state to store, under the peer's name; None while there is none."""
+        if self._current is None:
+            return None
+        return PeerState(name, self.other.fingerprint, self._current.ephemeral, self.highest)
 
     def queue_sync(self) -> None:
         """Send a sync as soon as possible, without the pause after the last one."""
@@ -149,16 +141,25 @@ class PeerSession:
         self.needs_reply = True
 
     @property
-    def due_at(self) -> float:
-        """When the next sync may be sent, if `needs_sync`."""
-        return self._ask_at
+    def due_at(self) -> float | None:
+        """When the next sync may be sent; None if there is none to send."""
+        return self._ask_at if self.needs_sync or self._candidate else None
 
     def due(self, now: float) -> bytes | None:
-        """The body of the sync to send now, if any. The pause after it doubles each time."""
-        if not self.needs_sync or now < self._ask_at:
+        """The body of the sync to send now, if any. The pause after it doubles each time.
+
+        Syncs for the session and for candidates take turns: a stranger who repeats old openings
+        must not hold up the session.
+        """
+        at = self.due_at
+        if at is None or now < at:
             return None
         self._ask_at = now + self._ask_s
         self._ask_s = min(2 * self._ask_s, ASK_MAX_S)
+        if self._candidate and not (self.needs_sync and self._answering):
+            self._answering, self._candidate = self._candidate, b""
+            return QUESTION
+        self._answering = b""
         body = QUESTION if self.needs_reply else ANSWER
         self.needs_sync = False
         self.needs_reply = False
@@ -167,31 +168,41 @@ class PeerSession:
     # Sealing
 
     def seal(self, head: bytes, address: int, counter: int, body: bytes, run: bytes) -> bytes:
-        """A frame of the session; its tag also covers `run` (empty for none)."""
-        cipher = self._cipher(self._sending, self._own, counter)
+        """A frame of the session; its tag also covers `run` (empty for none). WireError."""
+        if self._current is None:
+            self.queue_question()
+            raise WireError("sync", f"{self.other.name} has not answered since this start")
+        cipher = self._current.cipher(counter, is_out=True)
         return head + cipher.seal(nonce(address, counter), head + run, body)
 
     def seal_sync(self, head: bytes, address: int, counter: int, body: bytes, group: int) -> bytes:
-        """A sync frame, which the peer can open in any state; `group` as in `Claims`."""
-        clear = self._instance + (counter >> COUNTER_BITS).to_bytes(HIGH_SIZE, "little")
-        self._echoes_question = False
-        floor = max(self._floor, self.heard_epoch)
-        claims = Claims(self._lineage, self.epoch, self.heard, floor, self.highest, group)
-        content = write_claims(claims) + body
-        head += clear
-        return head + self._sync_out.seal(nonce(address, counter), head, content)
+        """A frame with this process's ephemeral key; `group` as in `Claims`.
+
+        It is an opening, without `body`, while no ephemeral key of the peer is known.
+        """
+        key = self._ephemeral.public
+        high = (counter >> COUNTER_BITS).to_bytes(HIGH_SIZE, "little")
+        head += key + high
+        own = self._own.public.fingerprint
+        head += self._opening(own, key).seal(nonce(address, counter), head, b"")
+        session = self._current
+        if self._answering and body[0] in KINDS:
+            session = self._session_of(self._answering)
+        if session is None:
+            return head
+        content = write_claims(Claims(self.highest, group)) + body
+        cipher = session.cipher(counter, is_out=True)
+        return head + cipher.seal(nonce(address, counter), head, content)
 
     # Opening
 
-    def open(
-        self, head: bytes, address: int, low: int, phase: int, sealed: bytes, run: bytes
-    ) -> bytes:
-        """The body of a frame of the peer's session, or of the one before; WireError."""
-        for known in (self._receiving, self._receiving_before):
-            if known is None or known.session.epoch & 1 != phase:
+    def open(self, head: bytes, address: int, low: int, sealed: bytes, run: bytes) -> bytes:
+        """The body of a frame of the session, or of the one before; WireError."""
+        for known in (self._current, self._before):
+            if known is None:
                 continue
             counter = known.window.whole(low)
-            cipher = self._cipher(known, self._theirs, counter)
+            cipher = known.cipher(counter, is_out=False)
             try:
                 body = cipher.open(nonce(address, counter), head + run, sealed)
             except SealError:
@@ -204,147 +215,126 @@ class PeerSession:
 
     def open_sync(
         self, head: bytes, address: int, low: int, content: bytes, unused: int, *, is_hub: bool
-    ) -> tuple[bytes, int]:
-        """The body of a sync frame, and the epoch of the peer's session; WireError.
+    ) -> bytes:
+        """The body of a frame with an ephemeral key; WireError.
 
         `unused` is the first of this end's seal counters that was certainly never used. `is_hub`:
         whether the peer may send a broadcast key.
         """
-        instance, high = content[:INSTANCE_SIZE], content[INSTANCE_SIZE:CLEAR_SIZE]
+        key, high = content[:EPHEMERAL_SIZE], content[EPHEMERAL_SIZE:CLEAR_SIZE]
         counter = int.from_bytes(high, "little") << COUNTER_BITS | low
-        head, sealed = head + content[:CLEAR_SIZE], content[CLEAR_SIZE:]
-        cipher = self._sync_cipher(instance)
+        tag, sealed = content[CLEAR_SIZE : CLEAR_SIZE + TAG_SIZE], content[CLEAR_SIZE + TAG_SIZE :]
+        self._check_opening(key, nonce(address, counter), head + content[:CLEAR_SIZE], tag)
+        if not sealed:
+            self._answer(key)
+            raise WireError("sync", "the peer does not know this process yet")
+        if len(sealed) <= CLAIMS_SIZE + TAG_SIZE:
+            raise WireError("length", "a frame with address 0 must have claims and a body")
+        session = self._session_of(key)
         try:
-            plain = cipher.open(nonce(address, counter), head, sealed)
-        except SealError:
-            self._note_bad()
-            raise
-        self._sync_in = instance, cipher
+            plain = session.cipher(counter, is_out=False).open(
+                nonce(address, counter), head + content[: CLEAR_SIZE + TAG_SIZE], sealed
+            )
+        except SealError as error:
+            self._answer(key)
+            raise WireError("sync", "the frame is for an earlier process of this end") from error
         claims, body = read_claims(plain)
-        if body[0] == KEYS and not is_hub:
-            raise WireError("kind", "only the hub may send a broadcast key")
-        self._enter(claims, instance, counter, sealed)
-        self.heard = _echo(claims.lineage, instance)
+        if body[0] == KEYS and not (is_hub and session is not self._before):
+            raise WireError("kind", "only the hub may send a broadcast key, in its own session")
+        self._enter(session, claims, counter, sealed, unused)
         self.held = claims.group
         self._bad_in_a_row = 0
         self.needs_reply = False
-        self._compare_own_state(claims, unused)
+        if claims.seen >= unused and not self._is_behind_noted:
+            self.clones += 1  # this end is the copy, or has an old disk
+            self._is_behind_noted = True
         if body == QUESTION:
             self.needs_sync = True
-            self._echoes_question = True
-        return body, claims.epoch
+        return body
 
-    def _enter(self, claims: Claims, instance: bytes, counter: int, sealed: bytes) -> None:
-        """Enter a sync frame into its session, or begin that session; WireError."""
-        session = SessionId(instance, claims.epoch)
-        known = self._receiving
-        knows_us = claims.echo[:LINEAGE_SIZE] == self._lineage
-        is_live = claims.echo == _echo(self._lineage, self._instance)
-        if known is not None and session == known.session:
-            self._take(known, counter, sealed)
-        elif known is None or session.epoch > known.session.epoch:
-            if not knows_us:
-                self._request_echo(claims, instance)
-                raise WireError("sync", "a new session must echo this end's lineage first")
-            self.clones += known is not None and counter <= known.window.highest
-            self._adopt(session, counter, _mark(sealed))
-        elif self._receiving_before is not None and session == self._receiving_before.session:
-            self._take(self._receiving_before, counter, sealed)
-        elif is_live and session not in self._retired:
-            # Two processes with the same disk never have the same epoch. A lower epoch may be an
-            # old disk, which then notices that itself, or a very late frame.
-            is_copy = session.epoch == known.session.epoch
-            self._floor = min(known.session.epoch + 1, EPOCH_MAX)
-            self._retired.append(session)  # only once: a replay must not repeat this
-            self.clones += is_copy
-            self._request_echo(claims, instance)
-            reason = "clone" if is_copy else "replay"
-            raise WireError(reason, "the peer sent a stale epoch: it is a copy, or has an old disk")
-        else:
-            self._request_echo(claims, instance)
-            raise WireError("replay", "this frame is of a session that has ended")
+    def _check_opening(self, key: bytes, number: bytes, head: bytes, tag: bytes) -> None:
+        """Check the tag over an ephemeral key: a stranger must not cost a key exchange."""
+        try:
+            self._opening(self.other.fingerprint, key).open(number, head, tag)
+        except SealError:
+            self._note_bad()
+            raise
 
-    def _adopt(self, session: SessionId, counter: int, mark: bytes) -> None:
-        """Change to a new session of the peer.
-
-        Its earlier frames are accepted late, unless this end has lost its state: then they may be
-        replays.
-        """
-        if self._receiving is None:
-            window = closed_window(counter, mark)
-        else:
-            window = open_window(counter, mark)
-            self._receiving_before = self._receiving
-            self._retired.append(self._receiving.session)
-        self._receiving = _Direction(session, window, counter)
-        self._floor = 0
-        self._bad = 0
+    def _enter(
+        self, session: _Session, claims: Claims, counter: int, sealed: bytes, unused: int
+    ) -> None:
+        """Enter a frame that has opened into its session, or begin that session; WireError."""
+        known = self._current
+        if session is known or session is self._before:
+            self._take(session, counter, sealed)
+            return
+        if known is not None and claims.seen < known.begun_own:
+            # An ended process may have sent this. A new one will have opened the answer.
+            self._answer(session.ephemeral)
+            raise WireError("replay", "a new session must have opened a frame of the present time")
+        if known is not None:
+            self.clones += session.ephemeral in self._ended or counter <= self.highest
+            self._ended.append(known.ephemeral)
+        self._before, self._current = known, session
+        session.begun, session.begun_own = counter, unused
+        session.window = Window(counter)
+        self._derived.pop(session.ephemeral, None)
+        self._candidate = b""
+        self._answered.clear()
         self._ask_at = 0.0
         self._ask_s = ASK_FIRST_S
-        self.changed = True
+        self._take(session, counter, sealed)
 
-    def _take(self, known: _Direction, counter: int, sealed: bytes) -> None:
+    def _take(self, session: _Session, counter: int, sealed: bytes) -> None:
         """Enter a frame with a valid tag into its window; WireError."""
-        assert self._receiving is not None
-        if known is not self._receiving and counter >= self._receiving.begun:
+        assert self._current is not None
+        if session is not self._current and counter >= self._current.begun:
             verdict = Verdict.CLONE  # a sender never returns to a session that has ended
         else:
-            verdict = known.window.take(counter, _mark(sealed))
+            verdict = session.window.take(counter, sealed[-TAG_SIZE:][:MARK_SIZE])
         if verdict is Verdict.CLONE:
             self.clones += 1
             raise WireError("clone", "two senders have the same key")
         if verdict is Verdict.REPLAY:
             raise WireError("replay", "this frame has been received before")
+        self.highest = max(self.highest, counter)
         self.changed = True
 
-    def _compare_own_state(self, claims: Claims, unused: int) -> None:
-        """Compare the peer's claims about this end's frames with this end's own state."""
-        if claims.floor > self.epoch:
-            self.begin(claims.floor + 1)
-        if claims.seen >= unused and not self._is_behind_noted:
-            self.clones += 1  # this end is the copy, or has an old disk
-            self._is_behind_noted = True
+    def _answer(self, key: bytes) -> None:
+        """Send a sync for the process with this ephemeral key: without a pause, if it is new."""
+        self._candidate = key
+        if key not in self._answered and len(self._answered) < KEYS_KEPT:
+            self._answered.add(key)
+            self._ask_at = 0.0
+            self._ask_s = ASK_FIRST_S
 
     def _note_bad(self) -> None:
-        self._bad += 1
         self._bad_in_a_row += 1
-        if self._receiving is None or self._bad_in_a_row >= BAD_ASK:
+        if self._current is None or self._bad_in_a_row >= BAD_ASK:
             self.queue_question()
             self._bad_in_a_row = 0
-        if self._bad >= BAD_MAX and self._receiving is not None:
-            self._floor = min(self._receiving.session.epoch + 1, EPOCH_MAX)
-            self._bad = 0
-            self.needs_sync = True
-
-    def _request_echo(self, claims: Claims, instance: bytes) -> None:
-        if not self._echoes_question:  # else a replay would take the echo from the real sender
-            self.heard = _echo(claims.lineage, instance)
-        self.queue_question()
 
     # Keys
 
-    def _cipher(self, direction: _Direction, sender: bytes, counter: int) -> Ccm:
-        generation = counter >> GENERATION_BITS
-        found = direction.ciphers.get(generation)
-        if found is None:
-            session = direction.session
-            key = traffic_key(
-                self._secret, self._suite, sender, session.instance, session.epoch, counter
-            )
-            if len(direction.ciphers) > 1:
-                del direction.ciphers[next(iter(direction.ciphers))]
-            found = direction.ciphers[generation] = Ccm(key)
-        return found
+    def _session_of(self, key: bytes) -> _Session:
+        """The session with the peer's process that has this ephemeral key; WireError."""
+        for known in (self._current, self._before, self._derived.get(key)):
+            if known is not None and known.ephemeral == key:
+                return known
+        own, other = self._own, self.other
+        try:
+            secrets = session_secrets(own, other, self._fleet, self._suite, self._ephemeral, key)
+        except SecurityError as error:
+            raise WireError("unknown key", str(error)) from error
+        if len(self._derived) >= DERIVED_MAX:
+            del self._derived[next(iter(self._derived))]
+        self._derived[key] = _Session(key, *secrets, Window(0))
+        return self._derived[key]
 
-    def _sync_cipher(self, instance: bytes) -> Ccm:
-        if self._sync_in is not None and self._sync_in[0] == instance:
-            return self._sync_in[1]
-        return Ccm(sync_key(self._secret, self._suite, self._theirs, instance))
-
-
-def _mark(sealed: bytes) -> bytes:
-    return sealed[-TAG_SIZE:][:MARK_SIZE]
-
-
-def _echo(lineage: bytes, instance: bytes) -> bytes:
-    return lineage + instance[:LINEAGE_SIZE]
+    def _opening(self, sender: bytes, key: bytes) -> Ccm:
+        """The cipher that makes the tag over the ephemeral key of a sender."""
+        if key not in self._openings:
+            if len(self._openings) > 3:
+                del self._openings[next(iter(self._openings))]
+            self._openings[key] = Ccm(opening_key(self._pair, self._suite, sender, key))
+        return self._openings[key]

@@ -37,7 +37,7 @@ class Sealing(Protocol):
         """Whether `body` is a handshake or key message, which the sealing handles itself."""
 
     def prepare(self, peer: str) -> None:
-        """Begin the session with `peer`, to store its state before the first frame is sent."""
+        """Begin to look for `peer`: a frame for it is due if it is unknown."""
 
     def due(self, now: float) -> Due:
         """Return the handshake and key messages that must be sent now."""

@@ -37,7 +37,7 @@ class HopKeys:
             next((c for c in kept.values() if isinstance(c, GroupState)), None),
         )
         hub = None if name == HOST else HOST
-        instance = self._rng.randbytes(8)
+        instance = self._rng.randbytes(32)
         own = self._own[name]
         return RecordingSealing(
             KeyedSealing(own, self._member_list, SUITE_HOP, instance, counter, state, hub=hub)

@@ -57,7 +57,7 @@ class Keys:
         for own in self._own.values():
             if own.public.name != HOST:
                 member_list.enrol(own.public)
-        instance = self._rng.randbytes(8)
+        instance = self._rng.randbytes(32)
         security = make_security_layer(
             self._own[name], member_list, MODEL, instance, counter, state
         )

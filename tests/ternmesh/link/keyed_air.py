@@ -82,7 +82,7 @@ class Air:
         disk = self.disks[name].values()
         peers = tuple(state for state in disk if isinstance(state, PeerState))
         group = next((state for state in disk if isinstance(state, GroupState)), None)
-        instance = hashlib.sha256(bytes((self.lives,))).digest()[:8]
+        instance = hashlib.sha256(bytes((self.lives,))).digest()
         return KeyedSealing(
             self.identities[name],
             self.rosters[name],

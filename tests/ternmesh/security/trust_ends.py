@@ -48,7 +48,7 @@ class End:
             self.identity,
             self.member_list,
             self.suite,
-            entropy("instance", self.name, self.lives)[:8],
+            entropy("instance", self.name, self.lives)[:32],
             self.counter,
             SealingState(peers, group, clones),
             hub=None if self.identity.public.role is Role.HOST else "host",
@@ -81,15 +81,21 @@ class End:
 
 
 def hail(node: End, host: End) -> None:
-    """As node and host do with hello, refusal and welcome, until each knows the other."""
+    """As node and host do with hello, sync and welcome, until each knows the other."""
     for _ in range(4):
         if host.hear(node.name, node.say("host", 0, b"\x01hello")) == b"\x01hello":
             break
-        node.hear("host", host.say(node.name, 0, b"\x01refusal"))
+        answer(host, node)
+        answer(node, host)
     assert node.hear("host", host.say(node.name, 0, b"\x01welcome")) == b"\x01welcome"
-    for peer, address, body in host.sealing.due(1e6 * (1 + host.counter)):
-        if peer == node.name:
-            node.hear("host", host.say(peer, address, body))
+    answer(host, node)
+
+
+def answer(end: End, other: End) -> None:
+    """Deliver what one end's seals have to tell the other."""
+    for peer, address, body in end.sealing.due(1e6 * (1 + end.counter)):
+        if peer == other.name:
+            other.hear(end.name, end.say(peer, address, body))
 
 
 def make_fleet(*names: str, suite: int = 1) -> list[End]:
