@@ -20,7 +20,7 @@ def keyed(names: Sequence[str], model_hash: bytes, seed: int) -> Callable[[str],
     def security(name: str) -> SecurityLayer:
         member_list = _member_list(own)
         return make_security_layer(
-            own[name], member_list, model_hash, rng.bytes(8), 0, SealingState()
+            own[name], member_list, model_hash, rng.bytes(32), 0, SealingState()
         )
 
     return security
@@ -35,7 +35,7 @@ def hop_seals(names: Sequence[str], seed: int) -> Callable[[str], KeyedSealing]:
         hub = None if name == HOST else HOST
         state = SealingState()
         return KeyedSealing(
-            own[name], _member_list(own), SUITE_HOP, rng.bytes(8), 0, state, hub=hub
+            own[name], _member_list(own), SUITE_HOP, rng.bytes(32), 0, state, hub=hub
         )
 
     return sealing

@@ -82,8 +82,8 @@ def met() -> tuple[KeyedSealing, KeyedSealing]:
     host, node = someone("greenhouse", Role.HOST), someone("theo", Role.NODE)
     member_list = MemberList(found_fleet("tomatoes", host.public))
     member_list.enrol(node.public)
-    at_host = KeyedSealing(host, member_list, 1, b"Instance", 0, SealingState(), hub=None)
-    at_node = KeyedSealing(node, member_list, 1, b"instance", 0, SealingState(), hub="host")
+    at_host = KeyedSealing(host, member_list, 1, bytes(range(32)), 0, SealingState(), hub=None)
+    at_node = KeyedSealing(node, member_list, 1, bytes(range(1, 33)), 0, SealingState(), hub="host")
     with suppress(WireError):  # it does not echo yet
         at_node.open("host", at_host.seal("theo", UNASSIGNED, 0, ANSWER))
     at_host.open("theo", at_node.seal("host", UNASSIGNED, 1, ANSWER))

@@ -82,9 +82,9 @@ class _End:
     """One end of a keyed link."""
 
     def __init__(self, own: Identity, hub: str | None) -> None:
-        instance = own.public.fingerprint[:8]
+        entropy = own.public.exchange
         self.sealing = KeyedSealing(
-            own, MemberList(fleet()), _SUITE, instance, 0, SealingState(), hub=hub
+            own, MemberList(fleet()), _SUITE, entropy, 0, SealingState(), hub=hub
         )
         self.counter = 0
         self.accepted: set[bytes] = set()

@@ -36,7 +36,7 @@ from ternmesh.link.regions import REGIONS
 from ternmesh.link.settings import LinkSettings
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.security.keyed_sealing import KeyedSealing
-from ternmesh.security.session import GroupState, PeerState, SessionId
+from ternmesh.security.session import GroupState, PeerState
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import MEMORY, Database, StoreError
@@ -207,9 +207,9 @@ def _security() -> SecurityStore:
     store = SecurityStore(_memory())
     known = security.fleet()
     store.keep_member_list(replace(known, revoked=(bytes(16),), number=3))
-    session = SessionId(b"instance", 4)
-    peer = PeerState("host", known.host.fingerprint, b"line", bytes(8), 5, session)
-    group = GroupState(known.host.fingerprint, 2, bytes(range(16)), 4)
+    process = known.host.exchange  # any public key will do for the host's process
+    peer = PeerState("host", known.host.fingerprint, process, 4)
+    group = GroupState(known.host.fingerprint, 2, bytes(range(16)), process)
     store.record(END, (peer, group))
     return store
 

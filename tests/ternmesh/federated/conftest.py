@@ -42,7 +42,7 @@ class Keys:
         peers = tuple(value for value in kept.values() if isinstance(value, PeerState))
         state = SealingState(peers, kept.get(None))  # type: ignore[arg-type]
         return make_security_layer(
-            own, self.member_list(), MODEL, self._entropy.bytes(8), counter, state
+            own, self.member_list(), MODEL, self._entropy.bytes(32), counter, state
         )
 
     def keep(self, name: str, event: object) -> None:

@@ -104,7 +104,7 @@ class Keys:
             if member != HOST:
                 member_list.enrol(own.public)
         return make_security_layer(
-            self.own[name], member_list, MODEL, self._entropy.bytes(8), 0, SealingState()
+            self.own[name], member_list, MODEL, self._entropy.bytes(32), 0, SealingState()
         )
 
 
