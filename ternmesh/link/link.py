@@ -157,8 +157,6 @@ class Link:
             return self._events.popleft()
         if not self.has_frames:
             return None  # Replay windows may wait: a replay of what changed nothing gains nothing.
-        for peer in self._out.addressees:
-            self._sealing.prepare(peer)
         if changes := self._sealing.changes():
             return SealsChanged(changes)
         if self._limit - self._counter < FRAMES_MAX:

@@ -380,12 +380,6 @@ class Sender:
         """Whether there is a symbol or offer to send now."""
         return any(sending.has_frames for sending in self._active)
 
-    @property
-    def addressees(self) -> set[str]:
-        """Return the peers for which there is a frame to send now."""
-        found = [sending for sending in self._active if sending.has_frames]
-        return {name for s in found for name in (s.queued.peer, *s.offer_to)}
-
     def begin(self) -> None:
         """Begin the transfers of the most urgent objects that wait, while their lanes have room."""
         for queued in sorted(self._waiting, key=lambda q: (q.priority, q.number)):

@@ -146,7 +146,8 @@ class KeyedSealing:
         if self._is_new:
             self._is_new = False
             for name in dict.fromkeys((*self._stored, *filter(None, (self._hub_name,)))):
-                self.prepare(name)
+                with suppress(WireError):  # not a member, or revoked
+                    self._session(name)
         for name, session in tuple(self._sessions.items()):
             body = session.due(now)
             if body is None or not self._is_current(name, session):
@@ -163,10 +164,6 @@ class KeyedSealing:
             if (at := session.due_at) is not None and self._is_current(name, session)
         ]
         return min(waiting, default=None)
-
-    def prepare(self, peer: str) -> None:
-        with suppress(WireError):  # not a member, or revoked
-            self._session(peer)
 
     def changes(self) -> tuple[Change, ...]:
         found: list[Change] = []

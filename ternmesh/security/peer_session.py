@@ -109,7 +109,7 @@ class PeerSession:
         self._answering = b""  # the candidate for which the next sync is
         self._ended: deque[bytes] = deque(maxlen=KEYS_KEPT)  # ephemeral keys of past sessions
         self._derived: dict[bytes, _Session] = {}  # not adopted yet, by the peer's ephemeral key
-        self._openings: dict[bytes, Ccm] = {}  # by sender's ephemeral key
+        self._openings: dict[tuple[bytes, bytes], Ccm] = {}  # by sender and its ephemeral key
         self._bad_in_a_row = 0
         self._ask_at = 0.0  # when the next sync may be sent
         self._ask_s = ASK_FIRST_S  # the pause after it
@@ -333,8 +333,10 @@ class PeerSession:
 
     def _opening(self, sender: bytes, key: bytes) -> Ccm:
         """The cipher that makes the tag over the ephemeral key of a sender."""
-        if key not in self._openings:
+        found = self._openings.get((sender, key))
+        if found is None:
             if len(self._openings) > 3:
                 del self._openings[next(iter(self._openings))]
-            self._openings[key] = Ccm(opening_key(self._pair, self._suite, sender, key))
-        return self._openings[key]
+            found = Ccm(opening_key(self._pair, self._suite, sender, key))
+            self._openings[sender, key] = found
+        return found

@@ -36,9 +36,6 @@ class Sealing(Protocol):
     def is_own(self, address: int, body: bytes) -> bool:
         """Whether `body` is a handshake or key message, which the sealing handles itself."""
 
-    def prepare(self, peer: str) -> None:
-        """Begin to look for `peer`: a frame for it is due if it is unknown."""
-
     def due(self, now: float) -> Due:
         """Return the handshake and key messages that must be sent now."""
 
@@ -65,9 +62,6 @@ class OpenSealing:
 
     def is_own(self, address: int, body: bytes) -> bool:  # noqa: ARG002
         return False
-
-    def prepare(self, peer: str) -> None:
-        pass
 
     def due(self, now: float) -> Due:  # noqa: ARG002
         return []

@@ -11,8 +11,10 @@ from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.security.authenticator import OPEN
 from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.key_derivation import SUITE_HOP
+from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
-from ternmesh.security.session import CloneCount
+from ternmesh.security.session import CloneCount, SealingState
 from ternmesh.wire.frame import BROADCAST
 from ternmesh_service.keyring import (
     IDENTITY,
@@ -190,19 +192,21 @@ def test_what_a_host_cannot_do_is_a_sentence(pair):
 
 def test_both_layers_keep_their_own_state(pair, tmp_path):
     host, node = pair
-    for ring, name in ((host, HOST), (node, "ada")):
-        hop = hop_keys(ring, name)
-        sealing = hop.sealing(0)
-        sealing.prepare("ada" if ring is host else HOST)
-        hop.record(sealing.changes())
-        ring.state.commit()
+    links = [hop_keys(ring, name) for ring, name in ((node, "ada"), (host, HOST))]
+    ends = [link.sealing(0) for link in links]
+    for number in range(4):  # an opening, a question, an answer, the broadcast key
+        sender, receiver = ends if number % 2 == 0 else ends[::-1]
+        [(peer, address, body)] = sender.due(1e6 * number)
+        with suppress(WireError):
+            name = HOST if sender is ends[1] else "ada"
+            receiver.open(name, sender.seal(peer, address, number, body))
+    for link, sealing in zip(links, ends, strict=True):
+        link.record(sealing.changes())
+        link.keyring.state.commit()
     assert host.store.sealing(END).peers == ()
     [kept] = host.store.sealing(HOP).peers
-    assert (kept.name, kept.epoch) == ("ada", 1)
-    assert host.store.sealing(HOP).group is not None
-    host.security(HOST, MODEL, 0).sealing.prepare("ada")
-    assert host.store.sealing(HOP).peers == (kept,)
-    assert hop_keys(host, HOST).sealing(0).seal("ada", 1, 0, b"body")[0] >> 2 & 7 == 2
+    assert kept.name == "ada"
+    assert node.store.sealing(HOP).group is not None
     with pytest.raises(SecurityError, match="identity of ada, not bob"):
         hop_keys(node, "bob").sealing(0)
     assert hop_keys(NoKeyring(), "ada") is None
@@ -237,9 +241,13 @@ def test_a_board_behind_a_gateway_speaks_to_that(pair, tmp_path):
     node.state.close()
     again = opened(tmp_path / "ada")
     sealing = hop_keys(again, "ada", "shed").sealing(0)
-    sealing.prepare(HOST)
-    [kept] = [change for change in sealing.changes() if getattr(change, "name", "") == HOST]
-    assert kept.fingerprint == shed.public.fingerprint
+    [(peer, address, body)] = sealing.due(0.0)
+    frame = sealing.seal(peer, address, 0, body)
+    gateway = KeyedSealing(
+        shed, host.member_list, SUITE_HOP, os.urandom(32), 0, SealingState(), hub=None
+    )
+    with pytest.raises(WireError, match="does not know this process yet"):  # the keys fit
+        gateway.open("ada", frame)
     with pytest.raises(SecurityError, match="which is a node"):
         hop_keys(again, "ada", "ada").sealing(0)
     again.state.close()

@@ -23,6 +23,7 @@ from ternmesh.link.messages import Message, Offer, Question, Status, Symbol, wri
 from ternmesh.link.sender import object_name
 from ternmesh.security import enrolment, identity, keyed_sealing, membership, session
 from ternmesh.security.key_derivation import group_secret
+from ternmesh.security.primitives import hkdf
 from ternmesh.security.signatures import SigningContext, sign_body, sign_content, sign_update
 from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
@@ -408,73 +409,63 @@ def trusted() -> tuple[identity.Identity, identity.Identity, membership.MemberLi
     return host, node, fleet
 
 
+EPHEMERALS = {"theo": bytes(range(32)), "host": bytes(range(32, 64))}  # private keys
+
+
 def keyed_seals() -> Entries:
     """Frames of the keyed suites in the order in which two new ends exchange them."""
     entries: Entries = {}
     for suite, layer in ((1, "end to end"), (2, "hop")):
         host, node, fleet = trusted()
         nothing = session.SealingState()
+        sealing = keyed_sealing.KeyedSealing
         ends = {
-            "theo": keyed_sealing.KeyedSealing(
-                node, fleet, suite, b"instance", 7, nothing, hub="host"
-            ),
-            "host": keyed_sealing.KeyedSealing(
-                host, fleet, suite, b"Instance", 1 << 25, nothing, hub=None
-            ),
+            "theo": sealing(node, fleet, suite, EPHEMERALS["theo"], 7, nothing, hub="host"),
+            "host": sealing(host, fleet, suite, EPHEMERALS["host"], 1 << 25, nothing, hub=None),
         }
-        group = group_secret(host, suite, fleet.fleet, 1, b"Instance")
         up, down = (3, 3 | DOWN) if suite == 1 else (1, 1)
         steps = [
+            ("theo", 0, b"\x01hello"),  # becomes an opening
             ("host", 0, session.QUESTION),
             ("theo", 0, b"\x01hello"),
-            ("host", 0, session.write_keys(1, group, 1 << 25)),
+            ("host", 0, session.write_keys(1, group(), 1 << 25)),
             ("theo", up, b"body"),
             ("host", down, bytes(20)),
             ("host", BROADCAST, b"\xff"),
             ("theo", up, b"x" * 200),
         ]
+        if suite == 1:
+            steps += [("theo", up, b"of a run"), ("host", down, b"of a run")]
         counters = {"theo": 7, "host": 1 << 25}
         for number, (sender, address, body) in enumerate(steps):
+            run = RUN if body == b"of a run" else b""
+            for end in ends.values():
+                end.bind(run)
             receiver = "host" if sender == "theo" else "theo"
+            ends[sender].due(1e6 * number)  # it chooses the ephemeral key to answer to
             frame = ends[sender].seal(receiver, address, counters[sender], body)
+            is_opening = len(frame) == keyed_sealing.OPENING_SIZE
             entries[f"{layer} {number}"] = {
                 "suite": suite,
                 "sender": sender,
                 "context": address,
                 "counter": counters[sender],
-                "body": body.hex(),
+                "run": run.hex(),
+                "body": "" if is_opening else body.hex(),
                 "bytes": frame.hex(),
-                "opens": number > 0,  # the first one cannot show yet that it hears the other
+                "opens": not is_opening,
             }
             with suppress(WireError):
                 ends[receiver].open(sender, frame)
             counters[sender] += 1
-    return entries | bound_seals()
-
-
-def bound_seals() -> Entries:
-    """Frames of a run, of two ends that have never met."""
-    host, node, fleet = trusted()
-    entries: Entries = {}
-    for sender, own, instance, hub in (
-        ("theo", node, b"instance", "host"),
-        ("host", host, b"Instance", None),
-    ):
-        sealing = keyed_sealing.KeyedSealing(
-            own, fleet, 1, instance, 50, session.SealingState(), hub=hub
-        )
-        sealing.bind(RUN)
-        receiver, address = ("host", 3) if sender == "theo" else ("theo", 3 | DOWN)
-        entries[f"in a run, from {sender}"] = {
-            "suite": 1,
-            "sender": sender,
-            "context": address,
-            "counter": 50,
-            "run": RUN.hex(),
-            "body": b"body".hex(),
-            "bytes": sealing.seal(receiver, address, 50, b"body").hex(),
-        }
     return entries
+
+
+def group() -> bytes:
+    """A broadcast key as the host makes it from its random bytes."""
+    fleet = trusted()[2].fleet
+    seed = hkdf(EPHEMERALS["host"], fleet, b"ternmesh broadcasts", 32)
+    return group_secret(seed)[0]
 
 
 def trust_objects() -> Entries:
@@ -491,7 +482,6 @@ def trust_objects() -> Entries:
     receipt = control.write_control(control.Receipt(5, head.digest, b"\x07"))
     row = sign_content(host, 0, place, b"content")
     announce = control.write_control(control.Announce(RUN, 5, control.OPEN, 0))
-    group = group_secret(host, 1, fleet.fleet, 1, b"Instance")
     no_run = SigningContext(fleet.fleet, bytes(8), MODEL)
     contents = {
         "identity of the host": identity.write_identity(host.public),
@@ -507,7 +497,7 @@ def trust_objects() -> Entries:
         "signed manifest": write_manifest(signed),
         "signed receipt": sign_body(host, place, node.public.fingerprint, receipt),
         "certificate": certify(b"content", (row,)),
-        "signed announce": sign_body(host, no_run, session.group_name(group), announce),
+        "signed announce": sign_body(host, no_run, session.group_name(group()), announce),
     }
     entries: Entries = {name: {"bytes": content.hex()} for name, content in contents.items()}
     entries["text of an identity"] = {"text": identity.identity_text(node.public)}

@@ -42,11 +42,14 @@ def start(new_bench):
             bench.host._model_hash,
             RUN,
             new_coordinator_state(bench.plan.dimension),
-            security(keys.host, b"Instance", lines, told),
+            security(keys.host, bytes(range(32)), lines, told),
         )
         bench.host.start(bench.now)
         wanted = told if node_quantum is None else key if node_quantum else ""
-        bench.add("theo", security=security(keys.members["theo"], b"instance", lines[::-1], wanted))
+        bench.add(
+            "theo",
+            security=security(keys.members["theo"], bytes(range(1, 33)), lines[::-1], wanted),
+        )
         return bench
 
     return begin

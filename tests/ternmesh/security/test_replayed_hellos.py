@@ -1,6 +1,12 @@
 """A recorded first word, played again and again, makes nobody talk."""
 
-from trust_ends import DOWN, End, met
+import pytest
+from trust_ends import DOWN, End, entropy, met, someone
+
+from ternmesh.errors import WireError
+from ternmesh.security.identity import Identity
+from ternmesh.security.peer_session import PeerSession
+from ternmesh.security.primitives import ExchangeKey
 
 HELLO = b"\x01hello"
 
@@ -54,3 +60,38 @@ def test_a_copied_card_is_seen_when_both_boards_have_spoken() -> None:
             for peer, address, body in board.sealing.due(now):
                 host.hear("theo", board.say(peer, address, body))
     assert host.sealing.clones["theo"] >= 2
+
+
+def test_a_reflected_opening_spoils_nothing() -> None:
+    host, node = met()
+    frame = host.say("theo", 0, b"\x01welcome")
+    assert host.hear("theo", frame) == "seal"
+    assert node.hear("host", frame) == b"\x01welcome"
+    again = host.say("theo", 0, b"\x01welcome")
+    assert node.hear("host", again) == b"\x01welcome"
+
+
+def test_who_has_copied_a_boards_identity_does_not_pass_for_the_host() -> None:
+    """Of the host the thief knows what the board knows: its public keys, and the opening key."""
+    host, node = met()
+    thief = PeerSession(
+        Identity(host.identity.public, someone("thief").seeds),
+        node.identity.public,
+        host.member_list.fleet,
+        1,
+        ExchangeKey(entropy("thief")[:32]),
+        None,
+    )
+    thief._pair = node.sealing._sessions["host"]._pair
+    before = node.sealing._sessions["host"].ephemeral
+    head = bytes((1 << 5 | 1 << 2, 0, 0, 0, 0, 9))
+    assert node.hear("host", thief.seal_sync(head, 0, 9 << 16, b"\x01welcome", 0)) == "sync"
+    [(_, _, question)] = node.sealing.due(1e9)
+    told = node.say("host", 0, question)
+    with pytest.raises(WireError):
+        thief.open_sync(told[:6], 0, 0, told[6:], 0, is_hub=False)
+    thief._current = thief._session_of(told[6:38])
+    assert node.hear("host", thief.seal_sync(head, 0, 9 << 16, b"\x01welcome", 0)) == "sync"
+    assert node.sealing._sessions["host"].ephemeral == before
+    assert node.hear("host", host.say("theo", DOWN, b"x")) == b"x"
+    assert node.sealing.clones == {}
