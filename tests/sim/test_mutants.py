@@ -241,8 +241,6 @@ def takes_ended_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(peer_session.PeerSession, "_enter", enter_freely)
 
 
-MUTANTS: tuple[Mutant, ...] = (keeps_no_sessions, begins_sessions_late)
-
 MUTANTS: tuple[Mutant, ...] = (
     settles_without_the_list,
     settles_whole_packets,

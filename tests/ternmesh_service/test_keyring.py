@@ -135,7 +135,7 @@ def test_sessions_and_windows_are_found_again(pair, tmp_path):
         ring.state.commit()
     state = host.store.sealing(END)
     assert [peer.name for peer in state.peers] == ["ada"]
-    assert state.group is not None
+    assert state.group is None  # the hub makes a new key in every process
     host.state.close()
     again = opened(tmp_path / HOST)
     assert again.store.sealing(END) == state
