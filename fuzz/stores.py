@@ -218,7 +218,7 @@ def _use_security(store: SecurityStore) -> None:
     member_list, state = store.member_list(), store.sealing(END)
     if member_list is not None:
         own = security.identity_of("ada")
-        sealing = KeyedSealing(own, member_list, 1, b"another.", 0, state, hub="host")
+        sealing = KeyedSealing(own, member_list, 1, bytes(range(32)), 0, state, hub="host")
         sealing.due(1.0)
         sealing.changes()
 
