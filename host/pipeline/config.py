@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig
-from models.transformer_shape import Shape
+from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig, Shape
 from ternmesh.config import ConfigError, choices, limits, read_table
 from ternmesh_service.config_file import read_config_file
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.codes import Float
-from models.bottleneck.config import BottleneckConfig, OptimizerConfig
+from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.optimizers import RowAdamW, StiefelDescent, polar
 from models.bottleneck.payload import Context
@@ -28,7 +28,6 @@ from models.bottleneck.subspace import (
 from models.bottleneck.training import StageOptimizer
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
-from models.transformer_shape import Shape
 
 
 def outside(x: torch.Tensor, basis: torch.Tensor, axis: int) -> float:
