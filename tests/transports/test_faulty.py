@@ -89,11 +89,10 @@ def test_drops_hit_frames_and_not_whole_messages() -> None:
 )
 def test_the_direction_is_chosen(direction: str, out: int, back: int) -> None:
     below = Below()
-    end = around(below, drop=1.0, mtu=10, direction=direction)
+    end = around(below, drop=1.0, direction=direction)
     end.send("ada", [b"x"])
     below.arrivals.append((100.0, Arrival("ada", (b"y",), 3)))
     assert (len(below.sent), end.receive(0.0) is not None) == (out, bool(back))
-    assert end.mtu == (50 if direction == "receive" else 10)
 
 
 def test_delayed_frames_leave_and_arrive_when_they_are_due() -> None:
@@ -165,12 +164,10 @@ def test_frames_that_come_due_while_the_link_is_down_are_lost_and_counted() -> N
 
 def test_a_frame_beyond_the_mtu_is_refused_with_the_whole_call() -> None:
     below = Below()
-    end = around(below, mtu=10)
-    with pytest.raises(FrameTooLarge, match="11 bytes exceeds the mtu 10"):
-        end.send("ada", [b"x", bytes(11)])
-    below.arrivals.append((100.0, Arrival("ada", (bytes(11), b"y"), 16)))
-    assert end.receive(0.0) == Arrival("ada", (b"y",), 3)
-    assert (below.sent, end.incoming.counts.too_long) == ([], 1)
+    end = around(below)
+    with pytest.raises(FrameTooLarge, match="51 bytes exceeds the mtu 50"):
+        end.send("ada", [b"x", bytes(51)])
+    assert below.sent == []
 
 
 def test_what_is_on_its_way_is_bounded_by_count_and_by_bytes(monkeypatch) -> None:
@@ -216,9 +213,8 @@ def test_frames_leave_as_the_model_says_whatever_arrives() -> None:
 def exchange(seed: int) -> tuple[list[bytes], list[bytes]]:
     """What two ends of a hub hear of 300 frames each way through a very bad link."""
     now = [0.0]
-    hub, faults = LoopbackHub(), Faults(
-        drop=0.1, duplicate=0.1, reorder=0.3, reorder_s=0.2, delay_s=0.1, rate_bytes_s=5000.0
-    )  # fmt: skip
+    hub = LoopbackHub()
+    faults = Faults(drop=0.1, duplicate=0.1, reorder=0.3, reorder_s=0.2, delay_s=0.1)
     host = FaultyTransport(hub.host(), faults, np.random.default_rng(seed), lambda: now[0])
     node = hub.node("ada")
     host.open()

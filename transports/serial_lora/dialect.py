@@ -158,6 +158,12 @@ class Dialect(ABC, Generic[M]):
         self.deadline = due
         return [Write(command)]
 
+    def _be_ready(self) -> list[Event]:
+        """The modem is set up: nothing is due."""
+        self.ready = True
+        self.deadline = None
+        return []
+
     def _settle(self, outcome: Sent | PayloadRefused) -> list[Event]:
         """End the flight of the payload; nothing happens where none is in flight."""
         if self._in_flight is None:
@@ -183,16 +189,3 @@ class Dialect(ABC, Generic[M]):
 def error_text(code: int, errors: Mapping[int, str]) -> str:
     """An error code of a modem with its meaning."""
     return f"error {code}, {errors.get(code, 'which is not documented')}"
-
-
-class Budget(Protocol):
-    """The ledger of a duty cycle, which may delay or forbid a transmission."""
-
-    def may_send(self, airtime_us: int) -> float:
-        """0.0 where this much airtime is reserved now, else the seconds to wait before asking.
-
-        Infinity where it is more than is ever granted.
-        """
-
-    def close(self) -> None:
-        """Free everything; called by the thread that called `may_send`."""

@@ -40,9 +40,7 @@ class Ebyte(Dialect[bytes]):
         return self._settle(Sent())
 
     def _set_up(self, _now: float) -> list[Event]:
-        self.ready = True
-        self.deadline = None
-        return []
+        return self._be_ready()
 
     def _message(self, message: bytes, _now: float) -> list[Event]:
         return [Received(message)]

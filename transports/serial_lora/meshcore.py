@@ -71,9 +71,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
     def _next_step(self, now: float) -> list[Event]:
         """Send the command at the front, or end the set-up."""
         if not self._steps:
-            self.ready = True
-            self.deadline = None
-            return []
+            return self._be_ready()
         code, data, _ = self._steps[0]
         command = kiss_frame(SET_HARDWARE, bytes([code]) + data)
         failure = f"no MeshCore modem answers command {code}"

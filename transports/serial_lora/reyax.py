@@ -231,9 +231,7 @@ class Reyax(Dialect[Heard | TextLine]):
             return self._command(_Phase.ASK, b"AT+%b?\r\n" % _ascii(self._steps[0])[0], now)
         self._tries = 0
         self._phase = _Phase.READY
-        self.ready = True
-        self.deadline = None
-        return []
+        return self._be_ready()
 
     def _refused(self, error: int, now: float) -> list[Event]:
         if self._in_flight is None:

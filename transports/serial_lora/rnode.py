@@ -125,10 +125,7 @@ class Rnode(Dialect[tuple[int, bytes]]):
             return [
                 Broken(f"the RNode sets command {command} to {content.hex()}, not {wanted.hex()}")
             ]
-        if not self._unconfirmed:
-            self.ready = True
-            self.deadline = None
-        return []
+        return [] if self._unconfirmed else self._be_ready()
 
     def _error(self, code: int) -> list[Event]:
         reason = error_text(code, ERRORS)

@@ -38,9 +38,7 @@ class SerialLoraSettings:
     power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
     baud_rate: int = 0  # 0: the factory setting of the dialect
     network_id: int = _REYAX_NETWORK_ANY_PREAMBLE  # reyax
-    binary: str = (
-        "auto"  # reyax: whether payloads may hold any byte; auto: once a probe has proven it
-    )
+    binary: str = "auto"  # reyax: whether payloads may hold any byte; auto: a probe tells
     air_rate_bps: int = 2400  # ebyte
     hop_limit: int = 0  # meshtastic: how often other radios repeat our frames
     queue_max: int = 64  # frames that wait for the modem

@@ -198,10 +198,10 @@ def test_a_modem_that_comes_later_is_found(eventually, tmp_path) -> None:
 def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventually) -> None:
     """An EBYTE modem says nothing, so only the full line tells that it no longer reads."""
     radios, (host, ada) = new_fleet("ebyte", write_timeout_s=0.1, queue_max=1000, speed=1000.0)
-    radios.stop_reading(1)
+    radios.set_reading(1, False)
     ada.send(HOST, [b"x" * ada.mtu] * 300)
     eventually(lambda: "takes no more bytes" in str(ada.status()["last_error"]))
-    radios.resume_reading(1)
+    radios.set_reading(1, True)
     eventually(lambda: ada.connected)
     while host.receive(0.2):  # what was in the line
         pass
@@ -211,7 +211,7 @@ def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventu
 
 def test_closing_does_not_wait_for_a_modem_that_is_stuck(new_fleet, eventually) -> None:
     radios, (_, ada) = new_fleet("ebyte", queue_max=1000, speed=1000.0)
-    radios.stop_reading(1)
+    radios.set_reading(1, False)
     ada.send(HOST, [b"x" * ada.mtu] * 300)
     eventually(lambda: ada.status()["queued"] < 285)
     ada.close()
@@ -221,10 +221,10 @@ def test_closing_does_not_wait_for_a_modem_that_is_stuck(new_fleet, eventually) 
 
 def test_a_modem_that_stops_answering_is_opened_anew(new_fleet, eventually) -> None:
     radios, (host, ada) = new_fleet("reyax", answer_margin_s=0.1)
-    radios.stop_reading(1)
+    radios.set_reading(1, False)
     ada.send(HOST, [b"never taken"])
     eventually(lambda: ada.status()["refusals"] == {"the modem did not answer": 1})
-    radios.resume_reading(1)
+    radios.set_reading(1, True)
     eventually(lambda: ada.connected)
     ada.send(HOST, [b"again"])
     assert b"again" in frames_from(host, 1) + frames_from(host, 1)

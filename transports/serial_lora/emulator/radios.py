@@ -123,12 +123,9 @@ class EmulatedRadios:
             raise ValueError(f"shape {shape!r} must be one of {', '.join(SHAPES)}")
         self._do(lambda: setattr(self._lines[index], "shape", shape))
 
-    def stop_reading(self, index: int) -> None:
-        """Let the modem take no bytes: writes of the host block once the line is full."""
-        self._do(lambda: setattr(self._lines[index], "reads", False))
-
-    def resume_reading(self, index: int) -> None:
-        self._do(lambda: setattr(self._lines[index], "reads", True))
+    def set_reading(self, index: int, reads: bool) -> None:
+        """Let the modem take bytes or none: writes of the host then block once the line is full."""
+        self._do(lambda: setattr(self._lines[index], "reads", reads))
 
     def fail_next(self, index: int, *codes: int) -> None:
         """Let the next sends of the modem fail with these error codes."""
