@@ -65,9 +65,6 @@ class MqttSettings:
 
     `role` is `host` or the node's name. `client_id` must be the same after a restart and belong to
     one process only: two processes with one id disconnect each other without end.
-
-    `share` names a group of processes that together are the host's end (MQTT 5): the broker gives
-    each message of a node to one of the connected processes.
     """
 
     url: str = field(repr=False)  # It may hold a password.
@@ -79,7 +76,6 @@ class MqttSettings:
     ca_file: str | None = None  # PEM; None: the system's certificates
     certificate_file: str | None = None  # PEM; for a broker that asks for one
     key_file: str | None = None  # of that certificate, without a passphrase
-    share: str | None = None
     protocol: str = "auto"  # auto: MQTT 5, and 3.1.1 where the broker refuses 5
     keepalive_s: int = 60
     connect_timeout_s: float = 10.0
@@ -103,8 +99,6 @@ class MqttSettings:
             raise ValueError("connect_timeout_s must be above 0")
         if (self.certificate_file is None) != (self.key_file is None):
             raise ValueError("certificate_file and key_file belong together: name both or none")
-        if self.share is not None:
-            self._check_share(self.share)
         for name, low, high in (
             ("keepalive_s", 5, 65_535),
             ("session_expiry_s", 0, 0xFFFFFFFE),
@@ -114,20 +108,6 @@ class MqttSettings:
         ):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} {getattr(self, name)} must be {low} to {high}")
-
-    def _check_share(self, share: str) -> None:
-        """ValueError for a group that would lose messages or whose members share a client id."""
-        check_name(share, "share")
-        if self.role != HOST:
-            raise ValueError("share is for the host's end: a node has a topic of its own")
-        if self.protocol != "5":
-            raise ValueError("share needs protocol '5': MQTT 3.1.1 has no shared subscriptions")
-        if not self.client_id:
-            raise ValueError("share needs a client_id, another one for each process of the group")
-        if self.session_expiry_s:
-            raise ValueError(
-                "share needs session_expiry_s 0: else a broker sends to absent processes"
-            )
 
     @property
     def broker(self) -> BrokerAddress:
@@ -149,8 +129,7 @@ class MqttSettings:
     def subscriptions(self) -> tuple[str, ...]:
         root = f"{_ROOT}/{self.fleet}"
         if self.role == HOST:
-            group = f"$share/{self.share}/" if self.share else ""
-            return (f"{group}{root}/up/+",)
+            return (f"{root}/up/+",)
         return (f"{root}/down/{self.role}", f"{root}/{ALL}")
 
     @property
