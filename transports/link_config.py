@@ -13,8 +13,6 @@ from transports.mqtt.tls import check_ca_file, check_certificate
 MAIN = "link"  # what the bearer of `[link]` itself is called where there are several
 COMPLETE, UNRELIABLE = "complete", "unreliable"
 _FILES = ("ca_file", "certificate_file", "key_file", "credentials_file")
-
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

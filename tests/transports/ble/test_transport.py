@@ -352,9 +352,6 @@ def test_two_hosts_reach_their_controllers_over_hci(eventually) -> None:
         ({"role": "ada", "peer": "bob"}, "joins host and node"),
         ({"role": HOST, "peer": ALL}, "may not be called"),
         ({"role": "a/b"}, "node name 'a/b'"),
-        ({"role": "ada", "queue_max": 10}, "queue_max 10 must be"),
-        ({"role": "ada", "unread_max": 0}, "unread_max 0 must be"),
-        ({"role": "ada", "reconnect_min_s": 0}, "reconnect_min_s"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, sentence) -> None:
