@@ -92,14 +92,9 @@ class FaultModel:
         if self._happens(self.faults.reorder):
             at += self._rng.uniform(0.0, self.faults.reorder_s)
         if frame and self._happens(self.faults.flip):
-            frame = _flip_bit(frame, int(self._rng.integers(8 * len(frame))))
+            bit = int(self._rng.integers(8 * len(frame)))
+            frame = (int.from_bytes(frame, "little") ^ 1 << bit).to_bytes(len(frame), "little")
         return at, frame
-
-
-def _flip_bit(frame: bytes, bit: int) -> bytes:
-    flipped = bytearray(frame)
-    flipped[bit // 8] ^= 1 << bit % 8
-    return bytes(flipped)
 
 
 @dataclass(frozen=True, slots=True, order=True)

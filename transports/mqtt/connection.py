@@ -149,7 +149,7 @@ class MqttConnection:
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
         # With any callback here paho leaves writing to the thread that calls `loop`.
-        client.on_socket_register_write = _ignore
+        client.on_socket_register_write = lambda *_: None
         client.on_socket_open = _send_at_once
         return client
 
@@ -268,7 +268,3 @@ def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None
     """Disable Nagle's algorithm, with which small messages wait for earlier ones (40 ms)."""
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _ignore(_client: paho.Client, _userdata: object, _socket: object) -> None:
-    """A callback without effect; see `_new_client`."""

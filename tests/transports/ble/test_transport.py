@@ -126,7 +126,7 @@ def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
     new_pair, eventually, seed
 ) -> None:
     pair = new_pair(seed=seed, mtus=(247, 247))
-    pair.virtual.set_loss(0.05, cut=0.02)
+    pair.virtual.link.loss, pair.virtual.link.cut = 0.05, 0.02
     rng = random.Random(seed)
     up = [rng.randbytes(rng.randint(1, 4096)) for _ in range(30)]
     down = [rng.randbytes(rng.randint(1, 300)) for _ in range(60)]
