@@ -32,7 +32,6 @@ class LoopbackHub:
         self._lock = threading.Lock()
 
     def host(self) -> "LoopbackTransport":
-        """The host's end."""
         return LoopbackTransport(self, HOST)
 
     def node(self, name: str) -> "LoopbackTransport":

@@ -20,8 +20,6 @@ NOTES_MAX = 4096  # pairs of peer and bearer that are remembered; a bearer can b
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """One of several bearers."""
-
     name: str
     transport: StatusTransport
     peers: frozenset[str] | None = None  # that it reaches; None: all

@@ -151,11 +151,13 @@ class Dialect(ABC, Generic[M]):
         """The time on air of `payload` in seconds of the caller's clock."""
         return self.airtime_us(len(payload)) / 1e6 / self._settings.speed
 
-    def _launch(self, payload: bytes, command: bytes, due: float) -> list[Event]:
-        """Put `payload` in flight; the modem must report the outcome until `due`."""
+    def _launch(
+        self, payload: bytes, command: bytes, now: float, slack_s: float = 0.0
+    ) -> list[Event]:
+        """Put `payload` in flight; the outcome is due `slack_s` after its airtime."""
         assert self.idle
         self._in_flight = payload
-        self.deadline = due
+        self.deadline = now + self._air_s(payload) + slack_s
         return [Write(command)]
 
     def _be_ready(self) -> list[Event]:

@@ -34,7 +34,7 @@ class Ebyte(Dialect[bytes]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Write the frame, then wait until it must have left: the modem's buffer is short."""
-        return self._launch(payload, cobs_frame(payload), now + self._air_s(payload))
+        return self._launch(payload, cobs_frame(payload), now)
 
     def handle_timeout(self, _now: float) -> list[Event]:
         return self._settle(Sent())

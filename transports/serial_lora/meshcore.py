@@ -54,9 +54,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         slack_s = CSMA_S / self._settings.speed + self._settings.answer_margin_s
-        return self._launch(
-            payload, kiss_frame(DATA, payload), now + self._air_s(payload) + slack_s
-        )
+        return self._launch(payload, kiss_frame(DATA, payload), now, slack_s)
 
     def handle_timeout(self, now: float) -> list[Event]:
         if not self.ready:

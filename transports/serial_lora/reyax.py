@@ -168,8 +168,8 @@ class Reyax(Dialect[Heard | TextLine]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Send to all modems of the network: the payload itself names its receiver."""
-        due = now + self._air_s(payload) + self._settings.answer_margin_s
-        return self._launch(payload, b"AT+SEND=0,%d,%b\r\n" % (len(payload), payload), due)
+        command = b"AT+SEND=0,%d,%b\r\n" % (len(payload), payload)
+        return self._launch(payload, command, now, self._settings.answer_margin_s)
 
     def handle_timeout(self, now: float) -> list[Event]:
         if self._phase is _Phase.QUIET:
