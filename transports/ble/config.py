@@ -122,9 +122,8 @@ def bridge_ends(table: Mapping[str, Any]) -> "dict[str, BleTransport]":
     for board, config in bridge_configs(table).items():
         address = config.address or static_address(f"bridge of {board}")
         device = functools.partial(open_device, config.hci, address)
-        ends[board] = BleTransport(
-            BleSettings(HOST, board), BumbleBridge(device, bridge_name(board))
-        )
+        bridge = BumbleBridge(device, bridge_name(board))
+        ends[board] = BleTransport(BleSettings(HOST, board), bridge)
     return ends
 
 
