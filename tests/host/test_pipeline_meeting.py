@@ -21,7 +21,7 @@ from host.pipeline.config import read_pipeline_config
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks, command, hold
 from host.pipeline.rank import choose_device
-from ternmesh_cli.broker.mosquitto import free_port
+from tests.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
 
