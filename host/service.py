@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from host import membership
-from host.config import HostConfig, load_model_package, plan_of, settings_of
+from host.config import HostConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.report import HISTORY_MAX, RoundCosts, describe, status
 from ternmesh.config import ConfigError
@@ -28,6 +28,7 @@ from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun

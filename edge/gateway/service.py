@@ -13,26 +13,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge.gateway.aggregation import (
-    AggregateConfig,
-    GatewayAggregation,
-    read_aggregated_model,
-)
+from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
 from ternmesh.wire.frame import BROADCAST
 from ternmesh_service.config_file import (
-    anchored,
-    anchored_model,
+    PATH,
     check_name,
     control_path,
+    load_model_package,
     read_config_file,
 )
 from ternmesh_service.control_socket import ControlServer, Relay
@@ -46,6 +42,7 @@ from transports.link_config import LinkConfig
 POLL_S = 0.05  # longest wait for the radio before the broker is polled
 UP_MAX = 256  # arrivals that wait for one board's connection
 UP_BYTES_MAX = 1 << 20  # their bytes
+AGGREGATED_MODEL = "aggregate.model"  # the setting
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +54,13 @@ class GatewayConfig:
     `name` is the name of its identity. Over BLE it needs no identity: that link is not sealed.
     """
 
-    state_dir: str
+    state_dir: str = field(metadata=PATH)
     radio: LinkConfig
     network: LinkConfig
     name: str = "gateway"
     security: SecurityConfig = field(default_factory=SecurityConfig)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
-    control_socket: str | None = None
+    control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
     @property
@@ -78,21 +75,7 @@ class GatewayConfig:
 
 def read_gateway_config(path: Path) -> GatewayConfig:
     """The configuration at `path`; relative paths start from its folder. ConfigError."""
-    return read_config_file(GatewayConfig, path, lambda c, folder: _check(_anchor(c, folder)))
-
-
-def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:
-    aggregate = config.aggregate
-    if aggregate.model is not None:
-        aggregate = replace(aggregate, model=anchored_model(aggregate.model, folder))
-    return replace(
-        config,
-        state_dir=str(folder / config.state_dir),
-        control_socket=anchored(config.control_socket, folder),
-        radio=config.radio.anchored(folder),
-        network=config.network.anchored(folder),
-        aggregate=aggregate,
-    )
+    return read_config_file(GatewayConfig, path, _check)
 
 
 def _check(config: GatewayConfig) -> GatewayConfig:
@@ -109,7 +92,7 @@ def _check(config: GatewayConfig) -> GatewayConfig:
     for board in config.boards:
         check_link(config.network, board)
     if config.aggregate.model is not None:
-        read_aggregated_model(config.aggregate.model)
+        load_model_package(config.aggregate.model, AGGREGATED_MODEL)
     return config
 
 
@@ -312,7 +295,7 @@ def _aggregation(config: GatewayConfig, state: StateFile) -> GatewayAggregation 
     if config.aggregate.model is None:
         return None
     return GatewayAggregation(
-        read_aggregated_model(config.aggregate.model),
+        load_model_package(config.aggregate.model, AGGREGATED_MODEL),
         config.boards,
         config.aggregate.wait_s,
         GatewayStore(state),
