@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,14 @@ from ternmesh_service.config_file import (
     read_config_file,
 )
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, NoKeyring, SecurityConfig, choose_keyring, hop_keys
+from ternmesh_service.keyring import (
+    Keyring,
+    NoKeyring,
+    SecurityConfig,
+    choose_keyring,
+    hop_keys,
+    opened,
+)
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, StatusTransport, Transport
@@ -251,10 +259,7 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
             "security": keyring.status() if is_linked(config.radio) else None,
         }
 
-    state.open(keep=keyring.must_keep)
-    try:
-        keyring.open()
-        keyring.check_fleet(config.network.fleet)
+    with opened(state, keyring, config.network.fleet), closing(gateway):
         _check_members(keyring, config)
         gateway.open()
         with ControlServer(config.control_path, relay.ask):
@@ -262,17 +267,13 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
             while not stop.is_set():
                 gateway.turn(POLL_S)
                 relay.serve(answer)
-    finally:
-        gateway.close()
-        state.close()
 
 
 def _keyring(config: GatewayConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
     """The keys that seal the link of its radio; BLE bridges have no sealed link."""
     if not is_linked(config.radio):
         return NoKeyring()
-    is_loopback = config.radio.is_loopback
-    return choose_keyring(state, config.security, insecure=insecure, is_loopback=is_loopback)
+    return choose_keyring(state, config.security, config.radio, insecure=insecure)
 
 
 def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
