@@ -18,6 +18,7 @@ from edge.data.sources import input_specs, target_specs
 from edge.errors import DataError
 from edge.trainer import Arrays, Dataset
 from ternmesh.model_package import ModelPackage
+from ternmesh_store.node_store import NodeStore
 
 ENTRIES_MAX = 256
 KEY = "history"
@@ -99,18 +100,10 @@ class HistoryEntry:
     seconds: float
 
 
-class HistoryValues(Protocol):
-    """A store of bytes by key, durable after the next commit; see `NodeStore`."""
-
-    def get(self, key: str) -> bytes | None: ...
-
-    def put(self, key: str, value: bytes) -> None: ...
-
-
 class History:
-    """The newest entries of one run, stored in `values`."""
+    """The newest entries of one run, stored in `values` and durable after the next commit."""
 
-    def __init__(self, values: HistoryValues) -> None:
+    def __init__(self, values: NodeStore) -> None:
         self._values = values
         self._entries: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)
 

@@ -225,41 +225,34 @@ class Database:
         groups: dict[str, list[str]] = {}
         for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
             groups.setdefault(table.split("_")[0], []).append(table)
-        lost = set(groups)
         try:
             connection.execute("ATTACH ? AS damaged", (str(damaged),))
-            for pragma in ("application_id", "user_version"):
-                here, there = (
-                    connection.execute(f"PRAGMA {name}.{pragma}").fetchall()
-                    for name in ("main", "damaged")
-                )
-                if here != there:
-                    return lost
+            kind, version = (
+                connection.execute(f"PRAGMA damaged.{pragma}").fetchone()[0]
+                for pragma in ("application_id", "user_version")
+            )
         except sqlite3.Error as error:
             if _code(error) not in _DAMAGE:
                 raise self._explain(error) from error
-            return lost
-        for group, tables in groups.items():
-            if self._copy_group(connection, tables):
-                lost.remove(group)
-        return lost
+            return set(groups)
+        if (kind, version) != (self._schema.application, self._schema.version):
+            return set(groups)
+        return {name for name, tables in groups.items() if not self._copy_group(connection, tables)}
 
     def _copy_group(self, connection: sqlite3.Connection, tables: Sequence[str]) -> bool:
         """Copy tables from the attached file; False, with nothing copied, where one is damaged."""
         try:
-            connection.execute("BEGIN")
-            for table in tables:
-                found = connection.execute(f"PRAGMA damaged.quick_check({table})").fetchall()
-                if found != [("ok",)]:
-                    connection.execute("ROLLBACK")
-                    return False
-                connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
-            connection.execute("COMMIT")
+            with connection:  # an error rolls back
+                connection.execute("BEGIN")
+                for table in tables:
+                    found = connection.execute(f"PRAGMA damaged.quick_check({table})").fetchall()
+                    if found != [("ok",)]:
+                        connection.rollback()
+                        return False
+                    connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
         except sqlite3.Error as error:
             if _code(error) not in _TABLE_DAMAGE:
                 raise self._explain(error) from error
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
             return False
         return True
 

@@ -260,19 +260,11 @@ class HostStore(Store):
         )
 
     def _nodes(self) -> Iterable[NodeRecord]:
-        for (
-            address,
-            name,
-            samples,
-            round_number,
-            digest,
-            have,
-            lead,
-            lead_digest,
-        ) in self._database.rows(
+        rows = self._database.rows(
             "SELECT address, name, samples, counted_round, counted_digest, counted_have, "
             "aggregate_address, aggregate_digest FROM host_node ORDER BY address"
-        ):
+        )
+        for address, name, samples, round_number, digest, have, lead, lead_digest in rows:
             counted = aggregate = None
             if round_number is not None:
                 counted = Counted(address, round_number, digest, have)
