@@ -9,14 +9,15 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.sources import input_specs, target_specs
 from edge.errors import DataError
-from edge.trainer import Arrays, Dataset
+from edge.onnx.session import Inference
+from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.node_store import NodeStore
 
@@ -28,17 +29,10 @@ Array = NDArray[Any]
 _log = logging.getLogger(__name__)
 
 
-class Predictor(Protocol):
-    """Computes the outputs; see `edge.onnx.session.Inference`."""
-
-    def predict(self, inputs: Arrays) -> dict[str, Array]:
-        """The outputs by name."""
-
-
 class Evaluator:
     """Compares the first output with the first target, by the metric of the model package."""
 
-    def __init__(self, predictor: Predictor, package: ModelPackage) -> None:
+    def __init__(self, predictor: Inference, package: ModelPackage) -> None:
         self._predictor = predictor
         self._package = package
         self._inputs = [spec.name for spec in input_specs(package)]

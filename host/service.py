@@ -108,9 +108,7 @@ class HostService:
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members."""
-        if request[membership.ASK] == "code" and self.enrolment is not None:
-            return membership.code(self.enrolment, request, self._clock())
-        answer = membership.answer(self._keyring, request)
+        answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
                 case "revoke":

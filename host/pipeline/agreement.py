@@ -75,18 +75,6 @@ def gather(
     return [json.loads(store.get(key)) for key in keys]
 
 
-def agree(
-    store: "Store",
-    topic: str,
-    rank: int,
-    ranks: int,
-    own: Mapping[str, Any],
-    meanwhile: Callable[[], None] = lambda: None,
-) -> None:
-    """PipelineError unless all ranks have the values `own` for `topic` within 25 s."""
-    check_agreement(gather(store, topic, rank, ranks, own, AGREE_S, meanwhile))
-
-
 def check_agreement(shared: Sequence[Mapping[str, Any]]) -> None:
     """PipelineError for the first setting in which a rank differs from rank 0."""
     for rank, settings in enumerate(shared):

@@ -121,9 +121,7 @@ class SplitService:
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request about the fleet's members."""
-        if request[membership.ASK] == "code" and self.enrolment is not None:
-            return membership.code(self.enrolment, request, self._clock())
-        answer = membership.answer(self._keyring, request)
+        answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if request[membership.ASK] == "revoke":  # without that board the run may be finished
             self.host.handle_timeout(self._clock())
         return answer
