@@ -32,7 +32,8 @@ def answer(
             case "list":
                 pass
             case "add":
-                _add(keyring, str(request.get("identity", "")))
+                if keyring.member_list.enrol(parse_identity(str(request.get("identity", "")))):
+                    keyring.keep_member_list()
             case "revoke":
                 _revoke(keyring, str(request.get("name", "")))
             case "rotate":
@@ -80,11 +81,6 @@ def members(keyring: Keyring) -> dict[str, Any]:
             for member in state.members
         ],
     }
-
-
-def _add(keyring: Keyring, text: str) -> None:
-    if keyring.member_list.enrol(parse_identity(text)):
-        keyring.keep_member_list()
 
 
 def _revoke(keyring: Keyring, name: str) -> None:

@@ -36,7 +36,7 @@ def read_config_file(kind: type[T], path: Path, finish: Callable[[T], T]) -> T:
 
 
 def _anchored(table: Any, folder: Path) -> Any:
-    """A table with its paths made absolute from `folder`; an empty one that may be left out is."""
+    """A table with its paths made absolute from `folder`. An empty optional path counts as none."""
     changes: dict[str, Any] = {}
     for item in fields(table):
         value = getattr(table, item.name)

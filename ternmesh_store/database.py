@@ -8,7 +8,7 @@ users' samples and keys of the fleet: only their owner may read them.
 
 import logging
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -98,10 +98,9 @@ class Database:
         self._begin()
         self._execute(sql, values)
 
-    def write_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        """Run a statement for each of `rows`."""
-        for values in rows:
-            self.write(sql, *values)
+    def insert(self, table: str, *values: object) -> None:
+        """Write a row: a value for each column of the table."""
+        self.write(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", *values)
 
     def commit(self) -> None:
         """Make everything that was written durable. Does nothing if nothing was written."""
@@ -258,8 +257,7 @@ class Database:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
 
 
 def _keep_private(path: Path) -> None:

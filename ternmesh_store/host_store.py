@@ -201,12 +201,7 @@ class HostStore(Store):
             event.global_hash,
             event.finished,
         )
-        write(
-            "INSERT INTO host_chain VALUES (?, ?, ?)",
-            event.version,
-            event.global_hash,
-            event.content,
-        )
+        self._database.insert("host_chain", event.version, event.global_hash, event.content)
         write("DELETE FROM host_chain WHERE version <= ?", event.version - self._chain_max)
         write("DELETE FROM host_body")
         self._close_round(event)

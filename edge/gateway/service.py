@@ -142,7 +142,8 @@ class Gateway:
         if self._may_listen():
             arrival = self._radio.receive(wait_s)
             if arrival is not None and arrival.peer in self._network:
-                self._receive_up(arrival.peer, arrival.frames)
+                take = self._queue_up if self._aggregation is None else self._aggregation.receive_up
+                take(arrival.peer, arrival.frames)
             if self._aggregation is not None:
                 self._aggregation.handle_timeouts()  # not without a network: frames would pile up
                 self._settle(self._aggregation)
@@ -152,12 +153,6 @@ class Gateway:
             if self._aggregation is not None:
                 self._settle(self._aggregation)
         return self._forward_down() or moved
-
-    def _receive_up(self, board: str, frames: Sequence[bytes]) -> None:
-        if self._aggregation is None:
-            self._queue_up(board, frames)
-        else:
-            self._aggregation.receive_up(board, frames)
 
     def _settle(self, aggregation: GatewayAggregation) -> None:
         up, down = aggregation.settle()
@@ -246,7 +241,9 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     Raises ConfigError, SecurityError, StoreError, TransportError or ControlError.
     """
     state = StateFile(Path(config.state_dir))
-    keyring = _keyring(config, state, insecure=insecure)
+    keyring: Keyring | NoKeyring = NoKeyring()  # the link of BLE bridges is not sealed
+    if is_linked(config.radio):
+        keyring = choose_keyring(state, config.security, config.radio, insecure=insecure)
     radio = make_transport(config.radio, HOST, state, hop_keys(keyring, config.name))
     network = {board: make_transport(config.network, board, state) for board in config.boards}
     aggregation = _aggregation(config, state)
@@ -267,13 +264,6 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
             while not stop.is_set():
                 gateway.turn(POLL_S)
                 relay.serve(answer)
-
-
-def _keyring(config: GatewayConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
-    """The keys that seal the link of its radio; BLE bridges have no sealed link."""
-    if not is_linked(config.radio):
-        return NoKeyring()
-    return choose_keyring(state, config.security, config.radio, insecure=insecure)
 
 
 def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:

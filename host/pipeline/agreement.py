@@ -148,16 +148,11 @@ def refuse(store: "Store", rank: int, ranks: int, sentence: str) -> None:
     while seen < ranks and time.monotonic() < deadline:
         time.sleep(POLL_S)
         seen = store.add(SEEN, 0)
-    stop_launcher()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        os.kill(os.getppid(), signal.SIGTERM)  # torchrun would restart ranks only to be refused
     os._exit(REFUSED)
 
 
 def end_with(sentence: str, rank: int) -> None:
     """Print why this rank ends."""
     print(f"ternmesh: rank {rank} ends: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def stop_launcher() -> None:
-    """End torchrun, which would restart the ranks only to be refused again."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        os.kill(os.getppid(), signal.SIGTERM)
