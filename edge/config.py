@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.data.sources import NpzSettings
-from edge.trainer import AdamSettings
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
 from ternmesh_service.config_file import (
     MODEL,
@@ -136,7 +135,3 @@ def check_config(config: NodeConfig) -> NodeConfig:
                     f"{table}.where.{array} is {value!r}: it must be text or a number"
                 )
     return config
-
-
-def adam_settings(config: TrainingConfig) -> AdamSettings:
-    return AdamSettings(weight_decay=config.weight_decay, clip_norm=config.clip_norm)

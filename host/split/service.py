@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from host import membership
 from host.enrolment import EnrolmentService
@@ -34,9 +34,6 @@ from transports.base import HOST, Transport
 from transports.driver import Driver
 from transports.factory import make_transport, pace_of
 
-if TYPE_CHECKING:
-    from host.split.stage import TorchStage  # needs torch
-
 POLL_S = 0.1
 WEIGHTS = "weights"
 COUNTED = ("learned", "answered", "diverged")  # micro-batches
@@ -44,6 +41,23 @@ REFUSALS_LOGGED_MAX = 1024  # pairs of peer and reason that are logged
 RECENT = 50  # the status shows mean loss and accuracy of so many micro-batches
 
 _log = logging.getLogger(__name__)
+
+
+class SplitStage(Protocol):
+    """The host's part of the model and its optimiser.
+
+    `host.split.stage.TorchStage`, which needs torch, implements and documents the methods.
+    """
+
+    gathered: int
+    steps: int
+
+    def predict(self, values: Values) -> Values: ...
+    def learn(self, values: Values, labels: bytes) -> tuple[Values, float, int]: ...
+    def back(self, values: Values, gradient: Values) -> Values: ...
+    def step(self, rate: float) -> None: ...
+    def state(self) -> bytes: ...
+    def restore(self, state: bytes) -> None: ...
 
 
 class SplitService:
@@ -58,7 +72,7 @@ class SplitService:
         plan: SplitPlan,
         settings: Settings,
         model: bytes,
-        stage: "TorchStage",
+        stage: SplitStage,
         store: SplitStore,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
@@ -264,7 +278,7 @@ class SplitService:
 
 def run_split_host(
     config: SplitHostConfig,
-    load_stage: Callable[[SplitHostConfig], "tuple[TorchStage, int]"],
+    load_stage: Callable[[SplitHostConfig], tuple[SplitStage, int]],
     stop: threading.Event,
     *,
     insecure: bool = False,
