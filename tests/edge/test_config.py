@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import adam_settings, read_node_config
+from edge.config import read_node_config
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh_service.config_file import package_folder
@@ -47,7 +47,7 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert config.evaluate.path == str(tmp_path / "dev.npz")
     assert config.data.arrays == {"features": "x", "target": "y"}
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
-    assert adam_settings(config.training).clip_norm == 1.5
+    assert config.training.clip_norm == 1.5
     assert config.training.mode == "gradient"
     link = link_settings(config.link, config.name)
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)

@@ -3,11 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from host.config import HostConfig, load_model_package, plan_of, read_host_config, settings_of
+from host.config import HostConfig, plan_of, read_host_config, settings_of
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import ModelPackageError
 from ternmesh.federated.state import CoordinatorSettings
+from ternmesh_service.config_file import load_model_package
 from transports.factory import profile_of
 from transports.link_config import link_settings
 

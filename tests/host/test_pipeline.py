@@ -80,7 +80,8 @@ def test_training_goes_on_after_kill_9(
     try:
         checkpoints = [Checkpoints(config.folder / "checkpoints", r, config.digest) for r in (0, 1)]
         eventually(lambda: all(each.steps() for each in checkpoints), 120.0)
-        children = Path(f"/proc/{ranks.process_id}/task/{ranks.process_id}/children")
+        torchrun = ranks._process.pid
+        children = Path(f"/proc/{torchrun}/task/{torchrun}/children")
         victim = int(children.read_text().split()[-1])
         os.kill(victim, signal.SIGKILL)
         seen = [row["step"] for row in ranks.reports(threading.Event())]

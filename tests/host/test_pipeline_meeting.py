@@ -21,7 +21,7 @@ from host.pipeline.config import read_pipeline_config
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks, command, hold
 from host.pipeline.rank import choose_device
-from ternmesh_cli.broker.mosquitto import free_port
+from tests.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,7 +125,11 @@ def test_training_under_two_torchruns_goes_on_after_kill_9(
 ) -> None:
     """As on two machines: only the torchrun of the killed rank counts a restart."""
     config = read_pipeline_config(write_config(tmp_path, steps=60, checkpoint_steps=5))
-    part = command(config, tmp_path / "run.toml", 2, f"localhost:{free_port()}")
+    here = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
+    here.append("--nproc-per-node=1")
+    whole = {"--standalone", "--nproc-per-node=2"}
+    part = [word for word in command(config, tmp_path / "run.toml") if word not in whole]
+    part[3:3] = here  # behind `python -m torch.distributed.run`
     with (tmp_path / "log").open("wb") as log:
         started = [subprocess.Popen(part, stderr=log, cwd=ROOT) for _ in range(2)]
     try:

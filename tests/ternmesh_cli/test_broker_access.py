@@ -16,9 +16,9 @@ from paho.mqtt.properties import Properties
 
 from models.zoo import fsdd_path
 from ternmesh_cli import main
-from ternmesh_cli.broker.mosquitto import find_mosquitto, free_port, listens
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
+from tests.mosquitto import find_mosquitto, free_port, listens
 from transports.base import ALL, HOST
 from transports.link_config import LinkConfig, link_settings
 from transports.mqtt.credentials import read_credentials

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh_cli import main
-from ternmesh_cli.broker.mosquitto import find_mosquitto, free_port, listens
+from tests.mosquitto import find_mosquitto, free_port, listens
 
 GUIDE = Path(__file__).parents[2] / "docs" / "broker.md"
 PLACE, USER, WAIT_S = "/etc/mosquitto/attic", "nobody", 20.0

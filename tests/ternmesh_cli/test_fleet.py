@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from paho.mqtt.client import CallbackAPIVersion, Client
 
-from host.config import RunConfig, load_model_package, plan_of
+from host.config import RunConfig, plan_of
 from models.zoo import fsdd_path
 from ternmesh.codec.scale import encode_scale
 from ternmesh.federated.aggregation import encode_update
@@ -28,6 +28,7 @@ from ternmesh.wire.frame import Header, seal_open
 from ternmesh.wire.update import CHUNK_HEAD_SIZE, Manifest, update_digest, write_manifest
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
+from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.gateway.aggregation import AggregateConfig, GatewayAggregation, read_aggregated_model
+from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from edge.gateway.service import Gateway, read_gateway_config
 from models.zoo import package_path
 from ternmesh.config import ConfigError
@@ -14,12 +14,13 @@ from ternmesh.federated.events import WorkReady
 from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import make_plan
+from ternmesh_service.config_file import load_model_package
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
 from transports.loopback import LoopbackHub
 
-MODEL = read_aggregated_model("keyword")
+MODEL = load_model_package("keyword")
 BOARDS = ("ada", "bo")
 
 
@@ -168,7 +169,7 @@ def test_the_model_is_a_shipped_one_or_a_folder(tmp_path: Path) -> None:
     path.write_text(CONFIG + 'model = "mine"')
     config = read_gateway_config(path).aggregate
     assert config.model == str(tmp_path / "mine")
-    assert read_aggregated_model(config.model) == MODEL
+    assert load_model_package(config.model) == MODEL
 
 
 @pytest.mark.parametrize(
