@@ -18,7 +18,7 @@ from ternmesh.link.events import Delivered, LinkState, ObjectArrived
 from ternmesh.link.link import Link
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import BROADCAST, HEAD_SIZE
-from transports.faulty import Bursts
+from tests.faulty import Bursts
 
 LIMITS = {
     300_000: {0.0: 0.92, 0.1: 0.83, 0.2: 0.74, 0.3: 0.65, 0.5: 0.46},

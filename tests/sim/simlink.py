@@ -38,7 +38,7 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
 from ternmesh.security.sealing import Change
 from ternmesh.wire.frame import BROADCAST, Header, open_seal, seal_open
-from transports.faulty import Bursts, FaultModel, Faults
+from tests.faulty import Bursts, FaultModel, Faults
 
 HOST, ALL = "host", "all"
 FRAME_US = 60_000  # one frame of these links, whatever its length

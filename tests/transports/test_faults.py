@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from transports.faulty import Bursts, FaultModel, Faults
+from tests.faulty import Bursts, FaultModel, Faults
 
 BURST = Bursts(0.05, 0.25, 0.02, 0.9)
 MEAN_LOSS = 1 / 6  # of BURST, in the long run

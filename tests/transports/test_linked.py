@@ -12,9 +12,9 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, seal_open
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports import reliable
 from transports.base import Busy, UnknownPeer
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.reliable import ReliableTransport
 

@@ -12,8 +12,8 @@ from ternmesh.security.membership import found_fleet
 from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
 from ternmesh_service.keyring import IDENTITY, Keyring, SecurityConfig, hop_keys, make_identity_file
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.reliable import REASONS_MAX, REFUSED_PEERS_MAX, ReliableTransport
 

@@ -14,9 +14,9 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.plan import make_plan
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import HOST
 from transports.driver import Driver
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.reliable import ReliableTransport
 

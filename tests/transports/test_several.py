@@ -13,9 +13,9 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.status import describe
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, Busy, NotConnected
 from transports.factory import boards_of, check_link, make_transport
-from transports.faulty import Faults, FaultyTransport
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 from transports.multipath import REST, Bearer, MultipathTransport

@@ -24,8 +24,8 @@ from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, NotConnected
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.reliable import ReliableTransport

@@ -17,8 +17,8 @@ from ternmesh.wire import activation
 from ternmesh.wire.activation import Activation
 from ternmesh_cli.status import describe
 from ternmesh_store.state_file import STATE
+from tests.faulty import Faults, FaultyTransport
 from transports.base import Transport
-from transports.faulty import Faults, FaultyTransport
 
 
 def test_in_float32_it_is_the_training_of_the_whole_model(

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from transports import faulty as module
+from tests import faulty as module
+from tests.faulty import FaultModel, Faults, FaultyTransport
 from transports.base import HOST, Arrival, Busy, FrameTooLarge, NotConnected
 from transports.driver import BUSY_WAIT_S, Driver
-from transports.faulty import FaultModel, Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 
 
