@@ -2,13 +2,11 @@
 
 Any symbols, a few more than an object's source symbols, restore it. The same repair symbols serve
 every receiver. The field's elements are bytes: polynomials over GF(2), modulo 0x11D. Addition is
-XOR, and x (2) generates all elements but zero. `Coder` is the code's interface for the link;
-simulations of large objects put ranks in its place.
+XOR, and x (2) generates all elements but zero.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,47 +243,3 @@ class _Generation:
     def solution(self) -> Bytes:
         """The source symbols in order, uint8 (count, symbol bytes), once none is missing."""
         return self._rows[np.argsort(self._pivots), self.count :]
-
-
-class ObjectDecoder(Protocol):
-    """Collects symbols of one object."""
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The number of independent symbols that each generation lacks."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the object can be read."""
-
-    def add(self, index: int, symbol: bytes) -> bool:
-        """Add a symbol. Return whether it was new. Raises WireError for a wrong symbol."""
-
-    def data(self) -> bytes:
-        """The object."""
-
-
-class Coder(Protocol):
-    """Makes symbols and decoders."""
-
-    def encode(
-        self, layout: Layout, name: bytes, data: bytes, indexes: Sequence[int]
-    ) -> list[bytes]:
-        """Return the symbols of `data` with these indexes."""
-
-    def decoder(self, layout: Layout, name: bytes) -> ObjectDecoder:
-        """Return an empty decoder."""
-
-
-class RandomLinear:
-    """The erasure code that is used on the air."""
-
-    def encode(
-        self, layout: Layout, name: bytes, data: bytes, indexes: Sequence[int]
-    ) -> list[bytes]:
-        """Return the symbols of `data` with these indexes."""
-        return encode_symbols(layout, name, data, indexes)
-
-    def decoder(self, layout: Layout, name: bytes) -> ObjectDecoder:
-        """Return an empty decoder."""
-        return Decoder(layout, name)

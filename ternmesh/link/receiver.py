@@ -26,7 +26,7 @@ from itertools import chain, islice
 import numpy as np
 
 from ternmesh.errors import WireError
-from ternmesh.link.erasure_code import GENERATION_MAX, Coder, Layout, ObjectDecoder
+from ternmesh.link.erasure_code import GENERATION_MAX, Decoder, Layout
 from ternmesh.link.events import (
     ARRIVED_MAX,
     IncomingDropped,
@@ -38,7 +38,7 @@ from ternmesh.link.events import (
 )
 from ternmesh.link.messages import Offer, Question, Status, Symbol, object_name, write_message
 from ternmesh.link.settings import LinkSettings
-from ternmesh.timers import backoff_s
+from ternmesh.timers import backoff_s, earliest
 from ternmesh.wire.frame import FRAME_OVERHEAD
 
 GAPS = 4  # a silence of so many usual distances between symbols is the end of a burst
@@ -50,7 +50,7 @@ class IncomingObject:
     """A slot that is INCOMING. Times in seconds."""
 
     offer: Offer
-    decoder: ObjectDecoder
+    decoder: Decoder
     memory_bytes: int  # at most
     at: float | None = None  # when to send a status
     attempts: int = 0  # statuses since the last symbol
@@ -106,12 +106,10 @@ class Receiver:
         settings: LinkSettings,
         state: LinkState,
         rng: np.random.Generator,
-        coder: Coder,
         events: deque[LinkEvent],
     ) -> None:
         self._settings = settings
         self._rng = rng
-        self._coder = coder
         self._events = events
         self._resumed = state.incoming  # until `start`
         # Names of the last objects of each peer
@@ -218,7 +216,7 @@ class Receiver:
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due; None if it is not needed."""
-        return min((item.at for _, item in self._pending() if item.at is not None), default=None)
+        return earliest(*(item.at for _, item in self._pending()))
 
     def handle_timeout(self, now: float) -> None:
         """Send the answers that are due, with longer and longer pauses while nothing follows."""
@@ -291,7 +289,7 @@ class Receiver:
             raise WireError("link", f"an object of {offer.size} bytes is too large here")
         slot = (peer, offer.slot)
         self._make_room(slot, memory_bytes, now)
-        decoder = self._coder.decoder(layout, offer.name)
+        decoder = Decoder(layout, offer.name)
         at = now + self._settings.idle_s
         self._finished.pop(slot, None)
         self._incoming[slot] = IncomingObject(offer, decoder, memory_bytes, at, moved_at=now)
