@@ -131,9 +131,7 @@ class Link:
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due; None if it is not needed."""
-        return earliest(
-            self._out.next_timeout(), self._in.next_timeout(), self._sealing.next_due()
-        )
+        return earliest(self._out.next_timeout(), self._in.next_timeout(), self._sealing.next_due())
 
     def handle_timeout(self, now: float) -> None:
         """Offer again, continue with receivers that answered, or stop transfers, as due."""

@@ -25,7 +25,8 @@ from ternmesh.security.identity import (
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
 from ternmesh.security.membership import MemberList
-from ternmesh.security.primitives import SIGNATURE_SIZE, hkdf, statement, verify
+from ternmesh.security.primitives import hkdf, statement, verify
+from ternmesh.wire.update import SIGNATURE_SIZE
 
 REQUEST, ANSWER = 0x0C, 0x0D
 ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ternmesh.errors import SealError, SecurityError, WireError
+from ternmesh.wire.frame import TAG_SIZE
 
 try:
     from cryptography.hazmat.primitives.asymmetric.mldsa import (
@@ -25,11 +26,8 @@ except ImportError:
     _HAS_MLDSA = False
 
 KEY_SIZE = 16  # of AES-128-CCM
-NONCE_SIZE = 13
-TAG_SIZE = 8
 SEED_SIZE = 32
 PUBLIC_SIZE = 32
-SIGNATURE_SIZE = 64
 QUANTUM_SIGNATURE_SIZE = 2420
 STATEMENT_START = b"ternmesh 1 "
 _P = 2**255 - 19
