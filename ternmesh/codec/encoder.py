@@ -62,11 +62,7 @@ class Hypervector:
 
     def delta_q24(self) -> DeltaQ24:
         """trit * scale of each coordinate, in slice order."""
-        return self.trits * self.per_coordinate(self.scales)
-
-    def per_coordinate(self, per_slice: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One number for each slice, repeated for each of its coordinates."""
-        return np.repeat(per_slice, self.slicing.span)[: self.slicing.dimension]
+        return self.trits * np.repeat(self.scales, self.slicing.span)[: self.slicing.dimension]
 
 
 def choose_span(dimension: int, room: int, zeros: float) -> int:
@@ -80,12 +76,12 @@ def zero_residual(dimension: int) -> Vector:
     return np.zeros(dimension, dtype=np.float32)
 
 
-def add_residual(residual: Vector, delta: Vector, decay: float = 1.0) -> Vector:
-    """The vector to send, `delta + decay * residual`; CodecError for NaN or infinity."""
+def add_residual(residual: Vector, delta: Vector) -> Vector:
+    """The vector to send, their sum; CodecError for NaN or infinity."""
     if delta.shape != residual.shape:
         raise CodecError(f"a delta of {delta.shape} does not fit a residual of {residual.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
-        corrected = delta + np.float32(decay) * residual
+        corrected = delta + residual
     if not np.isfinite(corrected).all():
         raise CodecError("the delta holds NaN or infinity: training has diverged, nothing is sent")
     return corrected

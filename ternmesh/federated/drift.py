@@ -146,7 +146,7 @@ def _majority(sums: NDArray[np.int32]) -> PackedMatrix:
 
 
 def _cosine(a: PackedMatrix, b: PackedMatrix) -> float:
-    """Return the similarity of one pair, 100 times faster than `algebra.similarity`."""
+    """Return the cosine of one pair, for which `algebra.inner_products` is 100 times slower."""
     product = bind(a, b)
     inner = weights(product)[0] - 2 * np.bitwise_count(product.negative).sum(dtype=np.int64)
     return float(inner / np.sqrt(max(1, weights(a)[0] * weights(b)[0])))

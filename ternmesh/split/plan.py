@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from ternmesh.config import limits
 from ternmesh.errors import WireError
+from ternmesh.plan import check_limits
 from ternmesh.wire.activation import BITS, SAMPLES_MAX, WIDTH_MAX, body_size
 from ternmesh.wire.fragments import object_max
 from ternmesh.wire.frame import FRAME_MAX
@@ -36,11 +37,7 @@ class SplitPlan:
     clip_norm_e6: int = field(metadata=limits(1, 1_000_000_000))  # of a micro-batch's gradient
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            low, high = item.metadata.get("limits", (value, value))
-            if not low <= value <= high:
-                raise WireError("plan", f"{item.name} is {value}: not {low} to {high}")
+        check_limits(self)
         if not {self.bits_up, self.bits_gradient} <= set(BITS):
             raise WireError("plan", f"bits are {', '.join(map(str, BITS))}")
         if self.body_max > object_max(self.frame_mtu):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us, wall_time_s
+from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
 
 DUTY_CYCLE = 0.01
 RADIOS = (LoraSetting(7), LoraSetting(9), LoraSetting(12))
@@ -91,7 +91,7 @@ def radio_costs(record: DemoRecord) -> list[RadioCost]:
 
 
 def _hours(airtime_s: float) -> float:
-    return wall_time_s(airtime_s, DUTY_CYCLE) / 3600
+    return airtime_s / DUTY_CYCLE / 3600
 
 
 def _airtime_s(setting: LoraSetting, size: int, frame: int) -> float:
