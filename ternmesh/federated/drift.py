@@ -138,11 +138,8 @@ def _to_others(recent: Mapping[int, PackedMatrix]) -> dict[int, float]:
     if len(recent) < 2:
         return {}
     total = sum(map(votes, recent.values()), start=np.int32(0))
-    return {c: _cosine(bundle(rows), _majority(total - votes(rows))) for c, rows in recent.items()}
-
-
-def _majority(sums: NDArray[np.int32]) -> PackedMatrix:
-    return pack(np.sign(sums).astype(np.int8)[None])
+    others = {c: np.sign(total - votes(rows)).astype(np.int8) for c, rows in recent.items()}
+    return {c: _cosine(bundle(rows), pack(others[c][None])) for c, rows in recent.items()}
 
 
 def _cosine(a: PackedMatrix, b: PackedMatrix) -> float:

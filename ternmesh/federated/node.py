@@ -24,12 +24,10 @@ from ternmesh.federated.events import (
     Advanced,
     FellSilent,
     Joined,
-    ModelQ24,
     NodeEvent,
     ResidualChanged,
     UpdateMade,
     UpdateReceived,
-    Vector,
     WorkReady,
 )
 from ternmesh.federated.global_reassembler import GlobalReassembler
@@ -53,6 +51,7 @@ from ternmesh.timers import (
     TimerSettings,
     earliest,
 )
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
@@ -82,17 +81,9 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         security: SecurityLayer = OPEN,
         frame_max: Callable[[], int] = lambda: FRAME_MAX,
     ) -> None:
+        run, counter = state.run, state.counter
         super().__init__(
-            name,
-            model_hash,
-            samples,
-            instance,
-            rng,
-            state.run,
-            state.counter,
-            security,
-            pace,
-            frame_max,
+            name, model_hash, samples, instance, rng, run, counter, security, pace, frame_max
         )
         # Kept on disk by the program, as `NodeState`
         self.address = state.address

@@ -7,6 +7,7 @@ nodes.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -65,6 +66,7 @@ def is_of_partial_aggregate(body: bytes) -> bool:
 class UpdateReassembler:
     """Collects one update of one round, at most the plan's number of chunks."""
 
+    chunk_kind: ClassVar = CHUNK_KIND
     plan: Plan
     model: bytes  # the first 8 bytes of the model hash
     round: int
@@ -73,14 +75,19 @@ class UpdateReassembler:
     decoded: dict[int, Decoded] = field(default_factory=dict)
 
     @property
+    def described(self) -> bool:
+        """Whether the bodies that say what the chunks are have arrived."""
+        return self.manifest is not None
+
+    @property
     def usable(self) -> bool:
-        """Whether a global update can count this update: manifest and at least one chunk came."""
-        return self.manifest is not None and bool(self.bodies)
+        """Whether a global update can count this: it is described, and at least one chunk came."""
+        return self.described and bool(self.bodies)
 
     @property
     def complete(self) -> bool:
         """Whether all bodies have arrived."""
-        return self.manifest is not None and len(self.bodies) == self.plan.up.count
+        return self.described and len(self.bodies) == self.plan.up.count
 
     @property
     def have(self) -> bytes:
@@ -91,7 +98,7 @@ class UpdateReassembler:
         """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
         if body[0] == MANIFEST_KIND:
             return self._add_manifest(read_manifest(body))
-        return self._add_chunk(read_chunk(body), body)
+        return self._add_chunk(read_chunk(body, self.chunk_kind), body)
 
     def hypervector(self) -> Hypervector:
         """Return the hypervector of the chunks that have arrived."""
@@ -152,28 +159,22 @@ class UpdateReassembler:
 class PartialAggregateReassembler(UpdateReassembler):
     """Collects one partial aggregate of one round."""
 
+    chunk_kind: ClassVar = VOTE_CHUNK_KIND
     lead: int = 0  # the first contributor, in whose name it is sent
     nodes: Collection[int] = ()  # the possible contributors
     rows: dict[int, Contribution] = field(default_factory=dict)  # once manifest and list are here
     listed: bytes = b""  # the body of contributions
 
     @property
-    def usable(self) -> bool:
-        """Whether a global update can count this: contributors and at least one chunk came."""
-        return bool(self.rows) and bool(self.bodies)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all bodies have arrived."""
-        return bool(self.rows) and len(self.bodies) == self.plan.up.count
+    def described(self) -> bool:
+        """Whether the manifest and the list of contributions have arrived."""
+        return bool(self.rows)
 
     def add(self, body: bytes) -> bool:
         """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
-        if body[0] == MANIFEST_KIND:
-            return self._add_manifest(read_manifest(body))
         if body[0] == CONTRIBUTIONS_KIND:
             return self._add_contributions(body)
-        return self._add_chunk(read_chunk(body, VOTE_CHUNK_KIND), body)
+        return UpdateReassembler.add(self, body)
 
     def counted(self, address: int) -> Counted:
         """Return the counted entry of a contributor, for the chunks that have arrived."""

@@ -8,8 +8,9 @@ from enum import Enum
 import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
-from ternmesh.federated.events import ModelQ24, Pending, Vector
+from ternmesh.federated.events import Pending
 from ternmesh.plan import Plan
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh.wire.global_update import COUNTED_MAX, Counted
 

@@ -27,21 +27,12 @@ _BLOCK = 16  # bytes of one block of the generator
 _BLOCKS = GENERATION_MAX // _BLOCK  # of a symbol, whether its generation uses all or not
 
 
-def _product(a: int, b: int) -> int:
-    """The product by shift and reduce, as in the specification."""
-    total = 0
-    while b:
-        total ^= a if b & 1 else 0
-        a = (a << 1) ^ (POLYNOMIAL if a & 0x80 else 0)
-        b >>= 1
-    return total
-
-
 def _products() -> Bytes:
     """All products, uint8 (256, 256), from logarithms to the base 2."""
     powers = [1]
     for _ in range(ORDER - 2):
-        powers.append(_product(powers[-1], 2))
+        doubled = powers[-1] << 1
+        powers.append(doubled ^ POLYNOMIAL if doubled >= ORDER else doubled)
     logarithm = np.zeros(ORDER, np.intp)
     logarithm[powers] = np.arange(ORDER - 1)
     table: Bytes = np.array(powers, np.uint8)[(logarithm[:, None] + logarithm) % (ORDER - 1)]

@@ -162,6 +162,14 @@ class MemberList:
         raise WireError("unknown key", "this rotation is of a key that no member has")
 
 
+def receive_identity(data: bytes) -> PublicIdentity:
+    """The public identity in exactly these bytes of a peer; WireError."""
+    try:
+        return read_identity(data)
+    except SecurityError as error:
+        raise WireError("enrolment", str(error)) from error
+
+
 def write_rotation(old: Identity, new: Identity, fleet: bytes) -> bytes:
     """The bytes that change the keys of an identity, signed by the old and the new key."""
     if (old.public.name, old.public.role) != (new.public.name, new.public.role):
@@ -176,10 +184,7 @@ def read_rotation(
 ) -> tuple[PublicIdentity, PublicIdentity]:
     """`old` and its new identity; WireError."""
     content, signatures = data[: -2 * SIGNATURE_SIZE], data[-2 * SIGNATURE_SIZE :]
-    try:
-        new = read_identity(content[FINGERPRINT_SIZE:])
-    except SecurityError as error:
-        raise WireError("enrolment", str(error)) from error
+    new = receive_identity(content[FINGERPRINT_SIZE:])
     if content[:FINGERPRINT_SIZE] != old.fingerprint or (new.name, new.role) != (
         old.name,
         old.role,

@@ -1,7 +1,6 @@
 """The plan of a split training: the host makes it and sends it in its welcome. SPEC.md 10.2."""
 
 import hashlib
-import struct
 from dataclasses import asdict, dataclass, field, fields
 
 from ternmesh.config import limits
@@ -81,5 +80,5 @@ def from_numbers(numbers: tuple[int, ...]) -> SplitPlan:
 
 def model_hash(*parts: bytes) -> bytes:
     """The 32-byte hash of a split model, from the model hashes of the parts on the board."""
-    head = struct.pack("<B", len(parts))
-    return hashlib.sha256(b"ternmesh split" + head + b"".join(parts)).digest()
+    head = b"ternmesh split" + bytes((len(parts),))
+    return hashlib.sha256(head + b"".join(parts)).digest()

@@ -217,7 +217,9 @@ class GatewayAggregator:
         try:
             header, body = open_seal(frame)
             if header.address == UNASSIGNED:
-                self._note_hello(board, body)
+                hello = control.read_control(body)
+                if isinstance(hello, Hello):
+                    self._asked[board] = hello.instance
                 return False
             if self._boards.setdefault(header.address, board) != board:
                 return False
@@ -227,11 +229,6 @@ class GatewayAggregator:
             return self._is_for_aggregate(header.address, body, frame, now)
         except WireError:
             return False  # the host answers with the reason
-
-    def _note_hello(self, board: str, body: bytes) -> None:
-        hello = control.read_control(body)
-        if isinstance(hello, Hello):
-            self._asked[board] = hello.instance
 
     def _note_silence(self, address: int, board: str, body: bytes) -> None:
         message = control.read_control(body)
