@@ -36,7 +36,7 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A named tensor."""
+    """The name, type and shape of a tensor, as in the ONNX graph."""
 
     name: str
     dtype: str

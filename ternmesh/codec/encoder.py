@@ -34,12 +34,19 @@ class Slicing:
 
     @property
     def count(self) -> int:
-        """The number of slices."""
+        """The number of slices; each travels in a chunk."""
         return -(-self.dimension // self.span)
 
     def size(self, index: int) -> int:
-        """Coordinates in slice `index`."""
+        """Coordinates in slice `index`: fewer in the last one."""
         return min(self.span, self.dimension - index * self.span)
+
+    def cut(self, vector: Vector, order: Places) -> list[Vector]:
+        """The values of each slice of a vector; CodecError for NaN or infinity."""
+        if not np.isfinite(vector).all():
+            raise CodecError("a vector with NaN or infinity cannot become a hypervector")
+        shuffled = vector[order]
+        return [shuffled[at : at + self.span] for at in range(0, self.dimension, self.span)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +112,9 @@ def encode_vector(
     `zeros` is the fraction of values that become zero. Scales are limited to `scale_max` (units of
     2**-24); the part of a value above the limit stays in the residual.
     """
-    if not np.isfinite(vector).all():
-        raise CodecError("a vector with NaN or infinity cannot become a hypervector")
-    shuffled = vector[order]
-    starts = range(0, slicing.dimension, slicing.span)
     highest = floor_scale(scale_max)
-    return [
-        _encode_slice(index, shuffled[start : start + slicing.span], zeros, room, highest)
-        for index, start in enumerate(starts)
-    ]
+    parts = slicing.cut(vector, order)
+    return [_encode_slice(index, part, zeros, room, highest) for index, part in enumerate(parts)]
 
 
 def decode_slice(item: Slice, slicing: Slicing) -> tuple[Trits, int]:

@@ -12,7 +12,6 @@ from ternmesh.codec import codebook
 from ternmesh.codec.encoder import Slice, Slicing, ternarise
 from ternmesh.codec.entropy_coder import CODEBOOK, VOTE_MAX, Coded, decode_trits, encode_trits
 from ternmesh.codec.scale import UNIT, decode_scale, encode_scale, floor_scale
-from ternmesh.errors import CodecError
 from ternmesh.types import Places, Trits, Vector
 
 # The smallest value that gets a vote (in steps), and the largest vote. The last form is trits.
@@ -29,14 +28,8 @@ def encode_votes(
 
     No vote times its scale is larger than `scale_max` (units of 2**-24, at least 1).
     """
-    if not np.isfinite(vector).all():
-        raise CodecError("a vector with NaN or infinity cannot become a hypervector")
-    shuffled = vector[order]
-    starts = range(0, slicing.dimension, slicing.span)
-    return [
-        _encode_slice(index, shuffled[start : start + slicing.span], room, scale_max)
-        for index, start in enumerate(starts)
-    ]
+    parts = slicing.cut(vector, order)
+    return [_encode_slice(index, part, room, scale_max) for index, part in enumerate(parts)]
 
 
 def _encode_slice(index: int, values: Vector, room: int, scale_max: int) -> Slice:

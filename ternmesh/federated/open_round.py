@@ -1,7 +1,7 @@
 """The open round on the host: collects the updates and partial aggregates of a round.
 
-Bodies arrive in any order, repeated or damaged. `read_hello` and `round_of` check a body before its
-content is read. A reassembler collects the bodies of one update, and `OpenRound` holds those of all
+Bodies arrive in any order, repeated or damaged. `round_of` checks a body before its content is
+read. A reassembler collects the bodies of one update, and `OpenRound` holds those of all
 nodes.
 """
 
@@ -100,6 +100,11 @@ class UpdateReassembler:
             return self._add_manifest(read_manifest(body))
         return self._add_chunk(read_chunk(body, self.chunk_kind), body)
 
+    def counted(self, address: int) -> Counted:
+        """Return the entry of this node in a global update, for the chunks that have arrived."""
+        assert self.manifest is not None
+        return Counted(address, self.round, self.manifest.digest, self.have)
+
     def hypervector(self) -> Hypervector:
         """Return the hypervector of the chunks that have arrived."""
         return gather(list(self.decoded.values()), self.plan.up)
@@ -177,13 +182,12 @@ class PartialAggregateReassembler(UpdateReassembler):
         return UpdateReassembler.add(self, body)
 
     def counted(self, address: int) -> Counted:
-        """Return the counted entry of a contributor, for the chunks that have arrived."""
+        """Return the entry of a contributor in a global update."""
         return Counted(address, self.round, self.rows[address].digest, self.have)
 
     def counted_itself(self) -> Counted:
-        """Return the counted entry of the partial aggregate, with which the gateway settles it."""
-        assert self.manifest is not None
-        return Counted(self.lead, self.round, self.manifest.digest, self.have)
+        """Return the entry of the partial aggregate, with which the gateway settles it."""
+        return UpdateReassembler.counted(self, self.lead)
 
     def _add_contributions(self, body: bytes) -> bool:
         read_contributions(body)
@@ -335,11 +339,7 @@ class OpenRound:
             for address, update in sorted(self.updates.items())
             if update.usable and address not in aggregates
         }
-        rows = {
-            address: Counted(address, self.number, _digest(update), update.have)
-            for address, update in own.items()
-        }
-        rows |= {address: item.counted(address) for address, item in aggregates.items()}
+        rows = {address: item.counted(address) for address, item in (own | aggregates).items()}
         counted = [*own.values()]
         counted += [item for lead, item in sorted(aggregates.items()) if item.lead == lead]
         return Count(
@@ -351,13 +351,10 @@ class OpenRound:
     def answers(self, address: int) -> list[control.Control]:
         """Return the messages that tell a node which bodies it need not repeat."""
         answers: list[control.Control] = [Silent(self.number)] if address in self.silent else []
-        aggregate = self._aggregate_of().get(address)
-        update = self.updates.get(address)
-        if aggregate is not None:
-            row = aggregate.counted(address)
+        update = self._aggregate_of().get(address, self.updates.get(address))
+        if update is not None and update.manifest is not None:
+            row = update.counted(address)
             answers.append(Receipt(self.number, row.digest, row.have))
-        elif update is not None and update.manifest is not None:
-            answers.append(Receipt(self.number, update.manifest.digest, update.have))
         return answers
 
     def contributors(self, place: int) -> list[int]:
@@ -383,8 +380,3 @@ class OpenRound:
             if aggregate.usable and found.keys().isdisjoint(aggregate.rows):
                 found |= dict.fromkeys(aggregate.rows, aggregate)
         return found
-
-
-def _digest(update: UpdateReassembler) -> bytes:
-    assert update.manifest is not None
-    return update.manifest.digest

@@ -58,7 +58,7 @@ class IncomingObject:
     gap_s: float = 0.0  # between symbols, smoothed
 
     def note_arrival(self, now: float) -> None:
-        """Measure how fast symbols arrive."""
+        """Measure how fast symbols arrive: a burst is over when none comes for longer."""
         gap_s = now - self.moved_at
         self.gap_s = gap_s if self.gap_s == 0.0 else 0.75 * self.gap_s + 0.25 * gap_s
         self.moved_at = now
@@ -91,8 +91,6 @@ Slot = tuple[str, int]  # a peer and the number of its slot
 
 @dataclass(slots=True)
 class _Finished:
-    """A slot that is FINISHED."""
-
     name: bytes  # of the object that arrived
     until: float  # when a symbol is of another object
     at: float | None = None  # when to send the receipt
@@ -240,7 +238,6 @@ class Receiver:
                     self._wait(item, now, self._settings.idle_s, end)
 
     def _answer_at(self, slot: Slot, at: float) -> None:
-        """Send the answer about a slot at this time."""
         for item in (self._incoming.get(slot), self._finished.get(slot), self._early.get(slot)):
             if item is not None:
                 item.at = at

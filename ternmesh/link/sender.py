@@ -116,10 +116,6 @@ class OutgoingObject:
             self.least[peer] = max(first, before), min(sum(needs), least)
         return has_progress
 
-    def send_source(self) -> None:
-        """Queue the source symbols."""
-        self.queue.extend(range(self.layout.count))
-
     def ask_for(self, needs: Sequence[int]) -> None:
         """Queue as many symbols of each generation as are needed.
 
@@ -389,7 +385,8 @@ class Sender:
             if self._may_begin(queued):
                 self._waiting.remove(queued)
                 slot = self._lane(queued).free.popleft()
-                self._open(queued, slot).send_source()
+                sending = self._open(queued, slot)
+                sending.queue.extend(range(sending.layout.count))
                 self._events.append(TransferBegun(queued.number, slot))
 
     def _may_begin(self, queued: Queued) -> bool:

@@ -27,8 +27,6 @@ TAGS_MAX = 8  # tags that are kept for one counter
 
 
 class _GroupCiphers:
-    """The ciphers of one group secret."""
-
     def __init__(self, state: GroupState, suite: int, fleet: bytes) -> None:
         self.state = state
         self._suite = suite
@@ -91,7 +89,7 @@ class GroupKeyServer:
         self.changed = True
 
     def seal(self, head: bytes, counter: int, body: bytes) -> bytes:
-        """A broadcast frame."""
+        """The frame of a broadcast: `head`, then the sealed body and its tag."""
         return head + self._keys.cipher(counter).seal(nonce(BROADCAST, counter), head, body)
 
     def _new(self, epoch: int) -> GroupState:

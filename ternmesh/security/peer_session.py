@@ -50,8 +50,6 @@ ASK_FIRST_S, ASK_MAX_S = 2.0, 600.0  # pauses between syncs
 
 @dataclass(slots=True)
 class _Direction:
-    """The session of one direction, with its window and ciphers."""
-
     session: SessionId
     window: Window
     begun: int = 0  # its first counter

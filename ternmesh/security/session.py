@@ -203,7 +203,7 @@ class SealingState:
 
 
 def write_claims(claims: Claims) -> bytes:
-    """The bytes of claims."""
+    """The bytes of claims, which a sync frame has before its body."""
     return _CLAIMS.pack(
         claims.lineage, claims.epoch, claims.echo, claims.floor, claims.seen, claims.group
     )

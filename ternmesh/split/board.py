@@ -35,8 +35,6 @@ NO_GLOBAL_HASH = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The answer that the board waits for."""
-
     number: int
     leg: int
     shape: tuple[int, int]  # samples, numbers of a sample

@@ -55,7 +55,7 @@ def read_header(frame: bytes, suite: int) -> Header:
 
 
 def seal_open(header: Header, body: bytes) -> bytes:
-    """The frame of suite 0 that carries `body`."""
+    """The frame of suite 0 that carries `body`: header, body, checksum."""
     frame = write_header(header) + body
     return frame + _tag(frame)
 

@@ -81,7 +81,7 @@ class CollectedUpdates:
         self._round = round_number
         self._expected = expected
         self._held: dict[int, _HeldUpdate] = {}  # by address
-        self._passed: dict[int, str] = {}  # boards whose update passes unchanged, or is silent
+        self.passed: dict[int, str] = {}  # boards whose update passes unchanged, or is silent
 
     @property
     def next_expected(self) -> Collection[str]:
@@ -97,11 +97,7 @@ class CollectedUpdates:
     def is_whole(self) -> bool:
         """Whether nothing more is expected of any board."""
         settled = {self._held[address].board for address in self.whole}
-        return settled.union(self._passed.values()) >= self.heard.union(self._expected)
-
-    def passes(self, address: int) -> bool:
-        """Whether a node's update passes unchanged."""
-        return address in self._passed
+        return settled.union(self.passed.values()) >= self.heard.union(self._expected)
 
     def hold(self, address: int, board: str, body: bytes, frame: bytes) -> None:
         """Keep a frame; after a WireError the update should pass unchanged."""
@@ -114,7 +110,7 @@ class CollectedUpdates:
 
     def let_pass(self, address: int, board: str) -> list[bytes]:
         """Let a node's update pass unchanged from now on; returns the frames held of it."""
-        self._passed[address] = board
+        self.passed[address] = board
         held = self._held.pop(address, None)
         return [] if held is None else held.frames
 
@@ -238,7 +234,7 @@ class GatewayAggregator:
     def _is_for_aggregate(self, address: int, body: bytes, frame: bytes, now: float) -> bool:
         collected = self._collected
         board = self._boards[address]
-        if collected is None or not self._in_run or self.is_refused or collected.passes(address):
+        if collected is None or not self._in_run or self.is_refused or address in collected.passed:
             return False
         number = whole_round(int.from_bytes(body[1:3], "little"), self.version)
         if body[0] not in (MANIFEST_KIND, CHUNK_KIND) or number != self.version:
@@ -323,7 +319,6 @@ class GatewayAggregator:
     # From the host to boards
 
     def _inspect(self, peer: str, frame: bytes) -> Passing:
-        """The frames to pass on, after this frame from the host."""
         try:
             header, body = open_seal(frame)
             if body[0] == control.KIND:
