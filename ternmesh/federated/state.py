@@ -44,10 +44,7 @@ class NodeStep(Enum):
 
 _APPLIED = {NodeStep.ADVANCED: NodePhase.UP_TO_DATE, NodeStep.RUN_ENDED: NodePhase.FINISHED}
 _BEGAN = {NodeStep.RUN_BEGAN: NodePhase.UP_TO_DATE}
-_SUBMITTED = {
-    NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING,
-    NodeStep.TOO_LITTLE: NodePhase.SILENT,
-}
+_SUBMITTED = {NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING, NodeStep.TOO_LITTLE: NodePhase.SILENT}
 NODE_LEGAL: Mapping[NodePhase, Mapping[NodeStep, NodePhase]] = {
     NodePhase.JOINING: _BEGAN,
     NodePhase.UP_TO_DATE: _BEGAN | _SUBMITTED | _APPLIED,

@@ -36,7 +36,6 @@ from ternmesh.security.session import (
     Window,
     WindowState,
     closed_window,
-    open_window,
     read_claims,
     write_claims,
 )
@@ -266,7 +265,7 @@ class PeerSession:
         if self._receiving is None:
             window = closed_window(counter, mark)
         else:
-            window = open_window(counter, mark)
+            window = Window(WindowState(counter, 1), mark)
             self._receiving_before = self._receiving
             self._retired.append(self._receiving.session)
         self._receiving = _Direction(session, window, counter)

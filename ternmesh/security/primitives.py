@@ -16,10 +16,7 @@ from ternmesh.errors import SealError, SecurityError, WireError
 from ternmesh.wire.frame import TAG_SIZE
 
 try:
-    from cryptography.hazmat.primitives.asymmetric.mldsa import (
-        MLDSA44PrivateKey,
-        MLDSA44PublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey, MLDSA44PublicKey
 
     _HAS_MLDSA = True
 except ImportError:

@@ -1,6 +1,8 @@
 """Frame protection: its interface, and the unkeyed seal of suite 0. SPEC.md section 3.
 
-To seal a frame is to protect its body. The unkeyed seal has a checksum: it detects damage and
+To seal a frame is to protect its body; the seal is what surrounds the body in the frame. An end is
+one of the two between which a seal holds: node and host (suite 1, end to end), or two neighbours
+(suite 2, one hop of the way). The unkeyed seal has a checksum: it detects damage and
 authenticates no sender. `ternmesh.security.keyed_sealing` encrypts and authenticates with keys.
 """
 

@@ -126,11 +126,6 @@ def closed_window(counter: int, mark: bytes = b"") -> Window:
     return Window(WindowState(counter, _ALL), mark)
 
 
-def open_window(counter: int, mark: bytes = b"") -> Window:
-    """A window that has seen only `counter`, which may have a mark."""
-    return Window(WindowState(counter, 1), mark)
-
-
 @dataclass(frozen=True, slots=True)
 class Claims:
     """A sender's view of both directions, sent with a sync frame."""

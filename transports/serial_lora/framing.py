@@ -34,7 +34,11 @@ def cobs_encode(data: bytes) -> bytes:
 
 
 def cobs_decode(encoded: bytes) -> bytes:
-    """What `cobs_encode` was given; ValueError where it cannot have written these bytes."""
+    """The data in COBS form; ValueError for other bytes.
+
+    `cobs_encode` ends 254 bytes without a zero with an empty block. Other encoders leave it out:
+    both forms are accepted.
+    """
     data = bytearray()
     at = 0
     while at < len(encoded):
