@@ -45,10 +45,9 @@ class Book:
     def codewords(self, names: NDArray[np.int64]) -> Vector:
         """The codewords (entries -1 and 1) of names = (index * 2 + sign), float32 [n, span]."""
         diagonal, row = np.divmod(names >> 1, self.order)
+        sign = 1 - 2 * (names & 1).astype(np.float32)
         # Only the rows that are named: the whole Walsh-Hadamard matrix may have a million entries.
-        minus = np.bitwise_count(row[:, None] & np.arange(self.span)) + (names & 1)[:, None] & 1
-        signed: Vector = (1 - 2 * minus.astype(np.float32)) * self.signs()[diagonal]
-        return signed
+        return _hadamard(row, self.span) * self.signs()[diagonal] * sign[:, None]
 
     def nearest(self, chunks: Vector) -> tuple[NDArray[np.int64], Vector]:
         """For each chunk (float32 [n, span]) the name of the codeword with the largest inner
@@ -56,7 +55,7 @@ class Book:
         best = np.full(len(chunks), -1.0, dtype=np.float32)
         names = np.zeros(len(chunks), dtype=np.int64)
         every = np.arange(len(chunks))
-        rows, signs = _hadamard(self.order)[:, : self.span], self.signs()
+        rows, signs = _hadamard(np.arange(self.order), self.span), self.signs()
         group = max(1, COLUMNS // self.order)  # of diagonals, for a large enough matrix product
         for first in range(0, self.diagonals, group):
             words = (signs[first : first + group, None] * rows).reshape(-1, self.span)
@@ -121,9 +120,8 @@ def _signs(diagonals: int, order: int) -> NDArray[np.int8]:
     return signs
 
 
-def _hadamard(order: int) -> Vector:
-    """The Walsh-Hadamard matrix of a power of two, entries -1 and 1 (float32)."""
-    index = np.arange(order)
-    parity = np.bitwise_count(index[:, None] & index) & 1
+def _hadamard(rows: NDArray[np.int64], span: int) -> Vector:
+    """The begin of these rows of a Walsh-Hadamard matrix: -1 and 1, float32 [n, span]."""
+    parity = np.bitwise_count(rows[:, None] & np.arange(span)) & 1
     matrix: Vector = 1 - 2 * parity.astype(np.float32)
     return matrix

@@ -268,19 +268,14 @@ class OpenRound:
             is_new = place not in self.silent
             self.silent.add(place)
             return is_new
-        update = self.updates.get(place)
-        if update is None:
-            update = UpdateReassembler(self._plan, self._model, self.number)
-            self.updates[place] = update
-        return update.add(body)
+        update = UpdateReassembler(self._plan, self._model, self.number)
+        return self.updates.setdefault(place, update).add(body)
 
     def _add_to_aggregate(self, lead: int, body: bytes) -> bool:
-        aggregate = self.partial_aggregates.get(lead)
-        if aggregate is None:
-            aggregate = PartialAggregateReassembler(
-                self._plan, self._model, self.number, lead=lead, nodes=self._nodes or ()
-            )
-            self.partial_aggregates[lead] = aggregate
+        aggregate = PartialAggregateReassembler(
+            self._plan, self._model, self.number, lead=lead, nodes=self._nodes or ()
+        )
+        aggregate = self.partial_aggregates.setdefault(lead, aggregate)
         is_new = aggregate.add(body)
         if is_new and aggregate.complete:
             self._complete.append(aggregate)

@@ -34,11 +34,7 @@ def cobs_encode(data: bytes) -> bytes:
 
 
 def cobs_decode(encoded: bytes) -> bytes:
-    """The data in COBS form; ValueError for other bytes.
-
-    `cobs_encode` ends 254 bytes without a zero with an empty block. Other encoders leave it out:
-    both forms are accepted.
-    """
+    """The data in COBS bytes, with or without an empty block after a last full one; ValueError."""
     data = bytearray()
     at = 0
     while at < len(encoded):

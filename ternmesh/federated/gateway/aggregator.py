@@ -101,10 +101,8 @@ class CollectedUpdates:
 
     def hold(self, address: int, board: str, body: bytes, frame: bytes) -> None:
         """Keep a frame; after a WireError the update should pass unchanged."""
-        held = self._held.get(address)
-        if held is None:
-            reassembler = UpdateReassembler(self._plan, self._model, self._round)
-            held = self._held[address] = _HeldUpdate(board, reassembler)
+        reassembler = UpdateReassembler(self._plan, self._model, self._round)
+        held = self._held.setdefault(address, _HeldUpdate(board, reassembler))
         if held.reassembler.add(body):
             held.frames.append(frame)
 
@@ -220,16 +218,13 @@ class GatewayAggregator:
             if self._boards.setdefault(header.address, board) != board:
                 return False
             if body[0] == control.KIND:
-                self._note_silence(header.address, board, body)
+                is_silent = control.read_control(body) == Silent(self.version)
+                if is_silent and self._collected is not None:
+                    _push(self._up, board, self._collected.let_pass(header.address, board))
                 return False
             return self._is_for_aggregate(header.address, body, frame, now)
         except WireError:
             return False  # the host answers with the reason
-
-    def _note_silence(self, address: int, board: str, body: bytes) -> None:
-        message = control.read_control(body)
-        if self._collected is not None and message == Silent(self.version):
-            _push(self._up, board, self._collected.let_pass(address, board))
 
     def _is_for_aggregate(self, address: int, body: bytes, frame: bytes, now: float) -> bool:
         collected = self._collected
