@@ -7,7 +7,7 @@ from dataclasses import replace
 from hmac import compare_digest
 
 from ternmesh.errors import SealError, WireError
-from ternmesh.security.identity import FINGERPRINT_SIZE, Identity
+from ternmesh.security.identity import Identity
 from ternmesh.security.key_derivation import GENERATION_BITS, group_key, group_secret, nonce
 from ternmesh.security.primitives import KEY_SIZE, Ccm
 from ternmesh.security.session import (
@@ -150,7 +150,6 @@ class GroupKeyReceiver:
         WireError "replay" if it is not newer than the present key, by the session's epoch and then
         by its own.
         """
-        assert len(hub) == FINGERPRINT_SIZE
         epoch, secret, counter = keys
         if self._keys is not None and self._keys.state.fingerprint == hub:
             held = self._keys.state

@@ -127,11 +127,6 @@ def verify_quantum(public: bytes, signature: bytes, message: bytes) -> None:
         raise _bad_signature() from error
 
 
-def need_quantum() -> None:
-    """SecurityError if this `cryptography`, or its OpenSSL, has no ML-DSA-44."""
-    QuantumKey(bytes(SEED_SIZE))
-
-
 def _need_mldsa() -> None:
     if not _HAS_MLDSA:
         raise _no_mldsa()
