@@ -127,7 +127,7 @@ def transfer(
     """
     payload = rng.bytes(size)
     seals = hop_seals(receivers, key_seed) if key_seed is not None else lambda _name: None
-    ends = {n: Link(SETTINGS, LinkState(), rng, None, seals(n)) for n in (*receivers, SENDER)}
+    ends = {n: Link(SETTINGS, LinkState(), rng, seals(n)) for n in (*receivers, SENDER)}
     for end in ends.values():
         end.start(0.0)
     channel = Channel(ends, size)

@@ -32,12 +32,12 @@ from ternmesh.federated.events import (
     Refused,
     UpdateMade,
     UpdateReceived,
-    Vector,
     WorkReady,
 )
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import NodeState
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
+from ternmesh.types import Vector
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_store.node_store import NodeStore

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hmac import compare_digest
 
 from ternmesh.errors import SealError, WireError
-from ternmesh.security.identity import FINGERPRINT_SIZE, Identity
+from ternmesh.security.identity import Identity
 from ternmesh.security.key_derivation import GENERATION_BITS, group_key, group_secret, nonce
 from ternmesh.security.primitives import KEY_SIZE, Ccm
 from ternmesh.security.session import (
@@ -27,8 +27,6 @@ TAGS_MAX = 8  # tags that are kept for one counter
 
 
 class _GroupCiphers:
-    """The ciphers of one group secret."""
-
     def __init__(self, state: GroupState, suite: int, fleet: bytes) -> None:
         self.state = state
         self._suite = suite
@@ -91,7 +89,7 @@ class GroupKeyServer:
         self.changed = True
 
     def seal(self, head: bytes, counter: int, body: bytes) -> bytes:
-        """A broadcast frame."""
+        """The frame of a broadcast: `head`, then the sealed body and its tag."""
         return head + self._keys.cipher(counter).seal(nonce(BROADCAST, counter), head, body)
 
     def _new(self, epoch: int) -> GroupState:
@@ -152,7 +150,6 @@ class GroupKeyReceiver:
         WireError "replay" if it is not newer than the present key, by the session's epoch and then
         by its own.
         """
-        assert len(hub) == FINGERPRINT_SIZE
         epoch, secret, counter = keys
         if self._keys is not None and self._keys.state.fingerprint == hub:
             held = self._keys.state

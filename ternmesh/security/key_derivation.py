@@ -11,7 +11,7 @@ from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, PublicIdentity, write_identity
 from ternmesh.security.primitives import KEY_SIZE, hkdf
 
-SUITE_END, SUITE_HOP = 1, 2  # end to end; from one neighbour to the next
+SUITE_END, SUITE_HOP = 1, 2  # seals from node to host; from one neighbour to the next
 GENERATION_BITS = 20  # a key seals at most 2**20 frames
 SECRET_SIZE = 32
 FLEET_SIZE = 16

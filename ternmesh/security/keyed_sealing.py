@@ -5,7 +5,6 @@ more; they open whatever state their receiver has lost. As everywhere: open or s
 store `changes`, then send.
 """
 
-import struct
 from collections import Counter
 from contextlib import suppress
 
@@ -31,21 +30,18 @@ from ternmesh.security.session import (
 )
 from ternmesh.wire.frame import (
     BROADCAST,
-    COUNTER_BITS,
     DOWN,
     FRAME_OVERHEAD,
     HEAD_SIZE,
     UNASSIGNED,
-    VERSION,
     Header,
-    suite_of,
+    read_header,
+    write_header,
 )
 
 SYNC_OVERHEAD = FRAME_OVERHEAD + CLEAR_SIZE + CLAIMS_SIZE
 FRAME_MIN = SYNC_OVERHEAD + KEYS_SIZE  # the smallest MTU of a bearer, in bytes
 NEIGHBOUR = 0x0001  # the address of frames between neighbours in suite 2
-_HEAD = struct.Struct("<BH3s")
-_COUNTER_LOW = (1 << COUNTER_BITS) - 1
 _TRAINERS = frozenset({Role.NODE, Role.GATEWAY})
 HUBS = frozenset({Role.HOST, Role.GATEWAY, Role.RELAY})
 _FORWARDERS = frozenset(set(Role) - {Role.OBSERVER})
@@ -98,15 +94,14 @@ class KeyedSealing:
         self._run = run
 
     def seal(self, peer: str, address: int, counter: int, body: bytes) -> bytes:
-        low = (counter & _COUNTER_LOW).to_bytes(3, "little")
         if address == BROADCAST:
             if self._hub is None:
                 raise WireError("role", "only the hub may broadcast")
-            head = self._head(self._hub.epoch, address, low)
+            head = self._head(self._hub.epoch, address, counter)
             frame = self._hub.seal(head, counter, body)
         else:
             session = self._session(peer)
-            head = self._head(session.epoch, address, low)
+            head = self._head(session.epoch, address, counter)
             if address == UNASSIGNED:
                 frame = session.seal_sync(head, address, counter, body, self._held())
             else:
@@ -115,14 +110,9 @@ class KeyedSealing:
         return frame
 
     def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:
-        suite = suite_of(frame)
-        if suite != self._suite:
-            raise WireError("suite", f"seal suite {suite} is not in use here")
-        first, address, low_bytes = _HEAD.unpack_from(frame)
-        low = int.from_bytes(low_bytes, "little")
-        phase = first >> 1 & 1
+        header = read_header(frame, self._suite)
+        address, low, phase = header.address, header.counter, header.key_phase
         head, content = frame[:HEAD_SIZE], frame[HEAD_SIZE:]
-        header = Header(address, low, self._suite, phase)
         if address == BROADCAST:
             return header, self._open_broadcast(head, low, phase, content)
         session = self._session(peer)
@@ -201,8 +191,8 @@ class KeyedSealing:
         self._collect_clones()
         return dict(sorted(self._clones.items()))
 
-    def _head(self, epoch: int, address: int, low: bytes) -> bytes:
-        return _HEAD.pack(VERSION << 5 | self._suite << 2 | (epoch & 1) << 1, address, low)
+    def _head(self, epoch: int, address: int, counter: int) -> bytes:
+        return write_header(Header(address, counter, self._suite, epoch & 1))
 
     def _collect_clones(self) -> None:
         for name, end in (*self._sessions.items(), (ALL, self._listener)):

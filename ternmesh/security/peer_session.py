@@ -36,7 +36,6 @@ from ternmesh.security.session import (
     Window,
     WindowState,
     closed_window,
-    open_window,
     read_claims,
     write_claims,
 )
@@ -50,8 +49,6 @@ ASK_FIRST_S, ASK_MAX_S = 2.0, 600.0  # pauses between syncs
 
 @dataclass(slots=True)
 class _Direction:
-    """The session of one direction, with its window and ciphers."""
-
     session: SessionId
     window: Window
     begun: int = 0  # its first counter
@@ -97,7 +94,7 @@ class PeerSession:
         self._floor = 0  # the peer is asked for an epoch of at least this
         self._bad = 0  # wrong tags in this session
         self._bad_in_a_row = 0
-        self._ask_at = 0.0  # when the next sync may be sent
+        self.due_at = 0.0  # when the next sync may be sent, if `needs_sync`
         self._ask_s = ASK_FIRST_S  # the pause after it
         self._is_behind_noted = False  # this end was found to be a copy or an old state
         self._sync_out = Ccm(sync_key(self._secret, suite, self._own, instance))
@@ -140,7 +137,7 @@ class PeerSession:
     def queue_sync(self) -> None:
         """Send a sync as soon as possible, without the pause after the last one."""
         self.needs_sync = True
-        self._ask_at = 0.0
+        self.due_at = 0.0
         self._ask_s = ASK_FIRST_S
 
     def queue_question(self) -> None:
@@ -148,16 +145,11 @@ class PeerSession:
         self.needs_sync = True
         self.needs_reply = True
 
-    @property
-    def due_at(self) -> float:
-        """When the next sync may be sent, if `needs_sync`."""
-        return self._ask_at
-
     def due(self, now: float) -> bytes | None:
         """The body of the sync to send now, if any. The pause after it doubles each time."""
-        if not self.needs_sync or now < self._ask_at:
+        if not self.needs_sync or now < self.due_at:
             return None
-        self._ask_at = now + self._ask_s
+        self.due_at = now + self._ask_s
         self._ask_s = min(2 * self._ask_s, ASK_MAX_S)
         body = QUESTION if self.needs_reply else ANSWER
         self.needs_sync = False
@@ -273,13 +265,13 @@ class PeerSession:
         if self._receiving is None:
             window = closed_window(counter, mark)
         else:
-            window = open_window(counter, mark)
+            window = Window(WindowState(counter, 1), mark)
             self._receiving_before = self._receiving
             self._retired.append(self._receiving.session)
         self._receiving = _Direction(session, window, counter)
         self._floor = 0
         self._bad = 0
-        self._ask_at = 0.0
+        self.due_at = 0.0
         self._ask_s = ASK_FIRST_S
         self.changed = True
 

@@ -68,7 +68,7 @@ class Window:
     """
 
     def __init__(self, state: WindowState, mark: bytes = b"") -> None:
-        self._highest = state.highest
+        self.highest = state.highest  # counter seen
         self._seen = state.seen
         self._marks: bytearray | None = None
         if mark:  # of the frame under the highest counter
@@ -77,20 +77,15 @@ class Window:
     @property
     def state(self) -> WindowState:
         """The state to store."""
-        return WindowState(self._highest, self._seen)
-
-    @property
-    def highest(self) -> int:
-        """The highest counter seen."""
-        return self._highest
+        return WindowState(self.highest, self._seen)
 
     def whole(self, low: int) -> int:
         """The counter nearest to the highest one whose low 24 bits are `low`."""
-        return whole_counter(self._highest, low)
+        return whole_counter(self.highest, low)
 
     def take(self, counter: int, mark: bytes) -> Verdict:
         """Enter a frame with a valid tag; `mark` is the first 4 bytes of that tag."""
-        ahead = counter - self._highest
+        ahead = counter - self.highest
         if ahead > 0:
             self._advance(ahead)
         elif ahead <= -SIZE:
@@ -115,7 +110,7 @@ class Window:
 
     def _advance(self, ahead: int) -> None:
         self._seen = self._seen << ahead & _ALL if ahead < SIZE else 0
-        self._highest += ahead
+        self.highest += ahead
 
 
 def whole_counter(near: int, low: int) -> int:
@@ -129,11 +124,6 @@ def whole_counter(near: int, low: int) -> int:
 def closed_window(counter: int, mark: bytes = b"") -> Window:
     """A window that has seen all counters up to `counter`, which may have a mark."""
     return Window(WindowState(counter, _ALL), mark)
-
-
-def open_window(counter: int, mark: bytes = b"") -> Window:
-    """A window that has seen only `counter`, which may have a mark."""
-    return Window(WindowState(counter, 1), mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +198,7 @@ class SealingState:
 
 
 def write_claims(claims: Claims) -> bytes:
-    """The bytes of claims."""
+    """The bytes of claims, which a sync frame has before its body."""
     return _CLAIMS.pack(
         claims.lineage, claims.epoch, claims.echo, claims.floor, claims.seen, claims.group
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us, wall_time_s
+from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
 
 DUTY_CYCLE = 0.01
 RADIOS = (LoraSetting(7), LoraSetting(9), LoraSetting(12))
@@ -82,7 +82,7 @@ def radio_rows(record: DemoRecord) -> list[tuple[str, ...]]:
 
 
 def _wall_time(airtime_s: float) -> str:
-    hours = wall_time_s(airtime_s, DUTY_CYCLE) / 3600
+    hours = airtime_s / DUTY_CYCLE / 3600
     return f"{hours * 60:.0f} min" if hours < 1 else f"{hours:.1f} h"
 
 

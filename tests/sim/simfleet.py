@@ -383,7 +383,7 @@ class Fleet:
                     continue
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, Coordinator):
-                    expect(len(endpoint._refusals) <= 4096, "answers pile up")
+                    expect(len(endpoint._refusals._answered) <= 4096, "answers pile up")
                     arrived = endpoint._round.updates.keys() | endpoint._round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 else:

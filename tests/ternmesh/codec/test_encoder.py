@@ -96,7 +96,6 @@ def test_what_is_absent_stays_zero() -> None:
     vector = gather([(2, np.array([1, -1], np.int8), 5)], slicing)
     assert vector.present.tolist() == [False, False, True]
     assert vector.delta_q24().tolist() == [0] * 8 + [5, -5]
-    assert vector.per_coordinate(np.array([1, 2, 3])).tolist() == [1] * 4 + [2] * 4 + [3] * 2
 
 
 def test_scattering_undoes_the_permutation() -> None:

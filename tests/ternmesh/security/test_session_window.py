@@ -3,9 +3,13 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.security.session import SIZE, Verdict, Window, WindowState, closed_window, open_window
+from ternmesh.security.session import SIZE, Verdict, Window, WindowState, closed_window
 
 NEW, REPLAY, CLONE = Verdict.NEW, Verdict.REPLAY, Verdict.CLONE
+
+
+def open_window(counter: int, mark: bytes = b"") -> Window:
+    return Window(WindowState(counter, 1), mark)
 
 
 def mark(counter: int) -> bytes:

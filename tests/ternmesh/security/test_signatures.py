@@ -20,8 +20,8 @@ from ternmesh.security.signatures import (
     sign_content,
     sign_quantum,
     sign_update,
+    verify_beside,
     verify_certificate,
-    verify_quantum_object,
     verify_update,
 )
 from ternmesh.wire import control
@@ -57,9 +57,9 @@ def test_a_signature_fills_exactly_what_the_manifest_reserves() -> None:
 
 
 def test_a_packets_signature_covers_all_that_counts() -> None:
-    signed = sign_update(THEO, PLACE, 5, HEAD, PACKET, b"rows")
+    signed = sign_update(THEO, PLACE, 5, HEAD, PACKET)
     check = verify_update
-    check(THEO.public, PLACE, 5, signed, PACKET, b"rows")
+    check(THEO.public, PLACE, 5, signed, PACKET)
     for changed in (
         replace(signed, samples=121),
         replace(signed, chunks=3),
@@ -67,18 +67,16 @@ def test_a_packets_signature_covers_all_that_counts() -> None:
         replace(signed, signature=bytes(64)),
     ):
         with bad():
-            check(THEO.public, PLACE, 5, changed, PACKET, b"rows")
+            check(THEO.public, PLACE, 5, changed, PACKET)
     with bad():
-        check(THEO.public, PLACE, 5 + 65536, signed, PACKET, b"rows")  # the whole round
+        check(THEO.public, PLACE, 5 + 65536, signed, PACKET)  # the whole round
     with bad():
-        check(THEO.public, PLACE, 5, signed, PACKET[:4] + bytes(28), b"rows")  # the whole hash
+        check(THEO.public, PLACE, 5, signed, PACKET[:4] + bytes(28))  # the whole hash
     with bad():
-        check(THEO.public, PLACE, 5, signed, PACKET)
-    with bad():
-        check(HOST.public, PLACE, 5, signed, PACKET, b"rows")
+        check(HOST.public, PLACE, 5, signed, PACKET)
     for place in OTHER_PLACES:
         with bad():
-            check(THEO.public, place, 5, signed, PACKET, b"rows")
+            check(THEO.public, place, 5, signed, PACKET)
 
 
 def test_receipts_and_announces_are_signed_for_one_or_for_all() -> None:
@@ -163,21 +161,21 @@ def test_signers_are_a_rule_that_can_be_met() -> None:
 @pytest.mark.skipif(not primitives._HAS_MLDSA, reason="cryptography before 48")
 def test_a_second_signature_that_outlives_quantum_computers() -> None:
     key = QuantumKey(entropy("quantum")[:32])
-    data = sign_quantum(key, 1, PLACE, b"content")
-    keys = [bytes(1312), key.public]
+    data = sign_quantum(key, PLACE, b"content")
+    signers = Signers((HOST.public,), quantum=key.public)
     assert len(data) == 2438
-    assert verify_quantum_object(keys, PLACE, b"content", data) == 1
+    verify_beside(signers, PLACE, b"content", (b"", data))
     for wrong in (
-        data[:1] + b"\0" + data[2:],
-        data[:1] + b"\2" + data[2:],
+        data[:1] + b"\1" + data[2:],
         data[:-1] + bytes((data[-1] ^ 1,)),
+        data[:-1],
+        data + b"\0",
     ):
         with bad():
-            verify_quantum_object(keys, PLACE, b"content", wrong)
+            verify_beside(signers, PLACE, b"content", (wrong,))
     with bad():
-        verify_quantum_object(keys, PLACE, b"other", data)
+        verify_beside(signers, PLACE, b"other", (data,))
     with bad():
-        verify_quantum_object(keys, PLACE, b"content", data, RELEASE)
-    with pytest.raises(WireError) as caught:
-        verify_quantum_object(keys, PLACE, b"content", data[:-1])
-    assert caught.value.reason == "length"
+        verify_beside(signers, PLACE, b"content", (data,), RELEASE)
+    with bad():
+        verify_beside(signers, PLACE, b"content", ())

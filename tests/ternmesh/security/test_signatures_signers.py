@@ -102,6 +102,6 @@ def test_the_price_on_a_radio_is_what_is_told() -> None:
         sign_quantum,
     )
 
-    data = sign_quantum(quantum_key(HOST), 0, SigningContext(FLEET, bytes(8), bytes(32)), CONTENT)
+    data = sign_quantum(quantum_key(HOST), SigningContext(FLEET, bytes(8), bytes(32)), CONTENT)
     assert len(data) == QUANTUM_SIZE
     assert -(-len(data) // (222 - 14 - 11)) == QUANTUM_FRAMES
