@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 from safetensors.torch import load_file, save_file
 from torch.distributed import HashStore
 
@@ -29,6 +28,7 @@ from host.pipeline.texts import read_texts, tokenizer
 from host.pipeline.train import RankContext, own_stage
 from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
+from tests.host.pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 
 HUGGING_FACE = (
     '{"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_ranks import reports, write_config
 from torch.distributed import HashStore, PrefixStore
 
 from host.pipeline import agreement
@@ -22,6 +21,7 @@ from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks, command, hold
 from host.pipeline.rank import choose_device
 from ternmesh_cli.broker.mosquitto import free_port
+from tests.host.pipeline_ranks import reports, write_config
 
 ROOT = Path(__file__).parents[2]
 

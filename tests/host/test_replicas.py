@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 from safetensors.torch import load_file
 from torch import nn
 
@@ -22,6 +21,7 @@ from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_t
 from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, confined, turn
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import WireError
+from tests.host.pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 from transports import batch
 
 NUMBERS = 3000

@@ -12,11 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from simgateway import GatewayProcess, Port
-from simhostile import Hostile
-from simkeys import Keys
-from simledger import Violation, expect
-from simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
 
 from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import CodecError, WireError
@@ -25,6 +20,11 @@ from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.node import HOST, NodeProtocol
 from ternmesh.plan import make_plan
 from ternmesh.wire import control
+from tests.sim.simgateway import GatewayProcess, Port
+from tests.sim.simhostile import Hostile
+from tests.sim.simkeys import Keys
+from tests.sim.simledger import Violation, expect
+from tests.sim.simprocess import DIMENSION, TOLERANCE, HostProcess, NodeProcess, Process
 
 HEALED_MAX_S = 3000.0  # a healed fleet that is not done by then never will be
 EVENTS_MAX = 400_000

@@ -2,8 +2,6 @@
 
 import random
 
-from simledger import MODEL
-
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.federated.node import HOST
 from ternmesh.security.authenticator import SecurityLayer, make_security_layer
@@ -13,6 +11,7 @@ from ternmesh.security.sealing import Change
 from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
 from ternmesh.security.signatures import SIGNED
 from ternmesh.wire.frame import Header, suite_of
+from tests.sim.simledger import MODEL
 
 SIGNATURE = 64
 

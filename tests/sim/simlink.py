@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from simhop import HopKeys, Middle, key_of
 
 from ternmesh.link import ledger
 from ternmesh.link.events import (
@@ -38,6 +37,7 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
 from ternmesh.security.sealing import Change
 from ternmesh.wire.frame import BROADCAST, Header, open_seal, seal_open
+from tests.sim.simhop import HopKeys, Middle, key_of
 from transports.faulty import Bursts, FaultModel, Faults
 
 HOST, ALL = "host", "all"

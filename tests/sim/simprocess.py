@@ -3,9 +3,6 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from simdisks import GatewayDisk, HostDisk, NodeDisk
-from simkeys import RecordingSealing, SealDisk, header_of
-from simledger import MODEL, Ledger, Violation, expect
 
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
@@ -19,9 +16,12 @@ from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt
 from ternmesh.wire.frame import FRAME_OVERHEAD, open_seal
+from tests.sim.simdisks import GatewayDisk, HostDisk, NodeDisk
+from tests.sim.simkeys import RecordingSealing, SealDisk, header_of
+from tests.sim.simledger import MODEL, Ledger, Violation, expect
 
 if TYPE_CHECKING:
-    from simfleet import Fleet
+    from tests.sim.simfleet import Fleet
 
 DIMENSION = 1500
 SYNC_ROOM = SYNC_OVERHEAD - FRAME_OVERHEAD  # a sealed hello is longer than other frames

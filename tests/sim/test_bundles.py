@@ -10,9 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import simdisks
-from simfleet import Fleet, draw_with_gateway, run_seed
-from simledger import Violation
 
 from ternmesh.federated import coordinator
 from ternmesh.federated.gateway import aggregator, partial_aggregate
@@ -23,6 +20,9 @@ from ternmesh.federated.gateway.partial_aggregate import (
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound
 from ternmesh.wire import control
+from tests.sim import simdisks
+from tests.sim.simfleet import Fleet, draw_with_gateway, run_seed
+from tests.sim.simledger import Violation
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "30"))
 GROUPS = 5

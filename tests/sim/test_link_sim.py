@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-import simlink
-from simlink import Violation, draw, run_seed
 
 from ternmesh.link import ledger, link, sender
 from ternmesh.link.events import Delivered, LinkCountersReserved, Queued
@@ -18,6 +16,8 @@ from ternmesh.link.messages import Question, Status, is_link, read_message
 from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import OutgoingObject
 from ternmesh.wire.frame import SUITE_OPEN, open_seal, suite_of
+from tests.sim import simlink
+from tests.sim.simlink import Violation, draw, run_seed
 
 SEEDS = int(os.environ.get("TERNMESH_LINK_SEEDS", "200"))
 GROUPS = 8

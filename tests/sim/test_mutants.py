@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import simfleet
-import simprocess
-from simledger import Violation
 
 from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
@@ -23,6 +20,8 @@ from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security import keyed_sealing
 from ternmesh.wire import control
 from ternmesh.wire.update import Chunk
+from tests.sim import simfleet, simprocess
+from tests.sim.simledger import Violation
 
 SEEDS = 60  # the budget; the hardest needs about half
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
 
 from ternmesh.link.events import (
     Delivered,
@@ -19,6 +18,7 @@ from ternmesh.link.sender import LANE_SLOTS, object_name
 from ternmesh.security.enrolment import REQUEST
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR, SYNC_OVERHEAD
 from ternmesh.wire.frame import BROADCAST, HEAD_SIZE, TAG_SIZE, UNASSIGNED, Header, seal_open
+from tests.ternmesh.link.keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
 
 OBJECT = content(1500)
 MOVING = (SymbolHeld, ObjectArrived, Delivered, IncomingDropped, FrameArrived)

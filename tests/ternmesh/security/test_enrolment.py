@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import enrolment
@@ -14,6 +13,7 @@ from ternmesh.security.enrolment import (
 )
 from ternmesh.security.identity import Role, make_identity, write_identity
 from ternmesh.security.membership import MemberList, found_fleet
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
 TEXT = make_code(entropy("code")[:12])

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.enrolment import (
@@ -13,6 +12,7 @@ from ternmesh.security.enrolment import (
 )
 from ternmesh.security.identity import Role, make_identity, parse_rotation, rotation_text
 from ternmesh.security.membership import MemberList, found_fleet, write_rotation
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
 NEXT = make_identity("theo", Role.NODE, entropy("next"))

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from trust_ends import ALL, DOWN, End, hail, make_fleet, met, someone
-
 from ternmesh.security.group_keys import LATE_MAX
 from ternmesh.security.identity import Role
 from ternmesh.security.key_derivation import nonce
 from ternmesh.security.membership import MemberList
 from ternmesh.security.session import KEYS, GroupState, group_name, read_keys, write_keys
+from tests.ternmesh.security.trust_ends import ALL, DOWN, End, hail, make_fleet, met, someone
 
 LATER = 1e9
 

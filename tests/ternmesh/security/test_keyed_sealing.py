@@ -3,7 +3,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import ALL, DOWN, UP, End, entropy, hail, make_fleet, met, someone
 
 from ternmesh.errors import WireError
 from ternmesh.security.identity import Role
@@ -21,6 +20,17 @@ from ternmesh.security.session import (
     write_peer,
 )
 from ternmesh.wire.frame import BODY_MAX, FRAME_MAX, Header, open_seal, seal_open
+from tests.ternmesh.security.trust_ends import (
+    ALL,
+    DOWN,
+    UP,
+    End,
+    entropy,
+    hail,
+    make_fleet,
+    met,
+    someone,
+)
 
 LATER = 1e9
 

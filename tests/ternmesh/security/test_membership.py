@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.identity import Identity, Role, make_identity
@@ -17,6 +16,7 @@ from ternmesh.security.membership import (
     write_rotation,
 )
 from ternmesh.security.primitives import statement
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
 NEXT = make_identity("theo", Role.NODE, entropy("theo's next"))

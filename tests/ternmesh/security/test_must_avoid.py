@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from trust_ends import ALL, DOWN, UP, entropy, hail, make_fleet, met, someone
 
 import ternmesh.security
 from ternmesh.errors import SecurityError, WireError
@@ -15,6 +14,16 @@ from ternmesh.security.identity import Role, identity_text, make_identity, parse
 from ternmesh.security.primitives import statement
 from ternmesh.security.signatures import Signers, SigningContext, sign_content, verify_certificate
 from ternmesh.wire.frame import Header, seal_open
+from tests.ternmesh.security.trust_ends import (
+    ALL,
+    DOWN,
+    UP,
+    entropy,
+    hail,
+    make_fleet,
+    met,
+    someone,
+)
 
 SOURCES = sorted(Path(inspect.getfile(ternmesh.security)).parent.glob("*.py"))
 

@@ -5,13 +5,13 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from trust_ends import ALL, DOWN, UP, End, hail, make_fleet
 
 from ternmesh.errors import SealError
 from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security import group_keys, peer_session
 from ternmesh.security.keyed_sealing import NEIGHBOUR
 from ternmesh.wire.frame import open_seal
+from tests.ternmesh.security.trust_ends import ALL, DOWN, UP, End, hail, make_fleet
 
 CUTS = 10_000
 

@@ -1,6 +1,6 @@
 """A frame belongs to one run; what was seen of copies is not forgotten."""
 
-from trust_ends import ALL, DOWN, UP, hail, met
+from tests.ternmesh.security.trust_ends import ALL, DOWN, UP, hail, met
 
 RUN, NEXT = b"run-id-1", b"run-id-2"
 

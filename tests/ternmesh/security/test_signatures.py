@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import WireError
 from ternmesh.security import primitives
@@ -27,6 +26,7 @@ from ternmesh.security.signatures import (
 from ternmesh.wire import control
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, certify, split_certificate
 from ternmesh.wire.update import Manifest, read_manifest, update_hash, write_manifest
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
 PLACE = SigningContext(bytes(16), b"run-id-8", bytes(range(32)))

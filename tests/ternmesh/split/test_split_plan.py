@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from split_wire import PLAN, micro_batch
 
 from ternmesh.errors import CodecError, WireError
 from ternmesh.split.messages import (
@@ -19,6 +18,7 @@ from ternmesh.wire.activation import (
     Activation,
     write_activation,
 )
+from tests.ternmesh.split.split_wire import PLAN, micro_batch
 
 
 @given(st.floats(0.9, 1.0), st.sampled_from([2, 3, 4, 5, 6, 7, 8, 32]))

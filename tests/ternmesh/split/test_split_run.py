@@ -3,18 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-from split_wire import (
-    MODEL,
-    PLAN,
-    RUN,
-    Keys,
-    add_board,
-    make_wire,
-    micro_batch,
-    send,
-    values,
-    written,
-)
 
 from ternmesh.security.membership import HOST
 from ternmesh.split.board import SplitBoard
@@ -31,6 +19,18 @@ from ternmesh.wire.activation import (
 )
 from ternmesh.wire.control import FINISHED, GATHERING
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
+from tests.ternmesh.split.split_wire import (
+    MODEL,
+    PLAN,
+    RUN,
+    Keys,
+    add_board,
+    make_wire,
+    micro_batch,
+    send,
+    values,
+    written,
+)
 
 RUNNING = control.OPEN
 

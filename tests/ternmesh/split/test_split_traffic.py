@@ -6,18 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from split_wire import (
-    MODEL,
-    PLAN,
-    RUN,
-    Keys,
-    gradient,
-    make_wire,
-    micro_batch,
-    send,
-    values,
-    written,
-)
 
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import Refused
@@ -38,6 +26,18 @@ from ternmesh.wire.activation import (
     write_activation,
 )
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open, suite_of
+from tests.ternmesh.split.split_wire import (
+    MODEL,
+    PLAN,
+    RUN,
+    Keys,
+    gradient,
+    make_wire,
+    micro_batch,
+    send,
+    values,
+    written,
+)
 
 
 def test_a_micro_batch_goes_up_and_its_gradient_comes_down() -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from split_training import BATCH, CLASSES, make_cut, samples
 from torch import nn
 
 from edge.split.part import load_parts
 from host.split.stage import TorchStage
 from ternmesh.errors import TernmeshError
+from tests.ternmesh_cli.split.split_training import BATCH, CLASSES, make_cut, samples
 
 
 def tiny_stage(clip_norm: float = 1.0) -> tuple[TorchStage, np.ndarray, bytes]:

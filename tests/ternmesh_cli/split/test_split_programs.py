@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from split_training import BATCH, NUMBERS, Clock, make_cut, samples
 
 import edge.split.node
 import edge.split.service
@@ -34,6 +33,7 @@ from ternmesh_cli.main import MISUSED, main
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
+from tests.ternmesh_cli.split.split_training import BATCH, NUMBERS, Clock, make_cut, samples
 from transports.base import Arrival
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from split_training import BATCH, LATENT, LENGTH, LINK, Training, make_cut, samples
 from torch.nn import functional
 
 from edge.errors import DataError
@@ -17,6 +16,15 @@ from ternmesh.wire import activation
 from ternmesh.wire.activation import Activation
 from ternmesh_cli.status import describe
 from ternmesh_store.state_file import STATE
+from tests.ternmesh_cli.split.split_training import (
+    BATCH,
+    LATENT,
+    LENGTH,
+    LINK,
+    Training,
+    make_cut,
+    samples,
+)
 from transports.base import Transport
 from transports.faulty import Faults, FaultyTransport
 
