@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
 from host.pipeline.checkpoint import Checkpoints
@@ -68,7 +68,7 @@ def test_a_rank_ends_where_the_store_is_gone(
             raise RuntimeError("Broken pipe")
 
     monkeypatch.setattr(agreement, "WATCH_S", 0.0)
-    monkeypatch.setattr(agreement.os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
         agreement.Watch(Gone(), 1)._listen()
     assert ended.value.code == agreement.REFUSED

@@ -220,7 +220,7 @@ def test_return_to_subspace_projects() -> None:
     block = nn.Sequential()
     block.add_module("attention_out", nn.Linear(48, 48, bias=False))
     confine(block, OUTPUTS, made, "rows")
-    weight = block[0].weight
+    weight = block.get_parameter("attention_out.weight")
     with torch.no_grad():
         weight.add_(torch.randn_like(weight))
     wanted = project(weight.detach().clone(), made.basis, 0)

@@ -346,7 +346,7 @@ def test_logs_hold_no_payload_and_no_password(caplog, tmp_path) -> None:
     transport = MqttTransport(settings)
     transport._take("ternmesh/attic/up/ada", payload)
     transport._take("ternmesh/attic/up/../x", payload)
-    server = ControlServer(tmp_path / "unused", lambda request: 1 / 0)
+    server = ControlServer(tmp_path / "unused", lambda request: {"never": 1 / 0})
     server._respond(b'{"private-payload": ')
     server._respond(b'{"private-payload": 1}')
     assert transport.counters.malformed == 2

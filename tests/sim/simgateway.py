@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
-from ternmesh.federated.node import HOST
+from ternmesh.security.membership import HOST
 from tests.sim.simdisks import GatewayDisk
 from tests.sim.simledger import MODEL, expect
 from tests.sim.simprocess import DIMENSION, TOLERANCE, HostProcess, Process

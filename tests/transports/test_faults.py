@@ -2,6 +2,7 @@ import contextlib
 import math
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def test_without_faults_every_frame_arrives_at_once() -> None:
 @pytest.mark.parametrize("name", ["drop", "duplicate", "reorder", "flip"])
 def test_each_fault_comes_as_often_as_it_should_and_alone(name: str) -> None:
     count, share = 20_000, 0.3
-    bad = model(**{name: share})
+    one: dict[str, Any] = {name: share}
+    bad = model(**one)
     outcomes = [(frame, bad.apply(frame, 5.0)) for frame in numbered(count)]
     seen = {
         "drop": sum(not copies for _, copies in outcomes),
@@ -65,7 +67,7 @@ def test_each_fault_comes_as_often_as_it_should_and_alone(name: str) -> None:
 def test_nothing_is_invented() -> None:
     """What arrives was sent, at most twice, at most one bit different, and never before."""
     bad = model(drop=0.2, duplicate=0.3, reorder=0.3, reorder_s=2.0, flip=0.2, delay_s=0.5)
-    copies_of = Counter()
+    copies_of: Counter[bytes] = Counter()
     for number, frame in enumerate(numbered(5000)):
         now = 0.1 * number
         for at, copy in bad.apply(frame, now):
@@ -99,7 +101,7 @@ def test_bursts_lose_as_the_closed_form_says() -> None:
     bad = model(burst=BURST)
     lost = np.array([not bad.apply(b"x", 0.0) for _ in range(count)])
     share = BURST.bad_share
-    assert (share, BURST.mean_loss) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
+    assert [share, BURST.mean_loss] == pytest.approx([1 / 6, 1 / 6])
     assert lost.mean() == pytest.approx(BURST.mean_loss, rel=0.03)
     stay_bad = (1 - BURST.bad_to_good) * BURST.loss_bad + BURST.bad_to_good * BURST.loss_good
     turn_bad = BURST.good_to_bad * BURST.loss_bad + (1 - BURST.good_to_bad) * BURST.loss_good

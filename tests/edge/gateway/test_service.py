@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.state_file import StateFile
-from transports.base import ALL, HOST, Arrival, NotConnected
+from transports.base import ALL, HOST, Arrival, NotConnected, Transport
 from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.mqtt.embedded_broker import EmbeddedBroker
@@ -66,7 +67,8 @@ class Air:
         while self.now < until:
             while self.gateway.turn(0.0):
                 pass
-            for name, end in ((HOST, self.host), *self.boards.items()):
+            ends: dict[str, Transport] = {HOST: self.host, **self.boards}
+            for name, end in ends.items():
                 while (arrival := end.receive(0.0)) is not None:
                     found[name].append((arrival.peer, arrival.frames))
             self.now += 0.05
@@ -251,7 +253,9 @@ class Login:
     mtu = 4096
 
     def __init__(self, *, connected: bool = True) -> None:
-        self.connected, self.sent, self.inbox = connected, [], []
+        self.connected = connected
+        self.inbox: list[Any] = []
+        self.sent: list[Any] = []
 
     def open(self) -> None:
         pass

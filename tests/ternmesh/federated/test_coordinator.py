@@ -21,9 +21,9 @@ from ternmesh.federated.events import (
     UpdateForgotten,
     WorkReady,
 )
-from ternmesh.federated.node import HOST
 from ternmesh.federated.open_round import round_of
 from ternmesh.federated.state import NodeRecord, new_coordinator_state
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open

@@ -18,9 +18,10 @@ from ternmesh.federated.events import (
     UpdateReceived,
     WorkReady,
 )
-from ternmesh.federated.session import HOST, REASONS_MAX
+from ternmesh.federated.session import REASONS_MAX
 from ternmesh.federated.state import NodeState
 from ternmesh.plan import genesis, to_numbers
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
@@ -265,7 +266,7 @@ def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any, change: str) 
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     other = to_numbers(replace(bench.plan, rounds=bench.plan.rounds + 1))
-    changes = {"run": {"run": b"run-id-0"}, "plan": {"plan": other}}
+    changes: dict[str, dict[str, Any]] = {"run": {"run": b"run-id-0"}, "plan": {"plan": other}}
     from_host(bench, theo, welcome(bench, theo, **changes[change]))
     assert (theo.run, theo.plan) == (b"run-id-8", bench.plan)
     assert theo.pending is not None

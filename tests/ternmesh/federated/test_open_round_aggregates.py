@@ -217,7 +217,7 @@ def host(partial_aggregates: bool = True, state: CoordinatorState | None = None)
 def send(coordinator: Coordinator, address: int, *bodies: bytes) -> list[object]:
     frames = [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
     coordinator.receive_frames(f"n{address}", frames, 1.0)
-    events = []
+    events: list[object] = []
     while (event := coordinator.next_event()) is not None:
         events.append(event)
     return events

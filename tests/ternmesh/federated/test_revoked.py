@@ -13,10 +13,9 @@ from ternmesh.federated.events import (
     SecurityChanged,
     UpdateForgotten,
 )
-from ternmesh.federated.node import HOST
 from ternmesh.federated.state import CoordinatorState, NodeRecord
 from ternmesh.security.key_derivation import nonce
-from ternmesh.security.membership import write_revocations
+from ternmesh.security.membership import HOST, write_revocations
 
 NAMES = ("theo", "yan", "mallory")
 

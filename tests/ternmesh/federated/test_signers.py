@@ -1,5 +1,7 @@
 """Global updates that two of three keys sign, and an ML-DSA-44 key in addition."""
 
+from typing import Any
+
 import pytest
 
 from ternmesh.errors import SecurityError
@@ -100,7 +102,7 @@ def test_a_node_that_asks_for_none_passes_it_over(start):
 
 def test_an_object_whose_signature_was_lost_is_caught_up_with(start):
     bench = start(quantum=True)
-    cut, lost = bench.host._outgoing.cut, []
+    cut, lost = bench.host._outgoing.cut, list[Any]()
 
     def without_the_first(peer, address, objects, frame_mtu):
         if not lost:

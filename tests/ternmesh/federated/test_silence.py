@@ -18,10 +18,10 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.local_update import is_too_little, make_update
-from ternmesh.federated.node import HOST
 from ternmesh.federated.open_round import OpenRound
 from ternmesh.federated.state import CoordinatorState, NodeRecord, NodeState
 from ternmesh.plan import make_plan
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import OPEN, Silent
 from ternmesh.wire.frame import DOWN, UNASSIGNED, Header, open_seal, seal_open
@@ -101,7 +101,8 @@ def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:
     assert np.array_equal(theo.residual, before + work(QUIET))
     assert bench.last("theo", WorkReady) == WorkReady(2)
     theo.submit(2, work(LOUD), bench.now)
-    assert np.array_equal(theo.pending.corrected, before + work(QUIET) + work(LOUD))
+    pending: Any = theo.pending
+    assert np.array_equal(pending.corrected, before + work(QUIET) + work(LOUD))
 
 
 def test_a_silence_is_a_few_bytes(bench: Any) -> None:

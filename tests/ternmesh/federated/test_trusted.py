@@ -11,7 +11,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
 from ternmesh.federated.coordinator import ALL, Coordinator
 from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, SecurityChanged
-from ternmesh.federated.node import HOST, new_node_state
+from ternmesh.federated.node import new_node_state
 from ternmesh.federated.state import (
     ChainLink,
     CoordinatorState,
@@ -22,12 +22,13 @@ from ternmesh.federated.state import (
 from ternmesh.plan import to_numbers
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import nonce
-from ternmesh.security.membership import write_revocations
+from ternmesh.security.membership import HOST, write_revocations
 from ternmesh.security.session import EPOCH_MAX
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
 from ternmesh.wire.global_update import (
     GlobalSnapshot,
+    GlobalUpdate,
     certify,
     read_object,
     split_certificate,
@@ -505,6 +506,7 @@ def test_under_keys_a_reference_does_not_name_its_model(bench: Any) -> None:
     content, row = split_certificate(bench.last(HOST, GlobalUpdateMade).content)
     made = read_object(content, bench.plan.dimension)
     assert made.model == b""
+    assert isinstance(made, GlobalUpdate)
     named = write_global_update(replace(made, model=bytes(range(8))))
     assert len(named) == len(content) + 8
     authenticator = bench.nodes["theo"]._authenticator

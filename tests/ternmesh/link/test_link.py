@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -786,8 +786,9 @@ def test_no_object_has_more_symbols_than_the_code() -> None:
     [("mtu", MTU_MIN - 1), ("mtu", FRAME_MAX + 1), ("object_max", 0), ("object_max", 1 << 24)],
 )
 def test_settings_that_cannot_be(name: str, value: int) -> None:
+    change: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
-        replace(SETTINGS, **{name: value})
+        replace(SETTINGS, **change)
 
 
 @pytest.mark.parametrize("mtu", [MTU_MIN, FRAME_MAX])
@@ -1298,7 +1299,7 @@ def test_early_symbols_and_objects_share_the_memory() -> None:
         air.node.receive_frame("b", sealed(Symbol(index % 2, index, bytes(20), False)), 1.0)
 
     def held() -> int:
-        state = air.node._in
+        state: Any = air.node._in
         return sum(i.memory_bytes for i in (*state._incoming.values(), *state._early.values()))
 
     assert 2 * object_bytes < held() <= 3 * object_bytes

@@ -1,6 +1,7 @@
 """A link with keys: what is forged, repeated, changed or weaker is refused, and objects arrive."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from ternmesh.link.events import (
     SealsChanged,
     SymbolHeld,
 )
-from ternmesh.link.messages import LAST_SYMBOL, Offer, Status, Symbol, write_message
-from ternmesh.link.sender import LANE_SLOTS, object_name
+from ternmesh.link.messages import LAST_SYMBOL, Offer, Status, Symbol, object_name, write_message
+from ternmesh.link.sender import LANE_SLOTS
 from ternmesh.security.enrolment import REQUEST
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR, SYNC_OVERHEAD
 from ternmesh.wire.frame import BROADCAST, HEAD_SIZE, TAG_SIZE, UNASSIGNED, Header, seal_open
@@ -52,7 +53,7 @@ def finish(air: Air) -> None:
     assert [e for e in air.events[HOST] if isinstance(e, Delivered)]
 
 
-def moved(air: Air, name: str) -> list[object]:
+def moved(air: Air, name: str) -> list[Any]:
     return [event for event in air.events[name] if isinstance(event, MOVING)]
 
 

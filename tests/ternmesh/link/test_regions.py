@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from ternmesh.link.regions import (
 )
 
 
-def channel(mhz: float, factor: int = 7, khz: int = 125, **rest: float) -> Channel:
+def channel(mhz: float, factor: int = 7, khz: int = 125, **rest: Any) -> Channel:
     return Channel(round(mhz * 1e6), LoraSetting(factor, khz), **rest)
 
 

@@ -12,6 +12,7 @@ from ternmesh.security.sealing import OpenSealing
 from ternmesh.security.session import (
     ANSWER,
     QUESTION,
+    GroupState,
     PeerState,
     read_group,
     read_peer,
@@ -436,6 +437,7 @@ def test_states_read_back() -> None:
         if isinstance(state, PeerState):
             assert read_peer(state.name, write_peer(state)) == state
         else:
+            assert isinstance(state, GroupState)
             assert read_group(write_group(state)) == state
     assert len(write_peer(host.disk["theo"])) == 181  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ def test_values_come_back_within_half_a_step(values: np.ndarray, bits: int, numb
     item = read_activation(body)
     assert (item.leg, item.number, item.labels) == (ANSWER, number, b"")
     assert item.values.dtype == np.float32
-    assert len(body) == body_size(*values.shape, bits)
+    assert len(body) == body_size(values.shape[0], values.shape[1], bits)
     if bits == WHOLE:
         assert item.values.tobytes() == values.tobytes()
         return

@@ -1,3 +1,4 @@
+import hashlib
 import random
 from contextlib import suppress
 
@@ -123,10 +124,15 @@ def test_where_the_true_piece_is_lost_a_second_try_succeeds() -> None:
 
 def test_forgeries_take_bounded_room_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """17 false pieces are one too many: the object is given up, and a second try succeeds."""
-    content, hashed = bytes(range(240)) * 3, []
+    content, hashed = bytes(range(240)) * 3, list[int]()
     bodies = fragments.cut(content, MTU)
-    sha256 = fragments.hashlib.sha256
-    monkeypatch.setattr(fragments.hashlib, "sha256", lambda d: hashed.append(len(d)) or sha256(d))
+    sha256 = hashlib.sha256
+
+    def note(data: bytes) -> "hashlib._Hash":
+        hashed.append(len(data))
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", note)
     assembly = fragments.Reassembler(MTU, object_max=1000)
     for number in range(100):
         assembly.add(bodies[number % 18][:-1] + bytes((number,)))

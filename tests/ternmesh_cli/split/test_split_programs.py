@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
             Board(1, "theo", 40, ActivationReassembler(plan), is_done=True),
             Board(2, "nora", 0, ActivationReassembler(plan)),
         )
-        service.host.nodes = NodeRegistry(boards, new=Board)
+        service.host.nodes = NodeRegistry(boards, new=cast(Any, Board))
         service.host.start(clock.now)
         assert service.status()["phase"] == "open"
         service.enrol({"enrol": "revoke", "name": "nora"})

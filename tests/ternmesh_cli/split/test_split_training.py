@@ -1,6 +1,7 @@
 """Boards and a host train one small model together, over a loopback transport."""
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from edge.errors import DataError
 from edge.split.node import drawn
+from host.split.stage import TorchStage
 from models.split.cut import HOST, load_middle
 from ternmesh.wire import activation
 from ternmesh.wire.activation import Activation
@@ -47,7 +49,7 @@ def test_in_float32_it_is_the_training_of_the_whole_model(
         logits = cut.middle(cut.first(torch.from_numpy(data["features"][chosen])))
         optimizer.zero_grad()
         loss = functional.cross_entropy(logits, torch.from_numpy(data["label"][chosen]))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     wanted = cut.first_adapter.join(dict(cut.first.named_parameters()))
     np.testing.assert_allclose(board.first.vector, wanted, atol=1e-4)
@@ -231,7 +233,7 @@ def test_a_host_that_diverges_answers_nothing(train: Callable[..., Training]) ->
     board = training.board("theo")
     training.until(lambda: board.counts["learned"] == 3)
     with torch.no_grad():
-        training.service._stage._parameters[0].fill_(torch.nan)
+        cast(TorchStage, training.service._stage)._parameters[0].fill_(torch.nan)
     training.until(lambda: board.counts["lost"] == 2)
     assert training.service.counts["diverged"] == 2
     assert board.counts["learned"] == 3
@@ -261,7 +263,7 @@ def test_a_host_goes_on_after_what_gives_no_gradient(train: Callable[..., Traini
     training = train()
     board = training.board("theo")
     training.until(lambda: board.counts["learned"] == 3)
-    middle = training.service._stage._parameters[0]
+    middle = cast(TorchStage, training.service._stage)._parameters[0]
     kept = middle.detach().clone()
     with torch.no_grad():
         middle.fill_(torch.nan)

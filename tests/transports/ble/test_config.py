@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_what_nobody_says_follows_from_the_board() -> None:
     end = board_end({"adapter": "bleak"}, "ada")._end
     assert isinstance(end, BleakEnd)
     assert end._bridge == bridge_name("ada")
-    assert board_end({"bridge": "AA:01"}, "ada")._end._bridge == "AA:01"
+    named: Any = board_end({"bridge": "AA:01"}, "ada")._end
+    assert named._bridge == "AA:01"
     bridges = LinkConfig(ble={"ada": HCI, "bo": {"hci": "usb:1"}})
     assert boards_of(bridges, HOST) == BOARDS
     assert boards_of(LinkConfig(ble=HCI), "ada") == ()
@@ -83,7 +85,8 @@ class Neighbourhood:
         return self._open(board, self._hci(len(BOARDS) + BOARDS.index(board)))
 
     def bridge_connected(self, board: str) -> bool:
-        return self.host.status()["bearers"][board]["connected"]
+        told: dict[str, Any] = self.host.status()
+        return told["bearers"][board]["connected"]
 
     @property
     def connected(self) -> bool:

@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -90,7 +91,7 @@ def test_a_password_is_never_shown() -> None:
         ({"connect_timeout_s": 0.0}, "connect_timeout_s must be above 0"),
     ],
 )
-def test_a_wrong_setting_is_named(change: dict[str, object], sentence: str) -> None:
+def test_a_wrong_setting_is_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         MqttSettings(**({"url": URL, "fleet": "barn", "role": "ada"} | change))
 

@@ -217,11 +217,13 @@ def test_a_stream_without_an_end_takes_no_memory() -> None:
 
 @given(TEASING)
 def test_no_parser_raises_or_grows(chunks: list[bytes]) -> None:
-    parsers = [ReyaxParser(), meshtastic.MeshtasticUnframer(), CobsUnframer(), KissUnframer()]
+    reyax, mesh = ReyaxParser(), meshtastic.MeshtasticUnframer()
+    others: tuple[CobsUnframer | KissUnframer, ...] = (CobsUnframer(), KissUnframer())
     for chunk in chunks:
-        for parser in parsers:
+        reyax.feed(chunk)
+        mesh.feed(chunk)
+        for parser in others:
             parser.feed(chunk)
-    reyax, mesh, *others = parsers
     assert len(reyax._buffer) < 300
     assert len(mesh._buffer) < 4 + meshtastic.MESSAGE_MAX
     assert all(len(parser._part) <= 600 for parser in others)

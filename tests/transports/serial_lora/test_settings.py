@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from ternmesh.config import ConfigError
@@ -8,8 +10,8 @@ from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 TABLE = {"ada": 1, "bob": 254}
 
 
-def make(role: str = HOST, **options: object) -> SerialLoraSettings:
-    fixed = {"port": "/dev/ttyUSB0", "dialect": "reyax", "addresses": TABLE}
+def make(role: str = HOST, **options: Any) -> SerialLoraSettings:
+    fixed: dict[str, Any] = {"port": "/dev/ttyUSB0", "dialect": "reyax", "addresses": TABLE}
     return SerialLoraSettings(role=role, **(fixed | {"frequency_hz": 869_525_000} | options))
 
 
@@ -67,7 +69,7 @@ def test_peers_that_an_end_has_not() -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_named(options: dict[str, object], sentence: str) -> None:
+def test_a_wrong_setting_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make(**options)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
-from ternmesh.federated.node import HOST, NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import make_plan
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND, read_chunk
@@ -45,7 +47,12 @@ class Yard:
     )
 
     def __post_init__(self) -> None:
-        changes = {"rounds": 4, "frame_mtu": 164, "up_zeros": 0.5, **self.plan_changes}
+        changes: dict[str, Any] = {
+            "rounds": 4,
+            "frame_mtu": 164,
+            "up_zeros": 0.5,
+            **self.plan_changes,
+        }
         self.plan = make_plan(DIMENSION, local_steps=1, learning_rate=0.1, **changes)
         self.now = 100.0
         self.sent: dict[str, list[tuple[str, bytes]]] = {"up": [], "down": []}
@@ -131,7 +138,8 @@ class Yard:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for end in (self.gateway, self.host, *self.nodes.values()):
+        ends: list[Any] = [self.gateway, self.host, *self.nodes.values()]
+        for end in ends:
             due = end.next_timeout()
             if due is not None and due <= self.now:
                 end.handle_timeout(self.now)
@@ -147,7 +155,7 @@ class Yard:
         """The kinds of what passed, by board."""
         return [(peer, frame[6]) for peer, frame in self.sent[way]]
 
-    def of(self, kind: type) -> list[object]:
+    def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -167,8 +175,8 @@ def on_disk(state: GatewayState, event: object) -> GatewayState:
     return state
 
 
-def joined(**changes: object) -> Yard:
-    yard = Yard(**changes)  # type: ignore[arg-type]
+def joined(**changes: Any) -> Yard:
+    yard = Yard(**changes)
     yard.exchange()
     assert yard.host.phase == control.OPEN
     yard.sent["up"].clear()
@@ -191,7 +199,7 @@ def test_a_round_of_three_boards_is_one_bundle() -> None:
 def test_nothing_is_lost_between_boards_gateway_and_host() -> None:
     """samples x learned = samples x (reference + host's residual) + what the gateway owes."""
     yard = joined()
-    before = {name: 0.0 for name in BOARDS}
+    before = {name: np.zeros(DIMENSION, np.float32) for name in BOARDS}
     for _ in range(3):
         yard.submit(*BOARDS)
         for name in BOARDS:
