@@ -19,12 +19,7 @@ from models.bottleneck.shared_subspace import (
     make_table,
     project,
 )
-from models.bottleneck.subspace import (
-    SubspaceLinear,
-    confine,
-    confined,
-    return_to_subspace,
-)
+from models.bottleneck.subspace import SubspaceLinear, confine, confined, return_to_subspace
 from models.bottleneck.training import StageOptimizer
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer

@@ -8,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import CodecError, WireError
-from ternmesh.split.messages import (
-    ActivationReassembler,
-    cut_activation,
-)
+from ternmesh.split.messages import ActivationReassembler, cut_activation
 from ternmesh.split.plan import SplitPlan, from_numbers, to_numbers
-from ternmesh.wire.activation import (
-    ASK,
-    Activation,
-    write_activation,
-)
+from ternmesh.wire.activation import ASK, Activation, write_activation
 from tests.ternmesh.split.split_wire import PLAN, micro_batch
 
 

@@ -11,12 +11,7 @@ from ternmesh.split.messages import Arrived, Lost, Welcomed
 from ternmesh.split.plan import to_numbers
 from ternmesh.timers import TimerSettings
 from ternmesh.wire import control
-from ternmesh.wire.activation import (
-    ANSWER,
-    ASK,
-    GRADIENT_DOWN,
-    Activation,
-)
+from ternmesh.wire.activation import ANSWER, ASK, GRADIENT_DOWN, Activation
 from ternmesh.wire.control import FINISHED, GATHERING
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
 from tests.ternmesh.split.split_wire import (

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import Refused
 from ternmesh.security.membership import HOST
-from ternmesh.split.messages import (
-    Answered,
-    Arrived,
-    Lost,
-)
+from ternmesh.split.messages import Answered, Arrived, Lost
 from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.activation import (
     ANSWER,
