@@ -34,7 +34,7 @@ def meet(store: HashStore, number: int, own: str, said: str) -> list[str]:
     return agreement.gather(at, "settings", number, 3, said, meanwhile=answer)
 
 
-def test_ranks_that_are_started_again_meet_each_other_only() -> None:
+def test_ranks_that_are_started_again_meet_each_other_only() -> None:  # R11-1
     store = HashStore()
     for start in ("first", "second"):
         with ThreadPoolExecutor(3) as pool:

@@ -101,7 +101,7 @@ def test_what_is_not_finite_is_refused() -> None:
         replica.after_step(1, False)
 
 
-def test_updates_are_for_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_are_for_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:  # R11.2-1
     monkeypatch.setattr("host.pipeline.packets.PART_MAX", 1000)
     vector = np.random.default_rng(0).standard_normal(NUMBERS).astype(np.float32)
     packets = Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5), "a")

@@ -271,7 +271,7 @@ def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
     assert bench.service.status()["run"] == before["run"]
 
 
-def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):
+def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):  # R6.8-5
     """The rows of all nodes and partial aggregates must fit a global update."""
     stored = bench.store.load(MODEL)
     settings = replace(SETTINGS, partial_aggregates=True)
@@ -457,7 +457,7 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("change", ["rotate", "revoke"])
-def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):
+def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):  # R9.3-11
     """However long the round is open yet."""
     enrol_fleet("garden", tmp_path / "host", {name: tmp_path / name for name in NAMES})
     with ExitStack() as stack:

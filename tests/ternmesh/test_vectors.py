@@ -64,7 +64,7 @@ def test_the_script_finds_nothing_to_change() -> None:
 
 def test_the_script_refuses_to_change_a_vector(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> None:  # R1-5
     script = tmp_path / "make.py"
     script.write_text((FOLDER / "make.py").read_text())
     (tmp_path / "keys.json").write_text('{"order 0": {"key": ["other"]}}')

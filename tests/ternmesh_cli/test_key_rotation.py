@@ -182,7 +182,7 @@ def cuts(monkeypatch, at):
         monkeypatch.setattr(owner, name, cut(getattr(owner, name)))
 
 
-def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch):
+def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch):  # R9.6-6
     went_on, at = set(), 0
     while True:
         at += 1
@@ -206,7 +206,7 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert new != old
 
 
-def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):
+def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):  # R9.6-5
     with fleet.open("host") as host, fleet.open("ada") as ada:
         refused: Counter[str] = Counter()
         service = desk(host, refused=refused)
@@ -250,7 +250,7 @@ def test_a_refused_code_fails_at_once(fleet, monkeypatch):
         assert join(service.issue(Role.NODE, 1e9, 0.0)).host == host.member_list.host
 
 
-def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):
+def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):  # R9.6-1
     with fleet.open("host") as host, fleet.open("ada") as ada:
         behind = NoCoordinator()
         service = desk(host, behind)
@@ -271,7 +271,7 @@ def ask(service, frame, now):
     return open_seal(answer)[1]
 
 
-def test_a_member_changes_its_keys_once_an_hour(fleet):
+def test_a_member_changes_its_keys_once_an_hour(fleet):  # R9.6-5
     with fleet.open("host") as host, fleet.open("ada") as ada:
         service, now = desk(host), 0.0
         requests = []
@@ -307,7 +307,7 @@ def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
         assert member["revoked"]
 
 
-def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):
+def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):  # R9.5-7
     with fleet.open("host") as host:
         rows = tuple(number.to_bytes(16, "big") for number in range(REVOKED_MAX))
         host._member_list = MemberList(replace(host.member_list.state, revoked=rows))
@@ -329,7 +329,7 @@ def enrol(tmp_path, capsys):
     return run
 
 
-def test_the_line_can_be_carried(fleet, enrol, monkeypatch, tmp_path):
+def test_the_line_can_be_carried(fleet, enrol, monkeypatch, tmp_path):  # R9.6-7
     answer = enrol("ada", "--line")
     assert answer["rotation"].startswith("TM1-ROTATION:")
     assert enrol("ada", "--line") == answer, "it is the same until the host has answered"

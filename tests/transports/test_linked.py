@@ -84,7 +84,7 @@ def frames(count: int, counter: int = 0, size: int = 100) -> list[bytes]:
     return [seal_open(Header(3, counter + i), b"\x02" + rng.bytes(size)) for i in range(count)]
 
 
-def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:
+def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:  # R8.2-29
     bench = Bench(tmp_path, Faults())
     [frame] = frames(1, size=20)
     bench.ends["theo"].send("host", [frame])
@@ -116,7 +116,7 @@ def reports(end: ReliableTransport) -> list[tuple[str, str]]:
     return [(delivery.peer, delivery.state.name) for delivery in end.deliveries()]
 
 
-def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> None:
+def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> None:  # R8.2-38
     bench = Bench(tmp_path, Faults(drop=0.1))
     theo = bench.ends["theo"]
     theo.send("host", frames(1, size=20))
@@ -128,7 +128,7 @@ def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> 
     assert reports(theo) == []
 
 
-def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:
+def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:  # R8.2-38
     bench = Bench(tmp_path, Faults(drop=0.1), ("theo", "nora"))
     host = bench.ends["host"]
     bench.ends.pop("nora").close()
@@ -143,7 +143,7 @@ def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:
     assert told["link"]["objects_under_way"] == 0
 
 
-def test_what_was_held_is_held_again_after_a_restart(tmp_path: Path) -> None:
+def test_what_was_held_is_held_again_after_a_restart(tmp_path: Path) -> None:  # R8.2-38
     bench = Bench(tmp_path, Faults(drop=0.1))
     bench.ends["theo"].send("host", frames(4))
     bench.restart("theo")
@@ -233,7 +233,7 @@ def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_
     assert len(bench.run(10.0)["theo"]) == 1
 
 
-def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:  # R8.2-31
     bench = Bench(tmp_path, Faults(drop=0.2), unreliable=True)
     theo = bench.ends["theo"]
     sent: list[bytes] = []
@@ -278,6 +278,7 @@ def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(tmp_path
 
 
 def test_what_is_longer_than_the_longest_object_travels_as_several(tmp_path: Path) -> None:
+    # R8.2-29
     bench = Bench(tmp_path, Faults(drop=0.1))
     theo = bench.ends["theo"]
     many = frames(9, size=900)

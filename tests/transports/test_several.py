@@ -139,7 +139,7 @@ def test_radios_take_turns_and_each_reaches_its_own() -> None:
     assert bench.multipath.mtu == 200
 
 
-def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() -> None:
+def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() -> None:  # R8.2-37
     bench = Bench(("near", {"ada"}, True), ("far", {"bo"}, True), receivers="ada bo")
     assert bench.carried(ALL, b"1") == ["near", "far"]
     bench.wires["far"].room = 0
@@ -256,7 +256,7 @@ def frames(count: int) -> list[bytes]:
     return [seal_open(Header(3, i), b"\x02" + rng.bytes(100)) for i in range(count)]
 
 
-def test_the_symbols_of_one_object_travel_over_both(tmp_path: Path) -> None:
+def test_the_symbols_of_one_object_travel_over_both(tmp_path: Path) -> None:  # R8.2-36, R8.2-37
     air = Air(tmp_path)
     air.ends["ada"].send(HOST, frames(40))
     assert [a.frames for a in air.run(60.0)] == [tuple(frames(40))]

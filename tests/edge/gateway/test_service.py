@@ -80,13 +80,13 @@ def frames(count: int, address: int = 7, size: int = 200) -> list[bytes]:
     return [seal_open(Header(address, i), b"\x02" + rng.bytes(size)) for i in range(count)]
 
 
-def test_an_update_of_a_board_reaches_the_host_in_its_name(tmp_path: Path) -> None:
+def test_an_update_of_a_board_reaches_the_host_in_its_name(tmp_path: Path) -> None:  # R8.2-30
     air = Air(tmp_path)
     air.boards["bo"].send(HOST, frames(5))
     assert air.run(60.0)[HOST] == [("bo", tuple(frames(5)))]
 
 
-def test_the_host_speaks_to_one_board_and_to_all_once(tmp_path: Path) -> None:
+def test_the_host_speaks_to_one_board_and_to_all_once(tmp_path: Path) -> None:  # R8.2-30
     air = Air(tmp_path)
     mine, everybodys = frames(3, address=0x8001), frames(4, address=BROADCAST)
     air.host.send("ada", mine)

@@ -47,7 +47,7 @@ def test_a_broadcast_is_sent_once() -> None:
     assert air.of(HOST, Delivered) == [Delivered(0, NODES)]
 
 
-def test_the_same_repairs_serve_all_receivers() -> None:
+def test_the_same_repairs_serve_all_receivers() -> None:  # R8.2-7
     lost = (("n0", 0), ("n1", 1), ("n1", 2), ("n2", 3))
     air = broadcast(content(5 * ROOM), [lose(Symbol, name, index) for name, index in lost])
     frames = air.run()
@@ -56,7 +56,7 @@ def test_the_same_repairs_serve_all_receivers() -> None:
     assert said(frames, "n1") == ["needs [2]", "receipt"]
 
 
-def test_answers_to_a_broadcast_are_spread() -> None:
+def test_answers_to_a_broadcast_are_spread() -> None:  # R8.2-23
     settings = replace(SETTINGS, spread_s=60.0)
     air = broadcast(content(3 * ROOM), [lose(Symbol, "n2", 1)], settings)
     frames = air.run()
@@ -66,7 +66,7 @@ def test_answers_to_a_broadcast_are_spread() -> None:
     assert answers[-1] < 60.0 + IDLE_S
 
 
-def test_answers_to_an_offer_alone_are_spread() -> None:
+def test_answers_to_an_offer_alone_are_spread() -> None:  # R8.2-23
     """Its sender may be kept silent, by the law say, before its first symbol."""
     air = broadcast(content(3 * ROOM), (), replace(SETTINGS, spread_s=60.0))
     assert said(air.send(HOST)) == ["offer"]
@@ -77,14 +77,14 @@ def test_answers_to_an_offer_alone_are_spread() -> None:
     assert times[-1] < air.now + IDLE_S + 60.0
 
 
-def test_whoever_missed_the_offer_asks_after_the_burst() -> None:
+def test_whoever_missed_the_offer_asks_after_the_burst() -> None:  # R8.2-22
     air = broadcast(content(3 * ROOM), [lose(Offer, "n1")])
     frames = air.run()
     assert said(frames, HOST) == ["offer", "0", "1", "2!", "offer"]
     assert said(frames, "n1") == ["question", "receipt"]
 
 
-def test_receivers_wait_for_the_end_of_a_burst() -> None:
+def test_receivers_wait_for_the_end_of_a_burst() -> None:  # R8.2-20
     """Half-duplex radios do not listen while they send."""
     air = broadcast(content(20 * ROOM), [lose(Symbol, "n1", i) for i in range(15)])
     frames = air.run()
@@ -135,7 +135,7 @@ def test_a_broadcast_to_one_who_is_away_makes_way_for_others() -> None:
     assert {event.number for event in air.of(HOST, GaveUp)} == given_up
 
 
-def test_who_always_lacks_something_keeps_broadcasts_from_nobody_for_ever() -> None:
+def test_who_always_lacks_something_keeps_broadcasts_from_nobody_for_ever() -> None:  # R8.2-13
     air = Air((HOST, *NODES), deaf={"n3"})
     payloads = [content(3 * ROOM, seed) for seed in range(ACTIVE_MAX + 3)]
     for payload in payloads:
@@ -151,6 +151,7 @@ def test_who_always_lacks_something_keeps_broadcasts_from_nobody_for_ever() -> N
 
 @pytest.mark.parametrize("needs", [(1,), (3,)])
 def test_words_without_progress_get_a_bounded_number_of_symbols(needs: tuple[int, ...]) -> None:
+    # R8.2-14
     air = Air(deaf={NODE})
     air.host.send(NODE, content(3 * ROOM))
     for _ in range(500):
@@ -161,7 +162,7 @@ def test_words_without_progress_get_a_bounded_number_of_symbols(needs: tuple[int
     assert not air.host.has_frames
 
 
-def test_who_comes_on_is_answered_as_often_as_it_takes() -> None:
+def test_who_comes_on_is_answered_as_often_as_it_takes() -> None:  # R8.2-13
     air = Air(deaf={NODE})
     size = GENERATION_MAX * ROOM
     air.host.send(NODE, content(size))

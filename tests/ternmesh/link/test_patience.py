@@ -34,7 +34,7 @@ def restarted(air: Air, *names: str) -> Air:
     return again
 
 
-def test_a_restarted_sender_asks_first_and_sends_what_is_lacking() -> None:
+def test_a_restarted_sender_asks_first_and_sends_what_is_lacking() -> None:  # R8.2-27
     air, payload = Air(losses=[lose(Symbol, index=i) for i in (1, 2)]), content(6 * ROOM)
     air.host.cancel(air.host.send(NODE, b"before"))
     air.host.send(NODE, payload)
@@ -46,7 +46,7 @@ def test_a_restarted_sender_asks_first_and_sends_what_is_lacking() -> None:
     assert again.got(NODE) == [payload]
 
 
-def test_a_restarted_sender_sends_no_held_symbol_and_no_repair_again() -> None:
+def test_a_restarted_sender_sends_no_held_symbol_and_no_repair_again() -> None:  # R8.2-26
     air, payload = Air(), content(8 * ROOM)
     air.host.send(NODE, payload)
     air.losses = [lose(Symbol, index=i) for i in (1, 2, 8)]
@@ -85,7 +85,7 @@ def test_a_restarted_receiver_says_what_it_lacks() -> None:
     assert again.got(NODE) == [payload]
 
 
-def test_a_restarted_receiver_knows_what_arrived() -> None:
+def test_a_restarted_receiver_knows_what_arrived() -> None:  # R8.2-25
     air = Air(losses=[lose(Status, HOST)])
     air.host.send(NODE, b"once")
     air.run(until=1.0)
@@ -109,7 +109,7 @@ def test_what_is_too_large_after_a_restart_is_forgotten_on_either_side() -> None
     assert again.got(NODE) == [content(599)]
 
 
-def test_silence_is_asked_ever_more_seldom_and_then_given_up() -> None:
+def test_silence_is_asked_ever_more_seldom_and_then_given_up() -> None:  # R8.2-9, R8.2-13
     settings = replace(SETTINGS, give_up_s=20_000.0, longest_s=600.0)
     air = Air(settings=settings, deaf={NODE})
     air.host.send(NODE, content(20))
@@ -126,7 +126,7 @@ def test_silence_is_asked_ever_more_seldom_and_then_given_up() -> None:
     assert (air.host.next_timeout(), air.host.has_frames) == (None, False)
 
 
-def test_a_receiver_stops_asking_and_then_forgets() -> None:
+def test_a_receiver_stops_asking_and_then_forgets() -> None:  # R8.2-21
     air = Air(settings=replace(SETTINGS, give_up_s=20_000.0))
     air.host.send(NODE, content(3 * ROOM))
     air.send(HOST, room=2)
@@ -139,7 +139,7 @@ def test_a_receiver_stops_asking_and_then_forgets() -> None:
     assert air.node.next_timeout() is None
 
 
-def test_a_symbol_begins_the_patience_of_its_receiver_anew() -> None:
+def test_a_symbol_begins_the_patience_of_its_receiver_anew() -> None:  # R8.2-21
     air = Air()
     air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), 0.0)
     assert said(air.run(until=20_000.0)) == ["needs [3]"] * SILENCES_MAX
@@ -187,7 +187,7 @@ def test_who_has_stopped_speaking_still_answers_each_offer() -> None:
         assert said(air.run(until=air.now + 20_000.0)) == ["needs [3]"] * attempts
 
 
-def test_a_question_that_waits_is_not_asked_once_its_offer_has_come() -> None:
+def test_a_question_that_waits_is_not_asked_once_its_offer_has_come() -> None:  # R8.2-22
     air = Air()
     air.node.receive_frame(HOST, sealed(Symbol(0, 0, bytes(30), False)), 0.0)
     air.node.handle_timeout(IDLE_S)
@@ -224,7 +224,7 @@ def test_a_sender_does_not_ask_while_its_own_question_waits() -> None:
     assert said(air.run()) == ["2!", "receipt"]
 
 
-def test_a_status_within_a_burst_is_not_counted() -> None:
+def test_a_status_within_a_burst_is_not_counted() -> None:  # R8.2-8
     air = Air(losses=[lose(Symbol, index=0)])
     air.host.send(NODE, content(6 * ROOM))
     air.send(HOST, room=4)
@@ -233,7 +233,7 @@ def test_a_status_within_a_burst_is_not_counted() -> None:
     assert said(air.run()) == ["3", "4", "5!", "needs [1]", "6!", "receipt"]
 
 
-def test_a_receipt_ends_a_burst() -> None:
+def test_a_receipt_ends_a_burst() -> None:  # R8.2-8
     air = Air()
     air.host.send(NODE, content(6 * ROOM))
     air.send(HOST, room=3)
@@ -243,7 +243,7 @@ def test_a_receipt_ends_a_burst() -> None:
     assert [event.number for event in drain(air.host) if isinstance(event, Delivered)] == [0]
 
 
-def test_a_status_that_had_to_wait_does_not_ask_for_what_has_come() -> None:
+def test_a_status_that_had_to_wait_does_not_ask_for_what_has_come() -> None:  # R8.2-28
     air = Air(losses=[lose(Symbol, index=0), lose(Symbol, index=1)])
     air.host.send(NODE, content(3 * ROOM))
     air.send(HOST, room=9)

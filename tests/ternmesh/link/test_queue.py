@@ -52,7 +52,7 @@ def test_a_receiver_that_is_away_holds_up_nobody_else() -> None:
     assert len(begun) == 2 * ACTIVE_MAX
 
 
-def test_no_object_falls_so_far_behind_that_it_looks_new() -> None:
+def test_no_object_falls_so_far_behind_that_it_looks_new() -> None:  # R8.2-11
     """Its receipt is lost for long, while its receiver gets others."""
     air = Air()
     air.host.send(NODE, b"first")
@@ -95,7 +95,7 @@ def test_cancel() -> None:
     assert not air.host.has_frames
 
 
-def test_a_full_link_takes_no_more_until_something_is_delivered() -> None:
+def test_a_full_link_takes_no_more_until_something_is_delivered() -> None:  # R8.2-15
     settings = replace(SETTINGS, outgoing_max=3, outgoing_bytes_max=1000)
     air = Air(settings=settings)
     for seed in range(3):
@@ -124,7 +124,7 @@ def test_what_makes_room_counts_and_a_refused_object_supersedes_nothing() -> Non
     assert air.got(NODE) == [content(40), content(50)]
 
 
-def test_who_takes_nothing_leaves_room_for_others() -> None:
+def test_who_takes_nothing_leaves_room_for_others() -> None:  # R8.2-15
     settings = replace(SETTINGS, outgoing_max=20, outgoing_bytes_max=4000)
     for size, room in ((20, 20), (800, 5)):
         air = Air((HOST, NODE, "n2", "n3"), settings=settings, deaf={"n2"})
@@ -143,7 +143,7 @@ def test_who_takes_nothing_leaves_room_for_others() -> None:
         assert [event.number for event in gave_up] == sorted(event.number for event in gave_up)
 
 
-def test_who_claims_most_displaces_nobody() -> None:
+def test_who_claims_most_displaces_nobody() -> None:  # R8.2-15
     air = Air((HOST, NODE, "n2"), settings=replace(SETTINGS, outgoing_max=12))
     kept = [air.host.send("n2", content(20, seed)) for seed in range(6)]
     for seed in range(6):
@@ -156,7 +156,7 @@ def test_who_claims_most_displaces_nobody() -> None:
     assert set(kept) < {event.number for event in air.of(HOST, Delivered)}
 
 
-def test_of_what_waits_for_a_peer_the_newest_are_kept() -> None:
+def test_of_what_waits_for_a_peer_the_newest_are_kept() -> None:  # R8.2-16
     air = Air((HOST, NODE, "n2"), deaf={NODE})
     other = air.host.send("n2", content(20, 99))
     for seed in range(20):
@@ -171,7 +171,7 @@ def test_of_what_waits_for_a_peer_the_newest_are_kept() -> None:
     assert {event.reason for event in air.of(HOST, GaveUp)} == {"superseded"}
 
 
-def test_one_receiver_has_a_part_of_the_room_under_way_and_the_rest_can_go() -> None:
+def test_one_receiver_has_a_part_of_the_room_under_way_and_the_rest_can_go() -> None:  # R8.2-17
     air = Air((HOST, NODE, "n2"), settings=replace(SETTINGS, outgoing_bytes_max=4000))
     for seed in range(4):
         air.host.send(NODE, content(900, seed))
@@ -235,7 +235,7 @@ def test_room_is_kept() -> None:
     assert len(air.host.frames_to_send(0.0, 100_000)) == FRAMES_MAX
 
 
-def test_no_seal_counter_is_used_before_it_is_reserved() -> None:
+def test_no_seal_counter_is_used_before_it_is_reserved() -> None:  # R3-7, R8.2-26
     air, limit = Air(settings=replace(SETTINGS, mtu=MTU_MIN)), 0
     air.host.send(NODE, bytes(15 * 9000))
     counters = []

@@ -75,13 +75,13 @@ def transfer_with(frame: bytes, sender: str, victim: str) -> tuple[list[Sent], l
 
 @pytest.mark.parametrize("frame", HOSTILE.values(), ids=list(HOSTILE))
 @pytest.mark.parametrize(("sender", "victim"), [(HOST, NODE), (NODE, HOST), ("stranger", NODE)])
-def test_what_is_wrong_changes_nothing(frame: bytes, sender: str, victim: str) -> None:
+def test_what_is_wrong_changes_nothing(frame: bytes, sender: str, victim: str) -> None:  # R8.2-3
     sent, events = transfer_with(frame, sender, victim)
     assert [type(event) for event in events] == [LinkRefused]
     assert sent == transfer_with(b"", "", NODE)[0]
 
 
-def test_a_symbol_that_does_not_fit_changes_nothing() -> None:
+def test_a_symbol_that_does_not_fit_changes_nothing() -> None:  # R8.1-2
     frame = sealed(Symbol(0, 3, b"short", False))
     sent, events = transfer_with(frame, HOST, NODE)
     assert events == [LinkRefused(HOST, "symbol")]
@@ -109,7 +109,7 @@ def test_nobody_gets_more_than_there_is(needs: tuple[int, ...]) -> None:
     assert air.host.next_timeout() is not None
 
 
-def test_a_damaged_object_is_refused_and_fetched_again() -> None:
+def test_a_damaged_object_is_refused_and_fetched_again() -> None:  # R8.2-24
     air, payload = Air(), content(3 * ROOM)
     air.host.send(NODE, payload)
     air.send(HOST)
@@ -144,7 +144,7 @@ def test_offers_of_many_peers_are_bounded() -> None:
     assert air.got(NODE) == [content(100)]
 
 
-def test_memory_for_objects_is_bounded_with_their_coefficients() -> None:
+def test_memory_for_objects_is_bounded_with_their_coefficients() -> None:  # R8.2-18
     air = Air()
     for peer in many(40):
         air.node.receive_frame(peer, sealed(Offer(0, 0, b"name", SOURCES_MAX, 1)), 0.0)
@@ -153,7 +153,7 @@ def test_memory_for_objects_is_bounded_with_their_coefficients() -> None:
     assert 0 < most <= SETTINGS.incoming_bytes_max
 
 
-def test_what_waited_longest_makes_room() -> None:
+def test_what_waited_longest_makes_room() -> None:  # R8.2-19
     settings = replace(SETTINGS, incoming_bytes_max=2 * 20 * (10 + GENERATION_MAX))
     air = Air(settings=settings)
     first, second, third = (Offer(0, n, b"name", 200, 10) for n in range(3))
@@ -169,7 +169,7 @@ def test_what_waited_longest_makes_room() -> None:
     assert len(air.of(NODE, IncomingDropped)) == 1
 
 
-def test_offers_do_not_take_the_room_of_what_another_has_sent() -> None:
+def test_offers_do_not_take_the_room_of_what_another_has_sent() -> None:  # R8.2-19
     object_bytes = 20 * (10 + GENERATION_MAX)
     air = Air(settings=replace(SETTINGS, incoming_bytes_max=3 * object_bytes))
     mine = Offer(0, 0, b"mine", 200, 10)
@@ -192,7 +192,7 @@ def test_offers_do_not_take_the_room_of_what_another_has_sent() -> None:
     assert list(air.node._in._incoming) == [("c", 0)]
 
 
-def test_early_symbols_are_bounded() -> None:
+def test_early_symbols_are_bounded() -> None:  # R8.2-18
     air = Air(settings=replace(SETTINGS, incoming_bytes_max=100_000))
     for peer in many(2 * PEERS_MAX):
         for index in (0, 1, 2):
@@ -223,7 +223,7 @@ def test_early_symbols_and_objects_share_the_memory() -> None:
     assert list(air.node._in._early) == [("b", 1)]  # who claimed most made way
 
 
-def test_symbols_that_nobody_offered_push_out_no_object() -> None:
+def test_symbols_that_nobody_offered_push_out_no_object() -> None:  # R8.2-18
     object_bytes = 20 * (10 + GENERATION_MAX)
     air = Air(settings=replace(SETTINGS, incoming_bytes_max=4 * object_bytes))
     air.node.receive_frame("a", sealed(Offer(0, 0, b"mine", 200, 10)), 0.0)
@@ -259,7 +259,7 @@ def test_answers_and_names_are_bounded() -> None:
     assert len(air.got(NODE)) == 2 * PEERS_MAX
 
 
-def test_of_each_peer_the_last_names_are_remembered() -> None:
+def test_of_each_peer_the_last_names_are_remembered() -> None:  # R8.2-25
     air = Air()
     for seed in range(ARRIVED_MAX + 40):
         air.host.send(NODE, content(8, seed))
@@ -267,7 +267,7 @@ def test_of_each_peer_the_last_names_are_remembered() -> None:
     assert [len(names) for names in air.node._in._arrived.values()] == [ARRIVED_MAX]
 
 
-def test_one_symbol_of_a_code_serves_a_transfer_from_anywhere() -> None:
+def test_one_symbol_of_a_code_serves_a_transfer_from_anywhere() -> None:  # R8.1-1
     """A gateway may add symbols that it made itself."""
     air, payload = Air(), content(4 * ROOM)
     air.host.send(NODE, payload)

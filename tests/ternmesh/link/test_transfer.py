@@ -39,7 +39,7 @@ from tests.ternmesh.link.wired_air import (
 
 
 @pytest.mark.parametrize("size", [1, ROOM, ROOM + 1, 5 * ROOM, 128 * ROOM, 128 * ROOM + 1])
-def test_nothing_lost_is_an_offer_the_object_and_one_receipt(size: int) -> None:
+def test_nothing_lost_is_an_offer_the_object_and_one_receipt(size: int) -> None:  # R8.2-6
     air, payload = Air(), content(size)
     number = air.host.send(NODE, payload)
     frames = air.run()
@@ -51,7 +51,7 @@ def test_nothing_lost_is_an_offer_the_object_and_one_receipt(size: int) -> None:
     assert [end.next_timeout() for end in air.ends.values()] == [None, None]
 
 
-def test_events_come_in_the_order_that_a_disk_needs() -> None:
+def test_events_come_in_the_order_that_a_disk_needs() -> None:  # R8.2-26
     air, payload = Air(), content(2 * ROOM)
     air.host.send(NODE, payload, priority=3, key="k")
     assert air.host.frames_to_send(0.0) == []  # nothing may leave before it is on disk
@@ -65,14 +65,14 @@ def test_events_come_in_the_order_that_a_disk_needs() -> None:
     assert air.events[NODE] == [held, IncomingDropped(HOST, offer), arrived, reserved]
 
 
-def test_a_lost_offer_costs_a_question_and_an_offer() -> None:
+def test_a_lost_offer_costs_a_question_and_an_offer() -> None:  # R8.2-10, R8.2-22
     air = Air(losses=[lose(Offer)])
     air.host.send(NODE, content(4 * ROOM))
     assert said(air.run()) == ["offer", "0", "1", "2", "3!", "question", "offer", "receipt"]
     assert len(air.got(NODE)) == 1
 
 
-def test_a_lost_offer_and_last_symbol_cost_a_pause() -> None:
+def test_a_lost_offer_and_last_symbol_cost_a_pause() -> None:  # R8.2-21
     air = Air(losses=[lose(Offer), lose_last])
     air.host.send(NODE, content(3 * ROOM))
     frames = air.run()
@@ -81,14 +81,14 @@ def test_a_lost_offer_and_last_symbol_cost_a_pause() -> None:
     assert frames[4].time_s - frames[3].time_s < IDLE_S + 2 * FRAME_S
 
 
-def test_a_lost_symbol_costs_its_repair_and_a_status() -> None:
+def test_a_lost_symbol_costs_its_repair_and_a_status() -> None:  # R8.2-7
     air = Air(losses=[lose(Symbol, index=1)])
     air.host.send(NODE, content(4 * ROOM))
     assert said(air.run()) == ["offer", "0", "1", "2", "3!", "needs [1]", "4!", "receipt"]
     assert air.of(HOST, RepairsReserved) == [RepairsReserved(0, REPAIRS_BLOCK)]
 
 
-def test_a_lost_last_symbol_costs_a_pause() -> None:
+def test_a_lost_last_symbol_costs_a_pause() -> None:  # R8.2-21
     air = Air(losses=[lose_last])
     air.host.send(NODE, content(4 * ROOM))
     frames = air.run()
@@ -105,13 +105,14 @@ def test_a_lost_status_is_said_again_by_who_lacks_something() -> None:
 
 
 def test_a_lost_receipt_is_asked_for_and_the_object_not_delivered_again() -> None:
+    # R8.2-9, R8.2-25
     air = Air(losses=[lose(Status, HOST)])
     air.host.send(NODE, content(2 * ROOM))
     assert said(air.run()) == ["offer", "0", "1!", "receipt", "offer", "receipt"]
     assert len(air.got(NODE)) == len(air.of(HOST, Delivered)) == 1
 
 
-def test_a_repeated_offer_is_answered_at_once_but_not_within_a_burst() -> None:
+def test_a_repeated_offer_is_answered_at_once_but_not_within_a_burst() -> None:  # R8.2-20
     air = Air(losses=[lose(Symbol, index=0), *[lose(Status, HOST)] * SILENCES_MAX])
     air.host.send(NODE, content(3 * ROOM))
     [offer] = air.send(HOST)
@@ -123,7 +124,7 @@ def test_a_repeated_offer_is_answered_at_once_but_not_within_a_burst() -> None:
     assert frames[asked + 1].time_s - frames[asked].time_s < 2 * FRAME_S
 
 
-def test_where_all_was_lost_the_object_is_sent_again_as_it_is() -> None:
+def test_where_all_was_lost_the_object_is_sent_again_as_it_is() -> None:  # R8.2-7
     air = Air(losses=[lose(Symbol)] * 3)
     air.host.send(NODE, content(3 * ROOM))
     again = ["offer", "0", "1", "2!", "needs [3]", "0", "1", "2!", "receipt"]
@@ -131,14 +132,14 @@ def test_where_all_was_lost_the_object_is_sent_again_as_it_is() -> None:
     assert air.of(HOST, RepairsReserved) == []
 
 
-def test_repairs_are_never_sent_twice() -> None:
+def test_repairs_are_never_sent_twice() -> None:  # R8.2-7
     air = Air(losses=[lose(Symbol, index=i) for i in (0, 4, 5, 6)])
     air.host.send(NODE, content(4 * ROOM))
     symbols = [each for each in said(air.run(), HOST) if each != "offer"]
     assert symbols == ["0", "1", "2", "3!", "4!", "5!", "6!", "7!"]
 
 
-def test_each_generation_gets_what_it_lacks() -> None:
+def test_each_generation_gets_what_it_lacks() -> None:  # R8.2-7
     payload = content(256 * ROOM)
     lost = (0, 2, 4, 7)  # generations take turns: three of the first, one of the second
     air = Air(losses=[lose(Symbol, index=i) for i in lost])
@@ -187,7 +188,7 @@ def test_both_ends_send_at_once() -> None:
     assert (air.got(NODE), air.got(HOST)) == ([content(100)], [content(120)])
 
 
-def test_many_objects_use_slots_again() -> None:
+def test_many_objects_use_slots_again() -> None:  # R8.2-11
     rng = np.random.default_rng(5)
     payloads = [content(70, seed) for seed in range(100)]
     air = Air(losses=[])
@@ -200,7 +201,7 @@ def test_many_objects_use_slots_again() -> None:
     assert slots == set(range(SLOTS // 2))
 
 
-def test_a_slot_rests() -> None:
+def test_a_slot_rests() -> None:  # R8.2-11
     air = Air()
     for seed in range(20):
         air.host.send(NODE, content(30, seed))

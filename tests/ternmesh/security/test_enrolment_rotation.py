@@ -57,7 +57,7 @@ def test_who_has_only_one_of_the_keys_rotates_nothing() -> None:
     assert refused(fleet, write_rotation_request(write_rotation(THEO, NEXT, bytes(16))))
 
 
-def test_a_rotation_in_force_is_answered_to_its_own_member_alone() -> None:
+def test_a_rotation_in_force_is_answered_to_its_own_member_alone() -> None:  # R9.6-5
     """A relay could otherwise play it in anybody's name, and the host would take it for news."""
     fleet = begin()
     asked = write_rotation_request(write_rotation(THEO, NEXT, fleet.fleet))
@@ -102,7 +102,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
         check_rotation_answer(data, HOST.public, fleet.fleet, data)
 
 
-def test_a_rotation_travels_as_a_line() -> None:
+def test_a_rotation_travels_as_a_line() -> None:  # R9.6-7
     asked = write_rotation(THEO, NEXT, bytes(16))
     line = rotation_text(asked)
     assert line.startswith("TM1-ROTATION:")

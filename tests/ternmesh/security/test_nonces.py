@@ -51,7 +51,7 @@ def counters(outgoing: SealedQueue) -> list[int]:
 
 def test_must_avoid_08_ten_thousand_power_cuts_between_reserve_and_use(
     recorder: type[Recorder],
-) -> None:
+) -> None:  # R3-6, R3-7
     """The reservation is that of `Outgoing`: on disk first, then used, then perhaps a cut."""
     rng, (host, node) = random.Random(8), make_fleet("theo")
     hail(node, host)

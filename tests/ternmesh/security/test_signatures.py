@@ -123,12 +123,12 @@ def test_k_of_n_certify_a_reference() -> None:
 @pytest.mark.parametrize(
     "indexes", [(0,), (0, 0), (1, 0), (0, 3), ()], ids=["few", "twice", "order", "who", "none"]
 )
-def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:
+def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:  # R9.7-4
     with bad():
         verify_certificate(signers(2), PLACE, b"content", certified(*indexes))
 
 
-def test_one_wrong_row_spoils_a_certificate() -> None:
+def test_one_wrong_row_spoils_a_certificate() -> None:  # R9.7-4
     rows = certified(0, 1, 2)
     wrong = (*rows[:2], (2, rows[1][1]))
     with bad():

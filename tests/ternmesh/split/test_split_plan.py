@@ -27,7 +27,7 @@ def test_what_may_be_sent_is_taken(chunk: float, bits: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=12, max_size=16))
-def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:
+def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:  # R10.2-1
     for candidate in (tuple(numbers), (*to_numbers(PLAN)[:10], *numbers[:4])):
         try:
             plan = from_numbers(candidate)
@@ -48,7 +48,7 @@ def test_the_longest_body_fits_the_limit() -> None:
     assert len(longest) <= plan.body_max
 
 
-def test_a_plan_whose_bodies_have_too_many_pieces_is_refused() -> None:
+def test_a_plan_whose_bodies_have_too_many_pieces_is_refused() -> None:  # R10.2-1
     wide = {"width": 65_535, "bits_up": 32, "frame_mtu": 64}
     replace(PLAN, **wide, batch=9)
     with pytest.raises(WireError, match="do not carry such batches"):

@@ -82,7 +82,7 @@ def test_boards_learn_together_in_few_bits(train: Callable[..., Training], stay:
     assert f"accuracy {status['accuracy']:.1%}" in lines
 
 
-def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:
+def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:  # R10.3-9
     """A step waits for all boards, but not for ever: one that hangs costs `wait_s` a step."""
     training = train()
     theo, nicolas = training.board("theo"), training.board("nicolas")
@@ -193,7 +193,7 @@ def test_a_board_that_is_stopped_keeps_all_that_it_learned(train: Callable[..., 
 
 def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
     train: Callable[..., Training],
-) -> None:
+) -> None:  # R10.3-12
     training = train()
     before = training.board("theo")
     training.until(lambda: before.counts["learned"] == 7 and not before.board.ready)

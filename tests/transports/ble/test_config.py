@@ -46,7 +46,7 @@ def test_a_table_that_cannot_be_is_one_sentence(role, table, sentence) -> None:
         check_link(LinkConfig(ble=table), role)
 
 
-def test_what_nobody_says_follows_from_the_board() -> None:
+def test_what_nobody_says_follows_from_the_board() -> None:  # R7.4-2
     assert static_address("x") == static_address("x") != static_address("y")
     assert int(static_address("x")[:2], 16) >= 0xC0
     assert len(bridge_name("b" * 32)) <= 29

@@ -142,6 +142,7 @@ FAULTS = {
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS.keys())
 @pytest.mark.parametrize("seed", range(12))
 def test_each_frame_arrives_once_and_in_order_over_breaks(seed: int, faults: Faults) -> None:
+    # R7.4-5, R7.4-6
     link = SimLink(seed, faults)
     link.connect()
     sent = [frames_of(link.rng, 120), frames_of(link.rng, 40)]
@@ -168,7 +169,7 @@ def test_a_clean_link_needs_no_value_twice_and_few_that_say_no_more_than_thanks(
     assert data < link.values_sent <= data * 1.15 + 3
 
 
-def test_only_what_was_lost_is_sent_again() -> None:
+def test_only_what_was_lost_is_sent_again() -> None:  # R7.4-13
     link = SimLink(0, Faults())
     link.connect()
     link.run()
@@ -188,6 +189,7 @@ def test_only_what_was_lost_is_sent_again() -> None:
 
 
 def test_a_reader_that_pauses_gets_no_more_than_it_granted_and_loses_nothing() -> None:
+    # R7.4-8, R7.4-9
     link = SimLink(3, Faults(loss=0.1))
     link.connect()
     link.run()
@@ -207,7 +209,7 @@ def test_a_reader_that_pauses_gets_no_more_than_it_granted_and_loses_nothing() -
     assert link.ends[1].got == frames
 
 
-def test_a_program_that_starts_anew_gets_what_was_not_confirmed() -> None:
+def test_a_program_that_starts_anew_gets_what_was_not_confirmed() -> None:  # R7.4-5
     link = SimLink(1, Faults())
     link.connect()
     link.offer(0, [b"before"])
@@ -244,7 +246,7 @@ def established() -> tuple[BleProtocol, BleProtocol]:
     return link.ends[0].protocol, link.ends[1].protocol
 
 
-def test_silence_is_given_up_with_a_sentence_and_what_waits_is_kept() -> None:
+def test_silence_is_given_up_with_a_sentence_and_what_waits_is_kept() -> None:  # R7.4-14
     node, bridge = established()
     node.sender.offer([b"x"])
     now = 1.0
@@ -297,7 +299,7 @@ def test_a_hello_that_cannot_be_changes_nothing() -> None:
     assert (bridge._session, len(bridge.sender)) == (77, 0)
 
 
-def test_a_stream_that_holds_no_frames_ends_the_session_after_its_good_frames() -> None:
+def test_a_stream_that_holds_no_frames_ends_the_session_after_its_good_frames() -> None:  # R7.4-7
     _, bridge = established()
     session = bridge._session
     assert session is not None
@@ -310,6 +312,7 @@ def test_a_stream_that_holds_no_frames_ends_the_session_after_its_good_frames() 
 
 @pytest.mark.parametrize("opens_at_s", [30.0, None])
 def test_an_end_that_is_full_is_given_time_but_not_for_ever(opens_at_s: float | None) -> None:
+    # R7.4-10
     node, _ = established()
     session, now = node._session, 1.0
     node.sender.offer([b"x" * 30] * 3)
@@ -339,7 +342,7 @@ def test_a_room_that_came_back_counts_no_more() -> None:
     assert node.failed == "the peer has had no room for 60 s"
 
 
-def test_a_new_session_begins_with_room() -> None:
+def test_a_new_session_begins_with_room() -> None:  # R7.4-4
     _, bridge = established()
     bridge.receive_value(values.encode(BleStatus(0, 0, 0), bridge._session or 0), 1.0)
     session = (bridge._session or 0) + 1
@@ -360,6 +363,7 @@ ANY_VALUE = st.one_of(
 
 @given(st.lists(st.one_of(st.binary(max_size=40), ANY_VALUE), max_size=60), st.booleans())
 def test_whatever_arrives_nothing_is_raised_and_all_stays_bounded(arrivals, initiator) -> None:
+    # R7.4-15
     end = established()[0 if initiator else 1]
     end.sender.offer([b"frame" * 100] * 20)
     for now, arrival in enumerate(arrivals, 1):

@@ -13,7 +13,7 @@ WORKER = {"protocol": "5", "session_expiry_s": 0}
 @pytest.mark.parametrize("protocol", VERSIONS)
 def test_what_is_sent_while_a_node_is_briefly_away_waits_for_it(
     mosquitto, new_end, eventually, protocol
-) -> None:
+) -> None:  # R7.2-7
     host = new_end(mosquitto.url, HOST, protocol=protocol)
     ada = new_end(mosquitto.url, "ada", protocol=protocol)
     eventually(lambda: host.connected and ada.connected)
@@ -60,7 +60,7 @@ def test_a_session_ends_when_its_time_is_over(mosquitto, new_end, eventually) ->
 
 def test_a_group_gets_each_message_once_and_the_absent_get_none(
     mosquitto, new_end, eventually
-) -> None:
+) -> None:  # R7.2-8
     one, two = (
         new_end(mosquitto.url, HOST, share="front", client_id=f"front-{i}", **WORKER)
         for i in (1, 2)

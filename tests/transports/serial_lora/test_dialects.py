@@ -150,7 +150,7 @@ def test_reyax_airtime_is_the_manuals() -> None:
     assert Reyax(settings_for("reyax")).airtime_us(240) == 1_246_208
 
 
-def test_ebyte_waits_until_the_frame_must_have_left() -> None:
+def test_ebyte_waits_until_the_frame_must_have_left() -> None:  # R7.3-7
     modem = Ebyte(settings_for("ebyte", air_rate_bps=2400, speed=10.0))
     assert (modem.start(0.0), modem.ready, modem.idle) == ([], True, True)
     (write,) = modem.send(b"x" * modem.payload_max, 5.0)

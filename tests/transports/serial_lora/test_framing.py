@@ -92,7 +92,7 @@ def test_a_damaged_cobs_frame_is_counted_and_the_next_one_found() -> None:
     assert unframer.malformed == 3
 
 
-def test_rssi_bytes_between_cobs_frames_are_no_damage() -> None:
+def test_rssi_bytes_between_cobs_frames_are_no_damage() -> None:  # R7.3-5
     unframer = CobsUnframer()
     assert unframer.feed(cobs_frame(b"a") + b"\xb2" + cobs_frame(b"b") + b"\xb0") == [b"a", b"b"]
     assert unframer.malformed == 0

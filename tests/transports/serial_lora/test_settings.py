@@ -23,7 +23,7 @@ def test_addresses_of_host_and_nodes() -> None:
     assert (dict(host.peers), dict(ada.peers)) == (TABLE, {HOST: 0})
 
 
-def test_who_is_heard() -> None:
+def test_who_is_heard() -> None:  # R7.3-2
     host, ada = make(), make("ada")
     assert (host.peer(0, 1), host.peer(0, 254)) == ("ada", "bob")
     assert (ada.peer(1, 0), ada.peer(255, 0)) == (HOST, HOST)
