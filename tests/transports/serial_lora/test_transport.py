@@ -90,12 +90,13 @@ def test_nodes_reach_the_host_and_the_host_one_or_all(new_fleet, eventually, dia
     assert frames_from(ada, 2) == [b"to ada", b"to all"]
     arrival = bob.receive(WAIT_S)
     assert (arrival.peer, arrival.frames) == (HOST, (b"to all",))
-    eventually(lambda: host.status()["frames_out"] == 2)
+    # REYAX ends also send probes by themselves: what waits is gone only by and by.
+    eventually(lambda: (now := host.status())["frames_out"] == 2 and now["queued"] == 0)
     assert bob.status()["foreign"] >= 1
     assert bob.receive(0) is None
 
     status = json.loads(json.dumps(host.status()))
-    expected = {"connected": True, "last_error": None, "reconnects": 0, "queued": 0, "lost": 0}
+    expected = {"connected": True, "last_error": None, "reconnects": 0, "lost": 0}
     assert status | expected | {"frames_in": 2, "malformed": 0, "refused": 0} == status
     with pytest.raises(ValueError, match="a node sends to 'host' only"):
         ada.send("bob", [b"x"])
