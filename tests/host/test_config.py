@@ -1,5 +1,6 @@
 import shutil
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
 
 
 def test_a_plan_that_no_frame_can_carry_is_a_sentence():
-    config = HostConfig("state", "keyword", link=None)
+    config = HostConfig("state", "keyword", link=cast(Any, None))
     with pytest.raises(ConfigError, match=r"\[run\] does not fit this model: up_span is"):
         plan_of(config.run, 1 << 24)
 

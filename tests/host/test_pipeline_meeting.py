@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_ranks import reports, write_config
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
 from host.pipeline.checkpoint import Checkpoints
@@ -21,6 +20,7 @@ from host.pipeline.config import read_pipeline_config
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks, command, hold
 from host.pipeline.rank import choose_device
+from tests.host.pipeline_ranks import reports, write_config
 from tests.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def meet(store: HashStore, number: int, own: str, said: str) -> list[str]:
     return agreement.gather(at, "settings", number, 3, said, meanwhile=answer)
 
 
-def test_ranks_that_are_started_again_meet_each_other_only() -> None:
+def test_ranks_that_are_started_again_meet_each_other_only() -> None:  # R11-1
     store = HashStore()
     for start in ("first", "second"):
         with ThreadPoolExecutor(3) as pool:
@@ -68,7 +68,7 @@ def test_a_rank_ends_where_the_store_is_gone(
             raise RuntimeError("Broken pipe")
 
     monkeypatch.setattr(agreement, "WATCH_S", 0.0)
-    monkeypatch.setattr(agreement.os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
         agreement.Watch(Gone(), 1)._listen()
     assert ended.value.code == agreement.REFUSED

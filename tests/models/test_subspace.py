@@ -19,12 +19,7 @@ from models.bottleneck.shared_subspace import (
     make_table,
     project,
 )
-from models.bottleneck.subspace import (
-    SubspaceLinear,
-    confine,
-    confined,
-    return_to_subspace,
-)
+from models.bottleneck.subspace import SubspaceLinear, confine, confined, return_to_subspace
 from models.bottleneck.training import StageOptimizer
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
@@ -219,7 +214,7 @@ def test_return_to_subspace_projects() -> None:
     block = nn.Sequential()
     block.add_module("attention_out", nn.Linear(48, 48, bias=False))
     confine(block, OUTPUTS, made, "rows")
-    weight = block[0].weight
+    weight = block.get_parameter("attention_out.weight")
     with torch.no_grad():
         weight.add_(torch.randn_like(weight))
     wanted = project(weight.detach().clone(), made.basis, 0)

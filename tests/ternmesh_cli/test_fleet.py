@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from paho.mqtt.client import CallbackAPIVersion, Client
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
 
 from host.config import RunConfig, plan_of
 from models.zoo import fsdd_path
@@ -97,7 +98,7 @@ class Process:
         self.signal(signal.SIGKILL)
         self.process.wait(PATIENCE_S)
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> Any:
         """Its status, or None while it does not answer."""
         try:
             return ask(self.folder / "control.sock", {"command": "status"}, PATIENCE_S)
@@ -371,9 +372,9 @@ class Wiretap:
     def __init__(self, url: str) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self._client = Client(CallbackAPIVersion.VERSION2, client_id="wiretap")
-        self._client.on_message = lambda _c, _u, m: self.heard.append((m.topic, m.payload))
+        self._client.on_message = lambda _c, _u, m: self.heard.append((m.topic, bytes(m.payload)))
         self._client.on_connect = lambda client, *_: client.subscribe("ternmesh/#", qos=1)
-        self._address = urlsplit(url).hostname, urlsplit(url).port
+        self._address = str(urlsplit(url).hostname), int(urlsplit(url).port or 0)
 
     def __enter__(self) -> "Wiretap":
         self._client.connect(*self._address)

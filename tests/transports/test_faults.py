@@ -1,6 +1,7 @@
 import math
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def test_without_faults_every_frame_arrives_at_once() -> None:
 @pytest.mark.parametrize("name", ["drop", "duplicate", "reorder", "flip"])
 def test_each_fault_comes_as_often_as_it_should_and_alone(name: str) -> None:
     count, share = 20_000, 0.3
-    bad = model(**{name: share})
+    one: dict[str, Any] = {name: share}
+    bad = model(**one)
     outcomes = [(frame, bad.apply(frame, 5.0)) for frame in numbered(count)]
     seen = {
         "drop": sum(not copies for _, copies in outcomes),
@@ -54,7 +56,7 @@ def test_each_fault_comes_as_often_as_it_should_and_alone(name: str) -> None:
 def test_nothing_is_invented() -> None:
     """What arrives was sent, at most twice, at most one bit different, and never before."""
     bad = model(drop=0.2, duplicate=0.3, reorder=0.3, reorder_s=2.0, flip=0.2, delay_s=0.5)
-    copies_of = Counter()
+    copies_of: Counter[bytes] = Counter()
     for number, frame in enumerate(numbered(5000)):
         now = 0.1 * number
         for at, copy in bad.apply(frame, now):

@@ -1,5 +1,6 @@
 """A gateway that aggregates: boards, gateway and host over in-memory hubs, with its file."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ class Fleet:
             moved = self.host_driver.poll(0.0, lambda _: None, lambda: None)
             moved |= self.gateway.turn(0.0)
             for name, driver in self.drivers.items():
-                moved |= driver.poll(0.0, lambda event, n=name: self.note(n, event), lambda: None)
+                moved |= driver.poll(0.0, partial(self.note, name), lambda: None)
                 if name in self.work and name in learns and self.host.version < rounds:
                     number = self.work.pop(name)
                     rng = np.random.default_rng(number)

@@ -7,7 +7,7 @@ from ternmesh.codec import scale
 from ternmesh.errors import CodecError, WireError
 
 
-def test_every_code_is_one_scale_or_a_wire_error() -> None:
+def test_every_code_is_one_scale_or_a_wire_error() -> None:  # R2.3-2
     worth = {}
     for code in range(1 << 16):
         try:
@@ -23,7 +23,7 @@ def test_every_code_is_one_scale_or_a_wire_error() -> None:
 
 
 @given(st.floats(min_value=0, allow_infinity=True))
-def test_a_scale_is_within_its_precision(value: float) -> None:
+def test_a_scale_is_within_its_precision(value: float) -> None:  # R2.3-3
     delta_q24 = scale.decode_scale(scale.encode_scale(value))
     wanted = min(value / scale.UNIT, scale.SCALE_MAX)
     assert abs(delta_q24 - wanted) <= max(0.5, wanted * 2.0**-11)
@@ -39,12 +39,12 @@ def test_the_largest_scale_below_a_limit(delta_q24: int) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, -1e-30, float("-inf")])
-def test_what_is_no_scale(value: float) -> None:
+def test_what_is_no_scale(value: float) -> None:  # R2.3-2
     with pytest.raises(CodecError):
         scale.encode_scale(value)
 
 
-def test_addition_saturates() -> None:
+def test_addition_saturates() -> None:  # R2.3-1
     ends = np.array([scale.Q24_MAX, -scale.Q24_MAX, 5], np.int32)
     delta_q24 = np.array([1, -(2**62), -7], np.int64)
     assert scale.add_q24(ends, delta_q24).tolist() == [scale.Q24_MAX, -scale.Q24_MAX, -2]

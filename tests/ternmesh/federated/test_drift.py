@@ -204,7 +204,7 @@ def test_the_similarity_of_a_pair_is_the_cosine():
     trits = np.random.default_rng(0).integers(-1, 2, (6, 1, 101)).astype(np.int8)
     trits[2] = 0
     for a, b in itertools.product(trits.astype(float), repeat=2):
-        length = np.linalg.norm(a) * np.linalg.norm(b)
+        length = float(np.linalg.norm(a) * np.linalg.norm(b))
         pair = (pack(vector.astype(np.int8)) for vector in (a, b))
         assert drift._cosine(*pair) == pytest.approx(float(a[0] @ b[0]) / max(1, length))
 

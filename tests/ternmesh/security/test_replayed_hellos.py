@@ -1,9 +1,9 @@
 """A recorded first word, played again and again, makes nobody talk."""
 
 import pytest
-from trust_ends import End, met
 
 from ternmesh.security.session import EPOCH_MAX
+from tests.ternmesh.security.trust_ends import End, met
 
 HELLO = b"\x01hello"
 

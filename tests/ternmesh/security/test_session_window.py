@@ -18,6 +18,7 @@ def mark(counter: int) -> bytes:
 
 @given(st.lists(st.integers(0, 5000), max_size=200))
 def test_no_counter_is_taken_twice_and_none_in_the_window_is_lost(counters: list[int]) -> None:
+    # R9.4-2
     window, taken, highest = Window(WindowState(0, 0)), set(), 0
     for counter in counters:
         expected = counter not in taken and counter > highest - SIZE
@@ -28,7 +29,7 @@ def test_no_counter_is_taken_twice_and_none_in_the_window_is_lost(counters: list
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(-(1 << 22), 1 << 22))
-def test_the_whole_counter_comes_back_from_its_low_bits(highest: int, away: int) -> None:
+def test_the_whole_counter_comes_back_from_its_low_bits(highest: int, away: int) -> None:  # R9.4-1
     counter = min(max(highest + away, 0), (1 << 64) - 1)
     assert open_window(highest).whole(counter & 0xFFFFFF) == counter
 
@@ -40,7 +41,7 @@ def test_a_whole_counter_is_always_one(highest: int, low: int) -> None:
     assert whole & 0xFFFFFF == low
 
 
-def test_another_frame_under_a_used_counter_is_a_clone() -> None:
+def test_another_frame_under_a_used_counter_is_a_clone() -> None:  # R9.4-2
     window = open_window(10)
     assert window.take(11, b"aaaa") is NEW
     assert window.take(11, b"aaaa") is REPLAY
@@ -63,7 +64,7 @@ def test_a_restart_keeps_what_was_seen() -> None:
     assert again.take(late[0], b"zzzz") is CLONE
 
 
-def test_a_closed_window_takes_nothing_old() -> None:
+def test_a_closed_window_takes_nothing_old() -> None:  # R9.3-3
     window = closed_window(5000)
     assert [window.take(counter, b"aaaa") for counter in (5000, 4999, 0)] == [REPLAY] * 3
     assert window.take(5001, b"aaaa") is NEW

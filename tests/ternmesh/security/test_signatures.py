@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import WireError
 from ternmesh.security import primitives
@@ -27,6 +26,7 @@ from ternmesh.security.signatures import (
 from ternmesh.wire import control
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, certify, split_certificate
 from ternmesh.wire.update import Manifest, read_manifest, update_hash, write_manifest
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
 PLACE = SigningContext(bytes(16), b"run-id-8", bytes(range(32)))
@@ -121,12 +121,12 @@ def test_k_of_n_certify_a_reference() -> None:
 @pytest.mark.parametrize(
     "indexes", [(0,), (0, 0), (1, 0), (0, 3), ()], ids=["few", "twice", "order", "who", "none"]
 )
-def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:
+def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:  # R9.7-4
     with bad():
         verify_certificate(signers(2), PLACE, b"content", certified(*indexes))
 
 
-def test_one_wrong_row_spoils_a_certificate() -> None:
+def test_one_wrong_row_spoils_a_certificate() -> None:  # R9.7-4
     rows = certified(0, 1, 2)
     wrong = (*rows[:2], (2, rows[1][1]))
     with bad():

@@ -1,7 +1,6 @@
 """Who signs, by configuration."""
 
 import pytest
-from trust_ends import someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import primitives
@@ -15,6 +14,7 @@ from ternmesh.security.signatures import (
     signatures_of,
     verify_release,
 )
+from tests.ternmesh.security.trust_ends import someone
 
 HOST, ANN, BEN = someone("greenhouse", Role.HOST), someone("ann"), someone("ben")
 LINES = [identity_text(one.public) for one in (HOST, ANN, BEN)]

@@ -12,7 +12,7 @@ WAIT_S = 20.0
 @pytest.mark.parametrize("protocol", VERSIONS)
 def test_what_is_sent_while_a_node_is_briefly_away_waits_for_it(
     mosquitto, new_end, eventually, protocol
-) -> None:
+) -> None:  # R7.2-7
     host = new_end(mosquitto.url, HOST, protocol=protocol)
     ada = new_end(mosquitto.url, "ada", protocol=protocol)
     eventually(lambda: host.connected and ada.connected)
