@@ -9,7 +9,6 @@ from ternmesh_service.config_file import (
     MODEL,
     PATH,
     check_name,
-    control_path,
     package_folder,
     read_config_file,
 )
@@ -105,11 +104,6 @@ class NodeConfig:
     def adapter_path(self) -> Path:
         """The file of the global adapter, for this node and for other programs."""
         return Path(self.state_dir) / ADAPTER
-
-    @property
-    def control_path(self) -> Path:
-        """The socket for `ternmesh status`."""
-        return control_path(self.state_dir, self.control_socket)
 
 
 def read_node_config(path: Path) -> NodeConfig:

@@ -23,7 +23,7 @@ from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
 from edge.report import status
 from ternmesh.model_package import ModelPackage
-from ternmesh_service.config_file import package_folder
+from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.database import Database
@@ -119,7 +119,7 @@ def _serve(
     try:
         last = store.load(package.model_hash(), package.dimension)
         data = open_data(config, package, state)
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             pace = pace_of(transport)
             node = Node(config, loaded, data, store, last, transport, pace=pace, keyring=keyring)
 

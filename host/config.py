@@ -15,7 +15,6 @@ from ternmesh.plan import (
 from ternmesh_service.config_file import (
     MODEL,
     PATH,
-    control_path,
     load_model_package,
     read_config_file,
 )
@@ -74,11 +73,6 @@ class HostConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-
-    @property
-    def control_path(self) -> Path:
-        """The control socket that `ternmesh status` connects to."""
-        return control_path(self.state_dir, self.control_socket)
 
 
 def read_host_config(path: Path) -> HostConfig:

@@ -29,7 +29,7 @@ from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, OPEN
-from ternmesh_service.config_file import load_model_package
+from ternmesh_service.config_file import control_path, load_model_package
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
@@ -252,7 +252,7 @@ def run_host(
             now = {"security": keyring.status(), "transport": transport.status()}
             return {**service.status(), **about, **now}
 
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             transport.open()
             service.start()
             while not stop.is_set() and not (until_finished and service.may_leave()):

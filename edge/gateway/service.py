@@ -75,11 +75,6 @@ class GatewayConfig:
     def boards(self) -> tuple[str, ...]:
         return boards_of(self.radio, HOST)
 
-    @property
-    def control_path(self) -> Path:
-        """The socket for `ternmesh status`."""
-        return control_path(self.state_dir, self.control_socket)
-
 
 def read_gateway_config(path: Path) -> GatewayConfig:
     """The configuration at `path`; relative paths start from its folder. ConfigError."""
@@ -259,7 +254,7 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     with opened(state, keyring, config.network.fleet), closing(gateway):
         _check_members(keyring, config)
         gateway.open()
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             _log.info("gateway for %s is ready", ", ".join(config.boards))
             while not stop.is_set():
                 gateway.turn(POLL_S)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from edge.config import DataConfig, EvaluateConfig
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
-from ternmesh_service.config_file import PATH, check_name, control_path, read_config_file
+from ternmesh_service.config_file import PATH, check_name, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.factory import check_link
 from transports.link_config import LinkConfig
@@ -40,11 +40,6 @@ class SplitBoardConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-
-    @property
-    def control_path(self) -> Path:
-        """The socket that `ternmesh status` asks."""
-        return control_path(self.state_dir, self.control_socket)
 
 
 def read_split_board_config(path: Path) -> SplitBoardConfig:

@@ -11,6 +11,7 @@ from edge.enrolment import finish_rotation
 from edge.split.config import SplitBoardConfig
 from edge.split.node import SplitNode, with_labels
 from edge.split.part import load_parts
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys, opened
 from ternmesh_store.split_store import SplitStore
@@ -57,7 +58,7 @@ def run_split_board(
             about = {"transport": transport.status(), "security": keyring.status()}
             return {**node.status(), **about}
 
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             wrapped.open()
             node.start()
             while not stop.is_set() and not (until_finished and node.is_done):

@@ -10,7 +10,7 @@ from ternmesh.model_package import ModelPackage, read_model_package
 from ternmesh.split.host import BOARDS_MAX, Settings
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import BITS, SAMPLES_MAX
-from ternmesh_service.config_file import DESCRIPTION, PATH, control_path, read_config_file
+from ternmesh_service.config_file import DESCRIPTION, PATH, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.base import HOST
 from transports.factory import check_link, profile_of
@@ -83,11 +83,6 @@ class SplitHostConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-
-    @property
-    def control_path(self) -> Path:
-        """The socket that `ternmesh status` asks."""
-        return control_path(self.state_dir, self.control_socket)
 
     @property
     def labels_stay(self) -> bool:

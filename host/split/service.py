@@ -26,6 +26,7 @@ from ternmesh.split.plan import SplitPlan, model_hash
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation, Values
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.split_store import RUN_SIZE, Checkpoint, SplitStore
@@ -319,7 +320,7 @@ def run_split_host(
             about = {"fleet": config.link.fleet, "security": keyring.status()}
             return {**service.status(), **about, "transport": transport.status()}
 
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             transport.open()
             service.start()
             while not stop.is_set() and not (until_finished and service.may_leave()):

@@ -9,7 +9,7 @@ from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import ModelPackageError
 from ternmesh.federated.state import CoordinatorSettings
-from ternmesh_service.config_file import load_model_package
+from ternmesh_service.config_file import control_path, load_model_package
 from transports.factory import profile_of
 from transports.link_config import link_settings
 
@@ -43,7 +43,9 @@ def read(tmp_path):
 
 def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     config = read(GOOD)
-    assert config.control_path == tmp_path / "state" / "control.sock"
+    assert (
+        control_path(config.state_dir, config.control_socket) == tmp_path / "state" / "control.sock"
+    )
     plan = plan_of(config.run, 15_312)
     assert (plan.rounds, plan.learning_rate_e6, plan.announce_s) == (7, 10_000, 5)
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
@@ -66,7 +68,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
     config = read('control_socket = "/run/x.sock"\n' + text)
     assert config.model == str(tmp_path / "mine")
     assert config.link.ca_file == str(tmp_path / "ca.pem")
-    assert str(config.control_path) == "/run/x.sock"
+    assert str(control_path(config.state_dir, config.control_socket)) == "/run/x.sock"
     assert load_model_package(config.model) == load_model_package("keyword")
 
 

@@ -23,6 +23,7 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import BROADCAST, Header, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status import describe
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
@@ -145,7 +146,11 @@ insecure = true
 
 def status_lines(config: GatewayConfig) -> list[str]:
     try:
-        return list(describe(ask(config.control_path, {"command": "status"})))
+        return list(
+            describe(
+                ask(control_path(config.state_dir, config.control_socket), {"command": "status"})
+            )
+        )
     except ControlError:  # it has just begun to listen
         return ["not connected"]
 
@@ -159,7 +164,7 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
         thread = threading.Thread(target=run_gateway, args=(config, stop), kwargs=options)
         thread.start()
         try:
-            eventually(lambda: config.control_path.exists())
+            eventually(lambda: control_path(config.state_dir, config.control_socket).exists())
             lines: list[str] = []
 
             def is_up() -> bool:
