@@ -35,11 +35,11 @@ from bench.processes import (
     status_of,
 )
 from bench.result import Figure, Result
-from host.config import load_model_package
 from ternmesh.wire import control
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
-from ternmesh_cli.broker.mosquitto import Mosquitto
 from ternmesh_cli.demo.fleet import BOARDS, HOST
+from ternmesh_service.config_file import load_model_package
+from tests.mosquitto import Mosquitto
 from transports import batch
 from transports.base import ALL
 

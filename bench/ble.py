@@ -74,7 +74,7 @@ def _run(seed: int, loss: float, breaks: int) -> Run:
     with VirtualBle(rng, central_mtu=ATT_MTU) as link:
         node = BleTransport(BleSettings("board", HOST), link.central, link.loop, rng)
         host = BleTransport(BleSettings(HOST, "board"), link.bridge, link.loop, rng)
-        link.set_loss(loss)
+        link.link.loss = loss
         for end in (host, node):
             end.open()
         begun = time.monotonic()

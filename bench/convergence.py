@@ -25,13 +25,12 @@ from host.pipeline.engine import next_token_loss
 from host.pipeline.texts import Texts, read_texts
 from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.codes import TRITS
-from models.bottleneck.config import BottleneckConfig, OptimizerConfig
+from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.payload import Bottleneck
 from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.training import StageOptimizer
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
-from models.transformer_shape import Shape
 
 QUICK, FULL, LONG = "quick", "full", "long"
 SEEDS = {QUICK: 1, FULL: 3, LONG: 1}

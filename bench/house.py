@@ -11,6 +11,7 @@ from bench.result import Figure, Result
 ROOT = Path(__file__).parents[1]
 PRODUCT = (
     "ternmesh/",
+    "ternmesh_service/",
     "ternmesh_store/",
     "transports/",
     "models/",

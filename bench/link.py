@@ -18,7 +18,7 @@ from ternmesh.link.events import Delivered, LinkState, ObjectArrived
 from ternmesh.link.link import Link
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import BROADCAST, HEAD_SIZE
-from transports.faulty import Bursts
+from tests.faulty import Bursts
 
 LIMITS = {
     300_000: {0.0: 0.92, 0.1: 0.83, 0.2: 0.74, 0.3: 0.65, 0.5: 0.46},
@@ -127,7 +127,7 @@ def transfer(
     """
     payload = rng.bytes(size)
     seals = hop_seals(receivers, key_seed) if key_seed is not None else lambda _name: None
-    ends = {n: Link(SETTINGS, LinkState(), rng, None, seals(n)) for n in (*receivers, SENDER)}
+    ends = {n: Link(SETTINGS, LinkState(), rng, seals(n)) for n in (*receivers, SENDER)}
     for end in ends.values():
         end.start(0.0)
     channel = Channel(ends, size)

@@ -21,10 +21,10 @@ import numpy as np
 
 from bench.result import Figure, Result, mean_figure
 from ternmesh.link.settings import LinkSettings
-from ternmesh_cli.broker.mosquitto import Mosquitto
 from ternmesh_store.database import Database, Schema
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
+from tests.mosquitto import Mosquitto
 from transports.base import HOST, Busy, NotConnected, Transport
 from transports.mqtt.settings import MqttSettings
 from transports.mqtt.transport import MqttTransport

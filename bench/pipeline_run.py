@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.slow_links import DEVICE, Link, Namespaces
 from host.pipeline.report import PROGRESS
-from ternmesh_cli.broker.mosquitto import free_port
 from ternmesh_cli.process import write_toml
+from tests.mosquitto import free_port
 
 POLL_S = 0.02
 NAMESPACES, WRAPPER = "namespaces with tc tbf", "pauses before sends, without a queue"

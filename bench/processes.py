@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from host.config import load_model_package
 from models.zoo import fsdd_path
 from ternmesh_cli.demo.fleet import BOARDS, HOST
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python
+from ternmesh_service.config_file import load_model_package
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
 

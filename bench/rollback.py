@@ -32,10 +32,10 @@ from ternmesh.model_package import FORWARD, TRAIN_STEP, read_model_package, writ
 from ternmesh.release import ATTEMPTS_MAX, DESCRIPTION, FILES, make_manifest, write_manifest
 from ternmesh.security.identity import ENTROPY_SIZE, Identity, Role, make_identity
 from ternmesh.security.signatures import Signers, sign_release
-from ternmesh_cli.broker.mosquitto import Mosquitto
 from ternmesh_cli.demo.fleet import HOST
 from ternmesh_cli.keys import keyring_at
 from ternmesh_cli.workers import Worker, python
+from tests.mosquitto import Mosquitto
 
 QUICK = ("signed by a stranger", "loss out of bounds")
 FIRST = 1  # the version of the good release that the fleet goes back to

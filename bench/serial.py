@@ -122,8 +122,8 @@ class Run:
                 self.air.shape(modem, kind)
                 self.repairs.append((now + DOWN_S, lambda: self.air.shape(modem, "whole")))
             case "stuck":
-                self.air.stop_reading(modem)
-                self.repairs.append((now + STUCK_S, lambda: self.air.resume_reading(modem)))
+                self.air.set_reading(modem, False)
+                self.repairs.append((now + STUCK_S, lambda: self.air.set_reading(modem, True)))
             case "error":
                 self.air.fail_next(modem, 12)
 

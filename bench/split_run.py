@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from models.zoo import fsdd_path
-from ternmesh_cli.broker.mosquitto import Mosquitto
 from ternmesh_cli.demo.fleet import BOARDS
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running
+from tests.mosquitto import Mosquitto
 
 HOST = "host"
 PATIENCE_S = 600.0

@@ -1,16 +1,14 @@
 """The configuration of a node: its TOML file as frozen dataclasses."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.data.sources import NpzSettings
-from edge.trainer import AdamSettings
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
 from ternmesh_service.config_file import (
-    anchored,
-    anchored_model,
+    MODEL,
+    PATH,
     check_name,
-    control_path,
     package_folder,
     read_config_file,
 )
@@ -31,9 +29,9 @@ class DataConfig(NpzSettings):
     after: at most `replay_samples_max` samples and `replay_bytes_max` bytes.
     """
 
-    path: str | None = None
+    path: str | None = field(default=None, metadata=PATH)
     source: str | None = None
-    source_path: str | None = None
+    source_path: str | None = field(default=None, metadata=PATH)
     options: Table = field(default_factory=dict)
     poll_s: float = field(default=1.0, metadata=limits(0.01, 3600.0))
     replay_samples_max: int = field(default=4096, metadata=limits(1, 1_000_000))
@@ -47,7 +45,7 @@ class EvaluateConfig(NpzSettings):
     Without `path`, samples of a source are evaluated when their labels come, before training.
     """
 
-    path: str | None = None
+    path: str | None = field(default=None, metadata=PATH)
     samples_max: int = field(default=1000, metadata=limits(1, 1_000_000))
 
 
@@ -80,7 +78,7 @@ class ReleasesConfig:
     `insecure`, releases need no signature.
     """
 
-    dir: str | None = None
+    dir: str | None = field(default=None, metadata=PATH)
     memory_mib: int = field(default=512, metadata=limits(16, 65_536))
     cpu_s: int = field(default=60, metadata=limits(1, 3600))
     insecure: bool = False
@@ -91,15 +89,15 @@ class NodeConfig:
     """A node. `model` is the name of a shipped model, or the folder of a model package."""
 
     name: str
-    state_dir: str
-    model: str
+    state_dir: str = field(metadata=PATH)
+    model: str = field(metadata=MODEL)
     link: LinkConfig
     data: DataConfig
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     releases: ReleasesConfig = field(default_factory=ReleasesConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    control_socket: str | None = None
+    control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
     @property
@@ -107,15 +105,10 @@ class NodeConfig:
         """The file of the global adapter, for this node and for other programs."""
         return Path(self.state_dir) / ADAPTER
 
-    @property
-    def control_path(self) -> Path:
-        """The socket for `ternmesh status`."""
-        return control_path(self.state_dir, self.control_socket)
-
 
 def read_node_config(path: Path) -> NodeConfig:
     """The configuration at `path`; relative paths start from its folder. ConfigError."""
-    return read_config_file(NodeConfig, path, lambda c, folder: check_config(_anchor(c, folder)))
+    return read_config_file(NodeConfig, path, check_config)
 
 
 def check_config(config: NodeConfig) -> NodeConfig:
@@ -136,25 +129,3 @@ def check_config(config: NodeConfig) -> NodeConfig:
                     f"{table}.where.{array} is {value!r}: it must be text or a number"
                 )
     return config
-
-
-def adam_settings(config: TrainingConfig) -> AdamSettings:
-    return AdamSettings(weight_decay=config.weight_decay, clip_norm=config.clip_norm)
-
-
-def _anchor(config: NodeConfig, folder: Path) -> NodeConfig:
-    """`config` with its relative paths made absolute from `folder`."""
-    return replace(
-        config,
-        state_dir=str(folder / config.state_dir),
-        model=anchored_model(config.model, folder),
-        control_socket=anchored(config.control_socket, folder),
-        link=config.link.anchored(folder),
-        data=replace(
-            config.data,
-            path=anchored(config.data.path, folder),
-            source_path=anchored(config.data.source_path, folder),
-        ),
-        evaluate=replace(config.evaluate, path=anchored(config.evaluate.path, folder)),
-        releases=replace(config.releases, dir=anchored(config.releases.dir, folder)),
-    )

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 from ternmesh.errors import SecurityError, WireError
@@ -87,11 +88,6 @@ def may_ask(link: LinkConfig) -> bool:
     return not is_linked(link)
 
 
-def rotate_keys(link: LinkConfig, name: str, keyring: Keyring) -> bool:
-    """Switch to the keyring's next keys; False if the host does not answer. SecurityError."""
-    return _rotate(link, name, keyring, None)
-
-
 def finish_rotation(link: LinkConfig, name: str, keyring: Keyring, stop: threading.Event) -> None:
     """Complete an interrupted rotation before anything is sealed with the old keys.
 
@@ -103,13 +99,16 @@ def finish_rotation(link: LinkConfig, name: str, keyring: Keyring, stop: threadi
     while keyring.rotation is not None and not stop.is_set():
         _log.info("%s has new keys and waits for the host to accept them", name)
         try:
-            _rotate(link, name, keyring, stop)
+            rotate_keys(link, name, keyring, stop)
         except EnrolmentRefused as error:
             _log.error("%s; the next request is in %d s", error, REFUSED_S)
             stop.wait(REFUSED_S)
 
 
-def _rotate(link: LinkConfig, name: str, keyring: Keyring, stop: threading.Event | None) -> bool:
+def rotate_keys(
+    link: LinkConfig, name: str, keyring: Keyring, stop: threading.Event | None = None
+) -> bool:
+    """Switch to the keyring's next keys; False if the host does not answer. SecurityError."""
     rotation = keyring.rotation
     member_list = keyring.member_list
     assert rotation is not None, "begin the rotation first"
@@ -134,32 +133,21 @@ def _ask(
     stop: threading.Event | None = None,
 ) -> T | None:
     """The answer as `read` returns it; None after `GIVE_UP_S`, or when `stop` is set. Refused."""
-    transport = make_transport(link, name, state)
-    transport.open()
-    try:
-        return _converse(transport, seal_open(Header(UNASSIGNED, 0), body), read, stop)
-    finally:
-        transport.close()
-
-
-def _converse(
-    transport: Transport,
-    frame: bytes,
-    read: Callable[[bytes], T | None],
-    stop: threading.Event | None,
-) -> T | None:
+    frame = seal_open(Header(UNASSIGNED, 0), body)
     repeat_at = 0.0
     repeat_s = REPEAT_S
-    give_up_at = time.monotonic() + GIVE_UP_S if stop is None else math.inf
-    while (now := time.monotonic()) < give_up_at and not (stop and stop.is_set()):
-        if now >= repeat_at and _send(transport, frame):
-            repeat_at = now + repeat_s
-            repeat_s = min(2 * repeat_s, REPEAT_MAX_S)
-        arrival = transport.receive(WAIT_S)
-        for answer in () if arrival is None else arrival.frames:
-            found = _read(answer, read)
-            if found is not None:
-                return found
+    with closing(make_transport(link, name, state)) as transport:
+        transport.open()
+        give_up_at = time.monotonic() + GIVE_UP_S if stop is None else math.inf
+        while (now := time.monotonic()) < give_up_at and not (stop and stop.is_set()):
+            if now >= repeat_at and _send(transport, frame):
+                repeat_at = now + repeat_s
+                repeat_s = min(2 * repeat_s, REPEAT_MAX_S)
+            arrival = transport.receive(WAIT_S)
+            for answer in () if arrival is None else arrival.frames:
+                found = _read(answer, read)
+                if found is not None:
+                    return found
     return None
 
 

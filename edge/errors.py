@@ -1,14 +1,4 @@
-"""The errors of the board's program. Each message is one sentence that says what to do.
-
-TernmeshError
-└── EdgeError
-    ├── MissingExtra        an optional dependency is not installed
-    ├── ModelError          a model package or adapter that this board cannot load or run
-    │   ├── BoardFault      the board failed, not the model: a bad disk, or no memory
-    │   └── NotSigned       a release without the signatures that this board requires
-    └── DataError           training or evaluation data that does not fit the model
-        └── NoData          data that no model could use: missing, damaged or empty
-"""
+"""The errors of the board's program. Each message is one sentence that says what to do."""
 
 from ternmesh.errors import TernmeshError
 
@@ -26,7 +16,7 @@ class ModelError(EdgeError):
 
 
 class BoardFault(ModelError):
-    """The board cannot read or try a model: this proves nothing about the model."""
+    """The board failed, not the model: a bad disk, or no memory. It proves nothing of the model."""
 
 
 class NotSigned(ModelError):
@@ -34,7 +24,7 @@ class NotSigned(ModelError):
 
 
 class DataError(EdgeError):
-    """Data that does not fit the model; the message names the file or the sample."""
+    """Training or evaluation data that does not fit the model; names the file or the sample."""
 
 
 class NoData(DataError):

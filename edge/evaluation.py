@@ -9,15 +9,17 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.sources import input_specs, target_specs
 from edge.errors import DataError
-from edge.trainer import Arrays, Dataset
+from edge.onnx.session import Inference
+from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
+from ternmesh_store.node_store import NodeStore
 
 ENTRIES_MAX = 256
 KEY = "history"
@@ -27,17 +29,10 @@ Array = NDArray[Any]
 _log = logging.getLogger(__name__)
 
 
-class Predictor(Protocol):
-    """Computes the outputs; see `edge.onnx.session.Inference`."""
-
-    def predict(self, inputs: Arrays) -> dict[str, Array]:
-        """The outputs by name."""
-
-
 class Evaluator:
     """Compares the first output with the first target, by the metric of the model package."""
 
-    def __init__(self, predictor: Predictor, package: ModelPackage) -> None:
+    def __init__(self, predictor: Inference, package: ModelPackage) -> None:
         self._predictor = predictor
         self._package = package
         self._inputs = [spec.name for spec in input_specs(package)]
@@ -99,18 +94,10 @@ class HistoryEntry:
     seconds: float
 
 
-class HistoryValues(Protocol):
-    """A store of bytes by key, durable after the next commit; see `NodeStore`."""
-
-    def get(self, key: str) -> bytes | None: ...
-
-    def put(self, key: str, value: bytes) -> None: ...
-
-
 class History:
-    """The newest entries of one run, stored in `values`."""
+    """The newest entries of one run, stored in `values` and durable after the next commit."""
 
-    def __init__(self, values: HistoryValues) -> None:
+    def __init__(self, values: NodeStore) -> None:
         self._values = values
         self._entries: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)
 

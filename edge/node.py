@@ -13,12 +13,12 @@ from functools import partial
 
 import numpy as np
 
-from edge.config import NodeConfig, adam_settings
+from edge.config import NodeConfig
 from edge.data.replay import Feed
 from edge.errors import ModelError
 from edge.evaluation import Evaluator, History, HistoryEntry, spread
 from edge.onnx.session import Inference, LoadedModel, trim_memory, write_adapter
-from edge.trainer import Dataset, Trainer, round_rng
+from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
@@ -32,12 +32,12 @@ from ternmesh.federated.events import (
     Refused,
     UpdateMade,
     UpdateReceived,
-    Vector,
     WorkReady,
 )
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import NodeState
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
+from ternmesh.types import Vector
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_store.node_store import NodeStore
@@ -108,7 +108,7 @@ class Node:
             self._step,
             data.training,
             package.batch,
-            adam_settings(training),
+            AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm),
             keep_moments=training.keep_moments,
         )
         self._initial = loaded.initial
@@ -188,7 +188,9 @@ class Node:
             if self.trainer.round not in (None, self.protocol.version):
                 self._submit()  # The round is over: its delta goes into a later update.
             self._use_global_adapter()
-        if self._is_new_version():
+        last = self.history.last
+        is_known = last is not None and last.version == self.protocol.version
+        if self.protocol.plan is not None and not is_known:
             self._evaluate()
 
     def _begin_run(self, event: Joined) -> None:
@@ -197,12 +199,6 @@ class Node:
         self.wanted = None
         self._loss = None
         self.history.clear()
-
-    def _is_new_version(self) -> bool:
-        """Whether the history has no entry for the present global adapter."""
-        last = self.history.last
-        known = -1 if last is None else last.version
-        return self.protocol.plan is not None and known != self.protocol.version
 
     def _use_global_adapter(self) -> None:
         path = self.config.adapter_path

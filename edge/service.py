@@ -23,9 +23,9 @@ from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
 from edge.report import status
 from ternmesh.model_package import ModelPackage
-from ternmesh_service.config_file import package_folder
+from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
+from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -82,21 +82,11 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     """
     check_config(config)
     state = StateFile(Path(config.state_dir))
-    keyring = choose_keyring(
-        state,
-        config.security,
-        insecure=insecure,
-        is_loopback=config.link.is_loopback,
-    )
-    state.open(keep=keyring.must_keep)
-    try:
-        keyring.open()
-        keyring.check_fleet(config.link.fleet)
+    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
+    with opened(state, keyring, config.link.fleet):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop)
         _run_releases(config, state, keyring, stop)
-    finally:
-        state.close()
 
 
 def _run_releases(
@@ -129,7 +119,7 @@ def _serve(
     try:
         last = store.load(package.model_hash(), package.dimension)
         data = open_data(config, package, state)
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             pace = pace_of(transport)
             node = Node(config, loaded, data, store, last, transport, pace=pace, keyring=keyring)
 

@@ -10,7 +10,6 @@ approximation", IEEE Transactions on Automatic Control 37, 1992; for language mo
 
 import hashlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from edge.config import ZEROTH_ORDER, NodeConfig
 from edge.data.sources import input_specs, target_specs
 from edge.errors import ModelError
-from edge.evaluation import Array, Predictor
+from edge.evaluation import Array
 from edge.onnx.session import Inference, LoadedModel, TrainStep
 from edge.trainer import Arrays, Vector
 from ternmesh.generator import derive_key, seeded_signs
@@ -27,13 +26,6 @@ from ternmesh.model_package import ModelPackage
 SLICE = 8  # samples in one prediction: fewer samples need less memory
 
 Slopes = NDArray[np.float64]
-
-
-class Forward(Predictor, Protocol):
-    """A predictor that can free its memory; see `edge.onnx.session.Inference`."""
-
-    def release(self) -> None:
-        """Free memory until the next prediction."""
 
 
 class ZerothOrder:
@@ -45,7 +37,7 @@ class ZerothOrder:
     """
 
     def __init__(
-        self, forward: Forward, package: ModelPackage, *, probes: int, epsilon: float, seed: bytes
+        self, forward: Inference, package: ModelPackage, *, probes: int, epsilon: float, seed: bytes
     ) -> None:
         targets = target_specs(package)
         if len(package.outputs) != 1 or len(targets) != 1:

@@ -197,7 +197,7 @@ def _verify_certificate(data: bytes) -> None:
 
 @cache
 def _quantum_signed() -> list[bytes]:
-    return [sign_quantum(quantum_key(_host()), 0, _address(), b"content")]
+    return [sign_quantum(quantum_key(_host()), _address(), b"content")]
 
 
 def _verify_quantum(data: bytes) -> None:

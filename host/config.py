@@ -1,12 +1,11 @@
 """The host's settings: its TOML file as frozen dataclasses, and the plan made from it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
 from ternmesh.errors import WireError
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
-from ternmesh.model_package import ModelPackage, read_model_package
 from ternmesh.plan import (
     FRAME_MTU_MAX,
     MANIFEST_REPEATS_MAX,
@@ -14,10 +13,9 @@ from ternmesh.plan import (
     make_plan,
 )
 from ternmesh_service.config_file import (
-    anchored,
-    anchored_model,
-    control_path,
-    package_folder,
+    MODEL,
+    PATH,
+    load_model_package,
     read_config_file,
 )
 from ternmesh_service.keyring import SecurityConfig
@@ -25,7 +23,6 @@ from transports.base import HOST, BearerProfile
 from transports.factory import NETWORK_PROFILE, check_link, profile_of
 from transports.link_config import LinkConfig
 
-DESCRIPTION = "model.json"
 ZEROS_MAX, BYTES_MAX = 0.999, 1 << 22
 
 
@@ -69,23 +66,18 @@ class RunConfig:
 class HostConfig:
     """The settings of one host."""
 
-    state_dir: str
-    model: str  # the name of a shipped model, or the folder of a model package
+    state_dir: str = field(metadata=PATH)
+    model: str = field(metadata=MODEL)  # the name of a shipped one, or the folder of a package
     link: LinkConfig
     run: RunConfig = field(default_factory=RunConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    control_socket: str | None = None
+    control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-
-    @property
-    def control_path(self) -> Path:
-        """The control socket that `ternmesh status` connects to."""
-        return control_path(self.state_dir, self.control_socket)
 
 
 def read_host_config(path: Path) -> HostConfig:
     """The settings in the file at `path`; ConfigError. Paths are relative to its folder."""
-    return read_config_file(HostConfig, path, lambda c, folder: _check(_anchor(c, folder)))
+    return read_config_file(HostConfig, path, _check)
 
 
 def _check(config: HostConfig) -> HostConfig:
@@ -98,15 +90,6 @@ def _check(config: HostConfig) -> HostConfig:
             f"{NODES_AGGREGATED_MAX}"
         )
     return config
-
-
-def load_model_package(name: str) -> ModelPackage:
-    """The description of a shipped model or of a folder; ConfigError or ModelPackageError."""
-    folder = package_folder(name)
-    try:
-        return read_model_package((folder / DESCRIPTION).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"model is {name!r}: its {DESCRIPTION} cannot be read") from error
 
 
 def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROFILE) -> Plan:
@@ -138,15 +121,4 @@ def settings_of(run: RunConfig) -> CoordinatorSettings:
     """The coordinator's settings that are no part of the plan."""
     return CoordinatorSettings(
         run.min_peers, run.deadline_s, run.nodes_max, run.chain_max, run.partial_aggregates
-    )
-
-
-def _anchor(config: HostConfig, folder: Path) -> HostConfig:
-    """`config` with its relative paths made absolute from `folder`."""
-    return replace(
-        config,
-        state_dir=str(folder / config.state_dir),
-        model=anchored_model(config.model, folder),
-        control_socket=anchored(config.control_socket or None, folder),
-        link=config.link.anchored(folder),
     )

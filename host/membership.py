@@ -13,8 +13,16 @@ MINUTES_MAX = 24 * 60
 ASK = "enrol"  # a request on the control socket with this key is for this module
 
 
-def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to `{"enrol": "list" | "add" | "revoke" | "rotate" | "export"}`, or an "error"."""
+def answer(
+    keyring: Keyring | NoKeyring,
+    request: Mapping[str, Any],
+    service: EnrolmentService[Any] | None = None,
+    now: float = 0.0,
+) -> dict[str, Any]:
+    """The answer to `{"enrol": "list" | "add" | "revoke" | "rotate" | "export"}`, or an "error".
+
+    A running host's `service` also answers `{"enrol": "code", "role": ..., "minutes": ...}`.
+    """
     if isinstance(keyring, NoKeyring):
         return {
             "error": "this host was started with --insecure: a fleet without keys has no members"
@@ -24,7 +32,8 @@ def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str
             case "list":
                 pass
             case "add":
-                _add(keyring, str(request.get("identity", "")))
+                if keyring.member_list.enrol(parse_identity(str(request.get("identity", "")))):
+                    keyring.keep_member_list()
             case "revoke":
                 _revoke(keyring, str(request.get("name", "")))
             case "rotate":
@@ -33,6 +42,8 @@ def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str
             case "export":
                 fleet = write_fleet(keyring.own, keyring.member_list.state)
                 return {**members(keyring), "fleet_list": fleet}
+            case "code" if service is not None:
+                return _code(service, request, now)
             case other:
                 raise SecurityError(
                     f"{other!r} is nothing that a host can be asked about its fleet"
@@ -42,8 +53,7 @@ def answer(keyring: Keyring | NoKeyring, request: Mapping[str, Any]) -> dict[str
     return members(keyring)
 
 
-def code(service: EnrolmentService[Any], request: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The answer to `{"enrol": "code", "role": ..., "minutes": ...}`."""
+def _code(service: EnrolmentService[Any], request: Mapping[str, Any], now: float) -> dict[str, Any]:
     try:
         role = Role[str(request.get("role", "")).upper()]
         minutes = float(request["minutes"])
@@ -52,8 +62,6 @@ def code(service: EnrolmentService[Any], request: Mapping[str, Any], now: float)
         return {"code": service.issue(role, 60 * minutes, now), "minutes": minutes}
     except (KeyError, TypeError, ValueError, OverflowError):
         return {"error": f"a code needs a role other than host, and at most {MINUTES_MAX} minutes"}
-    except TernmeshError as error:
-        return {"error": str(error)}
 
 
 def members(keyring: Keyring) -> dict[str, Any]:
@@ -73,11 +81,6 @@ def members(keyring: Keyring) -> dict[str, Any]:
             for member in state.members
         ],
     }
-
-
-def _add(keyring: Keyring, text: str) -> None:
-    if keyring.member_list.enrol(parse_identity(text)):
-        keyring.keep_member_list()
 
 
 def _revoke(keyring: Keyring, name: str) -> None:

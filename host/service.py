@@ -6,11 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from host import membership
-from host.config import HostConfig, load_model_package, plan_of, settings_of
+from host.config import HostConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.report import HISTORY_MAX, RoundCosts, describe, status
 from ternmesh.config import ConfigError
@@ -28,8 +29,9 @@ from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh_service.config_file import control_path, load_model_package
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
+from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
 from ternmesh_store.state_file import StateFile
@@ -106,9 +108,7 @@ class HostService:
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members."""
-        if request[membership.ASK] == "code" and self.enrolment is not None:
-            return membership.code(self.enrolment, request, self._clock())
-        answer = membership.answer(self._keyring, request)
+        answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
                 case "revoke":
@@ -223,9 +223,7 @@ def run_host(
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     settings = settings_of(config.run)
     state = StateFile(Path(config.state_dir))
-    keyring = choose_keyring(
-        state, config.security, insecure=insecure, is_loopback=config.link.is_loopback
-    )
+    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     if config.run.partial_aggregates and not insecure:
         raise ConfigError(
             "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
@@ -234,10 +232,8 @@ def run_host(
     keys, relay = hop_keys(keyring, HOST), Relay()
     transport = make_transport(config.link, HOST, state, keys)
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
-    state.open(keep=keyring.must_keep if new_run else (*keyring.must_keep, HOST_TABLES))
-    try:
-        keyring.open()
-        keyring.check_fleet(config.link.fleet)
+    needed = () if new_run else (HOST_TABLES,)
+    with opened(state, keyring, config.link.fleet, *needed), closing(transport):
         stored = continue_or_begin(store, plan, package.model_hash(), new_run=new_run)
         service = HostService(
             stored,
@@ -256,12 +252,9 @@ def run_host(
             now = {"security": keyring.status(), "transport": transport.status()}
             return {**service.status(), **about, **now}
 
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             transport.open()
             service.start()
             while not stop.is_set() and not (until_finished and service.may_leave()):
                 service.poll(POLL_S)
                 relay.serve(answer)
-    finally:
-        transport.close()
-        state.close()

@@ -162,13 +162,11 @@ def _forward_graph(
 def _with_rank(adapter: Adapter, rank: int) -> Tensors:
     """Zeros in the adapter's shapes at another rank; tensors without a rank axis do not change."""
     return tuple(
-        tensor if axis is None else tensor.new_zeros(_replaced(tensor.shape, axis, rank))
+        tensor
+        if axis is None
+        else tensor.new_zeros([*tensor.shape[:axis], rank, *tensor.shape[axis + 1 :]])
         for tensor, axis in zip(adapter.initial, adapter.rank_axes, strict=True)
     )
-
-
-def _replaced(shape: Sequence[int], axis: int, size: int) -> list[int]:
-    return [size if index == axis else old for index, old in enumerate(shape)]
 
 
 def _train_step(

@@ -87,6 +87,6 @@ def load_clips(path: Path, speakers: tuple[str, ...]) -> tuple[torch.Tensor, tor
     return torch.from_numpy(features), torch.from_numpy(digits)
 
 
-def add_keyword_lora(model: KeywordTransformer, seed: int = 0) -> Adapter:
+def add_keyword_lora(model: KeywordTransformer) -> Adapter:
     """Rank-8 LoRA on q, k, v, o of every layer and on the head: D = 15,312 for the default size."""
-    return add_lora(model, LORA_PATTERNS, rank=LORA_RANK, alpha=LORA_ALPHA, seed=seed)
+    return add_lora(model, LORA_PATTERNS, rank=LORA_RANK, alpha=LORA_ALPHA)

@@ -30,7 +30,7 @@ LEARNING_RATE_MAX = 2e-3
 WEIGHT_DECAY = 0.05
 GRADIENT_NORM_MAX = 1.0
 BATCH_ON_BOARD = 32
-PROGRESS_EVERY_S = 1.0
+SHOWN_EVERY = 20  # steps
 
 # Augmentation: the largest change of each kind; a change is drawn for each clip. Small changes were
 # best, measured by what boards learn afterwards on held-out training clips.
@@ -115,24 +115,6 @@ def pretrain(
     return model.eval()
 
 
-class _Progress:
-    """Prints one line with the step, the loss and the time left."""
-
-    def __init__(self, steps: int, start: float) -> None:
-        self.steps = steps
-        self.start = self.shown = start
-
-    def __call__(self, step: int, loss: float) -> None:
-        now = time.monotonic()
-        if now - self.shown < PROGRESS_EVERY_S and step < self.steps:
-            return
-        self.shown = now
-        left_s = (now - self.start) / step * (self.steps - step)
-        end = "\n" if step == self.steps else ""
-        sys.stdout.write(f"\rstep {step}/{self.steps}  loss {loss:.3f}  {left_s:.0f} s left {end}")
-        sys.stdout.flush()
-
-
 def main() -> None:
     """The command in the module's docstring."""
     parser = argparse.ArgumentParser(description="Pre-train and export the keyword model.")
@@ -144,14 +126,21 @@ def main() -> None:
 
     torch.set_num_threads(1)  # sums in another order give other weights
     clips, digits = load_clips(options.data, SPEAKERS)
-    progress = _Progress(options.steps, time.monotonic())
-    model = pretrain(clips, digits, steps=options.steps, seed=options.seed, report=progress)
+    steps, start_s = options.steps, time.monotonic()
+
+    def show(step: int, loss: float) -> None:
+        if step % SHOWN_EVERY == 0:
+            left_s = (time.monotonic() - start_s) / step * (steps - step)
+            sys.stdout.write(f"\rstep {step}/{steps}  loss {loss:.3f}  {left_s:.0f} s left ")
+            sys.stdout.flush()
+
+    model = pretrain(clips, digits, steps=steps, seed=options.seed, report=show)
     adapter = add_keyword_lora(model)
     example = (clips[:BATCH_ON_BOARD],), (digits[:BATCH_ON_BOARD],)
     package = export(
         model, adapter, functional.cross_entropy, example, options.out, name=NAME, version=VERSION
     )
-    sys.stdout.write(f"{options.out}: {package.name}, adapter of {package.dimension} numbers\n")
+    sys.stdout.write(f"\n{options.out}: {package.name}, adapter of {package.dimension} numbers\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.transformer_shape import Shape
+from models.bottleneck.config import Shape
 
 INIT_STD = 0.02
 OUTPUTS = ("attention_out", "feed_out")  # the layers that write into the residual stream

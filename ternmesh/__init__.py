@@ -7,13 +7,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ternmesh.config import ConfigError
-    from ternmesh.errors import TernmeshError, WireError
-    from ternmesh.federated.coordinator import Coordinator
-    from ternmesh.federated.node import NodeProtocol
-    from ternmesh.federated.state import CoordinatorSettings
-    from ternmesh.model_package import ModelPackage, read_model_package
-    from ternmesh.plan import Plan, make_plan
+    from ternmesh.config import ConfigError as ConfigError
+    from ternmesh.errors import TernmeshError as TernmeshError
+    from ternmesh.errors import WireError as WireError
+    from ternmesh.federated.coordinator import Coordinator as Coordinator
+    from ternmesh.federated.node import NodeProtocol as NodeProtocol
+    from ternmesh.federated.state import CoordinatorSettings as CoordinatorSettings
+    from ternmesh.model_package import ModelPackage as ModelPackage
+    from ternmesh.model_package import read_model_package as read_model_package
+    from ternmesh.plan import Plan as Plan
+    from ternmesh.plan import make_plan as make_plan
 
 __version__ = "0.1.0"
 
@@ -29,19 +32,7 @@ _MODULES = {
     "Plan": "ternmesh.plan",
     "make_plan": "ternmesh.plan",
 }
-__all__ = [
-    "ConfigError",
-    "Coordinator",
-    "CoordinatorSettings",
-    "ModelPackage",
-    "NodeProtocol",
-    "Plan",
-    "TernmeshError",
-    "WireError",
-    "__version__",
-    "make_plan",
-    "read_model_package",
-]
+__all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -100,17 +100,14 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
         value = tuple(value)
     if not _has_type(wanted, value):
         raise ConfigError(f"{name} is {value!r}: it must be {_type_name(wanted)}")
-    if "limits" in item.metadata and not _within(value, item.metadata["limits"]):
+    if "limits" in item.metadata:
         low, high = item.metadata["limits"]
-        raise ConfigError(f"{name} is {value!r}: it must be {low} to {high}")
+        if not low <= value <= high:  # also for NaN
+            raise ConfigError(f"{name} is {value!r}: it must be {low} to {high}")
     if "choices" in item.metadata and value not in item.metadata["choices"]:
         allowed = ", ".join(item.metadata["choices"])
         raise ConfigError(f"{name} is {value!r}: it must be one of {allowed}")
     return value
-
-
-def _within(value: float, ends: tuple[float, float]) -> bool:
-    return ends[0] <= value <= ends[1]  # False for NaN
 
 
 def _has_type(wanted: Any, value: Any) -> bool:

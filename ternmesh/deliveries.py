@@ -38,7 +38,7 @@ class Deliveries:
         self._delivered_at: dict[str, float] = {}
 
     def note(self, delivery: Delivery, now: float) -> None:
-        """Take a report."""
+        """Take a report of one message: the counts and times below follow from it."""
         peer = delivery.peer
         if delivery.state is DeliveryState.HELD:
             self._held[peer] += 1

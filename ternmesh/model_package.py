@@ -36,7 +36,7 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A named tensor."""
+    """The name, type and shape of a tensor, as in the ONNX graph."""
 
     name: str
     dtype: str
@@ -76,13 +76,9 @@ class ModelPackage:
             raise ModelPackageError(
                 f"{self.name} has an adapter of {self.dimension} numbers, not {vector.shape}"
             )
-        tensors = {}
-        start = 0
-        for tensor in self.adapter:
-            end = start + math.prod(tensor.shape)
-            tensors[tensor.name] = vector[start:end].reshape(tensor.shape)
-            start = end
-        return tensors
+        ends = np.cumsum([math.prod(tensor.shape) for tensor in self.adapter])
+        parts = zip(self.adapter, np.split(vector, ends[:-1]), strict=True)
+        return {tensor.name: part.reshape(tensor.shape) for tensor, part in parts}
 
 
 def write_model_package(package: ModelPackage) -> bytes:

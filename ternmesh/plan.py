@@ -6,10 +6,12 @@ announces are not included.
 """
 
 import hashlib
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any
 
 from ternmesh.codec.encoder import SPAN_MAX, SPARE_BYTES, Slicing, choose_span
 from ternmesh.codec.entropy_coder import bits_per_trit
+from ternmesh.config import limits
 from ternmesh.errors import WireError
 from ternmesh.wire import fragments
 from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD
@@ -20,7 +22,6 @@ FRAME_MTU_MAX = FRAME_MAX
 DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
-DROP_MAX = 10 * PERMILLE
 MANIFEST_REPEATS_MAX = 3
 GLOBAL_SNAPSHOT_HEAD_MAX = 2048  # header with one counted entry, and the longest certificate
 NUMBERS_MIN = 11  # later numbers are 0 if unused; zeros at the end are not sent
@@ -36,25 +37,29 @@ COUNTED_ENTRY = 20  # approximate bytes of one counted entry in a global update
 class Plan:
     """The constants of a run. All are integers, so that their bytes and hash are exact."""
 
-    dimension: int  # D, the length of the adapter vector
-    frame_mtu: int  # bytes of the longest frame
-    up_zeros_permille: int  # the fraction of zeros in an update, in thousandths
-    up_span: int  # coordinates in one chunk of an update
-    down_zeros_permille: int  # the same for a global update
+    dimension: int = field(metadata=limits(1, DIMENSION_MAX))  # D, the length of the adapter vector
+    frame_mtu: int = field(metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))  # of the longest frame
+    # The fraction of zeros in an update, in thousandths, and the coordinates in one of its chunks
+    up_zeros_permille: int = field(metadata=limits(0, PERMILLE - 1))
+    up_span: int
+    # The same for a global update
+    down_zeros_permille: int = field(metadata=limits(0, PERMILLE - 1))
     down_span: int
-    rounds: int
-    local_steps: int  # training steps of a node in a round
-    learning_rate_e6: int  # of the first round, in millionths
-    scale_max: int  # the largest scale of a chunk that the host accepts, in units of 2**-24
-    announce_s: int  # interval between the host's announces
+    rounds: int = field(metadata=limits(1, 0xFFFFFFFF))
+    local_steps: int = field(metadata=limits(1, 100_000))  # training steps of a node in a round
+    learning_rate_e6: int = field(metadata=limits(1, 10_000_000))  # at first, in millionths
+    # The largest scale of a chunk that the host accepts, in units of 2**-24
+    scale_max: int = field(metadata=limits(1, 0x7FFFFFFF))
+    announce_s: int = field(metadata=limits(1, 86_400))  # interval between the host's announces
     # The part of the learning rate that is gone at the end of the run, in thousandths. Above 1,000
     # it reaches 0 earlier, and the last rounds only send residuals.
-    learning_rate_drop_permille: int = 0
+    learning_rate_drop_permille: int = field(default=0, metadata=limits(0, 10 * PERMILLE))
     # A node is silent if its update has less than this many thousandths of the energy of the global
     # adapter, for at most so many rounds in a row.
-    silence_permille: int = 0
-    silence_rounds: int = 0
-    manifest_repeats: int = 0  # how often a manifest is repeated: no chunk counts without it
+    silence_permille: int = field(default=0, metadata=limits(0, PERMILLE))
+    silence_rounds: int = field(default=0, metadata=limits(0, 1000))
+    # How often a manifest is repeated: no chunk counts without it
+    manifest_repeats: int = field(default=0, metadata=limits(0, MANIFEST_REPEATS_MAX))
 
     @property
     def up(self) -> Slicing:
@@ -162,31 +167,21 @@ def from_numbers(numbers: tuple[int, ...]) -> Plan:
 
 def check_plan(plan: Plan) -> None:
     """WireError for a plan outside the limits of SPEC.md section 5."""
-    limits = {
-        "dimension": (1, DIMENSION_MAX),
-        "frame_mtu": (FRAME_MTU_MIN, FRAME_MTU_MAX),
-        "up_zeros_permille": (0, PERMILLE - 1),
-        "down_zeros_permille": (0, PERMILLE - 1),
-        "up_span": (-(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)),
-        "down_span": (-(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)),
-        "rounds": (1, 0xFFFFFFFF),
-        "local_steps": (1, 100_000),
-        "learning_rate_e6": (1, 10_000_000),
-        "scale_max": (1, 0x7FFFFFFF),
-        "announce_s": (1, 86_400),
-        "learning_rate_drop_permille": (0, DROP_MAX),
-        "silence_permille": (0, PERMILLE),
-        "silence_rounds": (0, 1000),
-        "manifest_repeats": (0, MANIFEST_REPEATS_MAX),
-    }
-    for name, (low, high) in limits.items():
-        value = getattr(plan, name)
-        if not low <= value <= high:
-            raise WireError("plan", f"{name} is {value}: it must be {low} to {high}")
+    spans = -(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)
+    check_limits(plan, up_span=spans, down_span=spans)
     if plan.dimension > (dimension_max := global_snapshot_max(plan.frame_mtu)):
         raise WireError(
             "plan", f"dimension is {plan.dimension}: frames of this size allow {dimension_max}"
         )
+
+
+def check_limits(plan: Any, **also: tuple[int, int]) -> None:
+    """WireError for a number of a plan outside the limits of its field, or those in `also`."""
+    for item in fields(plan):
+        value = getattr(plan, item.name)
+        low, high = item.metadata.get("limits") or also.get(item.name, (value, value))
+        if not low <= value <= high:
+            raise WireError("plan", f"{item.name} is {value}: it must be {low} to {high}")
 
 
 def global_snapshot_max(frame_mtu: int) -> int:

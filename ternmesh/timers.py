@@ -74,9 +74,6 @@ class RateLimiter:
         self._askers_max = askers_max
         self._answered: dict[str, float] = {}  # when, by asker
 
-    def __len__(self) -> int:
-        return len(self._answered)
-
     def allow(self, asker: str, now: float) -> bool:
         """Whether to answer now; if so, it counts as answered."""
         answered = self._answered.pop(asker, None)

@@ -26,7 +26,7 @@ from ternmesh.security.signatures import quantum_key
 from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, real
 from ternmesh_service.control_socket import ask
-from ternmesh_service.keyring import Keyring, read_identity_file
+from ternmesh_service.keyring import read_identity_file
 from transports.link_config import LinkConfig
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
@@ -126,7 +126,7 @@ def _identity_of(config: End) -> dict[str, Any]:
     with keyring_of(config) as keyring:
         if config.role is Role.HOST:
             keyring.adopt(found_fleet(config.fleet, keyring.own.public))
-        return _own(keyring)
+        return _shown(keyring.own.public)
 
 
 def _host(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _host(arguments: argparse.Namespace) -> dict[str, Any]:
                 f"{config.name} trusts another host: move {keyring.store.path} away to start again"
             )
         keyring.adopt(found_fleet(config.fleet, host))
-        return {**_own(keyring), "host": host.fingerprint.hex()}
+        return {**_shown(keyring.own.public), "host": host.fingerprint.hex()}
 
 
 def _add(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _join(arguments: argparse.Namespace) -> dict[str, Any]:
     link = link_of(arguments.config, config)
     with keyring_of(config) as keyring:
         keyring.adopt(join(link, config.name, keyring.state, keyring.own.public, code))
-        return {**_own(keyring), "host": keyring.member_list.host.fingerprint.hex()}
+        return {**_shown(keyring.own.public), "host": keyring.member_list.host.fingerprint.hex()}
 
 
 def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -213,23 +213,19 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
     link = None if arguments.line or arguments.finish else _open_link(arguments.config, config)
     with keyring_of(config) as keyring:
         if arguments.finish:
-            return _finish_rotation(config, keyring)
+            if keyring.rotation is None:
+                raise SecurityError(f"{config.name} has no new keys: make them with --line first")
+            keyring.finish_rotation()
+            return _shown(keyring.own.public)
         line = rotation_text(keyring.begin_rotation())
         note = "each time the node starts, it asks the host to accept its new keys"
         if link is not None:
             from edge.enrolment import rotate_keys
 
             if rotate_keys(link, config.name, keyring):
-                return _own(keyring)
+                return _shown(keyring.own.public)
             note = f"the host does not answer: {note}"
         return {"name": config.name, "rotation": line, "note": note}
-
-
-def _finish_rotation(config: End, keyring: Keyring) -> dict[str, Any]:
-    if keyring.rotation is None:
-        raise SecurityError(f"{config.name} has no new keys: make them with --line first")
-    keyring.finish_rotation()
-    return _own(keyring)
 
 
 def _open_link(path: Path, config: End) -> LinkConfig:
@@ -271,10 +267,6 @@ def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, An
         )
     with keyring_of(config) as keyring:
         return membership.answer(keyring, request)
-
-
-def _own(keyring: Keyring) -> dict[str, Any]:
-    return _shown(keyring.own.public)
 
 
 def _shown(public: PublicIdentity) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from ternmesh.config import ConfigError, read_table, read_toml
 from ternmesh.errors import SecurityError
-from ternmesh.security.identity import Identity, PublicIdentity, Role, parse_identity
+from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
-from ternmesh_service.config_file import control_path
+from ternmesh_service.config_file import check_name, control_path
 from ternmesh_service.control_socket import NobodyAnswers, ask
 from ternmesh_service.keyring import (
     Keyring,
@@ -98,15 +98,14 @@ def read(path: Path) -> End:
 
 def link_of(path: Path, end: End) -> LinkConfig:
     """The link of a node, or of a board of a split training; ConfigError."""
-    from transports.base import check_node
     from transports.factory import check_link
 
     table = read_end(path).get("link", {})
     try:
-        check_node(end.name)
+        check_name(end.name)
         link = read_table(LinkConfig, table, "link").anchored(path.resolve().parent)
         check_link(link, end.name)
-    except (ConfigError, ValueError) as error:
+    except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return link
 
@@ -119,12 +118,10 @@ def fleet_of(path: Path) -> FleetKeys:
         security = answer["security"]
         if security["mode"] == "insecure":
             raise SecurityError(f"{end.name} runs with --insecure: it has no keys")
-        return _fleet_keys(end, bytes.fromhex(security["fleet"]), parse_identity(security["host"]))
-    with _opened(end.folder, end.security) as keyring:
-        return _fleet_keys(end, keyring.member_list.fleet, keyring.member_list.host)
-
-
-def _fleet_keys(end: End, fleet: bytes, host: PublicIdentity) -> FleetKeys:
+        fleet, host = bytes.fromhex(security["fleet"]), parse_identity(security["host"])
+    else:
+        with _opened(end.folder, end.security) as keyring:
+            fleet, host = keyring.member_list.fleet, keyring.member_list.host
     rule = end.security
     return FleetKeys(fleet, choose_signers(host, rule.signers, rule.threshold, rule.quantum))
 

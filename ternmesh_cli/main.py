@@ -4,8 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from ternmesh import __version__
 from ternmesh.config import ConfigError
@@ -31,41 +30,6 @@ exit codes:
 """
 
 _log = logging.getLogger(__name__)
-
-
-class Command(NamedTuple):
-    """A command. `run` returns an exit code or raises; None where each subcommand has its own."""
-
-    name: str
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Run | None = None
-
-
-COMMANDS = (
-    Command("ble", "try BLE without hardware", ble.add_arguments),
-    Command("broker", "deploy a mosquitto for a fleet", broker.add_arguments),
-    Command("demo", "see three boards learn three voices", demo.add_arguments, demo.run),
-    Command("enrol", "manage the members of a fleet and their keys", enrol.add_arguments),
-    Command(
-        "gateway",
-        "join a radio neighbourhood to a broker",
-        programs.add_arguments,
-        programs.run_gateway,
-    ),
-    Command("host", "host a fleet", programs.add_host_arguments, programs.run_host),
-    Command(
-        "node",
-        "take part in a fleet with this board's data",
-        programs.add_arguments,
-        programs.run_node,
-    ),
-    Command("pipeline", "train a model in stages far apart", pipeline.add_arguments),
-    Command("radio", "plan a radio channel, and emulate radios", radio.add_arguments),
-    Command("release", "make and install releases of a model", release.add_arguments),
-    Command("split", "train a model cut between boards and host", split.add_arguments),
-    Command("status", "ask a running host, node or gateway", status.add_arguments, status.run),
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,8 +69,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ternmesh {__version__}")
     rows = Subcommands(parser)
-    for command in COMMANDS:
-        command.add_arguments(rows.add(command.name, command.summary, command.run))
+    ble.add_arguments(rows.add("ble", "try BLE without hardware"))
+    broker.add_arguments(rows.add("broker", "deploy a mosquitto for a fleet"))
+    demo.add_arguments(rows.add("demo", "see three boards learn three voices", demo.run))
+    enrol.add_arguments(rows.add("enrol", "manage the members of a fleet and their keys"))
+    summary = "join a radio neighbourhood to a broker"
+    programs.add_arguments(rows.add("gateway", summary, programs.run_gateway))
+    programs.add_host_arguments(rows.add("host", "host a fleet", programs.run_host))
+    summary = "take part in a fleet with this board's data"
+    programs.add_arguments(rows.add("node", summary, programs.run_node))
+    pipeline.add_arguments(rows.add("pipeline", "train a model in stages far apart"))
+    radio.add_arguments(rows.add("radio", "plan a radio channel, and emulate radios"))
+    release.add_arguments(rows.add("release", "make and install releases of a model"))
+    split.add_arguments(rows.add("split", "train a model cut between boards and host"))
+    status.add_arguments(rows.add("status", "ask a running host, node or gateway", status.run))
     return parser
 
 

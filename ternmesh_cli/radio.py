@@ -95,24 +95,16 @@ def _estimate(arguments: argparse.Namespace) -> int:
     )
     channel = Channel(round(arguments.frequency * 1e6), setting, arguments.power, arguments.hopping)
     band = check(REGIONS[arguments.region], channel)
-    cost = estimate(
-        arguments.bytes,
-        setting,
-        longest_frame(band, setting),
-        arguments.loss,
-        _ledger(band, arguments.spent),
-    )
+    ledger = None
+    if band.budget_us is not None:
+        ledger = Ledger(band.budget_us, [Entry(0.0, round(arguments.spent * 1e6))])
+    frame = longest_frame(band, setting)
+    cost = estimate(arguments.bytes, setting, frame, arguments.loss, ledger)
     if arguments.json:
         print(json.dumps(_summary(arguments.bytes, arguments.region, band, cost)))
     else:
         print("\n".join(_text(arguments.bytes, arguments.region, band, setting, cost)))
     return 0
-
-
-def _ledger(band: SubBand, spent_s: float) -> Ledger | None:
-    if band.budget_us is None:
-        return None
-    return Ledger(band.budget_us, [Entry(0.0, round(spent_s * 1e6))])
 
 
 def _summary(size: int, region: str, band: SubBand, cost: Estimate) -> dict[str, object]:

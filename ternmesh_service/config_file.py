@@ -1,36 +1,56 @@
 """Configuration files of the programs: how they are read, and settings that all of them have."""
 
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from models.zoo import package_path
 from ternmesh.config import ConfigError, read_config
+from ternmesh.model_package import ModelPackage, read_model_package
 from transports.base import check_node
+from transports.link_config import LinkConfig
 
 CONTROL = "control.sock"  # in the state_dir
+DESCRIPTION = "model.json"  # in the folder of a model package
+# Metadata of fields: a path that starts from the folder of the file; a model, which may be one.
+PATH: Final = {"path": True}
+MODEL: Final = {"model": True}
 
 T = TypeVar("T")
 
 
-def read_config_file(kind: type[T], path: Path, finish: Callable[[T, Path], T]) -> T:
+def read_config_file(kind: type[T], path: Path, finish: Callable[[T], T]) -> T:
     """The settings of class `kind` in a TOML file; ConfigError with the name of the file.
 
-    `finish` checks them and makes paths absolute; its second argument is the folder of the file.
+    Paths (`PATH`) start from the folder of the file. `finish` checks and completes the settings.
     """
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
-        return finish(read_config(kind, text), path.resolve().parent)
+        return finish(_anchored(read_config(kind, text), path.resolve().parent))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def anchored(path: str | None, folder: Path) -> str | None:
-    """`path` taken relative to `folder`."""
-    return None if path is None else str(folder / path)
+def _anchored(table: Any, folder: Path) -> Any:
+    """A table with its paths made absolute from `folder`. An empty optional path counts as none."""
+    changes: dict[str, Any] = {}
+    for item in fields(table):
+        value = getattr(table, item.name)
+        if isinstance(value, LinkConfig):
+            changes[item.name] = value.anchored(folder)
+        elif is_dataclass(value):
+            changes[item.name] = _anchored(value, folder)
+        elif PATH.items() <= item.metadata.items():
+            is_given = value or item.default is MISSING
+            changes[item.name] = str(folder / value) if is_given else item.default
+        elif MODEL.items() <= item.metadata.items() and value is not None:
+            is_folder = (folder / value).is_dir()  # otherwise it names a shipped model
+            changes[item.name] = str(folder / value) if is_folder else value
+    return replace(table, **changes)
 
 
 def package_folder(model: str, key: str = "model") -> Path:
@@ -44,9 +64,13 @@ def package_folder(model: str, key: str = "model") -> Path:
         return folder
 
 
-def anchored_model(model: str, folder: Path) -> str:
-    """`model` as a path from `folder` if that is a folder; otherwise it names a shipped model."""
-    return str(folder / model) if (folder / model).is_dir() else model
+def load_model_package(model: str, key: str = "model") -> ModelPackage:
+    """The description of a shipped model or of a folder; ConfigError or ModelPackageError."""
+    folder = package_folder(model, key)
+    try:
+        return read_model_package((folder / DESCRIPTION).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{key} is {model!r}: its {DESCRIPTION} cannot be read") from error
 
 
 def control_path(state_dir: str, chosen: str | None) -> Path:

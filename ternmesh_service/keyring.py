@@ -8,7 +8,8 @@ systemd.exec(5)).
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from ternmesh_store.files import create_private_file, sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
 from ternmesh_store.store import END, HOP
+from transports.link_config import LinkConfig
 
 IDENTITY = "identity"  # the name of the identity file
 CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
@@ -363,16 +365,16 @@ def hop_keys(keyring: Keyring | NoKeyring, name: str, gateway: str = "") -> HopK
 
 
 def choose_keyring(
-    state: StateFile, config: SecurityConfig, *, insecure: bool, is_loopback: bool
+    state: StateFile, config: SecurityConfig, link: LinkConfig, *, insecure: bool
 ) -> Keyring | NoKeyring:
     """Return the keyring; one without keys if `insecure` (--insecure) is set.
 
-    Raises ConfigError if --insecure is set, the broker is on another machine and the file does not
-    set `insecure` too.
+    Raises ConfigError if --insecure is set, the broker of `link` is on another machine and the file
+    does not set `insecure` too.
     """
     if not insecure:
         return Keyring(state, config)
-    if not is_loopback and not config.insecure:
+    if not link.is_loopback and not config.insecure:
         raise ConfigError(
             "--insecure is for brokers on this machine: elsewhere anyone who reaches the broker or "
             "the radio could send in any node's name; if that is intended, set it in the file too: "
@@ -380,3 +382,20 @@ def choose_keyring(
         )
     _log.warning("INSECURE: frames are not encrypted, and no peer is authenticated (--insecure)")
     return NoKeyring()
+
+
+@contextmanager
+def opened(
+    state: StateFile, keyring: Keyring | NoKeyring, fleet: str, *groups: str
+) -> Iterator[None]:
+    """Open the state file, and the keys, which must be those of `fleet`, until the block ends.
+
+    The tables of `groups` are needed besides those of the keys. Raises SecurityError or StoreError.
+    """
+    state.open(keep=(*keyring.must_keep, *groups))
+    try:
+        keyring.open()
+        keyring.check_fleet(fleet)
+        yield
+    finally:
+        state.close()

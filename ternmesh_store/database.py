@@ -8,7 +8,7 @@ users' samples and keys of the fleet: only their owner may read them.
 
 import logging
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -98,10 +98,9 @@ class Database:
         self._begin()
         self._execute(sql, values)
 
-    def write_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        """Run a statement for each of `rows`."""
-        for values in rows:
-            self.write(sql, *values)
+    def insert(self, table: str, *values: object) -> None:
+        """Write a row: a value for each column of the table."""
+        self.write(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", *values)
 
     def commit(self) -> None:
         """Make everything that was written durable. Does nothing if nothing was written."""
@@ -225,48 +224,40 @@ class Database:
         groups: dict[str, list[str]] = {}
         for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
             groups.setdefault(table.split("_")[0], []).append(table)
-        lost = set(groups)
         try:
             connection.execute("ATTACH ? AS damaged", (str(damaged),))
-            for pragma in ("application_id", "user_version"):
-                here, there = (
-                    connection.execute(f"PRAGMA {name}.{pragma}").fetchall()
-                    for name in ("main", "damaged")
-                )
-                if here != there:
-                    return lost
+            kind, version = (
+                connection.execute(f"PRAGMA damaged.{pragma}").fetchone()[0]
+                for pragma in ("application_id", "user_version")
+            )
         except sqlite3.Error as error:
             if _code(error) not in _DAMAGE:
                 raise self._explain(error) from error
-            return lost
-        for group, tables in groups.items():
-            if self._copy_group(connection, tables):
-                lost.remove(group)
-        return lost
+            return set(groups)
+        if (kind, version) != (self._schema.application, self._schema.version):
+            return set(groups)
+        return {name for name, tables in groups.items() if not self._copy_group(connection, tables)}
 
     def _copy_group(self, connection: sqlite3.Connection, tables: Sequence[str]) -> bool:
         """Copy tables from the attached file; False, with nothing copied, where one is damaged."""
         try:
-            connection.execute("BEGIN")
-            for table in tables:
-                found = connection.execute(f"PRAGMA damaged.quick_check({table})").fetchall()
-                if found != [("ok",)]:
-                    connection.execute("ROLLBACK")
-                    return False
-                connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
-            connection.execute("COMMIT")
+            with connection:  # an error rolls back
+                connection.execute("BEGIN")
+                for table in tables:
+                    found = connection.execute(f"PRAGMA damaged.quick_check({table})").fetchall()
+                    if found != [("ok",)]:
+                        connection.rollback()
+                        return False
+                    connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
         except sqlite3.Error as error:
             if _code(error) not in _TABLE_DAMAGE:
                 raise self._explain(error) from error
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
             return False
         return True
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
 
 
 def _keep_private(path: Path) -> None:

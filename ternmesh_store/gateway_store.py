@@ -65,10 +65,9 @@ class GatewayStore(Store):
             case PartialAggregateMade(made):
                 self._drop_pending()
                 self._values.put_floats(_WANTED, made.wanted)
-                write("INSERT INTO gateway_pending VALUES (?, ?)", made.round, made.board)
-                self._database.write_many(
-                    "INSERT INTO gateway_pending_body VALUES (?, ?)", enumerate(made.bodies)
-                )
+                self._database.insert("gateway_pending", made.round, made.board)
+                for row in enumerate(made.bodies):
+                    self._database.insert("gateway_pending_body", *row)
             case PartialAggregateSettled():
                 self._drop_pending()
                 self._values.put_floats(_RESIDUAL, event.residual)
@@ -78,12 +77,8 @@ class GatewayStore(Store):
     def _begin(self, model_hash: bytes, dimension: int) -> None:
         self._values.forget()
         self._database.write("DELETE FROM gateway_run")
-        self._database.write(
-            "INSERT INTO gateway_run VALUES (?, ?, ?, '', 0)",
-            model_hash,
-            dimension,
-            new_gateway_state(dimension).run,
-        )
+        run = new_gateway_state(dimension).run
+        self._database.insert("gateway_run", model_hash, dimension, run, "", 0)
         self._empty(dimension)
         self.commit()
 

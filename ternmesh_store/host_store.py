@@ -201,12 +201,7 @@ class HostStore(Store):
             event.global_hash,
             event.finished,
         )
-        write(
-            "INSERT INTO host_chain VALUES (?, ?, ?)",
-            event.version,
-            event.global_hash,
-            event.content,
-        )
+        self._database.insert("host_chain", event.version, event.global_hash, event.content)
         write("DELETE FROM host_chain WHERE version <= ?", event.version - self._chain_max)
         write("DELETE FROM host_body")
         self._close_round(event)
@@ -260,19 +255,11 @@ class HostStore(Store):
         )
 
     def _nodes(self) -> Iterable[NodeRecord]:
-        for (
-            address,
-            name,
-            samples,
-            round_number,
-            digest,
-            have,
-            lead,
-            lead_digest,
-        ) in self._database.rows(
+        rows = self._database.rows(
             "SELECT address, name, samples, counted_round, counted_digest, counted_have, "
             "aggregate_address, aggregate_digest FROM host_node ORDER BY address"
-        ):
+        )
+        for address, name, samples, round_number, digest, have, lead, lead_digest in rows:
             counted = aggregate = None
             if round_number is not None:
                 counted = Counted(address, round_number, digest, have)

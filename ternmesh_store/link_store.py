@@ -89,16 +89,10 @@ class LinkStore(Store):
 
     def _queue(self, event: Queued) -> None:
         self._database.write("DELETE FROM link_number")
-        self._database.write("INSERT INTO link_number VALUES (?)", event.number + 1)
-        self._database.write(
-            "INSERT INTO link_outgoing VALUES (?, ?, ?, ?, ?, ?, 0, NULL)",
-            event.number,
-            event.peer,
-            json.dumps(event.receivers),
-            event.payload,
-            event.priority,
-            event.key,
-        )
+        self._database.insert("link_number", event.number + 1)
+        ends = (event.peer, json.dumps(event.receivers))
+        content = (event.payload, event.priority, event.key)
+        self._database.insert("link_outgoing", event.number, *ends, *content, 0, None)
 
     def _hold(self, event: SymbolHeld) -> None:
         offer = event.offer

@@ -109,13 +109,8 @@ class NodeStore(Store):
         self._values.forget()
         self._drop_pending()
         self._database.write("DELETE FROM node_run")
-        self._database.write(
-            "INSERT INTO node_run VALUES (?, ?, ?, 0, '', 0, ?, 0, 0, 0)",
-            self._model,
-            self._dimension,
-            empty.run,
-            empty.global_hash,
-        )
+        begin = (empty.run, 0, "", 0, empty.global_hash)  # without an address or a plan
+        self._database.insert("node_run", self._model, self._dimension, *begin, 0, 0, 0)
         self._put_vectors(empty)
 
     def _join(self, event: Joined) -> None:
@@ -152,12 +147,9 @@ class NodeStore(Store):
     def _put_pending(self, pending: Pending) -> None:
         self._drop_pending()
         self._values.put_floats(_CORRECTED, pending.corrected)
-        self._database.write(
-            "INSERT INTO node_pending VALUES (?, ?, 0)", pending.round, pending.digest
-        )
-        self._database.write_many(
-            "INSERT INTO node_pending_body VALUES (?, ?)", enumerate(pending.bodies)
-        )
+        self._database.insert("node_pending", pending.round, pending.digest, False)
+        for row in enumerate(pending.bodies):
+            self._database.insert("node_pending_body", *row)
 
     def _drop_pending(self) -> None:
         self._database.write("DELETE FROM node_pending")

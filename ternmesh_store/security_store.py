@@ -47,19 +47,16 @@ class SecurityStore(Store):
 
     def keep_member_list(self, state: MemberListState) -> None:
         """Write the membership in place of the last one."""
-        write, write_many = self._database.write, self._database.write_many
+        insert = self._database.insert
         for table in ("fleet", "member", "revoked", "rotated"):
-            write(f"DELETE FROM security_{table}")
-        write(
-            "INSERT INTO security_fleet VALUES (?, ?, ?)",
-            state.fleet,
-            write_identity(state.host),
-            state.number,
-        )
-        members = [(member.name, write_identity(member)) for member in state.members]
-        write_many("INSERT INTO security_member VALUES (?, ?)", members)
-        write_many("INSERT INTO security_revoked VALUES (?)", [(key,) for key in state.revoked])
-        write_many("INSERT INTO security_rotated VALUES (?, ?)", state.rotated)
+            self._database.write(f"DELETE FROM security_{table}")
+        insert("security_fleet", state.fleet, write_identity(state.host), state.number)
+        for member in state.members:
+            insert("security_member", member.name, write_identity(member))
+        for fingerprint in state.revoked:
+            insert("security_revoked", fingerprint)
+        for row in state.rotated:
+            insert("security_rotated", *row)
 
     def sealing(self, layer: str) -> SealingState:
         """The state of a layer's seals at the last commit."""

@@ -50,7 +50,7 @@ class SplitStore(Store):
 
     def add_board(self, address: int, name: str) -> None:
         """Store a board that has joined."""
-        self._database.write("INSERT INTO split_board VALUES (?, ?)", address, name)
+        self._database.insert("split_board", address, name)
 
     @checked
     def load(self, names: tuple[str, ...]) -> Checkpoint | None:

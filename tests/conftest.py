@@ -8,8 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from ternmesh_cli.broker.mosquitto import Mosquitto, find_mosquitto
 from ternmesh_cli.process import PROGRAM
+from tests.mosquitto import Mosquitto, find_mosquitto
 
 # A shell starts what runs behind it with SIGINT ignored, and programs hand that down: those that
 # tests start and interrupt would not hear it. A handler is not handed down.

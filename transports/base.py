@@ -80,6 +80,12 @@ class MissingExtra(TransportError):
     """An optional dependency is not installed; the sentence names the extra."""
 
 
+def check_sizes(frames: Sequence[bytes], mtu: int) -> None:
+    """FrameTooLarge where one of `frames` is longer than `mtu` bytes."""
+    if (longest := max(map(len, frames), default=0)) > mtu:
+        raise FrameTooLarge(f"a frame of {longest} bytes exceeds the mtu {mtu}")
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """Frames that arrived together; `wire_bytes` is what they cost on the bearer."""

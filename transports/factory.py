@@ -174,19 +174,19 @@ def frame_max(transport: Transport) -> int:
     return transport.update_mtu if isinstance(transport, ReliableTransport) else transport.mtu
 
 
-def profile_of(link: LinkConfig, role: str = HOST) -> BearerProfile:
-    """What of a run's plan fits the bearers of a checked table.
+def profile_of(link: LinkConfig) -> BearerProfile:
+    """What of a run's plan fits the bearers of a host's checked table.
 
     With the unreliable service each frame of an update must fit the modem, and the manifest is
     sent twice, because its loss would lose the whole update.
     """
     bearers = link.bearers().values()
     if not link.radios and not any(one.serial or one.ble for one in bearers):
-        limits = [mtu(link_settings(one, role), BrokerLimits()) for one in bearers]
+        limits = [mtu(link_settings(one, HOST), BrokerLimits()) for one in bearers]
         longest = min(FRAME_MAX, *limits)
         frame_mtu = min(NETWORK_PROFILE.frame_mtu, longest)
         return replace(NETWORK_PROFILE, frame_mtu=frame_mtu, frame_max=longest)
-    radios = [radio_of(one, role) for one in bearers if one.serial]
+    radios = [radio_of(one, HOST) for one in bearers if one.serial]
     speed = min((radio.settings.speed for radio in radios), default=1.0)
     reliable = BearerProfile(LINK_FRAME_MTU, announce_s=max(1, round(LINK_ANNOUNCE_S / speed)))
     if link.service != UNRELIABLE:

@@ -13,8 +13,6 @@ from transports.mqtt.tls import check_ca_file, check_certificate
 MAIN = "link"  # what the bearer of `[link]` itself is called where there are several
 COMPLETE, UNRELIABLE = "complete", "unreliable"
 _FILES = ("ca_file", "certificate_file", "key_file", "credentials_file")
-
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -82,23 +80,12 @@ class LinkConfig:
     def anchored(self, folder: Path) -> "LinkConfig":
         """The same with its relative paths made absolute from `folder`."""
 
-        def path(name: str | None) -> str | None:
-            return None if name is None else str(folder / name)
+        def paths(table: Table) -> Table:
+            named = {key: table[key] for key in _FILES if isinstance(table.get(key), str)}
+            return table | {key: str(folder / name) for key, name in named.items()}
 
-        def paths(table: object) -> object:
-            if not isinstance(table, dict):
-                return table
-            files = {key: path(table[key]) for key in _FILES if isinstance(table.get(key), str)}
-            return {**table, **files}
-
-        return replace(
-            self,
-            ca_file=path(self.ca_file),
-            certificate_file=path(self.certificate_file),
-            key_file=path(self.key_file),
-            credentials_file=path(self.credentials_file),
-            also={name: paths(table) for name, table in self.also.items()},
-        )
+        also = {n: paths(t) if isinstance(t, dict) else t for n, t in self.also.items()}
+        return replace(self, also=also, **paths({key: getattr(self, key) for key in _FILES}))
 
 
 def link_settings(link: LinkConfig, role: str) -> MqttSettings:
@@ -106,7 +93,13 @@ def link_settings(link: LinkConfig, role: str) -> MqttSettings:
     try:
         if link.ca_file is not None:
             check_ca_file(link.ca_file)
-        own = Credentials() if link.credentials_file is None else _credentials(link, role)
+        own = Credentials()
+        if link.credentials_file is not None:
+            if parse_url(link.url).username is not None:
+                raise ValueError(
+                    "url has a user name and there is a credentials_file: keep one of them"
+                )
+            own = read_credentials(Path(link.credentials_file), role)
         settings = MqttSettings(
             url=link.url,
             fleet=link.fleet,
@@ -123,10 +116,3 @@ def link_settings(link: LinkConfig, role: str) -> MqttSettings:
         return settings
     except ValueError as error:
         raise ConfigError(f"[link]: {error}") from error
-
-
-def _credentials(link: LinkConfig, role: str) -> Credentials:
-    assert link.credentials_file is not None
-    if parse_url(link.url).username is not None:
-        raise ValueError("url has a user name and there is a credentials_file: keep one of them")
-    return read_credentials(Path(link.credentials_file), role)

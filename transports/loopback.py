@@ -11,11 +11,11 @@ from transports.base import (
     ALL,
     HOST,
     Arrival,
-    FrameTooLarge,
     Inbox,
     NotConnected,
     check_node,
     check_peer,
+    check_sizes,
 )
 
 
@@ -32,7 +32,6 @@ class LoopbackHub:
         self._lock = threading.Lock()
 
     def host(self) -> "LoopbackTransport":
-        """The host's end."""
         return LoopbackTransport(self, HOST)
 
     def node(self, name: str) -> "LoopbackTransport":
@@ -72,7 +71,6 @@ class LoopbackTransport:
 
     @property
     def mtu(self) -> int:
-        """The longest frame in bytes."""
         return self._hub.mtu
 
     @property
@@ -81,11 +79,9 @@ class LoopbackTransport:
         return self._hub.up and self._hub.attached(self)
 
     def open(self) -> None:
-        """Begin to receive."""
         self._hub.attach(self._name, self)
 
     def close(self) -> None:
-        """Stop receiving; may be called twice."""
         self._hub.detach(self)
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
@@ -93,8 +89,7 @@ class LoopbackTransport:
         check_peer(self._name, peer)
         if not self.connected:
             raise NotConnected("the loopback hub is down or this end is not open")
-        if too_long := [len(frame) for frame in frames if len(frame) > self.mtu]:
-            raise FrameTooLarge(f"a frame of {max(too_long)} bytes exceeds the mtu {self.mtu}")
+        check_sizes(frames, self.mtu)
         messages = [batch.join(group) for group in batch.fill(frames, self._hub.message_max)]
         for message in messages:
             arrival = Arrival(self._name, batch.split(message), len(message))
@@ -103,5 +98,4 @@ class LoopbackTransport:
         return sum(map(len, messages))
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        """The next arrival, or None after `timeout_s`."""
         return self.inbox.get(timeout_s)

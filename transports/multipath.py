@@ -20,8 +20,6 @@ NOTES_MAX = 4096  # pairs of peer and bearer that are remembered; a bearer can b
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """One of several bearers."""
-
     name: str
     transport: StatusTransport
     peers: frozenset[str] | None = None  # that it reaches; None: all
@@ -71,12 +69,10 @@ class MultipathTransport:
         return any(bearer.transport.connected for bearer in self._bearers)
 
     def open(self) -> None:
-        """Start all."""
         for bearer in self._bearers:
             bearer.transport.open()
 
     def close(self) -> None:
-        """Stop all."""
         for bearer in self._bearers:
             bearer.transport.close()
 
@@ -115,7 +111,6 @@ class MultipathTransport:
         return size
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        """The next arrival of any, or None after `timeout_s`."""
         until = time.monotonic() + timeout_s
         for bearer in self._bearers:
             if arrival := self._listen(bearer, 0.0):
@@ -126,7 +121,6 @@ class MultipathTransport:
         return None
 
     def status(self) -> dict[str, object]:
-        """The status of each bearer and of all together, ready for JSON."""
         each = {bearer.name: bearer.transport.status() for bearer in self._bearers}
         airtimes = [us for one in each.values() if isinstance(us := one.get("airtime_us"), int)]
         return {

@@ -139,9 +139,7 @@ class ReplayBuffer:
             self.counters.repeated += 1
             return
         self._id += 1
-        self._database.write(
-            "INSERT INTO replay_sample VALUES (?, ?, ?, NULL)", self._id, sample.key, packed
-        )
+        self._database.insert("replay_sample", self._id, sample.key, packed, None)
         self._waiting.append(self._id)
         self.counters.samples += 1
 
@@ -177,9 +175,8 @@ class ReplayBuffer:
 
     def _drop_oldest(self, rows: list[int]) -> int:
         excess = rows[: max(0, len(rows) - self.capacity)]
-        self._database.write_many(
-            "DELETE FROM replay_sample WHERE id = ?", [(row,) for row in excess]
-        )
+        for row in excess:
+            self._database.write("DELETE FROM replay_sample WHERE id = ?", row)
         del rows[: len(excess)]
         return len(excess)
 
@@ -233,16 +230,14 @@ class Feed:
         try:
             items = list(self._source.poll(now))
         except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
-            self._note(f"{type(error).__name__}: {error}")
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self.last_failure:
+                _log.warning("the source failed: %s", failure)
+            self.failures += 1
+            self.last_failure = failure
             items = []
         return self.buffer.add(items)
 
     def wait_s(self, now: float) -> float:
         """Seconds until the source is polled again."""
         return 0.0 if self._due is None else max(0.0, self._due - now)
-
-    def _note(self, failure: str) -> None:
-        self.failures += 1
-        if failure != self.last_failure:
-            _log.warning("the source failed: %s", failure)
-        self.last_failure = failure

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ternmesh.config import ConfigError, limits
+from ternmesh.config import limits
 from ternmesh.federated.gateway.aggregator import GatewayAggregator, Group
 from ternmesh.federated.gateway.partial_aggregate import (
     GatewayEvent,
@@ -15,11 +15,9 @@ from ternmesh.federated.gateway.partial_aggregate import (
     PartialAggregateSettled,
     RunFollowed,
 )
-from ternmesh.model_package import ModelPackage, read_model_package
-from ternmesh_service.config_file import package_folder
+from ternmesh.model_package import ModelPackage
+from ternmesh_service.config_file import MODEL
 from ternmesh_store.gateway_store import GatewayStore
-
-DESCRIPTION = "model.json"
 
 _log = logging.getLogger(__name__)
 
@@ -32,17 +30,8 @@ class AggregateConfig:
     a round the gateway waits at most `wait_s` for all boards.
     """
 
-    model: str | None = None
+    model: str | None = field(default=None, metadata=MODEL)
     wait_s: float = field(default=10.0, metadata=limits(0.1, 3600.0))
-
-
-def read_aggregated_model(name: str) -> ModelPackage:
-    """The description of a shipped model or of a folder; ConfigError or ModelPackageError."""
-    folder = package_folder(name, "aggregate.model")
-    try:
-        return read_model_package((folder / DESCRIPTION).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"aggregate.model is {name!r}: {DESCRIPTION} cannot be read") from error
 
 
 class GatewayAggregation:

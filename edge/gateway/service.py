@@ -13,30 +13,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge.gateway.aggregation import (
-    AggregateConfig,
-    GatewayAggregation,
-    read_aggregated_model,
-)
+from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
 from ternmesh.wire.frame import BROADCAST
 from ternmesh_service.config_file import (
-    anchored,
-    anchored_model,
+    PATH,
     check_name,
     control_path,
+    load_model_package,
     read_config_file,
 )
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, NoKeyring, SecurityConfig, choose_keyring, hop_keys
+from ternmesh_service.keyring import (
+    Keyring,
+    NoKeyring,
+    SecurityConfig,
+    choose_keyring,
+    hop_keys,
+    opened,
+)
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, StatusTransport, Transport
@@ -46,6 +50,7 @@ from transports.link_config import LinkConfig
 POLL_S = 0.05  # longest wait for the radio before the broker is polled
 UP_MAX = 256  # arrivals that wait for one board's connection
 UP_BYTES_MAX = 1 << 20  # their bytes
+AGGREGATED_MODEL = "aggregate.model"  # the setting
 
 _log = logging.getLogger(__name__)
 
@@ -57,42 +62,23 @@ class GatewayConfig:
     `name` is the name of its identity. Over BLE it needs no identity: that link is not sealed.
     """
 
-    state_dir: str
+    state_dir: str = field(metadata=PATH)
     radio: LinkConfig
     network: LinkConfig
     name: str = "gateway"
     security: SecurityConfig = field(default_factory=SecurityConfig)
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
-    control_socket: str | None = None
+    control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
     @property
     def boards(self) -> tuple[str, ...]:
         return boards_of(self.radio, HOST)
 
-    @property
-    def control_path(self) -> Path:
-        """The socket for `ternmesh status`."""
-        return control_path(self.state_dir, self.control_socket)
-
 
 def read_gateway_config(path: Path) -> GatewayConfig:
     """The configuration at `path`; relative paths start from its folder. ConfigError."""
-    return read_config_file(GatewayConfig, path, lambda c, folder: _check(_anchor(c, folder)))
-
-
-def _anchor(config: GatewayConfig, folder: Path) -> GatewayConfig:
-    aggregate = config.aggregate
-    if aggregate.model is not None:
-        aggregate = replace(aggregate, model=anchored_model(aggregate.model, folder))
-    return replace(
-        config,
-        state_dir=str(folder / config.state_dir),
-        control_socket=anchored(config.control_socket, folder),
-        radio=config.radio.anchored(folder),
-        network=config.network.anchored(folder),
-        aggregate=aggregate,
-    )
+    return read_config_file(GatewayConfig, path, _check)
 
 
 def _check(config: GatewayConfig) -> GatewayConfig:
@@ -109,7 +95,7 @@ def _check(config: GatewayConfig) -> GatewayConfig:
     for board in config.boards:
         check_link(config.network, board)
     if config.aggregate.model is not None:
-        read_aggregated_model(config.aggregate.model)
+        load_model_package(config.aggregate.model, AGGREGATED_MODEL)
     return config
 
 
@@ -151,7 +137,8 @@ class Gateway:
         if self._may_listen():
             arrival = self._radio.receive(wait_s)
             if arrival is not None and arrival.peer in self._network:
-                self._receive_up(arrival.peer, arrival.frames)
+                take = self._queue_up if self._aggregation is None else self._aggregation.receive_up
+                take(arrival.peer, arrival.frames)
             if self._aggregation is not None:
                 self._aggregation.handle_timeouts()  # not without a network: frames would pile up
                 self._settle(self._aggregation)
@@ -161,12 +148,6 @@ class Gateway:
             if self._aggregation is not None:
                 self._settle(self._aggregation)
         return self._forward_down() or moved
-
-    def _receive_up(self, board: str, frames: Sequence[bytes]) -> None:
-        if self._aggregation is None:
-            self._queue_up(board, frames)
-        else:
-            self._aggregation.receive_up(board, frames)
 
     def _settle(self, aggregation: GatewayAggregation) -> None:
         up, down = aggregation.settle()
@@ -255,7 +236,9 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     Raises ConfigError, SecurityError, StoreError, TransportError or ControlError.
     """
     state = StateFile(Path(config.state_dir))
-    keyring = _keyring(config, state, insecure=insecure)
+    keyring: Keyring | NoKeyring = NoKeyring()  # the link of BLE bridges is not sealed
+    if is_linked(config.radio):
+        keyring = choose_keyring(state, config.security, config.radio, insecure=insecure)
     radio = make_transport(config.radio, HOST, state, hop_keys(keyring, config.name))
     network = {board: make_transport(config.network, board, state) for board in config.boards}
     aggregation = _aggregation(config, state)
@@ -268,28 +251,14 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
             "security": keyring.status() if is_linked(config.radio) else None,
         }
 
-    state.open(keep=keyring.must_keep)
-    try:
-        keyring.open()
-        keyring.check_fleet(config.network.fleet)
+    with opened(state, keyring, config.network.fleet), closing(gateway):
         _check_members(keyring, config)
         gateway.open()
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             _log.info("gateway for %s is ready", ", ".join(config.boards))
             while not stop.is_set():
                 gateway.turn(POLL_S)
                 relay.serve(answer)
-    finally:
-        gateway.close()
-        state.close()
-
-
-def _keyring(config: GatewayConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
-    """The keys that seal the link of its radio; BLE bridges have no sealed link."""
-    if not is_linked(config.radio):
-        return NoKeyring()
-    is_loopback = config.radio.is_loopback
-    return choose_keyring(state, config.security, insecure=insecure, is_loopback=is_loopback)
 
 
 def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
@@ -312,7 +281,7 @@ def _aggregation(config: GatewayConfig, state: StateFile) -> GatewayAggregation 
     if config.aggregate.model is None:
         return None
     return GatewayAggregation(
-        read_aggregated_model(config.aggregate.model),
+        load_model_package(config.aggregate.model, AGGREGATED_MODEL),
         config.boards,
         config.aggregate.wait_s,
         GatewayStore(state),

@@ -13,6 +13,7 @@ from typing import Final
 
 from edge.errors import ModelError
 from edge.files import unreadable
+from edge.onnx.format import ELEMENT_SIZES
 from edge.onnx.reader import Graph, GraphNode, Integers, Model, read_model, shown
 
 DOMAINS: Final = (b"", b"ai.onnx")  # two names of the same domain
@@ -52,21 +53,8 @@ SIZES: Final[dict[bytes, tuple[int, ...]]] = {
     b"Pad": (1, 3),
     b"Slice": (1, 2, 3, 4),
 }
-CAST_TO: Final = {
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    9,
-    10,
-    11,
-    12,
-    13,
-    16,
-}  # numbers: the size of text has no bound
+# The types that a Cast may have as its aim: numbers, as the size of text has no bound.
+CAST_TO: Final = {(kind,) for kind in ELEMENT_SIZES}
 
 
 def check_file(path: Path) -> None:
@@ -173,7 +161,7 @@ def _check_growth(node: GraphNode, flow: _Flow) -> None:
                 raise ModelError(f"its constants expand to more than {EXPANDED_BYTES_MAX} bytes")
         case b"Pad":
             _check_padding(size)
-        case b"Cast" if node.attributes.get(b"to") not in {(kind,) for kind in CAST_TO}:
+        case b"Cast" if node.attributes.get(b"to") not in CAST_TO:
             raise ModelError("'Cast' has a data type that a board does not take")
     _check_padding(node.attributes.get(b"pads"))
 

@@ -288,7 +288,6 @@ _EMPTY = memoryview(b"")
 
 
 def _element(kind: int, what: str) -> int:
-    """The bytes of one number of an ONNX data type."""
     if kind not in ELEMENT_SIZES:
         raise ModelError(f"{what} is of the data type {kind}, which a board does not take")
     return ELEMENT_SIZES[kind]

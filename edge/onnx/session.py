@@ -196,10 +196,11 @@ def adapter_version(path: Path) -> int:
 def session_options(threads: int, *, is_training: bool) -> Any:
     """Options for a small board: no busy waiting, one graph at a time, little memory.
 
-    A memory pattern allocates one block for the largest batch and keeps it. An arena keeps the
-    memory of one run: it is worth that only for the training step, which runs again at once. There,
-    packed copies of the frozen weights would need a fifth more memory to save a few percent of
-    time.
+    Three ways to save time keep memory. With a memory pattern, onnxruntime allocates one block for
+    the largest batch so far and keeps it: never here. With an arena, it keeps what one run has
+    allocated, for the next run: only for the training step, whose next run follows at once. With
+    prepacking, it keeps a second, packed copy of the frozen weights: not for the training step,
+    where the copies take a fifth more memory to save a few percent of time.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = ERRORS_ONLY

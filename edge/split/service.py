@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from edge.enrolment import finish_rotation
 from edge.split.config import SplitBoardConfig
 from edge.split.node import SplitNode, with_labels
 from edge.split.part import load_parts
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys
+from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys, opened
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Transport
@@ -32,9 +34,7 @@ def run_split_board(
     simulate a bad link.
     """
     state = StateFile(Path(config.state_dir))
-    keyring = choose_keyring(
-        state, config.security, insecure=insecure, is_loopback=config.link.is_loopback
-    )
+    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     parts = load_parts(Path(config.model), config.training.threads)
     package = with_labels(parts[0].package)
     assert config.data.path is not None
@@ -45,10 +45,7 @@ def run_split_board(
     store, relay = SplitStore(state), Relay()
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, state, keys)
-    state.open(keep=keyring.must_keep)
-    try:
-        keyring.open()
-        keyring.check_fleet(config.link.fleet)
+    with opened(state, keyring, config.link.fleet), closing(transport):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop)
         wrapped = around(transport)
@@ -61,7 +58,7 @@ def run_split_board(
             about = {"transport": transport.status(), "security": keyring.status()}
             return {**node.status(), **about}
 
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             wrapped.open()
             node.start()
             while not stop.is_set() and not (until_finished and node.is_done):
@@ -69,6 +66,3 @@ def run_split_board(
                 relay.serve(answer)
             node.save()
         return node.status()
-    finally:
-        transport.close()
-        state.close()

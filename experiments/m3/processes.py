@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.m3.storage import ExperimentError
-from ternmesh_cli.broker.mosquitto import configuration, find_mosquitto, free_port, listens
 from ternmesh_cli.workers import Worker, python, running
+from tests.mosquitto import configuration, find_mosquitto, free_port, listens
 from transports.mqtt.settings import parse_url
 
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl

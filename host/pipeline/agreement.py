@@ -11,9 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from host.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 AGREE_S = 25.0  # how long ranks wait for each other before they train
 SEEN_S = 5.0  # how long a refusing rank waits until all others have its reason
@@ -24,23 +27,7 @@ REFUSAL = "refusal"  # the key of the reason
 SEEN = "refusal-seen"  # the key of how many ranks have printed it
 
 
-class RendezvousStore(Protocol):
-    """The used methods of torch's stores; all ranks see the same keys."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set the value of a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add `amount` to a counter and return it."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are set."""
-
-
-def join(store: RendezvousStore, rank: int, own: str, wait_s: float = AGREE_S) -> str:
+def join(store: "Store", rank: int, own: str, wait_s: float = AGREE_S) -> str:
     """The name of this start, which rank 0 chooses; PipelineError after `wait_s`.
 
     The store may outlive ranks that are started again, and still hold the keys of earlier starts.
@@ -56,7 +43,7 @@ def join(store: RendezvousStore, rank: int, own: str, wait_s: float = AGREE_S) -
     return store.get(f"welcome/{own}").decode()
 
 
-def welcome(store: RendezvousStore, ranks: int, meeting: str) -> None:
+def welcome(store: "Store", ranks: int, meeting: str) -> None:
     """As rank 0, answer all ranks that have asked so far, in this start or an earlier one."""
     for rank in range(1, ranks):
         if store.check([f"hello/{rank}"]):
@@ -64,7 +51,7 @@ def welcome(store: RendezvousStore, ranks: int, meeting: str) -> None:
 
 
 def gather(
-    store: RendezvousStore,
+    store: "Store",
     topic: str,
     rank: int,
     ranks: int,
@@ -86,18 +73,6 @@ def gather(
         meanwhile()
         time.sleep(POLL_S)
     return [json.loads(store.get(key)) for key in keys]
-
-
-def agree(
-    store: RendezvousStore,
-    topic: str,
-    rank: int,
-    ranks: int,
-    own: Mapping[str, Any],
-    meanwhile: Callable[[], None] = lambda: None,
-) -> None:
-    """PipelineError unless all ranks have the values `own` for `topic` within 25 s."""
-    check_agreement(gather(store, topic, rank, ranks, own, AGREE_S, meanwhile))
 
 
 def check_agreement(shared: Sequence[Mapping[str, Any]]) -> None:
@@ -129,7 +104,7 @@ class Watch:
     It also ends the process when the store is gone: then torchrun is gone too and cannot end it.
     """
 
-    def __init__(self, store: RendezvousStore, rank: int) -> None:
+    def __init__(self, store: "Store", rank: int) -> None:
         self._store = store
         self._rank = rank
         self._done = threading.Event()
@@ -157,7 +132,7 @@ class Watch:
                 os._exit(REFUSED)
 
 
-def refuse(store: RendezvousStore, rank: int, ranks: int, sentence: str) -> None:
+def refuse(store: "Store", rank: int, ranks: int, sentence: str) -> None:
     """Publish a reason, wait until all ranks have printed it, and end torchrun and this process.
 
     Only the first refusal of all ranks is published.
@@ -173,16 +148,11 @@ def refuse(store: RendezvousStore, rank: int, ranks: int, sentence: str) -> None
     while seen < ranks and time.monotonic() < deadline:
         time.sleep(POLL_S)
         seen = store.add(SEEN, 0)
-    stop_launcher()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        os.kill(os.getppid(), signal.SIGTERM)  # torchrun would restart ranks only to be refused
     os._exit(REFUSED)
 
 
 def end_with(sentence: str, rank: int) -> None:
     """Print why this rank ends."""
     print(f"ternmesh: rank {rank} ends: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def stop_launcher() -> None:
-    """End torchrun, which would restart the ranks only to be refused again."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        os.kill(os.getppid(), signal.SIGTERM)

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig
-from models.transformer_shape import Shape
+from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig, Shape
 from ternmesh.config import ConfigError, choices, limits, read_table
-from ternmesh_service.config_file import read_config_file
+from ternmesh_service.config_file import PATH, read_config_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
 # Settings that may differ between ranks: paths and hardware.
@@ -62,8 +61,8 @@ class PipelineConfig:
     `link_mbit` is not 0, a rank delays its sends like such a link, for trials without a slow link.
     """
 
-    state_dir: str
-    data: str = ""
+    state_dir: str = field(metadata=PATH)
+    data: str = field(default="", metadata=PATH)
     stages: int = field(default=2, metadata=limits(2, 64))
     schedule: str = field(default="1f1b", metadata=choices("1f1b", "gpipe"))
     micro_batch: int = field(default=4, metadata=limits(1, 4096))
@@ -81,7 +80,7 @@ class PipelineConfig:
     trace: bool = False
     link_mbit: float = field(default=0.0, metadata=limits(0.0, 1e6))
     model: Shape = field(default_factory=Shape)
-    model_folder: str = ""
+    model_folder: str = field(default="", metadata=PATH)
     boundary: BottleneckConfig = field(default_factory=BottleneckConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
@@ -118,7 +117,7 @@ class PipelineConfig:
 
 def read_pipeline_config(path: Path) -> PipelineConfig:
     """The settings in the file at `path`; ConfigError. Paths are relative to its folder."""
-    return read_config_file(PipelineConfig, path, lambda c, folder: check(_anchor(c, folder)))
+    return read_config_file(PipelineConfig, path, lambda c: check(_complete(c)))
 
 
 def check(config: PipelineConfig) -> PipelineConfig:
@@ -145,17 +144,17 @@ def check(config: PipelineConfig) -> PipelineConfig:
     return config
 
 
-def _anchor(config: PipelineConfig, folder: Path) -> PipelineConfig:
+def _complete(config: PipelineConfig) -> PipelineConfig:
+    """`config` with the data of this machine, and the sizes of the model in `model_folder`."""
     data = config.data
     if not data and (data_folder := os.environ.get(DATA_VARIABLE)):
         data = str(Path(data_folder).absolute() / "text")
     if not data:
         raise ConfigError(f"data is missing: name a folder of texts, or set {DATA_VARIABLE}")
-    anchored = replace(config, state_dir=str(folder / config.state_dir), data=str(folder / data))
-    if not config.model_folder:
-        return anchored
-    model = folder / config.model_folder
-    return replace(anchored, model_folder=str(model), model=_shape(model, config.model.length))
+    model = config.model
+    if config.model_folder:
+        model = _shape(Path(config.model_folder), model.length)
+    return replace(config, data=data, model=model)
 
 
 def _shape(folder: Path, length: int) -> Shape:

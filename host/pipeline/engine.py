@@ -65,11 +65,6 @@ class Engine:
         )
 
     @property
-    def is_first(self) -> bool:
-        """Whether this stage reads tokens."""
-        return self._rank == 0
-
-    @property
     def is_last(self) -> bool:
         """Whether this stage computes the loss."""
         return self._rank == self._config.stages - 1
@@ -83,7 +78,7 @@ class Engine:
         return self._run(self._schedule.eval, batch)
 
     def _run(self, step: Callable[..., object], batch: Tensor) -> float | None:
-        inputs = (batch[:, :-1].to(self._device),) if self.is_first else ()
+        inputs = (batch[:, :-1].to(self._device),) if self._rank == 0 else ()
         if not self.is_last:
             step(*inputs)
             return None
@@ -95,16 +90,6 @@ class Engine:
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats: logits [batch, length, vocabulary], targets [batch, length]."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def sum_over_ranks(tensor: Tensor) -> None:
-    """Replace a tensor by its sum over all stages of this replica."""
-    dist.all_reduce(tensor)
-
-
-def from_first(tensor: Tensor) -> None:
-    """Replace a tensor by that of the first stage."""
-    dist.broadcast(tensor, src=0)
 
 
 def gather_numbers(value: float, ranks: int, device: torch.device) -> list[float]:

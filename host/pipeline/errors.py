@@ -1,11 +1,7 @@
-"""The errors of pipeline training.
-
-TernmeshError
-└── PipelineError       ranks, checkpoints or texts that do not fit together
-"""
+"""The error of pipeline training."""
 
 from ternmesh.errors import TernmeshError
 
 
 class PipelineError(TernmeshError):
-    """A restart cannot help: all ranks end with this reason."""
+    """Ranks, checkpoints or texts do not fit together; a restart cannot help, and all ranks end."""

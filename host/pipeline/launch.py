@@ -48,18 +48,14 @@ def hold(folder: Path, rank: int) -> TextIO:
     return file
 
 
-def command(config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = "") -> list[str]:
-    """The command that starts the ranks of the configuration at `path`.
-
-    Each of several machines starts an equal part; they meet at `endpoint`, one machine's HOST:PORT.
-    """
-    meeting = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+def command(config: PipelineConfig, path: Path) -> list[str]:
+    """The command that starts the ranks of the configuration at `path`."""
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        *(["--standalone"] if machines == 1 else meeting),
-        f"--nproc-per-node={config.ranks // machines}",
+        "--standalone",
+        f"--nproc-per-node={config.ranks}",
         f"--max-restarts={config.restarts_max}",
         "-m",
         "host.pipeline",
@@ -70,11 +66,9 @@ def command(config: PipelineConfig, path: Path, machines: int = 1, endpoint: str
 class Ranks:
     """The processes of one run."""
 
-    def __init__(
-        self, config: PipelineConfig, path: Path, machines: int = 1, endpoint: str = ""
-    ) -> None:
+    def __init__(self, config: PipelineConfig, path: Path) -> None:
         self._config = config
-        self._command = command(config, path, machines, endpoint)
+        self._command = command(config, path)
         self._process: subprocess.Popen[bytes] | None = None
         self._read = 0  # bytes of the progress file that have been read
 
@@ -82,12 +76,6 @@ class Ranks:
     def log(self) -> Path:
         """The output of ranks and torchrun."""
         return self._config.folder / "ranks.log"
-
-    @property
-    def process_id(self) -> int:
-        """The process id of torchrun."""
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         """Start the ranks; PipelineError without torch, or where others train in the folder."""

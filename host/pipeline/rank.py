@@ -44,10 +44,14 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
 
     try:
         # Before links are made: the error names a missing or different rank within 30 s.
-        agreement.agree(store, "settings", rank, ranks, config.shared(), answer)
+        shared = config.shared()
+        settings = agreement.gather(store, "settings", rank, ranks, shared, meanwhile=answer)
+        agreement.check_agreement(settings)
         with hold(config.folder, rank):
             device = choose_device(config, ranks)
-            agreement.agree(store, "devices", rank, ranks, {"device": device.type})
+            own_device = {"device": device.type}
+            devices = agreement.gather(store, "devices", rank, ranks, own_device)
+            agreement.check_agreement(devices)
             train(config, rank, store, device, watch)
     except Exception as error:
         if (reason := refusal_in(error)) is not None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.profiler import profile, schedule
 
-from host.pipeline import engine
 from host.pipeline.agreement import check_agreement, gather
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig
-from host.pipeline.engine import Engine
+from host.pipeline.engine import Engine, gather_numbers
 from host.pipeline.errors import PipelineError
 from host.pipeline.replicas import Peers, Replica
 from host.pipeline.report import Progress
@@ -138,9 +138,9 @@ class StageTrainer:
             trace_step()
             if self._is_time(config.report_steps):
                 done, wall_s, idle = meter.read(self._step)
-                idles = engine.gather_numbers(idle, config.stages, self._context.device)
+                idles = gather_numbers(idle, config.stages, self._context.device)
                 sent = 0.0 if peers is None else peers.sent_bytes / (self._step - began)
-                sents = engine.gather_numbers(sent, config.stages, self._context.device)
+                sents = gather_numbers(sent, config.stages, self._context.device)
                 if progress is not None and loss is not None:
                     progress.step(self._step, loss, done, wall_s, idles, sum(sents))
             if self._is_time(config.validate_steps) and self._context.replica == 0:
@@ -186,7 +186,7 @@ class StageTrainer:
         """One Grassmann step from the sum of all gradients; all ranks take rank 0's new basis."""
         subspace, peers = self._subspace, self._context.peers
         assert subspace is not None
-        engine.sum_over_ranks(subspace.gram)
+        dist.all_reduce(subspace.gram)
         if peers is not None and self._context.stage == 0:
             subspace.gram.copy_(peers.mean(subspace.gram))
         basis = self._optimizer.next_basis()
@@ -200,7 +200,7 @@ class StageTrainer:
         """Replace a basis by that of rank 0, in all replicas."""
         if self._context.peers is not None and self._context.stage == 0:
             basis.copy_(self._context.peers.first(basis))
-        engine.from_first(basis)
+        dist.broadcast(basis, src=0)
 
     def _judge(self) -> float:
         """The loss of the global weights on held-out text."""

@@ -1,7 +1,7 @@
 """The settings of the host of a split training: its TOML file, and the plan made from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
@@ -10,13 +10,13 @@ from ternmesh.model_package import ModelPackage, read_model_package
 from ternmesh.split.host import BOARDS_MAX, Settings
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import BITS, SAMPLES_MAX
-from ternmesh_service.config_file import anchored, control_path, read_config_file
+from ternmesh_service.config_file import DESCRIPTION, PATH, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.base import HOST
 from transports.factory import check_link, profile_of
 from transports.link_config import LinkConfig
 
-FIRST, HEAD, DESCRIPTION = "first", "head", "model.json"
+FIRST, HEAD = "first", "head"
 METHODS = ("none", "resbm", "learned")  # those of models.split.cut
 
 
@@ -74,20 +74,15 @@ class SplitHostConfig:
     `builder` is the function `package.module:name` that makes the parts (`models.split.cut.Make`).
     """
 
-    state_dir: str
-    model: str
+    state_dir: str = field(metadata=PATH)
+    model: str = field(metadata=PATH)
     link: LinkConfig
     builder: str = "models.split.keyword:make"
     boundary: SplitBoundaryConfig = field(default_factory=SplitBoundaryConfig)
     run: SplitRunConfig = field(default_factory=SplitRunConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    control_socket: str | None = None
+    control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-
-    @property
-    def control_path(self) -> Path:
-        """The socket that `ternmesh status` asks."""
-        return control_path(self.state_dir, self.control_socket)
 
     @property
     def labels_stay(self) -> bool:
@@ -97,7 +92,7 @@ class SplitHostConfig:
 
 def read_split_host_config(path: Path) -> SplitHostConfig:
     """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
-    return read_config_file(SplitHostConfig, path, lambda c, folder: _check(_anchor(c, folder)))
+    return read_config_file(SplitHostConfig, path, _check)
 
 
 def read_parts(config: SplitHostConfig) -> Mapping[str, ModelPackage]:
@@ -161,14 +156,3 @@ def _check(config: SplitHostConfig) -> SplitHostConfig:
         if getattr(config.boundary, name) not in BITS:
             raise ConfigError(f"boundary.{name} must be one of {', '.join(map(str, BITS))}")
     return config
-
-
-def _anchor(config: SplitHostConfig, folder: Path) -> SplitHostConfig:
-    """`config` with its relative paths made absolute from `folder`."""
-    return replace(
-        config,
-        state_dir=str(folder / config.state_dir),
-        model=str(folder / config.model),
-        control_socket=anchored(config.control_socket or None, folder),
-        link=config.link.anchored(folder),
-    )

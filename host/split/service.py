@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +26,9 @@ from ternmesh.split.plan import SplitPlan, model_hash
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation, Values
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys
+from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.split_store import RUN_SIZE, Checkpoint, SplitStore
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Transport
@@ -134,9 +136,7 @@ class SplitService:
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request about the fleet's members."""
-        if request[membership.ASK] == "code" and self.enrolment is not None:
-            return membership.code(self.enrolment, request, self._clock())
-        answer = membership.answer(self._keyring, request)
+        answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if request[membership.ASK] == "revoke":  # without that board the run may be finished
             self.host.handle_timeout(self._clock())
         return answer
@@ -292,9 +292,7 @@ def run_split_host(
     `load_stage` and of `host.service.run_host`.
     """
     state = StateFile(Path(config.state_dir))
-    keyring = choose_keyring(
-        state, config.security, insecure=insecure, is_loopback=config.link.is_loopback
-    )
+    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     parts = read_parts(config)
     stage, classes = load_stage(config)
     plan = plan_of(config, parts, classes)
@@ -302,10 +300,7 @@ def run_split_host(
     store, relay = SplitStore(state), Relay()
     keys = hop_keys(keyring, HOST)
     transport = make_transport(config.link, HOST, state, keys)
-    state.open(keep=keyring.must_keep)
-    try:
-        keyring.open()
-        keyring.check_fleet(config.link.fleet)
+    with opened(state, keyring, config.link.fleet), closing(transport):
         service = SplitService(
             plan,
             settings_of(config.run),
@@ -325,13 +320,10 @@ def run_split_host(
             about = {"fleet": config.link.fleet, "security": keyring.status()}
             return {**service.status(), **about, "transport": transport.status()}
 
-        with ControlServer(config.control_path, relay.ask):
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             transport.open()
             service.start()
             while not stop.is_set() and not (until_finished and service.may_leave()):
                 service.poll(POLL_S)
                 relay.serve(answer)
             service.save()
-    finally:
-        transport.close()
-        state.close()

@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from models.adapters.base import (
-    AdaptedLinear,
-    Adapter,
-    LowRankLinear,
-    adapter_of,
-    freeze,
-    replace,
-)
+from models.adapters.base import AdaptedLinear, Adapter, LowRankLinear, adapter_of, freeze, replace
 from models.adapters.lora import add_lora, add_lora_b
 from models.adapters.one_vector import add_one_vector
 from ternmesh.config import choices, limits

@@ -1,4 +1,7 @@
-"""The settings of boundaries and optimisers. The configuration reader has no torch."""
+"""The settings of the small transformer, of boundaries and optimisers.
+
+`host.pipeline.config` reads them where torch is not installed.
+"""
 
 from dataclasses import dataclass, field
 
@@ -7,6 +10,17 @@ from ternmesh.config import choices, limits
 METHODS = ("none", "int8", "topk", "resbm", "subspace", "learned")
 FORMS = ("rows", "factors", "deployed")
 BITS = (2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The transformer's sizes; `length` is the longest sequence in tokens."""
+
+    vocabulary: int = field(default=256, metadata=limits(2, 1 << 20))
+    width: int = field(default=128, metadata=limits(2, 65_536))
+    layers: int = field(default=4, metadata=limits(1, 1024))
+    heads: int = field(default=4, metadata=limits(1, 1024))
+    length: int = field(default=128, metadata=limits(2, 65_536))
 
 
 @dataclass(frozen=True, slots=True)

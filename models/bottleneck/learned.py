@@ -32,14 +32,12 @@ class LearnedBasis(Bottleneck):
             nn.init.zeros_(last.weight)
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:
-        """x [batch, length, width] to x A - e[t] [batch, length, latent]."""
         assert self.down is not None
         assert self.down_tokens is not None
         known: Tensor = self.down_tokens(context.tokens)
         return x @ self.down - known
 
     def grow(self, z: Tensor, context: Context) -> Tensor:
-        """z [batch, length, latent] to z B^T + E[t] [batch, length, width]."""
         assert self.up is not None
         assert self.up_tokens is not None
         known: Tensor = self.up_tokens(context.tokens)

@@ -11,6 +11,7 @@ from models.bottleneck.shared_subspace import SharedSubspace, project
 from models.bottleneck.subspace import Confined
 
 SETTLE_STEPS = 100
+BETAS, TINY = (0.9, 0.95), 1e-8  # of AdamW
 
 
 class RowAdamW(Optimizer):
@@ -26,13 +27,10 @@ class RowAdamW(Optimizer):
         weights: Iterable[Confined],
         subspace: SharedSubspace,
         lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
         groups = [{"params": [weight], "axis": axis} for weight, axis, _ in weights]
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(groups, defaults)
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
         self._subspace = subspace
 
     @torch.no_grad()
@@ -52,11 +50,11 @@ class RowAdamW(Optimizer):
             state["exp_avg"] = torch.zeros_like(weight)
             state["row_avg_sq"] = torch.zeros_like(square)
         state["step"] += 1
-        first, second = group["betas"]
+        first, second = BETAS
         state["exp_avg"].lerp_(gradient, 1 - first)
         state["row_avg_sq"].lerp_(square, 1 - second)
         count = float(state["step"])
-        size = (state["row_avg_sq"] / (1 - second**count)).sqrt_().add_(group["eps"])
+        size = (state["row_avg_sq"] / (1 - second**count)).sqrt_().add_(TINY)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.addcdiv_(state["exp_avg"], size, value=-group["lr"] / (1 - first**count))
         if count % SETTLE_STEPS == 0:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.bottleneck.codes import Code
 from models.bottleneck.payload import Bottleneck, Context
-from models.bottleneck.shared_subspace import SharedSubspace, grassmann_step, project
+from models.bottleneck.shared_subspace import SharedSubspace, project
 
 ROWS, FACTORS = "rows", "factors"
 
@@ -35,12 +35,10 @@ class SubspaceBottleneck(Bottleneck):
         self.subspace = subspace
 
     def shrink(self, x: Tensor, context: Context) -> Tensor:
-        """x [batch, length, width] to z [batch, length, k]."""
         assert context.tokens is not None
         return (x - self.subspace.known(context.tokens)) @ self.subspace.basis
 
     def grow(self, z: Tensor, context: Context) -> Tensor:
-        """z [batch, length, k] to x [batch, length, width]."""
         assert context.tokens is not None
         return self.subspace.watch(z @ self.subspace.basis.T + self.subspace.known(context.tokens))
 
@@ -131,10 +129,3 @@ def turn(module: nn.Module, old: Tensor, new: Tensor, moments: dict[Tensor, list
                 tensor.copy_(project(tensor, new, axis))
             else:
                 tensor.copy_(change @ tensor if axis == 0 else tensor @ change.T)
-
-
-def next_basis(subspace: SharedSubspace, rate: float) -> Tensor:
-    """U after a Grassmann step for the gradients in `gram`, which is set to zero."""
-    basis = grassmann_step(subspace.basis, subspace.gram, rate)
-    subspace.gram.zero_()
-    return basis

@@ -9,8 +9,8 @@ from torch.optim import AdamW, Muon, Optimizer
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.optimizers import RowAdamW, StiefelDescent
-from models.bottleneck.shared_subspace import SharedSubspace
-from models.bottleneck.subspace import confined, next_basis, return_to_subspace, turn
+from models.bottleneck.shared_subspace import SharedSubspace, grassmann_step
+from models.bottleneck.subspace import confined, return_to_subspace, turn
 from models.stages import Stage
 
 MOMENTS = ("exp_avg", "momentum_buffer")
@@ -55,9 +55,12 @@ class StageOptimizer:
         return can_turn and (step + 1) % every == 0
 
     def next_basis(self) -> Tensor:
-        """U after a Grassmann step; `turn` applies it to the stage."""
+        """U after a Grassmann step for the gradients in `gram`, which is set to zero."""
         assert self._subspace is not None
-        return next_basis(self._subspace, self._boundary.basis_rate)
+        gram = self._subspace.gram
+        basis = grassmann_step(self._subspace.basis, gram, self._boundary.basis_rate)
+        gram.zero_()
+        return basis
 
     def turn(self, basis: Tensor) -> None:
         """Turn weights and momentum to `basis`; the caller then sets the basis of the subspace."""
@@ -71,9 +74,7 @@ class StageOptimizer:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The optimisers' tensors, named "parameter:state", for a checkpoint."""
-        names: dict[Tensor, str] = {
-            parameter: name for name, parameter in self._stage.named_parameters()
-        }
+        names: dict[Tensor, str] = {weight: name for name, weight in self._stage.named_parameters()}
         for optimizer in self.optimizers:
             for weight, state in optimizer.state.items():
                 for key, value in state.items():
@@ -107,7 +108,7 @@ def _optimizers(
     config: OptimizerConfig,
 ) -> list[Optimizer]:
     basis = [p for m in stage.modules() if isinstance(m, LearnedBasis) for p in m.orthonormal()]
-    rows = [] if boundary.form != "rows" else [item for item in confined(stage)]
+    rows = list(confined(stage)) if boundary.form == "rows" else []
     taken = {id(p) for p in [*basis, *(item.weight for item in rows)]}
     free = [(n, p) for n, p in stage.named_parameters() if id(p) not in taken]
     matrices = [p for n, p in free if config.name == "muon" and _is_matrix(n, p)]

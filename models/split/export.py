@@ -16,7 +16,7 @@ from models.export import export
 from models.split.cut import FIRST, HEAD, HOST, Cut, save_middle
 
 
-def export_cut(cut: Cut, batch: int, folder: Path, version: int = 1) -> None:
+def export_cut(cut: Cut, batch: int, folder: Path) -> None:
     """Write the board's packages for micro-batches of `batch`, and the host's weights; ExportError.
 
     The board needs the folders `first` and, where there is one, `head`.
@@ -33,7 +33,6 @@ def export_cut(cut: Cut, batch: int, folder: Path, version: int = 1) -> None:
         ((inputs,), (torch.ones_like(crossed),)),
         folder / FIRST,
         name=f"{cut.name}-{FIRST}",
-        version=version,
         metric="mean_absolute_error",
     )
     if cut.head is None:
@@ -48,7 +47,6 @@ def export_cut(cut: Cut, batch: int, folder: Path, version: int = 1) -> None:
             ((down,), (labels,)),
             folder / HEAD,
             name=f"{cut.name}-{HEAD}",
-            version=version,
             input_gradient=True,
         )
     save_middle(cut.middle, folder / HOST)

@@ -138,10 +138,8 @@ def cut_keyword(
     pooled = None if activations is None else _run(end, activations)
     sent, received = _boundaries(method, latent, 1, pooled)
     _adapt(middle, PATTERNS)
-    back, head = (
-        BoundarySender(nn.Identity(), sent, 1),
-        BoundaryReceiver(received, Squeeze(model.head), 1),
-    )
+    back = BoundarySender(nn.Identity(), sent, 1)
+    head = BoundaryReceiver(received, Squeeze(model.head), 1)
     _adapt(back, ())
     head_adapter = _adapt(head, ("layers.layer",))
     whole = nn.Sequential(middle, back)

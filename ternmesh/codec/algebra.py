@@ -1,7 +1,7 @@
 """Hypervector algebra on packed trits: two bits a trit, never unpacked as a whole.
 
 The names are the field's (Kanerva, "Hyperdimensional computing", 2009): bind multiplies, bundle
-takes the majority, similarity is the cosine. A trit has one bit for "not zero" and one bit for
+takes the majority. A trit has one bit for "not zero" and one bit for
 "negative"; every operation works on whole bytes or words of them. A few vectors are compared by
 popcounts, many by a matrix product over unpacked tiles of at most `TILE_ROWS` x `TILE_BYTES`.
 """
@@ -103,12 +103,6 @@ def products(
             for rows_b, tile_b in _tiles(b, first):
                 total[rows_a, rows_b] += multiply(tile_a, tile_b)
     return total
-
-
-def similarity(a: PackedMatrix, b: PackedMatrix) -> NDArray[np.float32]:
-    """The cosine of each vector of `a` with each of `b`, float32 [n, m]; 0 for a zero vector."""
-    lengths = np.sqrt(np.maximum(np.outer(weights(a), weights(b)), 1)).astype(np.float32)
-    return np.divide(inner_products(a, b), lengths, dtype=np.float32)
 
 
 def weights(matrix: PackedMatrix) -> NDArray[np.int64]:

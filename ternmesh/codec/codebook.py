@@ -1,7 +1,8 @@
 """A slice at less than a bit a number: the nearest of 65,536 seeded hypervectors for each chunk.
 
-Codewords are the rows of Walsh-Hadamard matrices under seeded signs, each with both signs; a chunk
-names the one with the largest inner product (the first pick of matching pursuit, Mallat and Zhang
+Codewords are the rows of Walsh-Hadamard matrices under seeded signs, each with both signs. The name
+of a codeword is its number among all of them, 16 bits: all that is sent of a chunk is the name of
+the codeword with the largest inner product (the first pick of matching pursuit, Mallat and Zhang
 1993; a cleanup memory in hyperdimensional computing). What arrives is a dense ternary vector with
 one scale, like any other slice. The energy that a codeword captures does not depend on how the
 values are distributed, so codewords beat sparse coding where no few values are large: they capture
@@ -44,28 +45,18 @@ class Book:
     def codewords(self, names: NDArray[np.int64]) -> Vector:
         """The codewords (entries -1 and 1) of names = (index * 2 + sign), float32 [n, span]."""
         diagonal, row = np.divmod(names >> 1, self.order)
+        sign = 1 - 2 * (names & 1).astype(np.float32)
         # Only the rows that are named: the whole Walsh-Hadamard matrix may have a million entries.
-        minus = np.bitwise_count(row[:, None] & np.arange(self.span)) + (names & 1)[:, None] & 1
-        signed: Vector = (1 - 2 * minus.astype(np.float32)) * self.signs()[diagonal]
-        return signed
+        return _hadamard(row, self.span) * self.signs()[diagonal] * sign[:, None]
 
     def nearest(self, chunks: Vector) -> tuple[NDArray[np.int64], Vector]:
         """For each chunk (float32 [n, span]) the name of the codeword with the largest inner
-        product, and that product (float32 [n])."""
-        names = np.empty(len(chunks), dtype=np.int64)
-        products = np.empty(len(chunks), dtype=np.float32)
-        for start in range(0, len(chunks), BATCH):
-            part = slice(start, start + BATCH)
-            names[part], products[part] = self._nearest(chunks[part])
-        return names, products
-
-    def _nearest(self, chunks: Vector) -> tuple[NDArray[np.int64], Vector]:
-        """`nearest` for a few chunks: a group of diagonals makes a matrix product large enough."""
+        product, and that product (float32 [n]). Memory grows with n."""
         best = np.full(len(chunks), -1.0, dtype=np.float32)
         names = np.zeros(len(chunks), dtype=np.int64)
         every = np.arange(len(chunks))
-        rows, signs = _hadamard(self.order)[:, : self.span], self.signs()
-        group = max(1, COLUMNS // self.order)
+        rows, signs = _hadamard(np.arange(self.order), self.span), self.signs()
+        group = max(1, COLUMNS // self.order)  # of diagonals, for a large enough matrix product
         for first in range(0, self.diagonals, group):
             words = (signs[first : first + group, None] * rows).reshape(-1, self.span)
             products = chunks @ words.T
@@ -98,7 +89,8 @@ def encode(values: Vector, size_max: int) -> tuple[float, bytes]:
     book = _book(values.size, size_max // NAME_BYTES)
     chunks = np.zeros((-(-values.size // book.span), book.span), dtype=np.float32)
     chunks.reshape(-1)[: values.size] = values
-    names, products = book.nearest(chunks)
+    found = [book.nearest(chunks[at : at + BATCH]) for at in range(0, len(chunks), BATCH)]
+    names, products = map(np.concatenate, zip(*found, strict=True))
     return float(products.sum(dtype=np.float64)) / values.size, names.astype("<u2").tobytes()
 
 
@@ -128,9 +120,8 @@ def _signs(diagonals: int, order: int) -> NDArray[np.int8]:
     return signs
 
 
-def _hadamard(order: int) -> Vector:
-    """The Walsh-Hadamard matrix of a power of two, entries -1 and 1 (float32)."""
-    index = np.arange(order)
-    parity = np.bitwise_count(index[:, None] & index) & 1
+def _hadamard(rows: NDArray[np.int64], span: int) -> Vector:
+    """The begin of these rows of a Walsh-Hadamard matrix: -1 and 1, float32 [n, span]."""
+    parity = np.bitwise_count(rows[:, None] & np.arange(span)) & 1
     matrix: Vector = 1 - 2 * parity.astype(np.float32)
     return matrix

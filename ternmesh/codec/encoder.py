@@ -34,12 +34,19 @@ class Slicing:
 
     @property
     def count(self) -> int:
-        """The number of slices."""
+        """The number of slices; each travels in a chunk."""
         return -(-self.dimension // self.span)
 
     def size(self, index: int) -> int:
-        """Coordinates in slice `index`."""
+        """Coordinates in slice `index`: fewer in the last one."""
         return min(self.span, self.dimension - index * self.span)
+
+    def cut(self, vector: Vector, order: Places) -> list[Vector]:
+        """The values of each slice of a vector; CodecError for NaN or infinity."""
+        if not np.isfinite(vector).all():
+            raise CodecError("a vector with NaN or infinity cannot become a hypervector")
+        shuffled = vector[order]
+        return [shuffled[at : at + self.span] for at in range(0, self.dimension, self.span)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,7 @@ class Hypervector:
 
     def delta_q24(self) -> DeltaQ24:
         """trit * scale of each coordinate, in slice order."""
-        return self.trits * self.per_coordinate(self.scales)
-
-    def per_coordinate(self, per_slice: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One number for each slice, repeated for each of its coordinates."""
-        return np.repeat(per_slice, self.slicing.span)[: self.slicing.dimension]
+        return self.trits * np.repeat(self.scales, self.slicing.span)[: self.slicing.dimension]
 
 
 def choose_span(dimension: int, room: int, zeros: float) -> int:
@@ -80,12 +83,12 @@ def zero_residual(dimension: int) -> Vector:
     return np.zeros(dimension, dtype=np.float32)
 
 
-def add_residual(residual: Vector, delta: Vector, decay: float = 1.0) -> Vector:
-    """The vector to send, `delta + decay * residual`; CodecError for NaN or infinity."""
+def add_residual(residual: Vector, delta: Vector) -> Vector:
+    """The vector to send, their sum; CodecError for NaN or infinity."""
     if delta.shape != residual.shape:
         raise CodecError(f"a delta of {delta.shape} does not fit a residual of {residual.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
-        corrected = delta + np.float32(decay) * residual
+        corrected = delta + residual
     if not np.isfinite(corrected).all():
         raise CodecError("the delta holds NaN or infinity: training has diverged, nothing is sent")
     return corrected
@@ -109,15 +112,9 @@ def encode_vector(
     `zeros` is the fraction of values that become zero. Scales are limited to `scale_max` (units of
     2**-24); the part of a value above the limit stays in the residual.
     """
-    if not np.isfinite(vector).all():
-        raise CodecError("a vector with NaN or infinity cannot become a hypervector")
-    shuffled = vector[order]
-    starts = range(0, slicing.dimension, slicing.span)
     highest = floor_scale(scale_max)
-    return [
-        _encode_slice(index, shuffled[start : start + slicing.span], zeros, room, highest)
-        for index, start in enumerate(starts)
-    ]
+    parts = slicing.cut(vector, order)
+    return [_encode_slice(index, part, zeros, room, highest) for index, part in enumerate(parts)]
 
 
 def decode_slice(item: Slice, slicing: Slicing) -> tuple[Trits, int]:

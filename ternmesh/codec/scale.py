@@ -7,7 +7,6 @@ bit.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ternmesh.errors import CodecError, WireError
 from ternmesh.types import DeltaQ24, ModelQ24, Vector
@@ -49,15 +48,6 @@ def decode_scale(code: int) -> int:
     if exponent > EXPONENT_MAX or (exponent > 0 and mantissa < _NORMAL):
         raise WireError("scale", f"0x{code:04x} is not the code of a scale")
     return mantissa << exponent
-
-
-def to_q24(values: Vector) -> ModelQ24:
-    """Floats as integers in units of 2**-24, rounded half to even, limited to +-128."""
-    if not np.isfinite(values).all():
-        raise CodecError("an adapter vector holds NaN or infinity: training has diverged")
-    scaled = np.rint(values.astype(np.float64) / UNIT)
-    clipped: NDArray[np.float64] = np.clip(scaled, -Q24_MAX, Q24_MAX)
-    return clipped.astype(np.int32)
 
 
 def to_float(model_q24: ModelQ24) -> Vector:

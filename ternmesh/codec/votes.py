@@ -12,8 +12,7 @@ from ternmesh.codec import codebook
 from ternmesh.codec.encoder import Slice, Slicing, ternarise
 from ternmesh.codec.entropy_coder import CODEBOOK, VOTE_MAX, Coded, decode_trits, encode_trits
 from ternmesh.codec.scale import UNIT, decode_scale, encode_scale, floor_scale
-from ternmesh.errors import CodecError
-from ternmesh.types import Places, Trits, Vector
+from ternmesh.types import Places, Vector
 
 # The smallest value that gets a vote (in steps), and the largest vote. The last form is trits.
 FORMS = ((0.5, VOTE_MAX), (0.65, VOTE_MAX), (0.8, VOTE_MAX), (0.5, 1))
@@ -29,14 +28,8 @@ def encode_votes(
 
     No vote times its scale is larger than `scale_max` (units of 2**-24, at least 1).
     """
-    if not np.isfinite(vector).all():
-        raise CodecError("a vector with NaN or infinity cannot become a hypervector")
-    shuffled = vector[order]
-    starts = range(0, slicing.dimension, slicing.span)
-    return [
-        _encode_slice(index, shuffled[start : start + slicing.span], room, scale_max)
-        for index, start in enumerate(starts)
-    ]
+    parts = slicing.cut(vector, order)
+    return [_encode_slice(index, part, room, scale_max) for index, part in enumerate(parts)]
 
 
 def _encode_slice(index: int, values: Vector, room: int, scale_max: int) -> Slice:
@@ -60,24 +53,22 @@ def _encode_slice(index: int, values: Vector, room: int, scale_max: int) -> Slic
 def _by_votes(
     values: Vector, peak: float, zone: float, most: int, room: int, scale_max: int
 ) -> _Candidate:
-    """The code with the finest step that fits; values below `zone` steps get no vote."""
+    """The code with the finest step that fits: each value in steps, limited to `most`.
+
+    Values below `zone` steps get no vote.
+    """
     coarse = peak / zone
     fine = max(UNIT, peak / VOTE_MAX)
     best = encode_trits(ternarise(values, 1)[0])  # if no step fits: many values are equally large
     for _ in range(HALVINGS):
         step = float(np.sqrt(coarse * fine))
-        coded = encode_trits(_votes(values, step, zone, most))
+        steps = np.floor(np.abs(values) / np.float32(step) + np.float32(1 - zone))
+        coded = encode_trits((np.sign(values) * np.minimum(steps, most)).astype(np.int8))
         if len(coded.data) <= room:
             best, coarse = coded, step
         else:
             fine = step
     return _with_scale(values, best, scale_max)
-
-
-def _votes(values: Vector, step: float, zone: float, most: int) -> Trits:
-    """Each value in steps, limited to `most`."""
-    steps = np.floor(np.abs(values) / np.float32(step) + np.float32(1 - zone))
-    return (np.sign(values) * np.minimum(steps, most)).astype(np.int8)
 
 
 def _with_scale(values: Vector, coded: Coded, scale_max: int) -> _Candidate:

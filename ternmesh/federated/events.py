@@ -7,15 +7,10 @@ frame reports a change that a crash could undo.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ternmesh.plan import Plan
 from ternmesh.security.sealing import Change
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.global_update import Counted
-
-Vector = NDArray[np.float32]
-ModelQ24 = NDArray[np.int32]
 
 OTHER = "other"  # counts refusals after too many different reasons
 REFUSED_SHOWN_MAX = 1024  # events that may wait before `Refused` events are only counted

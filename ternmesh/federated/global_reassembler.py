@@ -1,9 +1,7 @@
 """Reassembles global updates and global snapshots from fragments, on a node."""
 
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
@@ -15,13 +13,8 @@ from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdat
 BESIDE_MAX = 4  # signatures that are kept until their object arrives
 
 
-class Check(Protocol):
-    """`MessageAuthenticator.check_certificate` for one run."""
-
-    def __call__(
-        self, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
-    ) -> None:
-        """Raise WireError unless enough signers have signed the content."""
+# `MessageAuthenticator.check_certificate` for one run: content, certificate, objects beside it
+Check = Callable[[bytes, Certificate, Sequence[bytes]], None]
 
 
 class GlobalReassembler:
@@ -67,8 +60,12 @@ class GlobalReassembler:
         if content[0] == QUANTUM:
             self._beside[is_for_all].append(content)
             return None
-        also = partial(check, beside=tuple(self._beside[is_for_all]))
-        step, name = read_step(content, self._dimension, self._model_hash, also)
+        beside = tuple(self._beside[is_for_all])
+
+        def check_all(content: bytes, certificate: Certificate) -> None:
+            check(content, certificate, beside)
+
+        step, name = read_step(content, self._dimension, self._model_hash, check_all)
         if is_for_all and isinstance(step, GlobalSnapshot):
             raise WireError("kind", "a snapshot is for one node: it lists that node's rows only")
         return step, name

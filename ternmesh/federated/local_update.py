@@ -23,7 +23,6 @@ from ternmesh.wire.update import (
 )
 
 Sign = Callable[[Manifest, bytes], Manifest]
-SignFor = Callable[[bytes, int, Manifest, bytes], Manifest]
 
 
 def _unsigned(head: Manifest, _update: bytes) -> Manifest:
@@ -66,11 +65,10 @@ def make_update(
     return Pending(round_number, corrected, digest, (write_manifest(head), *chunks))
 
 
-def sign_again(pending: Pending, run: bytes, sign: SignFor) -> Pending:
+def sign_again(pending: Pending, sign: Sign) -> Pending:
     """Return the same update with a new signature."""
     head, *chunks = pending.bodies
-    whole = update_hash(chunks)
-    signed = sign(run, pending.round, read_manifest(head), whole)
+    signed = sign(read_manifest(head), update_hash(chunks))
     return replace(pending, bodies=(write_manifest(signed), *chunks))
 
 

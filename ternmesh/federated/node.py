@@ -24,16 +24,15 @@ from ternmesh.federated.events import (
     Advanced,
     FellSilent,
     Joined,
-    ModelQ24,
     NodeEvent,
     ResidualChanged,
     UpdateMade,
     UpdateReceived,
-    Vector,
     WorkReady,
 )
 from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.local_update import (
+    Sign,
     is_too_little,
     make_update,
     settle_update,
@@ -53,6 +52,7 @@ from ternmesh.timers import (
     TimerSettings,
     earliest,
 )
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
@@ -82,17 +82,9 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         security: SecurityLayer = OPEN,
         frame_max: Callable[[], int] = lambda: FRAME_MAX,
     ) -> None:
+        run, counter = state.run, state.counter
         super().__init__(
-            name,
-            model_hash,
-            samples,
-            instance,
-            rng,
-            state.run,
-            state.counter,
-            security,
-            pace,
-            frame_max,
+            name, model_hash, samples, instance, rng, run, counter, security, pace, frame_max
         )
         # Kept on disk by the program, as `NodeState`
         self.address = state.address
@@ -122,7 +114,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         if self.plan is not None and self.version == 0:
             self.global_hash = genesis(model_hash, self.run, self.plan)
         if self.pending is not None:  # it may have been made under other keys
-            self.pending = sign_again(self.pending, self.run, self._authenticator.sign_update)
+            self.pending = sign_again(self.pending, self._sign(self.pending.round))
 
     @property
     def silent(self) -> bool:
@@ -165,7 +157,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._take_step(NodeStep.TOO_LITTLE)
             self._events.append(FellSilent(round_number, corrected, self.silences))
         else:
-            sign = partial(self._authenticator.sign_update, self.run, round_number)
+            sign = self._sign(round_number)
             self.pending = make_update(
                 corrected, self._model_hash, round_number, self.samples, plan, sign
             )
@@ -428,6 +420,9 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         return is_delivered and due_at is not None and now < due_at
 
     # Inside
+
+    def _sign(self, round_number: int) -> Sign:
+        return partial(self._authenticator.sign_update, self.run, round_number)
 
     def _take_step(self, step: NodeStep) -> None:
         self.node_phase = NODE_LEGAL[self.node_phase][step]

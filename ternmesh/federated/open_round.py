@@ -1,12 +1,13 @@
 """The open round on the host: collects the updates and partial aggregates of a round.
 
-Bodies arrive in any order, repeated or damaged. `read_hello` and `round_of` check a body before its
-content is read. A reassembler collects the bodies of one update, and `OpenRound` holds those of all
+Bodies arrive in any order, repeated or damaged. `round_of` checks a body before its content is
+read. A reassembler collects the bodies of one update, and `OpenRound` holds those of all
 nodes.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -65,6 +66,7 @@ def is_of_partial_aggregate(body: bytes) -> bool:
 class UpdateReassembler:
     """Collects one update of one round, at most the plan's number of chunks."""
 
+    chunk_kind: ClassVar = CHUNK_KIND
     plan: Plan
     model: bytes  # the first 8 bytes of the model hash
     round: int
@@ -73,14 +75,19 @@ class UpdateReassembler:
     decoded: dict[int, Decoded] = field(default_factory=dict)
 
     @property
+    def described(self) -> bool:
+        """Whether the bodies that say what the chunks are have arrived."""
+        return self.manifest is not None
+
+    @property
     def usable(self) -> bool:
-        """Whether a global update can count this update: manifest and at least one chunk came."""
-        return self.manifest is not None and bool(self.bodies)
+        """Whether a global update can count this: it is described, and at least one chunk came."""
+        return self.described and bool(self.bodies)
 
     @property
     def complete(self) -> bool:
         """Whether all bodies have arrived."""
-        return self.manifest is not None and len(self.bodies) == self.plan.up.count
+        return self.described and len(self.bodies) == self.plan.up.count
 
     @property
     def have(self) -> bytes:
@@ -91,7 +98,12 @@ class UpdateReassembler:
         """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
         if body[0] == MANIFEST_KIND:
             return self._add_manifest(read_manifest(body))
-        return self._add_chunk(read_chunk(body), body)
+        return self._add_chunk(read_chunk(body, self.chunk_kind), body)
+
+    def counted(self, address: int) -> Counted:
+        """Return the entry of this node in a global update, for the chunks that have arrived."""
+        assert self.manifest is not None
+        return Counted(address, self.round, self.manifest.digest, self.have)
 
     def hypervector(self) -> Hypervector:
         """Return the hypervector of the chunks that have arrived."""
@@ -152,37 +164,30 @@ class UpdateReassembler:
 class PartialAggregateReassembler(UpdateReassembler):
     """Collects one partial aggregate of one round."""
 
+    chunk_kind: ClassVar = VOTE_CHUNK_KIND
     lead: int = 0  # the first contributor, in whose name it is sent
     nodes: Collection[int] = ()  # the possible contributors
     rows: dict[int, Contribution] = field(default_factory=dict)  # once manifest and list are here
     listed: bytes = b""  # the body of contributions
 
     @property
-    def usable(self) -> bool:
-        """Whether a global update can count this: contributors and at least one chunk came."""
-        return bool(self.rows) and bool(self.bodies)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all bodies have arrived."""
-        return bool(self.rows) and len(self.bodies) == self.plan.up.count
+    def described(self) -> bool:
+        """Whether the manifest and the list of contributions have arrived."""
+        return bool(self.rows)
 
     def add(self, body: bytes) -> bool:
         """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
-        if body[0] == MANIFEST_KIND:
-            return self._add_manifest(read_manifest(body))
         if body[0] == CONTRIBUTIONS_KIND:
             return self._add_contributions(body)
-        return self._add_chunk(read_chunk(body, VOTE_CHUNK_KIND), body)
+        return UpdateReassembler.add(self, body)
 
     def counted(self, address: int) -> Counted:
-        """Return the counted entry of a contributor, for the chunks that have arrived."""
+        """Return the entry of a contributor in a global update."""
         return Counted(address, self.round, self.rows[address].digest, self.have)
 
     def counted_itself(self) -> Counted:
-        """Return the counted entry of the partial aggregate, with which the gateway settles it."""
-        assert self.manifest is not None
-        return Counted(self.lead, self.round, self.manifest.digest, self.have)
+        """Return the entry of the partial aggregate, with which the gateway settles it."""
+        return UpdateReassembler.counted(self, self.lead)
 
     def _add_contributions(self, body: bytes) -> bool:
         read_contributions(body)
@@ -263,19 +268,14 @@ class OpenRound:
             is_new = place not in self.silent
             self.silent.add(place)
             return is_new
-        update = self.updates.get(place)
-        if update is None:
-            update = UpdateReassembler(self._plan, self._model, self.number)
-            self.updates[place] = update
-        return update.add(body)
+        update = UpdateReassembler(self._plan, self._model, self.number)
+        return self.updates.setdefault(place, update).add(body)
 
     def _add_to_aggregate(self, lead: int, body: bytes) -> bool:
-        aggregate = self.partial_aggregates.get(lead)
-        if aggregate is None:
-            aggregate = PartialAggregateReassembler(
-                self._plan, self._model, self.number, lead=lead, nodes=self._nodes or ()
-            )
-            self.partial_aggregates[lead] = aggregate
+        aggregate = PartialAggregateReassembler(
+            self._plan, self._model, self.number, lead=lead, nodes=self._nodes or ()
+        )
+        aggregate = self.partial_aggregates.setdefault(lead, aggregate)
         is_new = aggregate.add(body)
         if is_new and aggregate.complete:
             self._complete.append(aggregate)
@@ -334,11 +334,7 @@ class OpenRound:
             for address, update in sorted(self.updates.items())
             if update.usable and address not in aggregates
         }
-        rows = {
-            address: Counted(address, self.number, _digest(update), update.have)
-            for address, update in own.items()
-        }
-        rows |= {address: item.counted(address) for address, item in aggregates.items()}
+        rows = {address: item.counted(address) for address, item in (own | aggregates).items()}
         counted = [*own.values()]
         counted += [item for lead, item in sorted(aggregates.items()) if item.lead == lead]
         return Count(
@@ -350,13 +346,10 @@ class OpenRound:
     def answers(self, address: int) -> list[control.Control]:
         """Return the messages that tell a node which bodies it need not repeat."""
         answers: list[control.Control] = [Silent(self.number)] if address in self.silent else []
-        aggregate = self._aggregate_of().get(address)
-        update = self.updates.get(address)
-        if aggregate is not None:
-            row = aggregate.counted(address)
+        update = self._aggregate_of().get(address, self.updates.get(address))
+        if update is not None and update.manifest is not None:
+            row = update.counted(address)
             answers.append(Receipt(self.number, row.digest, row.have))
-        elif update is not None and update.manifest is not None:
-            answers.append(Receipt(self.number, update.manifest.digest, update.have))
         return answers
 
     def contributors(self, place: int) -> list[int]:
@@ -382,8 +375,3 @@ class OpenRound:
             if aggregate.usable and found.keys().isdisjoint(aggregate.rows):
                 found |= dict.fromkeys(aggregate.rows, aggregate)
         return found
-
-
-def _digest(update: UpdateReassembler) -> bytes:
-    assert update.manifest is not None
-    return update.manifest.digest

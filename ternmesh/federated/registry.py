@@ -36,7 +36,6 @@ class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
         return self._by_address[address]
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the addresses."""
         return iter(self._by_address)
 
     def __len__(self) -> int:

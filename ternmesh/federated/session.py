@@ -303,12 +303,13 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         if self._sealing.is_own(header.address, body):
             return
         if header.address == UNASSIGNED:
-            if is_frame_size_refusal(body):
+            message = control.read_control(body)
+            if isinstance(message, Refusal) and message.reason == FRAME_SIZE:
                 self._refuse(peer, FRAME_SIZE, now, aloud=False)
                 if (refusing := self.nodes.named(peer)) is not None:
                     self._node_refused(refusing, now)
                 return
-            hello = read_hello(body, peer, self._model)
+            hello = check_hello(message, peer, self._model)
             if not self._authenticator.may_train(peer):
                 raise WireError("role", f"{peer} has no role that learns")
             self._receive_hello(hello, now)
@@ -344,17 +345,8 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         self._outgoing.push(node.name, UNASSIGNED, [control.write_control(welcome)])
 
 
-def is_frame_size_refusal(body: bytes) -> bool:
-    """Whether a node refuses the plan because of its frame length. Raises WireError."""
-    if body[0] != control.KIND:
-        return False
-    message = control.read_control(body)
-    return isinstance(message, Refusal) and message.reason == FRAME_SIZE
-
-
-def read_hello(body: bytes, peer: str, model: bytes) -> Hello:
-    """Return the hello of `peer` for this model (8 bytes). Raises WireError for other hellos."""
-    hello = control.read_control(body) if body[0] == control.KIND else None
+def check_hello(hello: Control, peer: str, model: bytes) -> Hello:
+    """Return the hello of `peer` for this model (8 bytes). Raises WireError for anything else."""
     if not isinstance(hello, Hello):
         raise WireError("kind", "a node without an address may send a hello only")
     if hello.name != peer:

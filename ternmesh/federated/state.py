@@ -8,8 +8,9 @@ from enum import Enum
 import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
-from ternmesh.federated.events import ModelQ24, Pending, Vector
+from ternmesh.federated.events import Pending
 from ternmesh.plan import Plan
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh.wire.global_update import COUNTED_MAX, Counted
 
@@ -43,10 +44,7 @@ class NodeStep(Enum):
 
 _APPLIED = {NodeStep.ADVANCED: NodePhase.UP_TO_DATE, NodeStep.RUN_ENDED: NodePhase.FINISHED}
 _BEGAN = {NodeStep.RUN_BEGAN: NodePhase.UP_TO_DATE}
-_SUBMITTED = {
-    NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING,
-    NodeStep.TOO_LITTLE: NodePhase.SILENT,
-}
+_SUBMITTED = {NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING, NodeStep.TOO_LITTLE: NodePhase.SILENT}
 NODE_LEGAL: Mapping[NodePhase, Mapping[NodeStep, NodePhase]] = {
     NodePhase.JOINING: _BEGAN,
     NodePhase.UP_TO_DATE: _BEGAN | _SUBMITTED | _APPLIED,

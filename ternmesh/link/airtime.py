@@ -1,4 +1,4 @@
-"""Compute the LoRa time on air and the wall time under a duty cycle. Integer arithmetic.
+"""Compute the LoRa time on air, in integer arithmetic.
 
 Semtech AN1200.13 (SX1276; the same for SX126x at SF7 and above): explicit header, CRC on.
 """
@@ -45,10 +45,3 @@ def airtime_us(setting: LoraSetting, frame_bytes: int) -> int:
     blocks = max(0, -(-bits // (4 * (factor - 2 * low_rate))))
     quarters = 4 * (setting.preamble_symbols + 8 + blocks * (setting.coding_rate + 4)) + 17
     return quarters * setting.symbol_us // 4
-
-
-def wall_time_s(airtime_s: float, duty_cycle: float) -> float:
-    """Return the time a sender needs for this airtime under a duty cycle (0.01 is 1 %)."""
-    if not 0 < duty_cycle <= 1:
-        raise ValueError(f"a duty cycle is above 0 and at most 1, not {duty_cycle}")
-    return airtime_s / duty_cycle

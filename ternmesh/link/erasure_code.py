@@ -2,13 +2,11 @@
 
 Any symbols, a few more than an object's source symbols, restore it. The same repair symbols serve
 every receiver. The field's elements are bytes: polynomials over GF(2), modulo 0x11D. Addition is
-XOR, and x (2) generates all elements but zero. `Coder` is the code's interface for the link;
-simulations of large objects put ranks in its place.
+XOR, and x (2) generates all elements but zero.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,21 +27,12 @@ _BLOCK = 16  # bytes of one block of the generator
 _BLOCKS = GENERATION_MAX // _BLOCK  # of a symbol, whether its generation uses all or not
 
 
-def _product(a: int, b: int) -> int:
-    """The product by shift and reduce, as in the specification."""
-    total = 0
-    while b:
-        total ^= a if b & 1 else 0
-        a = (a << 1) ^ (POLYNOMIAL if a & 0x80 else 0)
-        b >>= 1
-    return total
-
-
 def _products() -> Bytes:
     """All products, uint8 (256, 256), from logarithms to the base 2."""
     powers = [1]
     for _ in range(ORDER - 2):
-        powers.append(_product(powers[-1], 2))
+        doubled = powers[-1] << 1
+        powers.append(doubled ^ POLYNOMIAL if doubled >= ORDER else doubled)
     logarithm = np.zeros(ORDER, np.intp)
     logarithm[powers] = np.arange(ORDER - 1)
     table: Bytes = np.array(powers, np.uint8)[(logarithm[:, None] + logarithm) % (ORDER - 1)]
@@ -245,47 +234,3 @@ class _Generation:
     def solution(self) -> Bytes:
         """The source symbols in order, uint8 (count, symbol bytes), once none is missing."""
         return self._rows[np.argsort(self._pivots), self.count :]
-
-
-class ObjectDecoder(Protocol):
-    """Collects symbols of one object."""
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The number of independent symbols that each generation lacks."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the object can be read."""
-
-    def add(self, index: int, symbol: bytes) -> bool:
-        """Add a symbol. Return whether it was new. Raises WireError for a wrong symbol."""
-
-    def data(self) -> bytes:
-        """The object."""
-
-
-class Coder(Protocol):
-    """Makes symbols and decoders."""
-
-    def encode(
-        self, layout: Layout, name: bytes, data: bytes, indexes: Sequence[int]
-    ) -> list[bytes]:
-        """Return the symbols of `data` with these indexes."""
-
-    def decoder(self, layout: Layout, name: bytes) -> ObjectDecoder:
-        """Return an empty decoder."""
-
-
-class RandomLinear:
-    """The erasure code that is used on the air."""
-
-    def encode(
-        self, layout: Layout, name: bytes, data: bytes, indexes: Sequence[int]
-    ) -> list[bytes]:
-        """Return the symbols of `data` with these indexes."""
-        return encode_symbols(layout, name, data, indexes)
-
-    def decoder(self, layout: Layout, name: bytes) -> ObjectDecoder:
-        """Return an empty decoder."""
-        return Decoder(layout, name)

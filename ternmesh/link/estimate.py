@@ -40,12 +40,11 @@ def estimate(
     frame_max: int = FRAME_MAX,
     loss: float = 0.0,
     ledger: Ledger | None = None,
-    now: float = 0.0,
 ) -> Estimate:
     """Return the cost of `size` bytes in frames of up to `frame_max`; a fraction `loss` is lost.
 
-    `ledger` (None: no duty cycle) is not changed; `now` is on its clock. ValueError for an object
-    of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
+    `ledger` (None: no duty cycle) is not changed; sending begins at 0 on its clock. ValueError for
+    an object of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
     """
     if size < 1 or frame_max < OFFER_FRAME or not 0 <= loss < 1:
         raise ValueError(
@@ -67,7 +66,7 @@ def estimate(
         statuses=statuses,
         airtime_us=sum(sent),
         reply_airtime_us=replies_us,
-        wall_s=_dry_run_s(sent, ledger, now) + replies_us / 1e6,
+        wall_s=_dry_run_s(sent, ledger) + replies_us / 1e6,
     )
 
 
@@ -81,14 +80,14 @@ def _rounds(symbols: int, loss: float) -> int:
     return rounds
 
 
-def _dry_run_s(airtimes_us: list[int], ledger: Ledger | None, now: float) -> float:
+def _dry_run_s(airtimes_us: list[int], ledger: Ledger | None) -> float:
     if ledger is None:
         return sum(airtimes_us) / 1e6
     trial = ledger.copy()
-    at = now
+    at = 0.0
     for airtime in airtimes_us:
         at = trial.next_free_s(at, airtime)
         if not trial.reserve(at, airtime):
-            return at - now  # inf: it never fits
+            break  # inf: it never fits
         at += airtime / 1e6
-    return at - now
+    return at

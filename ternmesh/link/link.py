@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ternmesh.errors import TernmeshError, WireError
-from ternmesh.link.erasure_code import Coder, RandomLinear
 from ternmesh.link.events import (
     FrameArrived,
     LinkCountersReserved,
@@ -24,20 +23,14 @@ from ternmesh.link.events import (
     LinkState,
     SealsChanged,
 )
-from ternmesh.link.messages import (
-    Offer,
-    Question,
-    Status,
-    Symbol,
-    is_link,
-    read_message,
-)
+from ternmesh.link.messages import Message, Offer, Question, Status, Symbol, is_link, read_message
 from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import LANE_SLOTS, Sender
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR
 from ternmesh.security.sealing import OpenSealing, Sealing
+from ternmesh.timers import earliest
 from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, suite_of
 
 COUNTERS_BLOCK = 4096  # seal counters that are reserved at once
@@ -57,17 +50,15 @@ class Link:
         settings: LinkSettings,
         state: LinkState,
         rng: np.random.Generator,
-        coder: Coder | None = None,
         sealing: Sealing | None = None,
     ) -> None:
-        coder = coder or RandomLinear()
         self._settings = settings
         self._sealing = sealing or OpenSealing()
         if self._sealing.is_keyed and settings.mtu < FRAME_MIN:
             raise ValueError(f"mtu {settings.mtu}: with keys it is at least {FRAME_MIN} bytes")
         self._events: deque[LinkEvent] = deque()
-        self._out = Sender(settings, state, rng, coder, self._events)
-        self._in = Receiver(settings, state, rng, coder, self._events)
+        self._out = Sender(settings, state, rng, self._events)
+        self._in = Receiver(settings, state, rng, self._events)
         self._unreliable: deque[tuple[str, str | None, bytes]] = deque()
         # The newest message of the sealing itself to each peer: address, body
         self._sealing_messages: dict[str, tuple[int, bytes]] = {}
@@ -140,8 +131,7 @@ class Link:
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due; None if it is not needed."""
-        times = (self._out.next_timeout(), self._in.next_timeout(), self._sealing.next_due())
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self._out.next_timeout(), self._in.next_timeout(), self._sealing.next_due())
 
     def handle_timeout(self, now: float) -> None:
         """Offer again, continue with receivers that answered, or stop transfers, as due."""
@@ -217,13 +207,7 @@ class Link:
         elif not self._sealing.is_own(header.address, body):
             raise WireError("kind", f"a link takes no body of kind {body[0]}")
 
-    def _take(
-        self,
-        peer: str,
-        message: Offer | Symbol | Status | Question,
-        is_broadcast: bool,
-        now: float,
-    ) -> None:
+    def _take(self, peer: str, message: Message, is_broadcast: bool, now: float) -> None:
         match message:
             case Offer():
                 self._in.receive_offer(peer, message, is_broadcast, now)
@@ -248,6 +232,6 @@ class Link:
         return [(peer, frame)]
 
 
-def _may_be_for_all(message: Offer | Symbol | Status | Question) -> bool:
+def _may_be_for_all(message: Message) -> bool:
     """Every member holds the broadcast key: it must not reach transfers between two."""
     return isinstance(message, Offer | Symbol) and message.slot >= LANE_SLOTS

@@ -26,7 +26,7 @@ from itertools import chain, islice
 import numpy as np
 
 from ternmesh.errors import WireError
-from ternmesh.link.erasure_code import GENERATION_MAX, Coder, Layout, ObjectDecoder
+from ternmesh.link.erasure_code import GENERATION_MAX, Decoder, Layout
 from ternmesh.link.events import (
     ARRIVED_MAX,
     IncomingDropped,
@@ -38,7 +38,7 @@ from ternmesh.link.events import (
 )
 from ternmesh.link.messages import Offer, Question, Status, Symbol, object_name, write_message
 from ternmesh.link.settings import LinkSettings
-from ternmesh.timers import backoff_s
+from ternmesh.timers import backoff_s, earliest
 from ternmesh.wire.frame import FRAME_OVERHEAD
 
 GAPS = 4  # a silence of so many usual distances between symbols is the end of a burst
@@ -50,7 +50,7 @@ class IncomingObject:
     """A slot that is INCOMING. Times in seconds."""
 
     offer: Offer
-    decoder: ObjectDecoder
+    decoder: Decoder
     memory_bytes: int  # at most
     at: float | None = None  # when to send a status
     attempts: int = 0  # statuses since the last symbol
@@ -58,7 +58,7 @@ class IncomingObject:
     gap_s: float = 0.0  # between symbols, smoothed
 
     def note_arrival(self, now: float) -> None:
-        """Measure how fast symbols arrive."""
+        """Measure how fast symbols arrive: a burst is over when none comes for longer."""
         gap_s = now - self.moved_at
         self.gap_s = gap_s if self.gap_s == 0.0 else 0.75 * self.gap_s + 0.25 * gap_s
         self.moved_at = now
@@ -91,8 +91,6 @@ Slot = tuple[str, int]  # a peer and the number of its slot
 
 @dataclass(slots=True)
 class _Finished:
-    """A slot that is FINISHED."""
-
     name: bytes  # of the object that arrived
     until: float  # when a symbol is of another object
     at: float | None = None  # when to send the receipt
@@ -106,12 +104,10 @@ class Receiver:
         settings: LinkSettings,
         state: LinkState,
         rng: np.random.Generator,
-        coder: Coder,
         events: deque[LinkEvent],
     ) -> None:
         self._settings = settings
         self._rng = rng
-        self._coder = coder
         self._events = events
         self._resumed = state.incoming  # until `start`
         # Names of the last objects of each peer
@@ -218,7 +214,7 @@ class Receiver:
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due; None if it is not needed."""
-        return min((item.at for _, item in self._pending() if item.at is not None), default=None)
+        return earliest(*(item.at for _, item in self._pending()))
 
     def handle_timeout(self, now: float) -> None:
         """Send the answers that are due, with longer and longer pauses while nothing follows."""
@@ -242,7 +238,6 @@ class Receiver:
                     self._wait(item, now, self._settings.idle_s, end)
 
     def _answer_at(self, slot: Slot, at: float) -> None:
-        """Send the answer about a slot at this time."""
         for item in (self._incoming.get(slot), self._finished.get(slot), self._early.get(slot)):
             if item is not None:
                 item.at = at
@@ -291,7 +286,7 @@ class Receiver:
             raise WireError("link", f"an object of {offer.size} bytes is too large here")
         slot = (peer, offer.slot)
         self._make_room(slot, memory_bytes, now)
-        decoder = self._coder.decoder(layout, offer.name)
+        decoder = Decoder(layout, offer.name)
         at = now + self._settings.idle_s
         self._finished.pop(slot, None)
         self._incoming[slot] = IncomingObject(offer, decoder, memory_bytes, at, moved_at=now)

@@ -24,7 +24,7 @@ from math import inf
 import numpy as np
 
 from ternmesh.errors import WireError
-from ternmesh.link.erasure_code import INDEX_END, Coder, Layout, best_symbol_bytes
+from ternmesh.link.erasure_code import INDEX_END, Layout, best_symbol_bytes, encode_symbols
 from ternmesh.link.events import (
     ARRIVED_MAX,
     CANCELLED,
@@ -48,7 +48,7 @@ from ternmesh.link.messages import (
     write_message,
 )
 from ternmesh.link.settings import LinkSettings
-from ternmesh.timers import backoff_s
+from ternmesh.timers import backoff_s, earliest
 
 REPAIRS_BLOCK = 64  # repair symbols of each generation that are reserved at once
 
@@ -115,10 +115,6 @@ class OutgoingObject:
         if has_progress:
             self.least[peer] = max(first, before), min(sum(needs), least)
         return has_progress
-
-    def send_source(self) -> None:
-        """Queue the source symbols."""
-        self.queue.extend(range(self.layout.count))
 
     def ask_for(self, needs: Sequence[int]) -> None:
         """Queue as many symbols of each generation as are needed.
@@ -204,12 +200,10 @@ class Sender:
         settings: LinkSettings,
         state: LinkState,
         rng: np.random.Generator,
-        coder: Coder,
         events: deque[LinkEvent],
     ) -> None:
         self._settings = settings
         self._rng = rng
-        self._coder = coder
         self._events = events
         self._resumed = state.outgoing  # until `start`
         self._number = state.number  # of the next object
@@ -346,8 +340,7 @@ class Sender:
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due; None if it is not needed."""
-        times = (sending.at for sending in self._active)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(*(sending.at for sending in self._active))
 
     def handle_timeout(self, now: float) -> None:
         """Continue with receivers that answered; else offer again, or stop without answers."""
@@ -386,7 +379,8 @@ class Sender:
             if self._may_begin(queued):
                 self._waiting.remove(queued)
                 slot = self._lane(queued).free.popleft()
-                self._open(queued, slot).send_source()
+                sending = self._open(queued, slot)
+                sending.queue.extend(range(sending.layout.count))
                 self._events.append(TransferBegun(queued.number, slot))
 
     def _may_begin(self, queued: Queued) -> bool:
@@ -416,9 +410,8 @@ class Sender:
         del sending.offer_to[:room]
         count = min(room - len(bodies), len(sending.queue))
         indexes = [sending.queue.popleft() for _ in range(count)]
-        symbols = self._coder.encode(
-            sending.layout, sending.offer.name, sending.queued.payload, indexes
-        )
+        name, payload = sending.offer.name, sending.queued.payload
+        symbols = encode_symbols(sending.layout, name, payload, indexes)
         for place, (index, data) in enumerate(zip(indexes, symbols, strict=True), 1):
             is_last = place == count and not sending.queue
             body = write_message(Symbol(sending.offer.slot, index, data, is_last))

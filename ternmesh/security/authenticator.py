@@ -6,7 +6,6 @@ authenticator of their messages. `OPEN` authenticates nothing (suite 0).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ternmesh.errors import WireError
 from ternmesh.security.identity import Identity, Role
@@ -39,55 +38,12 @@ from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certific
 from ternmesh.wire.update import Manifest
 
 
-class MessageAuthenticator(Protocol):
-    """Signs for this end and checks others' signatures; refusals are WireError "signature"."""
-
-    names_model: bool  # whether a global update must name its model, as no certificate covers it
-
-    def sign_update(self, run: bytes, number: int, item: Manifest, update: bytes) -> Manifest:
-        """A node's manifest with its signature; `update` is the update's whole hash."""
-
-    def check_update(
-        self, node: str, run: bytes, number: int, item: Manifest, update: bytes
-    ) -> None:
-        """On the host: check that the node has signed this complete update."""
-
-    def certify(self, run: bytes, content: bytes) -> Certificate:
-        """On the host: the certificate of a global update or snapshot."""
-
-    def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:
-        """On the host: a certified object, after the object with its ML-DSA-44 signature if any."""
-
-    def check_certificate(
-        self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
-    ) -> None:
-        """On a node: check that enough signers have signed; `beside` has ML-DSA-44 signatures."""
-
-    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
-        """On the host: the body that carries a receipt for a node."""
-
-    def sign_announce(self, body: bytes) -> bytes:
-        """On the host: the body that carries an announce for all nodes."""
-
-    def open_body(self, run: bytes, address: int, body: bytes) -> bytes:
-        """On a node: the content of a signed body; an unsigned body as it is, if it may be."""
-
-    def may_train(self, node: str) -> bool:
-        """On the host: whether a node is a member of the fleet, in a role that trains."""
-
-
 class OpenAuthenticator:
-    """Signs nothing and accepts everything: for suite 0."""
+    """Signs nothing and accepts everything: for suite 0. The methods are `KeyedAuthenticator`'s."""
 
-    names_model = True
+    names_model = True  # a global update must name its model, as no certificate covers it
 
-    def sign_update(
-        self,
-        run: bytes,  # noqa: ARG002
-        number: int,  # noqa: ARG002
-        item: Manifest,
-        update: bytes,  # noqa: ARG002
-    ) -> Manifest:
+    def sign_update(self, _run: bytes, _number: int, item: Manifest, _update: bytes) -> Manifest:
         return item
 
     def check_update(
@@ -95,10 +51,10 @@ class OpenAuthenticator:
     ) -> None:
         pass
 
-    def certify(self, run: bytes, content: bytes) -> Certificate:  # noqa: ARG002
+    def certify(self, _run: bytes, _content: bytes) -> Certificate:
         return UNCERTIFIED
 
-    def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:  # noqa: ARG002
+    def objects_to_send(self, _run: bytes, data: bytes) -> list[bytes]:
         return [data]
 
     def check_certificate(
@@ -106,21 +62,24 @@ class OpenAuthenticator:
     ) -> None:
         pass
 
-    def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:  # noqa: ARG002
+    def sign_receipt(self, _node: str, _run: bytes, body: bytes) -> bytes:
         return body
 
     def sign_announce(self, body: bytes) -> bytes:
         return body
 
-    def open_body(self, run: bytes, address: int, body: bytes) -> bytes:  # noqa: ARG002
+    def open_body(self, _run: bytes, _address: int, body: bytes) -> bytes:
         return body
 
-    def may_train(self, node: str) -> bool:  # noqa: ARG002
+    def may_train(self, _node: str) -> bool:
         return True
 
 
 class KeyedAuthenticator:
-    """Signs with its `own` keys; accepts signatures of the member list and of the signers."""
+    """Signs with its `own` keys; accepts signatures of the member list and of the signers.
+
+    Refusals are WireError "signature".
+    """
 
     names_model = False
 
@@ -145,38 +104,46 @@ class KeyedAuthenticator:
             self._quantum = own_quantum(signers, own)
 
     def sign_update(self, run: bytes, number: int, item: Manifest, update: bytes) -> Manifest:
+        """A node's manifest with its signature; `update` is the update's whole hash."""
         return sign_update(self._own, self._context(run), number, item, update)
 
     def check_update(
         self, node: str, run: bytes, number: int, item: Manifest, update: bytes
     ) -> None:
+        """On the host: check that the node has signed this complete update."""
         verify_update(self._member_list.find(node), self._context(run), number, item, update)
 
     def certify(self, run: bytes, content: bytes) -> Certificate:
+        """On the host: the certificate of a global update or snapshot."""
         context = self._context(run)
         return tuple(sign_content(one, index, context, content) for index, one in self._certifiers)
 
     def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:
+        """On the host: a certified object, after the object with its ML-DSA-44 signature if any."""
         if self._quantum is None:
             return [data]
         content, _ = split_certificate(data)
-        return [sign_quantum(self._quantum, 0, self._context(run), content), data]
+        return [sign_quantum(self._quantum, self._context(run), content), data]
 
     def check_certificate(
         self, run: bytes, content: bytes, certificate: Certificate, beside: Sequence[bytes] = ()
     ) -> None:
+        """On a node: check that enough signers have signed; `beside` has ML-DSA-44 signatures."""
         signers, context = self._signers, self._context(run)
         verify_certificate(signers, context, content, certificate)
         verify_beside(signers, context, content, beside)
 
     def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
+        """On the host: the body that carries a receipt for a node."""
         to = self._member_list.find(node).fingerprint
         return sign_body(self._own, self._context(run), to, body)
 
     def sign_announce(self, body: bytes) -> bytes:
+        """On the host: the body that carries an announce for all nodes."""
         return sign_body(self._own, self._context(NO_RUN), self._sealing.broadcast_name, body)
 
     def open_body(self, run: bytes, address: int, body: bytes) -> bytes:
+        """On a node: the content of a signed body; an unsigned body as it is, if it may be."""
         if body[0] == SIGNED:
             is_for_all = address == BROADCAST
             # The name of the broadcast key is signed too: else a member that holds the present key
@@ -193,6 +160,7 @@ class KeyedAuthenticator:
         return body
 
     def may_train(self, node: str) -> bool:
+        """On the host: whether a node is a member of the fleet, in a role that trains."""
         try:
             return self._member_list.find(node).role in (Role.NODE, Role.GATEWAY)
         except WireError:
@@ -200,6 +168,9 @@ class KeyedAuthenticator:
 
     def _context(self, run: bytes) -> SigningContext:
         return SigningContext(self._member_list.fleet, run, self._model_hash)
+
+
+MessageAuthenticator = OpenAuthenticator | KeyedAuthenticator
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from ternmesh.security.identity import (
     Identity,
     PublicIdentity,
     Role,
-    read_identity,
     write_identity,
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
-from ternmesh.security.membership import MemberList
-from ternmesh.security.primitives import SIGNATURE_SIZE, hkdf, statement, verify
+from ternmesh.security.membership import MemberList, receive_identity
+from ternmesh.security.primitives import hkdf, statement, verify
+from ternmesh.wire.update import SIGNATURE_SIZE
 
 REQUEST, ANSWER = 0x0C, 0x0D
 ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10
@@ -59,7 +59,7 @@ def make_code(entropy: bytes) -> str:
     """The code to show, from 12 random bytes: four groups of five letters and digits."""
     if len(entropy) != ENTROPY_SIZE or len(set(entropy)) < ENTROPY_SIZE // 3:
         raise ValueError(f"a code is made of {ENTROPY_SIZE} random bytes")
-    letters = base64.b32encode(entropy + bytes((_check(entropy) << 4,))).decode()[:_LETTERS]
+    letters = _letters(entropy)
     return "-".join(letters[at : at + GROUP] for at in range(0, _LETTERS, GROUP))
 
 
@@ -70,7 +70,7 @@ def read_code(text: str) -> EnrolmentCode:
         data = base64.b32decode(letters + "====") if len(letters) == _LETTERS else b""
     except ValueError:
         data = b""
-    if len(data) != ENTROPY_SIZE or _is_mistyped(letters, data):
+    if len(data) != ENTROPY_SIZE or _letters(data) != letters:
         raise SecurityError("this is not an enrolment code, or a letter is wrong: type it again")
     key = hkdf(data, b"", b"ternmesh enrolment", KEY_SIZE + LABEL_SIZE)
     return EnrolmentCode(key[:KEY_SIZE], key[KEY_SIZE:])
@@ -91,7 +91,7 @@ def read_answer(
         raise WireError("length", "an answer to an enrolment is too short")
     if not hmac.compare_digest(proof, _proof(code, "enrol answer", write_identity(own), middle)):
         raise WireError("enrolment", "this answer is not proved with the code")
-    host = _identity(middle[FLEET_SIZE:])
+    host = receive_identity(middle[FLEET_SIZE:])
     if host.role is not Role.HOST:
         raise WireError("enrolment", f"{host.name} is not a host")
     return host, middle[:FLEET_SIZE]
@@ -130,7 +130,7 @@ class EnrolmentCodes:
             raise WireError("code", "there is no such code, or it has expired")
         if not hmac.compare_digest(proof, _proof(issued.code, "enrol request", identity)):
             raise WireError("code", "this request is not proved with the code")
-        public = _identity(identity)
+        public = receive_identity(identity)
         if issued.used_by not in (None, public):
             raise WireError("code", "this code has been used")
         if peer is not None and public.name != peer:
@@ -156,21 +156,10 @@ def _proof(code: EnrolmentCode, domain: str, *parts: bytes) -> bytes:
     return hmac.new(code.key, statement(domain, *parts), hashlib.sha256).digest()[:PROOF_SIZE]
 
 
-def _identity(data: bytes) -> PublicIdentity:
-    try:
-        return read_identity(data)
-    except SecurityError as error:
-        raise WireError("enrolment", str(error)) from error
-
-
-def _check(entropy: bytes) -> int:
-    return hashlib.sha256(b"ternmesh code" + entropy).digest()[0] >> 4
-
-
-def _is_mistyped(letters: str, data: bytes) -> bool:
-    """Whether the check in the last letter is wrong."""
-    whole = base64.b32encode(data + bytes((_check(data) << 4,))).decode()
-    return whole[:_LETTERS] != letters
+def _letters(entropy: bytes) -> str:
+    """The letters of a code; the last one also holds a check of all others."""
+    check = hashlib.sha256(b"ternmesh code" + entropy).digest()[0] & 0xF0
+    return base64.b32encode(entropy + bytes((check,))).decode()[:_LETTERS]
 
 
 def write_rotation_request(rotation: bytes) -> bytes:

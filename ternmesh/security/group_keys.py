@@ -7,7 +7,7 @@ from dataclasses import replace
 from hmac import compare_digest
 
 from ternmesh.errors import SealError, WireError
-from ternmesh.security.identity import FINGERPRINT_SIZE, PublicIdentity
+from ternmesh.security.identity import PublicIdentity
 from ternmesh.security.key_derivation import GENERATION_BITS, group_key, group_secret, nonce
 from ternmesh.security.primitives import Ccm
 from ternmesh.security.session import (
@@ -26,8 +26,6 @@ TAGS_MAX = 8  # tags that are kept for one counter
 
 
 class _GroupCiphers:
-    """The ciphers of one group secret."""
-
     def __init__(self, state: GroupState, suite: int, fleet: bytes) -> None:
         self.state = state
         self._suite = suite
@@ -82,7 +80,7 @@ class GroupKeyServer:
         self._keys = _GroupCiphers(state, self._suite, self._fleet)
 
     def seal(self, head: bytes, counter: int, body: bytes) -> bytes:
-        """A broadcast frame."""
+        """The frame of a broadcast: `head`, then the sealed body and its tag."""
         return head + self._keys.cipher(counter).seal(nonce(BROADCAST, counter), head, body)
 
 
@@ -138,7 +136,6 @@ class GroupKeyReceiver:
 
         WireError "replay" if it is not newer than another key of the same process.
         """
-        assert len(hub) == FINGERPRINT_SIZE
         epoch, secret, counter = keys
         if self._keys is not None and self._keys.state.fingerprint == hub:
             held = self._keys.state

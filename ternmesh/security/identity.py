@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ternmesh.errors import SecurityError
-from ternmesh.security.primitives import PUBLIC_SIZE, SEED_SIZE, ExchangeKey, SigningKey, is_weak
+from ternmesh.security.primitives import (
+    PUBLIC_SIZE,
+    SEED_SIZE,
+    exchange_key,
+    is_weak,
+    shared_secret,
+    sign,
+    verify_key,
+)
 from ternmesh.wire.control import NAME
 
 VERSION = 1
@@ -58,7 +66,7 @@ class Identity:
 
     def sign(self, message: bytes) -> bytes:
         """The Ed25519 signature of a message; signatures.py lists the signed messages."""
-        return SigningKey(self.seeds[:SEED_SIZE]).sign(message)
+        return sign(self.seeds[:SEED_SIZE], message)
 
     def shared(self, other: PublicIdentity) -> bytes:
         """The X25519 secret with another identity; SecurityError for a key of small order."""
@@ -66,7 +74,7 @@ class Identity:
 
     def exchange(self, public: bytes) -> bytes:
         """The X25519 secret with any public key; SecurityError for a key of small order."""
-        return ExchangeKey(self.seeds[SEED_SIZE:]).shared(public)
+        return shared_secret(self.seeds[SEED_SIZE:], public)
 
 
 def make_identity(name: str, role: Role, entropy: bytes) -> Identity:
@@ -74,9 +82,8 @@ def make_identity(name: str, role: Role, entropy: bytes) -> Identity:
     if len(entropy) != ENTROPY_SIZE or len(set(entropy)) < ENTROPY_SIZE // 4:
         raise ValueError(f"an identity is made of {ENTROPY_SIZE} random bytes")
     _check_name(name)
-    signing = SigningKey(entropy[:SEED_SIZE])
-    exchange = ExchangeKey(entropy[SEED_SIZE:])
-    return Identity(PublicIdentity(name, role, signing.public, exchange.public), entropy)
+    keys = verify_key(entropy[:SEED_SIZE]), exchange_key(entropy[SEED_SIZE:])
+    return Identity(PublicIdentity(name, role, *keys), entropy)
 
 
 def write_identity(public: PublicIdentity) -> bytes:

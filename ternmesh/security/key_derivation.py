@@ -15,9 +15,9 @@ import struct
 
 from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, PublicIdentity, write_identity
-from ternmesh.security.primitives import KEY_SIZE, ExchangeKey, hkdf
+from ternmesh.security.primitives import KEY_SIZE, exchange_key, hkdf, shared_secret
 
-SUITE_END, SUITE_HOP = 1, 2  # end to end; from one neighbour to the next
+SUITE_END, SUITE_HOP = 1, 2  # seals from node to host; from one neighbour to the next
 GENERATION_BITS = 20  # a key seals at most 2**20 frames
 SECRET_SIZE = 32
 FLEET_SIZE = 16
@@ -45,22 +45,24 @@ def session_secrets(
     other: PublicIdentity,
     fleet: bytes,
     suite: int,
-    ephemeral: ExchangeKey,
+    ephemeral: bytes,
     theirs: bytes,
 ) -> tuple[bytes, bytes]:
     """The 32-byte secrets of a session for frames out and in; SecurityError for a weak key.
 
     They are the two keys at the end of Noise's handshake KK. The end whose identity comes first in
-    the order of its bytes counts as the initiator. `theirs` is the peer's ephemeral public key.
+    the order of its bytes counts as the initiator. `ephemeral` is the private key of this process,
+    `theirs` the public key of the peer's.
     """
     ends = write_identity(own.public), write_identity(other)
-    keys = ephemeral.public, theirs
-    cross = ephemeral.shared(other.exchange), own.exchange(theirs)
+    keys = exchange_key(ephemeral), theirs
+    cross = shared_secret(ephemeral, other.exchange), own.exchange(theirs)
     is_first = ends[0] < ends[1]
     if not is_first:
         ends, keys, cross = ends[::-1], keys[::-1], cross[::-1]
     chain = NOISE_NAME.ljust(SECRET_SIZE, b"\0")
-    for secret in (cross[0], own.shared(other), ephemeral.shared(theirs), cross[1]):  # es ss ee se
+    # es, ss, ee, se in Noise's words
+    for secret in (cross[0], own.shared(other), shared_secret(ephemeral, theirs), cross[1]):
         chain = hkdf(secret, chain, b"", 2 * SECRET_SIZE)[:SECRET_SIZE]
     both = hkdf(b"", chain, b"", 2 * SECRET_SIZE)
     place = bytes((suite,)) + fleet + b"".join(bytes((len(end),)) + end for end in ends)

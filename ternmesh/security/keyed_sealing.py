@@ -5,7 +5,6 @@ more; with them two ends find each other whatever state either has lost. As ever
 frames, then store `changes`, then send.
 """
 
-import struct
 from collections import Counter
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ from ternmesh.security.identity import Identity, PublicIdentity, Role
 from ternmesh.security.key_derivation import SUITE_END, SUITE_HOP
 from ternmesh.security.membership import ALL, Members
 from ternmesh.security.peer_session import PeerSession
-from ternmesh.security.primitives import ExchangeKey, hkdf
+from ternmesh.security.primitives import hkdf
 from ternmesh.security.sealing import Change, Due
 from ternmesh.security.session import (
     ANSWER,
@@ -32,23 +31,20 @@ from ternmesh.security.session import (
 )
 from ternmesh.wire.frame import (
     BROADCAST,
-    COUNTER_BITS,
     DOWN,
     FRAME_OVERHEAD,
     HEAD_SIZE,
     TAG_SIZE,
     UNASSIGNED,
-    VERSION,
     Header,
-    suite_of,
+    read_header,
+    write_header,
 )
 
 OPENING_SIZE = HEAD_SIZE + CLEAR_SIZE + TAG_SIZE  # a frame with an ephemeral key alone
 SYNC_OVERHEAD = FRAME_OVERHEAD + CLEAR_SIZE + TAG_SIZE + CLAIMS_SIZE
 FRAME_MIN = SYNC_OVERHEAD + KEYS_SIZE  # the smallest MTU of a bearer, in bytes
 NEIGHBOUR = 0x0001  # the address of frames between neighbours in suite 2
-_HEAD = struct.Struct("<BH3s")
-_COUNTER_LOW = (1 << COUNTER_BITS) - 1
 _TRAINERS = frozenset({Role.NODE, Role.GATEWAY})
 HUBS = frozenset({Role.HOST, Role.GATEWAY, Role.RELAY})
 _FORWARDERS = frozenset(set(Role) - {Role.OBSERVER})
@@ -79,7 +75,7 @@ class KeyedSealing:
         self._own = own
         self._member_list = member_list
         self._suite = suite
-        self._ephemeral = ExchangeKey(entropy)
+        self._ephemeral = entropy
         self._unused = counter  # the first seal counter that was certainly never used
         self._is_new = True  # no sync has been queued since the start
         self._hub_name = hub
@@ -100,15 +96,14 @@ class KeyedSealing:
         self._run = run
 
     def seal(self, peer: str, address: int, counter: int, body: bytes) -> bytes:
-        low = (counter & _COUNTER_LOW).to_bytes(3, "little")
         if address == BROADCAST:
             if self._hub is None:
                 raise WireError("role", "only the hub may broadcast")
-            head = self._head(self._hub.epoch, address, low)
+            head = self._head(self._hub.epoch, address, counter)
             frame = self._hub.seal(head, counter, body)
         else:
             session = self._session(peer)
-            head = self._head(0, address, low)
+            head = self._head(0, address, counter)
             if address == UNASSIGNED:
                 frame = session.seal_sync(head, address, counter, body, self._held())
             else:
@@ -117,14 +112,9 @@ class KeyedSealing:
         return frame
 
     def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:
-        suite = suite_of(frame)
-        if suite != self._suite:
-            raise WireError("suite", f"seal suite {suite} is not in use here")
-        first, address, low_bytes = _HEAD.unpack_from(frame)
-        low = int.from_bytes(low_bytes, "little")
-        phase = first >> 1 & 1
+        header = read_header(frame, self._suite)
+        address, low, phase = header.address, header.counter, header.key_phase
         head, content = frame[:HEAD_SIZE], frame[HEAD_SIZE:]
-        header = Header(address, low, self._suite, phase)
         if address == BROADCAST:
             return header, self._open_broadcast(head, low, phase, content)
         session = self._session(peer)
@@ -200,8 +190,8 @@ class KeyedSealing:
         self._collect_clones()
         return dict(sorted(self._clones.items()))
 
-    def _head(self, epoch: int, address: int, low: bytes) -> bytes:
-        return _HEAD.pack(VERSION << 5 | self._suite << 2 | (epoch & 1) << 1, address, low)
+    def _head(self, epoch: int, address: int, counter: int) -> bytes:
+        return write_header(Header(address, counter, self._suite, epoch & 1))
 
     def _collect_clones(self) -> None:
         for name, end in (*self._sessions.items(), (ALL, self._listener)):

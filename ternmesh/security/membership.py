@@ -13,7 +13,6 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.identity import (
@@ -25,7 +24,8 @@ from ternmesh.security.identity import (
     write_identity,
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
-from ternmesh.security.primitives import SIGNATURE_SIZE, statement, verify
+from ternmesh.security.primitives import statement, verify
+from ternmesh.wire.update import SIGNATURE_SIZE
 
 HOST, ALL = "host", "all"  # names that no member may have
 MEMBERS_MAX = 4096
@@ -64,7 +64,7 @@ class MemberList:
     def __init__(self, state: MemberListState) -> None:
         self.fleet = state.fleet
         self.number = state.number
-        self._host = state.host
+        self.host = state.host
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
         self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
@@ -75,16 +75,11 @@ class MemberList:
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
         rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
-        return MemberListState(self.fleet, self._host, members, revoked, self.number, rotated)
-
-    @property
-    def host(self) -> PublicIdentity:
-        """The host of the fleet."""
-        return self._host
+        return MemberListState(self.fleet, self.host, members, revoked, self.number, rotated)
 
     def find(self, peer: str) -> PublicIdentity:
         """The identity of a peer; WireError "unknown key" or "revoked"."""
-        found = self._host if peer == HOST else self._members.get(peer)
+        found = self.host if peer == HOST else self._members.get(peer)
         if found is None:
             raise WireError("unknown key", f"{peer} is not enrolled in this fleet")
         if found.fingerprint in self._revoked:
@@ -107,7 +102,7 @@ class MemberList:
                 f"{public.name} is enrolled with another key: only a rotation signed by that key "
                 "replaces it"
             )
-        others = (self._host, *self._members.values())
+        others = (self.host, *self._members.values())
         if any(public.verify == o.verify or public.exchange == o.exchange for o in others):
             raise SecurityError(f"the key of {public.name} is enrolled under another name")
         if known is None and len(self._members) >= MEMBERS_MAX:
@@ -120,7 +115,7 @@ class MemberList:
         old, new = read_rotation(data, self.fleet, self._owner_of(data))
         if self._is_over(new.fingerprint):
             raise WireError("revoked", f"{new.name} cannot return to a revoked or rotated key")
-        others = [self._host, *self._members.values()]
+        others = [self.host, *self._members.values()]
         others.remove(old)
         if any(new.verify == o.verify or new.exchange == o.exchange for o in others):
             raise WireError("enrolment", f"the new key of {new.name} belongs to another member")
@@ -144,7 +139,7 @@ class MemberList:
 
     def revoke(self, data: bytes) -> bool:
         """Apply the host's list (`write_revocations`); False if it is known. WireError."""
-        number, revoked = read_revocations(data, self.fleet, self._host)
+        number, revoked = read_revocations(data, self.fleet, self.host)
         if number < self.number:
             raise WireError("replay", "this list of revocations is older than the one in force")
         if number == self.number:
@@ -167,6 +162,14 @@ class MemberList:
         raise WireError("unknown key", "this rotation is of a key that no member has")
 
 
+def receive_identity(data: bytes) -> PublicIdentity:
+    """The public identity in exactly these bytes of a peer; WireError."""
+    try:
+        return read_identity(data)
+    except SecurityError as error:
+        raise WireError("enrolment", str(error)) from error
+
+
 def write_rotation(old: Identity, new: Identity, fleet: bytes) -> bytes:
     """The bytes that change the keys of an identity, signed by the old and the new key."""
     if (old.public.name, old.public.role) != (new.public.name, new.public.role):
@@ -181,10 +184,7 @@ def read_rotation(
 ) -> tuple[PublicIdentity, PublicIdentity]:
     """`old` and its new identity; WireError."""
     content, signatures = data[: -2 * SIGNATURE_SIZE], data[-2 * SIGNATURE_SIZE :]
-    try:
-        new = read_identity(content[FINGERPRINT_SIZE:])
-    except SecurityError as error:
-        raise WireError("enrolment", str(error)) from error
+    new = receive_identity(content[FINGERPRINT_SIZE:])
     if content[:FINGERPRINT_SIZE] != old.fingerprint or (new.name, new.role) != (
         old.name,
         old.role,
@@ -227,15 +227,6 @@ def read_revocations(data: bytes, fleet: bytes, host: PublicIdentity) -> tuple[i
     return number, set(rows)
 
 
-class Members(Protocol):
-    """The identities of peers, as a sealing needs them."""
-
-    fleet: bytes
-
-    def find(self, peer: str) -> PublicIdentity:
-        """The identity of a peer; WireError "unknown key" or "revoked"."""
-
-
 class MembersBehindGateway:
     """The member list of a board behind a gateway: on its radio, `host` is the gateway.
 
@@ -259,7 +250,11 @@ class MembersBehindGateway:
             )
 
     def find(self, peer: str) -> PublicIdentity:
+        """The identity of a peer; WireError "unknown key" or "revoked"."""
         return self._member_list.find(self._gateway if peer == HOST else peer)
+
+
+Members = MemberList | MembersBehindGateway
 
 
 def write_fleet(host: Identity, state: MemberListState) -> str:

@@ -25,7 +25,7 @@ from ternmesh.security.key_derivation import (
     session_secrets,
     traffic_key,
 )
-from ternmesh.security.primitives import Ccm, ExchangeKey
+from ternmesh.security.primitives import Ccm, exchange_key
 from ternmesh.security.session import (
     ANSWER,
     CLAIMS_SIZE,
@@ -76,7 +76,7 @@ class _Session:
 
 
 class PeerSession:
-    """What this process knows of one peer. `ephemeral` is the key of this process.
+    """What this process knows of one peer. `ephemeral` is the private key of this process.
 
     Raises SecurityError if the peer's identity gives no shared secret.
     """
@@ -87,7 +87,7 @@ class PeerSession:
         other: PublicIdentity,
         fleet: bytes,
         suite: int,
-        ephemeral: ExchangeKey,
+        ephemeral: bytes,
         state: PeerState | None,
     ) -> None:
         self.other = other
@@ -180,7 +180,7 @@ class PeerSession:
 
         It is an opening, without `body`, while no ephemeral key of the peer is known.
         """
-        key = self._ephemeral.public
+        key = exchange_key(self._ephemeral)
         high = (counter >> COUNTER_BITS).to_bytes(HIGH_SIZE, "little")
         head += key + high
         own = self._own.public.fingerprint

@@ -13,23 +13,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ternmesh.errors import SealError, SecurityError, WireError
+from ternmesh.wire.frame import TAG_SIZE
 
 try:
-    from cryptography.hazmat.primitives.asymmetric.mldsa import (
-        MLDSA44PrivateKey,
-        MLDSA44PublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey, MLDSA44PublicKey
 
     _HAS_MLDSA = True
 except ImportError:
     _HAS_MLDSA = False
 
 KEY_SIZE = 16  # of AES-128-CCM
-NONCE_SIZE = 13
-TAG_SIZE = 8
 SEED_SIZE = 32
 PUBLIC_SIZE = 32
-SIGNATURE_SIZE = 64
 QUANTUM_SIGNATURE_SIZE = 2420
 STATEMENT_START = b"ternmesh 1 "
 _P = 2**255 - 19
@@ -39,20 +34,14 @@ _Y8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _WEAK = frozenset({0, 1, _Y8, _P - _Y8, _P - 1, _P, _P + 1})
 
 
-class SigningKey:
-    """An Ed25519 private key (RFC 8032) from its 32-byte seed."""
+def sign(seed: bytes, message: bytes) -> bytes:
+    """The 64-byte Ed25519 signature (RFC 8032) by the private key of a 32-byte seed."""
+    return Ed25519PrivateKey.from_private_bytes(seed).sign(message)
 
-    def __init__(self, seed: bytes) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(seed)
 
-    @property
-    def public(self) -> bytes:
-        """The 32-byte public key."""
-        return self._key.public_key().public_bytes_raw()
-
-    def sign(self, message: bytes) -> bytes:
-        """The 64-byte signature of a message."""
-        return self._key.sign(message)
+def verify_key(seed: bytes) -> bytes:
+    """The 32-byte public key that belongs to a seed of `sign`."""
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> None:
@@ -68,25 +57,18 @@ def is_weak(public: bytes) -> bool:
     return int.from_bytes(public, "little") & ((1 << 255) - 1) in _WEAK
 
 
-class ExchangeKey:
-    """An X25519 private key (RFC 7748) from its 32 bytes."""
+def exchange_key(private: bytes) -> bytes:
+    """The 32-byte X25519 public key (RFC 7748) of a private key of 32 bytes."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
-    def __init__(self, seed: bytes) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(seed)
 
-    @property
-    def public(self) -> bytes:
-        """The 32-byte public key."""
-        return self._key.public_key().public_bytes_raw()
-
-    def shared(self, public: bytes) -> bytes:
-        """The 32-byte secret shared with a public key; SecurityError for a key of small order."""
-        try:
-            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError as error:
-            raise SecurityError(
-                "this public key gives no shared secret: enrol another one"
-            ) from error
+def shared_secret(private: bytes, public: bytes) -> bytes:
+    """The 32-byte secret of two X25519 keys; SecurityError for a public key of small order."""
+    key = X25519PrivateKey.from_private_bytes(private)
+    try:
+        return key.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise SecurityError("this public key gives no shared secret: enrol another one") from error
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, size: int) -> bytes:
@@ -143,11 +125,6 @@ def verify_quantum(public: bytes, signature: bytes, message: bytes) -> None:
         raise _no_mldsa() from error
     except (InvalidSignature, ValueError) as error:
         raise _bad_signature() from error
-
-
-def need_quantum() -> None:
-    """SecurityError if this `cryptography`, or its OpenSSL, has no ML-DSA-44."""
-    QuantumKey(bytes(SEED_SIZE))
 
 
 def _need_mldsa() -> None:

@@ -1,6 +1,8 @@
 """Frame protection: its interface, and the unkeyed seal of suite 0. SPEC.md section 3.
 
-To seal a frame is to protect its body. The unkeyed seal has a checksum: it detects damage and
+To seal a frame is to protect its body; the seal is what surrounds the body in the frame. An end is
+one of the two between which a seal holds: node and host (suite 1, end to end), or two neighbours
+(suite 2, one hop of the way). The unkeyed seal has a checksum: it detects damage and
 authenticates no sender. `ternmesh.security.keyed_sealing` encrypts and authenticates with keys.
 """
 
@@ -14,7 +16,10 @@ Change = PeerState | GroupState | CloneCount
 
 
 class Sealing(Protocol):
-    """Seals and opens the frames of one node or host. `peer` is the name of the other side."""
+    """Seals and opens the frames of one node or host. `peer` is the name of the other side.
+
+    The methods with a body are those of a sealing without handshakes and without state.
+    """
 
     @property
     def is_keyed(self) -> bool:
@@ -26,27 +31,32 @@ class Sealing(Protocol):
     def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:
         """Return header and body of a frame. Raises WireError if the frame is not valid."""
 
-    def bind(self, run: bytes) -> None:
+    def bind(self, run: bytes) -> None:  # noqa: ARG002
         """Set the id of the training run, which keys the frames between two peers.
 
         From now on frames that a peer sealed for another run are rejected. Frames with address 0
         and broadcasts do not depend on the run.
         """
+        return
 
-    def is_own(self, address: int, body: bytes) -> bool:
+    def is_own(self, address: int, body: bytes) -> bool:  # noqa: ARG002
         """Whether `body` is a handshake or key message, which the sealing handles itself."""
+        return False
 
-    def due(self, now: float) -> Due:
+    def due(self, now: float) -> Due:  # noqa: ARG002
         """Return the handshake and key messages that must be sent now."""
+        return []
 
     def next_due(self) -> float | None:
         """Return the time when `due` will have a message; None if no message is planned."""
+        return None
 
     def changes(self) -> tuple[Change, ...]:
         """Return the changed state, which must be on disk before the next frame is sent."""
+        return ()
 
 
-class OpenSealing:
+class OpenSealing(Sealing):
     """The unkeyed seal of suite 0: detects damage, authenticates no sender."""
 
     is_keyed = False
@@ -56,18 +66,3 @@ class OpenSealing:
 
     def open(self, peer: str, frame: bytes) -> tuple[Header, bytes]:  # noqa: ARG002
         return open_seal(frame)
-
-    def bind(self, run: bytes) -> None:
-        pass
-
-    def is_own(self, address: int, body: bytes) -> bool:  # noqa: ARG002
-        return False
-
-    def due(self, now: float) -> Due:  # noqa: ARG002
-        return []
-
-    def next_due(self) -> float | None:
-        return None
-
-    def changes(self) -> tuple[Change, ...]:
-        return ()

@@ -52,25 +52,20 @@ class Window:
     """
 
     def __init__(self, highest: int) -> None:
-        self._highest = highest
+        self.highest = highest  # counter seen
         self._seen = 0  # bit i is counter `highest - i`
         self._marks: dict[int, bytes] = {}  # by place in the window
 
-    @property
-    def highest(self) -> int:
-        """The highest counter seen."""
-        return self._highest
-
     def whole(self, low: int) -> int:
         """The counter nearest to the highest one whose low 24 bits are `low`."""
-        return whole_counter(self._highest, low)
+        return whole_counter(self.highest, low)
 
     def take(self, counter: int, mark: bytes) -> Verdict:
         """Enter a frame with a valid tag; `mark` is the first 4 bytes of that tag."""
-        ahead = counter - self._highest
+        ahead = counter - self.highest
         if ahead > 0:
             self._seen = self._seen << ahead & _ALL if ahead < SIZE else 0
-            self._highest = counter
+            self.highest = counter
         elif ahead <= -SIZE:
             return Verdict.REPLAY
         elif self._seen >> -ahead & 1:
@@ -146,7 +141,7 @@ class SealingState:
 
 
 def write_claims(claims: Claims) -> bytes:
-    """The bytes of claims."""
+    """The bytes of claims, which a sync frame has before its body."""
     return _CLAIMS.pack(claims.seen, claims.group)
 
 

@@ -20,10 +20,8 @@ from ternmesh.security.identity import Identity, PublicIdentity, parse_identity,
 from ternmesh.security.primitives import (
     QUANTUM_SIGNATURE_SIZE,
     SEED_SIZE,
-    SIGNATURE_SIZE,
     QuantumKey,
     hkdf,
-    need_quantum,
     statement,
     verify,
     verify_quantum,
@@ -36,7 +34,7 @@ from ternmesh.wire.global_update import (
     hash_global_update,
     split_certificate,
 )
-from ternmesh.wire.update import Manifest
+from ternmesh.wire.update import SIGNATURE_SIZE, Manifest
 
 NO_RUN = bytes(8)  # in the context of announces and releases; an announce names its run itself
 NO_MODEL = bytes(32)  # in the context of a release, whose manifest names the model
@@ -45,8 +43,8 @@ GLOBAL_UPDATE, RELEASE = "reference", "release"  # domains of certified content
 QUANTUM = 3  # the kind of object that carries an ML-DSA-44 signature
 CERTIFICATE_MAX = 1041  # bytes of a certificate with 16 rows
 _UPDATE_NUMBERS = struct.Struct("<IIH")
-_QUANTUM_HEAD_SIZE = 2 + HASH_SIZE
-QUANTUM_SIZE = _QUANTUM_HEAD_SIZE + QUANTUM_SIGNATURE_SIZE  # 2,438 bytes
+_QUANTUM_START = bytes((QUANTUM, 0))  # the kind, and the index of the one key that a fleet may have
+QUANTUM_SIZE = len(_QUANTUM_START) + HASH_SIZE + QUANTUM_SIGNATURE_SIZE  # 2,438 bytes
 QUANTUM_FRAMES = 13  # radio frames of 222 bytes for such an object
 
 
@@ -80,47 +78,23 @@ class Signers:
 
 
 def sign_update(
-    own: Identity,
-    context: SigningContext,
-    round_number: int,
-    item: Manifest,
-    whole_hash: bytes,
-    contributions: bytes = b"",
+    own: Identity, context: SigningContext, number: int, item: Manifest, whole_hash: bytes
 ) -> Manifest:
-    """The manifest with its signature; `whole_hash` is the update's 32-byte hash.
-
-    `contributions` is that body of a partial aggregate (SPEC.md section 4.6), else empty.
-    """
-    return replace(
-        item, signature=own.sign(_update(context, round_number, item, whole_hash, contributions))
-    )
+    """The manifest of round `number` with its signature; `whole_hash` is the update's, 32 bytes."""
+    return replace(item, signature=own.sign(_update(context, number, item, whole_hash)))
 
 
 def verify_update(
-    sender: PublicIdentity,
-    context: SigningContext,
-    round_number: int,
-    item: Manifest,
-    whole_hash: bytes,
-    contributions: bytes = b"",
+    sender: PublicIdentity, context: SigningContext, number: int, item: Manifest, whole_hash: bytes
 ) -> None:
-    """Check the signature of a complete update; WireError "signature"."""
-    verify(
-        sender.verify,
-        item.signature,
-        _update(context, round_number, item, whole_hash, contributions),
-    )
+    """Check the signature of a complete update of round `number`; WireError "signature"."""
+    verify(sender.verify, item.signature, _update(context, number, item, whole_hash))
 
 
-def _update(
-    context: SigningContext,
-    round_number: int,
-    item: Manifest,
-    whole_hash: bytes,
-    contributions: bytes,
-) -> bytes:
-    numbers = _UPDATE_NUMBERS.pack(round_number, item.samples, item.chunks)
+def _update(context: SigningContext, number: int, item: Manifest, whole_hash: bytes) -> bytes:
+    numbers = _UPDATE_NUMBERS.pack(number, item.samples, item.chunks)
     contributors = struct.pack(f"<{len(item.contributors)}H", *item.contributors)
+    contributions = b""  # partial aggregates are of suite 0, which signs nothing
     return _statement("packet", context, numbers, whole_hash, contributors, contributions)
 
 
@@ -183,33 +157,11 @@ def verify_certificate(
 
 
 def sign_quantum(
-    key: QuantumKey,
-    index: int,
-    context: SigningContext,
-    content: bytes,
-    domain: str = GLOBAL_UPDATE,
+    key: QuantumKey, context: SigningContext, content: bytes, domain: str = GLOBAL_UPDATE
 ) -> bytes:
     """The object that carries the ML-DSA-44 signature of a content: 2,438 bytes."""
-    head = bytes((QUANTUM, index)) + hash_global_update(content)
+    head = _QUANTUM_START + hash_global_update(content)
     return head + key.sign(_content(f"quantum {domain}", context, content))
-
-
-def verify_quantum_object(
-    keys: Sequence[bytes],
-    context: SigningContext,
-    content: bytes,
-    data: bytes,
-    domain: str = GLOBAL_UPDATE,
-) -> int:
-    """The index of the key (1,312 bytes each) that made the signature in an object; WireError."""
-    if len(data) != QUANTUM_SIZE or data[0] != QUANTUM:
-        raise WireError("length", f"an object with an ML-DSA-44 signature has {QUANTUM_SIZE} bytes")
-    index = data[1]
-    if index >= len(keys) or data[2:_QUANTUM_HEAD_SIZE] != hash_global_update(content):
-        raise WireError("signature", "this signature is of another key, or of another object")
-    message = _content(f"quantum {domain}", context, content)
-    verify_quantum(keys[index], data[_QUANTUM_HEAD_SIZE:], message)
-    return index
 
 
 def verify_beside(
@@ -225,11 +177,12 @@ def verify_beside(
     """
     if not signers.quantum:
         return
-    name = bytes((QUANTUM, 0)) + hash_global_update(content)
+    head = _QUANTUM_START + hash_global_update(content)
+    message = _content(f"quantum {domain}", context, content)
     for data in beside:
-        if data.startswith(name):
+        if data.startswith(head):
             with suppress(WireError):
-                verify_quantum_object((signers.quantum,), context, content, data, domain)
+                verify_quantum(signers.quantum, data.removeprefix(head), message)
                 return
     raise WireError("signature", "the ML-DSA-44 signature of an object is wrong, or missing")
 
@@ -256,7 +209,7 @@ def choose_signers(
     found = [parse_identity(line) for line in lines] or [host]
     key = parse_quantum(quantum) if quantum else b""
     if key:
-        need_quantum()
+        QuantumKey(bytes(SEED_SIZE))  # fails where `cryptography`, or its OpenSSL, has no ML-DSA-44
     try:
         return Signers(tuple(sorted(found, key=lambda one: one.verify)), needed, key)
     except ValueError as error:
@@ -325,7 +278,7 @@ def sign_release(
         rows = dict(row for row in certificate if _is_valid(signers, context, content, row))
     rows |= dict((sign_content(own, index, context, content, RELEASE),))
     if quantum is not None:
-        beside = sign_quantum(quantum, 0, context, content, RELEASE)
+        beside = sign_quantum(quantum, context, content, RELEASE)
     return beside + certify(b"", tuple(sorted(rows.items())))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ternmesh.errors import WireError
 from ternmesh.federated.session import NodeSession
+from ternmesh.federated.state import NO_GLOBAL_HASH
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
 from ternmesh.split.messages import (
@@ -30,13 +31,10 @@ from ternmesh.wire.control import Refusal, Welcome
 from ternmesh.wire.frame import FRAME_MAX
 
 LOST_MAX = 3  # in a row; then a board says hello before it sends another
-NO_GLOBAL_HASH = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The answer that the board waits for."""
-
     number: int
     leg: int
     shape: tuple[int, int]  # samples, numbers of a sample

@@ -1,11 +1,11 @@
 """The plan of a split training: the host makes it and sends it in its welcome. SPEC.md 10.2."""
 
 import hashlib
-import struct
 from dataclasses import asdict, dataclass, field, fields
 
 from ternmesh.config import limits
 from ternmesh.errors import WireError
+from ternmesh.plan import check_limits
 from ternmesh.wire.activation import BITS, SAMPLES_MAX, WIDTH_MAX, body_size
 from ternmesh.wire.fragments import object_max
 from ternmesh.wire.frame import FRAME_MAX
@@ -36,11 +36,7 @@ class SplitPlan:
     clip_norm_e6: int = field(metadata=limits(1, 1_000_000_000))  # of a micro-batch's gradient
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            low, high = item.metadata.get("limits", (value, value))
-            if not low <= value <= high:
-                raise WireError("plan", f"{item.name} is {value}: not {low} to {high}")
+        check_limits(self)
         if not {self.bits_up, self.bits_gradient} <= set(BITS):
             raise WireError("plan", f"bits are {', '.join(map(str, BITS))}")
         if self.body_max > object_max(self.frame_mtu):
@@ -84,5 +80,5 @@ def from_numbers(numbers: tuple[int, ...]) -> SplitPlan:
 
 def model_hash(*parts: bytes) -> bytes:
     """The 32-byte hash of a split model, from the model hashes of the parts on the board."""
-    head = struct.pack("<B", len(parts))
-    return hashlib.sha256(b"ternmesh split" + head + b"".join(parts)).digest()
+    head = b"ternmesh split" + bytes((len(parts),))
+    return hashlib.sha256(head + b"".join(parts)).digest()

@@ -46,8 +46,6 @@ def _name(content: bytes) -> bytes:
 
 @dataclass(slots=True)
 class _Partial:
-    """The fragments of one object that have arrived."""
-
     candidates: dict[int, list[bytes]] = field(default_factory=dict)  # by index
     spare: int = 0  # how many of them conflict with an earlier one of the same index
 

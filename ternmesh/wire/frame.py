@@ -39,11 +39,24 @@ class Header:
     key_phase: int = 0
 
 
-def seal_open(header: Header, body: bytes) -> bytes:
-    """The frame that carries `body`."""
+def write_header(header: Header) -> bytes:
+    """The 6 bytes before the body; of a longer counter the low 24 bits."""
     first = VERSION << 5 | header.suite << 2 | header.key_phase << 1
     counter = (header.counter & ((1 << COUNTER_BITS) - 1)).to_bytes(3, "little")
-    frame = _HEAD.pack(first, header.address, counter) + body
+    return _HEAD.pack(first, header.address, counter)
+
+
+def read_header(frame: bytes, suite: int) -> Header:
+    """The header of a frame of this suite, not authenticated; WireError for any other frame."""
+    if (found := suite_of(frame)) != suite:
+        raise WireError("suite", f"seal suite {found} is not in use here")
+    first, address, counter = _HEAD.unpack_from(frame)
+    return Header(address, int.from_bytes(counter, "little"), suite, first >> 1 & 1)
+
+
+def seal_open(header: Header, body: bytes) -> bytes:
+    """The frame of suite 0 that carries `body`: header, body, checksum."""
+    frame = write_header(header) + body
     return frame + _tag(frame)
 
 
@@ -58,14 +71,11 @@ def suite_of(frame: bytes) -> int:
 
 def open_seal(frame: bytes) -> tuple[Header, bytes]:
     """Header and body of a frame of suite 0; SealError for a wrong tag, else WireError."""
-    suite = suite_of(frame)
-    first, address, counter = _HEAD.unpack_from(frame)
-    if suite != SUITE_OPEN:
-        raise WireError("suite", f"seal suite {suite} is not in use here")
+    header = read_header(frame, SUITE_OPEN)
     content, tag = frame[:-TAG_SIZE], frame[-TAG_SIZE:]
     if tag != _tag(content):
         raise SealError("seal", "the tag does not match: the frame was damaged or forged")
-    return Header(address, int.from_bytes(counter, "little"), suite, first >> 1 & 1), content[6:]
+    return header, content[HEAD_SIZE:]
 
 
 def _tag(content: bytes) -> bytes:

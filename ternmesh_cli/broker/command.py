@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -19,14 +18,6 @@ from transports.mqtt.tls import check_certificate
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
 _NOTE = "Then reload a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayAccounts:
-    """A gateway, and the boards whose accounts it uses."""
-
-    name: str
-    boards: tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,8 +164,7 @@ def _show(
 ) -> None:
     """Print the new accounts; their passwords only with --show."""
 
-    gateways = {gateway.name: gateway.boards for gateway in arguments.gateway}
-    files = [] if arguments.show else disk.hand_out(folder, made, gateways)
+    files = [] if arguments.show else disk.hand_out(folder, made, dict(arguments.gateway))
     rows: list[dict[str, str | None]] = [
         {"fleet": account.fleet, "role": account.role, "username": own.username}
         | ({"password": own.password} if arguments.show else {})
@@ -201,14 +191,15 @@ def _fleet(given: str | None, known: Sequence[Account]) -> str:
 
 
 def _nodes(arguments: argparse.Namespace) -> list[str]:
-    gateways: Sequence[GatewayAccounts] = arguments.gateway
-    nodes: list[str] = [*arguments.node, *(board for g in gateways for board in g.boards)]
-    if taken := {gateway.name for gateway in gateways} & {*nodes, "host"}:
+    gateways: Sequence[tuple[str, Sequence[str]]] = arguments.gateway
+    nodes: list[str] = [*arguments.node, *(board for _, boards in gateways for board in boards)]
+    if taken := {name for name, _ in gateways} & {*nodes, "host"}:
         raise ConfigError(f"a gateway may not have a board's name: {', '.join(sorted(taken))}")
     return nodes
 
 
-def _gateway(text: str) -> GatewayAccounts:
+def _gateway(text: str) -> tuple[str, Sequence[str]]:
+    """The name of a gateway, and the boards whose accounts it uses."""
     name, equals, boards = text.partition("=")
     if not (name and equals and boards):
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=BOARD,BOARD")
@@ -216,7 +207,7 @@ def _gateway(text: str) -> GatewayAccounts:
         check_node(name)  # because it becomes the name of a file
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
-    return GatewayAccounts(name, tuple(boards.split(",")))
+    return name, boards.split(",")
 
 
 def _path(text: str) -> Path:

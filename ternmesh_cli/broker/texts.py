@@ -57,9 +57,6 @@ class BrokerSettings:
     user: str = "mosquitto"  # mosquitto switches to this user when root starts it
     message_max: int = MESSAGE_MAX
     connections_max: int = 1024  # with clients that have not logged in yet
-    queued_messages_max: int = 10_000  # for each client that is away or slow
-    queued_bytes_max: int = 64 << 20  # likewise
-    memory_max: int = 512 << 20
 
 
 def configuration(broker: BrokerSettings) -> str:
@@ -86,10 +83,10 @@ retain_available false
 # Limits of one client, and of all together.
 max_packet_size {broker.message_max + _HEAD_MAX}
 max_inflight_messages 20
-max_queued_messages {broker.queued_messages_max}
-max_queued_bytes {broker.queued_bytes_max}
+max_queued_messages 10000
+max_queued_bytes {64 << 20}
 max_keepalive 600
-memory_limit {broker.memory_max}
+memory_limit {512 << 20}
 
 # Sessions survive a restart. A power cut loses messages since the last save, so nodes keep each
 # update until the host has confirmed it.

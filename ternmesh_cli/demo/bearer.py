@@ -97,12 +97,6 @@ def on_ble(ble: Ble, nodes: Sequence[str], url: str, fleet: str) -> Iterator[Lin
 
 
 @contextmanager
-def on_broker(url: str, fleet: str) -> Iterator[Links]:
-    """Host and boards use a broker."""
-    yield Links(lambda _role: {"url": url, "fleet": fleet})
-
-
-@contextmanager
 def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links]:
     """Host and boards each use an emulated modem."""
     from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem

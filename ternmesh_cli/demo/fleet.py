@@ -4,7 +4,7 @@ They share a broker or a radio channel. Over BLE, a gateway process joins the bo
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from ternmesh_cli.demo.bearer import (
     LinkTable,
     Radios,
     on_ble,
-    on_broker,
     on_radio,
 )
 from ternmesh_cli.keys import enrol_fleet
@@ -71,21 +70,20 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
         links = stack.enter_context(_links(stack, settings))
         folders = {name: settings.folder / name for name in BOARDS}
         enrol_fleet(settings.name, settings.folder / HOST, folders)
-        config = _host_config(settings, links.table(HOST))
-        host = _spawn(stack, HOST, settings.folder / HOST, config)
+
+        def spawn(command: str, name: str, config: str) -> Worker:
+            folder = settings.folder / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / CONFIG).write_text(config)
+            arguments = python("ternmesh_cli.main", command, "--config", str(folder / CONFIG))
+            return stack.enter_context(running(Worker(name, folder, arguments, stop_s=STOP_S)))
+
+        host = spawn(HOST, HOST, _host_config(settings, links.table(HOST)))
         gateway = None
         if links.bridges:
-            config = _gateway_config(settings, links)
-            gateway = _spawn(stack, GATEWAY, settings.folder / GATEWAY, config)
-        boards = [
-            _spawn(
-                stack,
-                "node",
-                settings.folder / name,
-                _node_config(settings, links.table(name), name),
-            )
-            for name in BOARDS
-        ]
+            gateway = spawn(GATEWAY, GATEWAY, _gateway_config(settings, links))
+        tables = {name: _node_config(settings, links.table(name), name) for name in BOARDS}
+        boards = [spawn("node", name, config) for name, config in tables.items()]
         yield Fleet(host, boards, gateway)
 
 
@@ -95,7 +93,7 @@ def _links(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[L
     broker = settings.broker or _own_broker(stack)
     if settings.ble is not None:
         return on_ble(settings.ble, BOARDS, broker, settings.name)
-    return on_broker(broker, settings.name)
+    return nullcontext(Links(lambda _role: {"url": broker, "fleet": settings.name}))
 
 
 def _own_broker(stack: ExitStack) -> str:
@@ -137,21 +135,10 @@ def _node_config(settings: DemoSettings, link: LinkTable, name: str) -> str:
     own = {**clips, "where": {"speaker": name}}
     return write_toml(
         {
-            "": {
-                "name": name,
-                "state_dir": str(settings.folder / name),
-                "model": "keyword",
-            },
+            "": {"name": name, "state_dir": str(settings.folder / name), "model": "keyword"},
             "link": link,
             "data": {"path": str(fsdd_path("train")), **own},
             "training": {"seed": settings.seed},
             "evaluate": {"path": str(fsdd_path("dev")), **own},
         }
     )
-
-
-def _spawn(stack: ExitStack, command: str, folder: Path, config: str) -> Worker:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(config)
-    arguments = python("ternmesh_cli.main", command, "--config", str(folder / CONFIG))
-    return stack.enter_context(running(Worker(folder.name, folder, arguments, stop_s=STOP_S)))

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us, wall_time_s
+from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
 
 DUTY_CYCLE = 0.01
 RADIOS = (LoraSetting(7), LoraSetting(9), LoraSetting(12))
 BOARD_HEADS = ("board", "before", "after", "bytes sent in all", "rounds missed")
+RADIO_HEADS = ("radio", "on air", "at 1 % duty", "float32 on air", "float32 at 1 %")
 RAW_FRAME = 222  # bytes of a LoRa frame that carries plain float32
 
 
@@ -69,29 +70,20 @@ class DemoRecord:
         return _mean([self.accuracy[board][version] for board in self.boards])
 
 
-@dataclass(frozen=True, slots=True)
-class RadioCost:
-    """The cost of one board's update of one round on a LoRa radio, ours and as float32."""
-
-    setting: LoraSetting
-    airtime_s: float
-    hours: float  # at DUTY_CYCLE
-    raw_airtime_s: float
-    raw_hours: float
-
-
-def radio_costs(record: DemoRecord) -> list[RadioCost]:
-    """The cost of one mean update at each radio setting."""
-    costs = []
+def radio_rows(record: DemoRecord) -> list[tuple[str, ...]]:
+    """What one mean update costs at each radio setting, with the columns of RADIO_HEADS."""
+    rows: list[tuple[str, ...]] = []
     for setting in RADIOS:
         ours = _airtime_s(setting, round(record.bytes_up), min(record.frame_mtu, FRAME_MAX))
         raw = _airtime_s(setting, record.raw_bytes, RAW_FRAME)
-        costs.append(RadioCost(setting, ours, _hours(ours), raw, _hours(raw)))
-    return costs
+        name = f"SF{setting.spreading_factor}"
+        rows.append((name, f"{ours:.1f} s", _wall_time(ours), f"{raw:.0f} s", _wall_time(raw)))
+    return rows
 
 
-def _hours(airtime_s: float) -> float:
-    return wall_time_s(airtime_s, DUTY_CYCLE) / 3600
+def _wall_time(airtime_s: float) -> str:
+    hours = airtime_s / DUTY_CYCLE / 3600
+    return f"{hours * 60:.0f} min" if hours < 1 else f"{hours:.1f} h"
 
 
 def _airtime_s(setting: LoraSetting, size: int, frame: int) -> float:

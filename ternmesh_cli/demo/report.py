@@ -1,10 +1,9 @@
 """The demo's report: one HTML file with inline plots."""
 
 import html
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ternmesh_cli.demo.record import BOARD_HEADS, DUTY_CYCLE, DemoRecord, RadioCost, radio_costs
+from ternmesh_cli.demo.record import BOARD_HEADS, DUTY_CYCLE, RADIO_HEADS, DemoRecord, radio_rows
 from ternmesh_cli.page import COLOURS, note, page, svg, table
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def write_report(record: DemoRecord) -> str:
             f"cycle of {DUTY_CYCLE:.0%}. Computed, not sent: 125 kHz, 4/5, 8 symbols of preamble; "
             f"ours in frames of {record.frame_mtu} bytes, without repeats."
         ),
-        _radio_table(radio_costs(record)),
+        table(RADIO_HEADS, radio_rows(record)),
         _missing(record),
     ]
     return page("ternmesh demo", parts)
@@ -79,24 +78,6 @@ def _airtime_spent(record: DemoRecord) -> list[str]:
         ),
         table(("radio", "on air"), rows),
     ]
-
-
-def _radio_table(costs: Sequence[RadioCost]) -> str:
-    rows = [
-        (
-            f"SF{cost.setting.spreading_factor}",
-            f"{cost.airtime_s:.1f} s",
-            _hours(cost.hours),
-            f"{cost.raw_airtime_s:.0f} s",
-            _hours(cost.raw_hours),
-        )
-        for cost in costs
-    ]
-    return table(("radio", "on air", "at 1 % duty", "float32 on air", "float32 at 1 %"), rows)
-
-
-def _hours(hours: float) -> str:
-    return f"{hours * 60:.0f} min" if hours < 1 else f"{hours:.1f} h"
 
 
 def _missing(record: DemoRecord) -> str:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 
 from bench import bundle
@@ -17,7 +19,7 @@ def clips(seed: int) -> Clips:
 
 def test_both_ways_end_the_run_and_a_sum_takes_fewer_bytes_up() -> None:
     data = [clips(seed) for seed in range(3)]
-    settings = {"rounds": 2, "local_steps": 2, "learning_rate": 0.002}
+    settings: dict[str, Any] = {"rounds": 2, "local_steps": 2, "learning_rate": 0.002}
     plan = make_plan(LOADED.package.dimension, up_bytes=700, down_bytes=900, **settings)
     row = bundle.compare(LOADED, data, plan, 0, data[:1])
     assert row["uplink_bytes_bundled"] < 0.6 * row["uplink_bytes_plain"]

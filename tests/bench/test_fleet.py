@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 
 from bench.fleet import Clips, average_in_float, run_fleet
@@ -15,7 +17,7 @@ def clips(seed: int) -> Clips:
     return Clips({"features": features, "target": rng.integers(0, 10, SAMPLES)})
 
 
-def plan(**changes: float) -> Plan:
+def plan(**changes: Any) -> Plan:
     settings = {"rounds": ROUNDS, "local_steps": 2, "learning_rate": 0.002, **changes}
     return make_plan(LOADED.package.dimension, up_bytes=700, down_bytes=900, **settings)
 

@@ -23,8 +23,8 @@ from bench.convergence import (
 from bench.pipeline_run import _summary
 from bench.slow_links import DEVICE, Link, Namespaces, why_not
 from models.bottleneck.assemble import StageLayout, assemble
+from models.bottleneck.config import Shape
 from models.transformer import OUTPUTS, TOKENS, transformer
-from models.transformer_shape import Shape
 
 
 def test_no_arm_takes_more_bytes_than_its_ratio_allows() -> None:

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import adam_settings, read_node_config
+from edge.config import read_node_config
 from models.zoo import package_path
 from ternmesh.config import ConfigError
-from ternmesh_service.config_file import package_folder
+from ternmesh_service.config_file import control_path, package_folder
 from transports.link_config import link_settings
 
 GOOD = """
@@ -42,12 +42,14 @@ def read(folder: Path, text: str):
 def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     config = read(tmp_path, GOOD)
     assert package_folder(config.model) == package_path("keyword")
-    assert config.control_path == tmp_path / "state" / "control.sock"
+    assert (
+        control_path(config.state_dir, config.control_socket) == tmp_path / "state" / "control.sock"
+    )
     assert config.data.path == str(tmp_path / "clips.npz")
     assert config.evaluate.path == str(tmp_path / "dev.npz")
     assert config.data.arrays == {"features": "x", "target": "y"}
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
-    assert adam_settings(config.training).clip_norm == 1.5
+    assert config.training.clip_norm == 1.5
     assert config.training.mode == "gradient"
     link = link_settings(config.link, config.name)
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
@@ -57,7 +59,9 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
     config = read(tiny_copy.parent, GOOD.replace('"keyword"', '"package"'))
     assert package_folder(config.model) == tiny_copy
     config = read(tiny_copy.parent, 'control_socket = "run/c.sock"\n' + GOOD)
-    assert config.control_path == tiny_copy.parent / "run" / "c.sock"
+    assert (
+        control_path(config.state_dir, config.control_socket) == tiny_copy.parent / "run" / "c.sock"
+    )
 
 
 @pytest.mark.parametrize(

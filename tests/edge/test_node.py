@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -74,7 +74,8 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.opened: dict[str, ExitStack] = {}
         for name, part in (("ada", slice(0, 40)), ("bob", slice(40, 80)), ("dev", slice(80, 96))):
-            np.savez(folder / f"{name}.npz", **{key: array[part] for key, array in data.items()})
+            own: dict[str, Any] = {key: array[part] for key, array in data.items()}
+            np.savez(folder / f"{name}.npz", **own)
         self.host = Host(self, make(), b"first   ", 1)
 
     def new_host(self, run: bytes = b"first   ", min_peers: int = 1, plan: Plan | None = None):
@@ -149,7 +150,7 @@ def test_two_nodes_learn_together_to_the_end(world: World) -> None:
     for node in nodes:
         np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
         assert adapter_version(node.config.adapter_path) == ROUNDS
-        entries = list(node.history)
+        entries: list[Any] = list(node.history)
         assert [entry.version for entry in entries] == list(range(ROUNDS + 1))
         assert entries[-1].metric < entries[0].metric / 2
         assert entries[0].loss is None
@@ -235,7 +236,7 @@ def test_late_work_is_kept_for_a_later_update(world: World, rounds: int) -> None
     slow, quick = world.add("ada"), world.add("bob")
     world.until(lambda: slow.trainer.progress[0] == 5)
     learned, residual = slow.trainer.delta(), slow.protocol.residual
-    late = slow.trainer.round
+    late = slow.trainer.round or 0
     assert np.abs(learned).max() > 0.01
 
     def closed() -> bool:
@@ -304,7 +305,7 @@ def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> 
     for address, node in enumerate(nodes, 1):
         assert status(node)["silent_rounds"] == ROUNDS - counted[address] > 0
         np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
-        entries = list(node.history)
+        entries: list[Any] = list(node.history)
         assert entries[-1].metric < entries[0].metric
 
 
@@ -438,7 +439,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     sensor = Sensor.made[-1]
     assert sensor.polls == 4  # three samples a poll, and the labels come a poll later
     world.until(lambda: node.protocol.finished)
-    entries = list(node.history)
+    entries: list[Any] = list(node.history)
     assert entries[0].metric is None
     known = [entry.metric for entry in entries if entry.metric is not None]
     assert known
@@ -457,6 +458,6 @@ def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
     node = world.add("ada", replace(world.config("ada"), training=training))
     world.until(lambda: node.protocol.finished)
     assert isinstance(node._step, ZerothOrder)
-    entries = list(node.history)
+    entries: list[Any] = list(node.history)
     assert entries[-1].metric < 0.7 * entries[0].metric
     assert entries[-1].loss < entries[1].loss

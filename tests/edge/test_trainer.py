@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,7 +63,7 @@ def test_a_round_that_is_begun_again_gives_the_same_delta(tiny, tiny_samples) ->
 
 def test_training_lowers_the_loss(tiny, tiny_samples) -> None:
     trainer = Trainer(TrainStep(tiny.folder, tiny.package), tiny_samples, 8, AdamSettings())
-    global_adapter, losses = tiny.initial, []
+    global_adapter, losses = tiny.initial, list[Any]()
     for number in range(4):
         trainer.begin(number, global_adapter, plan(20), round_rng(0, "ada", number))
         while trainer.step():
@@ -145,7 +147,7 @@ def test_two_steps_worked_by_hand() -> None:
 def test_the_state_that_went_in_is_left_alone() -> None:
     state = init_adam(3)
     adam_update(state, np.ones(3, np.float32), np.ones(3, np.float32), 0.1, AdamSettings())
-    assert (state.steps, state.mean.any(), state.square.any()) == (0, False, False)
+    assert (state.steps, state.mean.any(), state.square.any()) == (0, np.False_, np.False_)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -172,7 +174,7 @@ def test_clipping_keeps_the_direction_and_bounds_the_length(
 ) -> None:
     gradient = np.array(values, np.float32)
     clipped = clip_gradient(gradient, norm_max)
-    length = np.linalg.norm(gradient)
+    length = float(np.linalg.norm(gradient))
     assert np.linalg.norm(clipped) <= min(norm_max, length) * (1 + 1e-5)
     np.testing.assert_allclose(
         clipped * max(1.0, length / norm_max), gradient, rtol=1e-4, atol=1e-6

@@ -100,7 +100,7 @@ def test_a_damaged_message_is_refused(codec, spoil):
 
 def test_the_mean_of_states():
     np.testing.assert_array_equal(
-        mean([np.float32([1, 2]), np.float32([3, -2])]), np.float32([2, 0])
+        mean([np.array([1, 2], np.float32), np.array([3, -2], np.float32)]), [2, 0]
     )
 
 
@@ -231,7 +231,9 @@ def test_the_whole_experiment_through_a_kill(tiny, tmp_path, eventually):
     assert os.stat(out / "data" / "one.npz").st_mtime_ns == made_at
     eventually(lambda: not processes(out))
     for name in ("m3a", "m3b", "ours"):
-        check_arm(name, load_result(out / name / "result.json"))
+        result = load_result(out / name / "result.json")
+        assert result is not None
+        check_arm(name, result)
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 1
     assert "17.5 MB" in page

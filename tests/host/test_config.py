@@ -1,13 +1,15 @@
 import shutil
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
-from host.config import HostConfig, load_model_package, plan_of, read_host_config, settings_of
+from host.config import HostConfig, plan_of, read_host_config, settings_of
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import ModelPackageError
 from ternmesh.federated.state import CoordinatorSettings
+from ternmesh_service.config_file import control_path, load_model_package
 from transports.factory import profile_of
 from transports.link_config import link_settings
 
@@ -41,7 +43,9 @@ def read(tmp_path):
 
 def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     config = read(GOOD)
-    assert config.control_path == tmp_path / "state" / "control.sock"
+    assert (
+        control_path(config.state_dir, config.control_socket) == tmp_path / "state" / "control.sock"
+    )
     plan = plan_of(config.run, 15_312)
     assert (plan.rounds, plan.learning_rate_e6, plan.announce_s) == (7, 10_000, 5)
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
@@ -64,7 +68,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
     config = read('control_socket = "/run/x.sock"\n' + text)
     assert config.model == str(tmp_path / "mine")
     assert config.link.ca_file == str(tmp_path / "ca.pem")
-    assert str(config.control_path) == "/run/x.sock"
+    assert str(control_path(config.state_dir, config.control_socket)) == "/run/x.sock"
     assert load_model_package(config.model) == load_model_package("keyword")
 
 
@@ -108,7 +112,7 @@ def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
 
 
 def test_a_plan_that_no_frame_can_carry_is_a_sentence():
-    config = HostConfig("state", "keyword", link=None)
+    config = HostConfig("state", "keyword", link=cast(Any, None))
     with pytest.raises(ConfigError, match=r"\[run\] does not fit this model: up_span is"):
         plan_of(config.run, 1 << 24)
 

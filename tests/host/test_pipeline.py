@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 from safetensors.torch import load_file, save_file
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
 from host.pipeline.__main__ import main
@@ -29,6 +29,7 @@ from host.pipeline.texts import read_texts, tokenizer
 from host.pipeline.train import RankContext, own_stage
 from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
+from tests.host.pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 
 HUGGING_FACE = (
     '{"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
@@ -80,7 +81,8 @@ def test_training_goes_on_after_kill_9(
     try:
         checkpoints = [Checkpoints(config.folder / "checkpoints", r, config.digest) for r in (0, 1)]
         eventually(lambda: all(each.steps() for each in checkpoints), 120.0)
-        children = Path(f"/proc/{ranks.process_id}/task/{ranks.process_id}/children")
+        torchrun = ranks._process.pid
+        children = Path(f"/proc/{torchrun}/task/{torchrun}/children")
         victim = int(children.read_text().split()[-1])
         os.kill(victim, signal.SIGKILL)
         seen = [row["step"] for row in ranks.reports(threading.Event())]
@@ -164,9 +166,12 @@ def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path
 def test_sends_are_delayed_like_on_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("host.pipeline.engine.time.sleep", slept.append)
-    sends = [SimpleNamespace(tensor=torch.zeros(250)), SimpleNamespace(tensor=torch.zeros(50))]
+    sends: list[Any] = [
+        SimpleNamespace(tensor=torch.zeros(250)),
+        SimpleNamespace(tensor=torch.zeros(50)),
+    ]
     for mbit in (8.0, 0.0):
-        stage = SimpleNamespace(link_mbit=mbit)
+        stage: Any = SimpleNamespace(link_mbit=mbit)
         assert TimedStage._delayed(stage, sends) is sends
     assert slept == [pytest.approx(1.2e-3)]
 
@@ -280,7 +285,7 @@ def test_an_error_that_no_rank_has_put_into_a_sentence_is_told(tmp_path: Path) -
     ],
 )
 def test_settings_that_do_not_fit_are_one_sentence(
-    tmp_path: Path, change: dict[str, object], said: str
+    tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         read_pipeline_config(write_config(tmp_path, **change))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_ranks import reports, write_config
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
 from host.pipeline.checkpoint import Checkpoints
@@ -21,7 +20,8 @@ from host.pipeline.config import read_pipeline_config
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks, command, hold
 from host.pipeline.rank import choose_device
-from ternmesh_cli.broker.mosquitto import free_port
+from tests.host.pipeline_ranks import reports, write_config
+from tests.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def meet(store: HashStore, number: int, own: str, said: str) -> list[str]:
     return agreement.gather(at, "settings", number, 3, said, meanwhile=answer)
 
 
-def test_ranks_that_are_started_again_meet_each_other_only() -> None:
+def test_ranks_that_are_started_again_meet_each_other_only() -> None:  # R11-1
     store = HashStore()
     for start in ("first", "second"):
         with ThreadPoolExecutor(3) as pool:
@@ -68,7 +68,7 @@ def test_a_rank_ends_where_the_store_is_gone(
             raise RuntimeError("Broken pipe")
 
     monkeypatch.setattr(agreement, "WATCH_S", 0.0)
-    monkeypatch.setattr(agreement.os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
         agreement.Watch(Gone(), 1)._listen()
     assert ended.value.code == agreement.REFUSED
@@ -125,7 +125,11 @@ def test_training_under_two_torchruns_goes_on_after_kill_9(
 ) -> None:
     """As on two machines: only the torchrun of the killed rank counts a restart."""
     config = read_pipeline_config(write_config(tmp_path, steps=60, checkpoint_steps=5))
-    part = command(config, tmp_path / "run.toml", 2, f"localhost:{free_port()}")
+    here = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
+    here.append("--nproc-per-node=1")
+    whole = {"--standalone", "--nproc-per-node=2"}
+    part = [word for word in command(config, tmp_path / "run.toml") if word not in whole]
+    part[3:3] = here  # behind `python -m torch.distributed.run`
     with (tmp_path / "log").open("wb") as log:
         started = [subprocess.Popen(part, stderr=log, cwd=ROOT) for _ in range(2)]
     try:

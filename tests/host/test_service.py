@@ -4,6 +4,8 @@ import json
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
+from transports.base import Transport
 from transports.driver import Driver
 from transports.loopback import LoopbackHub
 
@@ -37,8 +40,9 @@ class Bench:
         self.state, self.keyring = state, keyring
         self.now = 1000.0
         self.hub = LoopbackHub()
-        self.nodes: dict[str, Driver] = {}
-        self.service: HostService | None = None
+        self.nodes: dict[str, Driver[Any]] = {}
+        self.service: Any = None
+        self.transport: Transport | None = None
         self.boot()
 
     def boot(self, plan=PLAN, *, new_run: bool = False) -> None:
@@ -75,12 +79,12 @@ class Bench:
         while moved:
             moved = self.service.poll(0.0)
             for driver in self.nodes.values():
-                moved |= driver.poll(0.0, lambda event, d=driver: self.work(d, event), int)
+                moved |= driver.poll(0.0, partial(self.work, driver), lambda: None)
 
-    def work(self, driver: Driver, event) -> None:
+    def work(self, driver: Driver[Any], event) -> None:
         if isinstance(event, WorkReady):
             delta = np.full(DIMENSION, 0.01, np.float32)
-            driver.endpoint.submit(event.round, delta, self.now)
+            cast(NodeProtocol, driver.endpoint).submit(event.round, delta, self.now)
 
     def node(self, name: str) -> dict:
         return next(node for node in self.service.status()["nodes"] if node["name"] == name)
@@ -211,7 +215,7 @@ def test_a_board_that_turns_round_is_seen_to_drift(bench):
 def test_a_forgotten_update_does_not_count_for_drift(bench):
     bench.join("ada")
     bench.settle()
-    told = []
+    told: list[Any] = []
     bench.service._drift.forget = told.append
     bench.service._handle(UpdateForgotten(1, 0))
     assert told == [1]
@@ -267,7 +271,7 @@ def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
     assert bench.service.status()["run"] == before["run"]
 
 
-def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):
+def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):  # R6.8-5
     """The rows of all nodes and partial aggregates must fit a global update."""
     stored = bench.store.load(MODEL)
     settings = replace(SETTINGS, partial_aggregates=True)
@@ -453,7 +457,7 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("change", ["rotate", "revoke"])
-def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):
+def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):  # R9.3-11
     """However long the round is open yet."""
     enrol_fleet("garden", tmp_path / "host", {name: tmp_path / name for name in NAMES})
     with ExitStack() as stack:
@@ -464,14 +468,16 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(tmp_path, change):
             stack.callback(ring.state.close)
             ring.open()
         bench = Bench(files["host"], rings["host"])
-        bench.work = lambda driver, event: None
+        bench.work = lambda driver, event: None  # type: ignore[method-assign]
         for name in NAMES:
             bench.join(name, rings[name].security(name, MODEL, 0))
         for _ in range(5):
             bench.now += 2.0
             bench.settle()
-        bob, host = bench.nodes["bob"].endpoint, bench.service.coordinator
+        bob: Any = bench.nodes["bob"].endpoint
+        host = bench.service.coordinator
         before = host._sealing.broadcast_name
+        host = bench.service.coordinator
         assert bob._sealing.broadcast_name == before
         line = rotation_text(rings["ada"].begin_rotation())
         answer = bench.service.enrol({"enrol": change, "name": "ada", "rotation": line})

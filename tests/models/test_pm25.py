@@ -13,14 +13,15 @@ FEATURES = Path(__file__).parents[2] / "examples" / "pm25" / "features.py"
 @pytest.fixture(scope="module")
 def features() -> ModuleType:
     spec = importlib.util.spec_from_file_location("pm25_features", FEATURES)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def records(hours: int) -> np.ndarray:  # type: ignore[type-arg]
+def records(hours: int) -> np.ndarray:
     """Plausible hours; PM2.5 counts up from 10."""
-    rows = np.tile(np.float32([0, -2, 5, 1020, 3, 0, 1, 2, 7, 15, 0]), (hours, 1))
+    rows = np.tile(np.array([0, -2, 5, 1020, 3, 0, 1, 2, 7, 15, 0], np.float32), (hours, 1))
     rows[:, 0] = 10 + np.arange(hours)
     rows[:, 10] = np.arange(hours) % 24
     return rows

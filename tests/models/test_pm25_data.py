@@ -18,6 +18,7 @@ No,year,month,day,hour,pm2.5,DEWP,TEMP,PRES,cbwd,Iws,Is,Ir
 @pytest.fixture
 def prepare():
     spec = importlib.util.spec_from_file_location("pm25_prepare", SCRIPT)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -27,8 +28,12 @@ def test_rows_become_records_in_the_order_of_the_features(prepare):
     x, year = prepare.records(csv.DictReader(CSV.splitlines()), 2010, 2011)
     assert (x.dtype, year.tolist()) == (np.float32, [2010, 2011])
     assert np.isnan(x[0, 0])
-    np.testing.assert_array_equal(x[0, 1:], np.float32([-21, -11, 1021, 1.79, 0, 0, 1, 12, 31, 23]))
-    np.testing.assert_array_equal(x[1], np.float32([129, -16, -4, 1020, 2.68, 0, 1, 2, 1, 1, 0]))
+    np.testing.assert_array_equal(
+        x[0, 1:], np.array([-21, -11, 1021, 1.79, 0, 0, 1, 12, 31, 23], np.float32)
+    )
+    np.testing.assert_array_equal(
+        x[1], np.array([129, -16, -4, 1020, 2.68, 0, 1, 2, 1, 1, 0], np.float32)
+    )
 
 
 def test_another_file_is_one_sentence(prepare, tmp_path, monkeypatch, capsys):

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from models.pretrain_keyword import SPEAKERS, augment, load_clips, pretrain
+from models.keyword import SPEAKERS, load_clips
+from models.pretrain_keyword import augment, pretrain
 from models.zoo import fsdd_path
 
 

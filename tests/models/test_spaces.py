@@ -1,6 +1,7 @@
 """Every adapter space: its D, its graphs against torch, its files, and what averaging does."""
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def weights(module: nn.Module, adapter: Adapter, vector: NDArray[np.float32]) ->
     """Everything that the linear layers multiply by when the adapter is `vector`."""
     put(module, adapter, vector)
     layers = [layer for layer in module.children() if isinstance(layer, nn.Linear | AdaptedLinear)]
-    return torch.cat([layer.weight.detach().reshape(-1) for layer in layers])
+    return torch.cat([cast(torch.Tensor, layer.weight).detach().reshape(-1) for layer in layers])
 
 
 @pytest.mark.parametrize("whole", [(), ("4",)])
@@ -130,7 +131,7 @@ def test_averaging_adapters_averages_weights_where_that_is_promised(
 
 def test_cores_move_the_weight_only_between_its_largest_singular_vectors() -> None:
     module, adapter = adapted("cores")
-    left, _, right = torch.linalg.svd(base()[0].weight.detach())
+    left, _, right = torch.linalg.svd(base().get_parameter("0.weight").detach())
     change = weights(module, adapter, noisy(adapter)) - weights(module, adapter, adapter.vector())
     inside = left[:, :RANK].T @ change[: 6 * 8].reshape(8, 6) @ right[:RANK].T
     core = module.get_parameter("0.core").detach()

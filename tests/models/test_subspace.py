@@ -8,7 +8,7 @@ from torch import nn
 
 from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.codes import Float
-from models.bottleneck.config import BottleneckConfig, OptimizerConfig
+from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.optimizers import RowAdamW, StiefelDescent, polar
 from models.bottleneck.payload import Context
@@ -19,16 +19,10 @@ from models.bottleneck.shared_subspace import (
     make_table,
     project,
 )
-from models.bottleneck.subspace import (
-    SubspaceLinear,
-    confine,
-    confined,
-    return_to_subspace,
-)
+from models.bottleneck.subspace import SubspaceLinear, confine, confined, return_to_subspace
 from models.bottleneck.training import StageOptimizer
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
-from models.transformer_shape import Shape
 
 
 def outside(x: torch.Tensor, basis: torch.Tensor, axis: int) -> float:
@@ -220,7 +214,7 @@ def test_return_to_subspace_projects() -> None:
     block = nn.Sequential()
     block.add_module("attention_out", nn.Linear(48, 48, bias=False))
     confine(block, OUTPUTS, made, "rows")
-    weight = block[0].weight
+    weight = block.get_parameter("attention_out.weight")
     with torch.no_grad():
         weight.add_(torch.randn_like(weight))
     wanted = project(weight.detach().clone(), made.basis, 0)

@@ -10,7 +10,7 @@ from models.zoo import fsdd_path, package_path
 from ternmesh.model_package import read_model_package
 
 
-def clips(split: str, speakers: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def clips(split: str, speakers: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     with np.load(fsdd_path(split)) as data:
         wanted = np.isin(data["speaker_names"][data["speaker"]], speakers)
         return data["x"][wanted].astype(np.float32) / 255, data["y"][wanted]

@@ -128,7 +128,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], Callable[[bytes], bytes]]] =
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("data", CBOR.values(), ids=list(CBOR))
-def test_hostile_cbor_costs_nothing(data: bytes, reader: str) -> None:
+def test_hostile_cbor_costs_nothing(data: bytes, reader: str) -> None:  # R1-2
     read, place = READERS[reader]
     for cut in (data, data[:1023]):  # as it is, and as long as a control message may be
         message = place(cut)
@@ -311,7 +311,7 @@ def test_a_board_whose_training_diverged_sends_nothing(value: float) -> None:
         encode_update(vector, bytes(32), 0, plan)
 
 
-def test_no_share_outweighs_what_the_plan_allows() -> None:
+def test_no_share_outweighs_what_the_plan_allows() -> None:  # R4.1-5
     loud = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=60.0)
     plan = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=1.0)
     (chunk,) = encode_update(np.full(100, 50, np.float32), bytes(32), 0, loud)
@@ -346,7 +346,7 @@ def test_logs_hold_no_payload_and_no_password(caplog, tmp_path) -> None:
     transport = MqttTransport(settings)
     transport._take("ternmesh/attic/up/ada", payload)
     transport._take("ternmesh/attic/up/../x", payload)
-    server = ControlServer(tmp_path / "unused", lambda request: 1 / 0)
+    server = ControlServer(tmp_path / "unused", lambda request: {"never": 1 / 0})
     server._respond(b'{"private-payload": ')
     server._respond(b'{"private-payload": 1}')
     assert transport.counters.malformed == 2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES = tuple(PROJECT["tool"]["mypy"]["packages"])
+PACKAGES = tuple(PROJECT["tool"]["importlinter"]["root_packages"])
 SHIPPED = tuple(package for package in PACKAGES if package not in ("bench", "experiments", "fuzz"))
 Found = list[str]
 

@@ -39,7 +39,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_refusing_takes_little_memory(name: str) -> None:
+def test_refusing_takes_little_memory(name: str) -> None:  # R1-2
     target = TARGETS[name]
     for seed in target.seeds():
         target.run(seed)  # What is made once and kept is made before it is measured.

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from simdisks import GatewayDisk
-from simledger import MODEL, expect
-from simprocess import DIMENSION, TOLERANCE, HostProcess, Process
 
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
-from ternmesh.federated.node import HOST
+from ternmesh.security.membership import HOST
+from tests.sim.simdisks import GatewayDisk
+from tests.sim.simledger import MODEL, expect
+from tests.sim.simprocess import DIMENSION, TOLERANCE, HostProcess, Process
 
 if TYPE_CHECKING:
-    from simfleet import Fleet
+    from tests.sim.simfleet import Fleet
 
 WEIGHT = 1000.0  # about the samples of a bundle: its residual is that much larger than a node's
 

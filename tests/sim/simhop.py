@@ -3,8 +3,6 @@
 import random
 from collections import deque
 
-from simkeys import RecordingSealing
-
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import SUITE_HOP
 from ternmesh.security.keyed_sealing import KeyedSealing
@@ -12,6 +10,7 @@ from ternmesh.security.membership import HOST, MemberList, found_fleet
 from ternmesh.security.sealing import Change
 from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
 from ternmesh.wire.frame import Header, seal_open
+from tests.sim.simkeys import RecordingSealing
 
 HEARD_MAX, FRESH = 200, 6  # frames that somebody in the middle remembers, and likes best
 

@@ -3,13 +3,13 @@
 import random
 
 import numpy as np
-from simledger import MODEL
 
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.plan import Plan
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
 from ternmesh.wire.update import Manifest, write_manifest
+from tests.sim.simledger import MODEL
 
 
 class Hostile:

@@ -1,18 +1,17 @@
 """Keys for a simulated fleet, the disk of its seals, and a sealing that remembers its frames."""
 
 import random
-
-from simledger import MODEL
+from typing import cast
 
 from ternmesh.federated.events import SecurityChanged
-from ternmesh.federated.node import HOST
 from ternmesh.security.authenticator import SecurityLayer, make_security_layer
 from ternmesh.security.identity import Role, make_identity
-from ternmesh.security.membership import MemberList, found_fleet
-from ternmesh.security.sealing import Change
+from ternmesh.security.membership import HOST, MemberList, found_fleet
+from ternmesh.security.sealing import Change, Sealing
 from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
 from ternmesh.security.signatures import SIGNED
 from ternmesh.wire.frame import Header, suite_of
+from tests.sim.simledger import MODEL
 
 SIGNATURE = 64
 
@@ -61,13 +60,14 @@ class Keys:
         security = make_security_layer(
             self._own[name], member_list, MODEL, instance, counter, state
         )
-        return SecurityLayer(RecordingSealing(security.sealing), security.authenticator)
+        recording = cast(Sealing, RecordingSealing(security.sealing))
+        return SecurityLayer(recording, security.authenticator)
 
 
 class RecordingSealing:
     """A sealing that remembers what is in the frames that it has sealed."""
 
-    def __init__(self, inner: object) -> None:
+    def __init__(self, inner: Sealing) -> None:
         self._inner = inner
         self.bodies: dict[bytes, bytes] = {}
 

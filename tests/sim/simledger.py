@@ -13,6 +13,7 @@ from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.plan import Plan
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt, Silent
+from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import (
     CHUNK_KIND,
     CONTRIBUTIONS_KIND,
@@ -150,7 +151,7 @@ class Ledger:
             self.silences += 1
 
     def _check_promises(
-        self, made: GlobalUpdateMade, counted: dict[str, object], *, may_switch: bool
+        self, made: GlobalUpdateMade, counted: dict[str, Counted], *, may_switch: bool
     ) -> None:
         """Beside a bundle a node may be counted by other shares, unless all were promised."""
         everything = write_bitmap(range(self.plan.up.count), self.plan.up.count)
@@ -159,6 +160,6 @@ class Ledger:
                 continue
             if number == made.version - 1 and any(have):
                 entry = counted.get(name)
-                kept = entry is not None and entry.digest == digest  # type: ignore[attr-defined]
+                kept = entry is not None and entry.digest == digest
                 kept = kept and all(a & b == a for a, b in zip(have, entry.have, strict=True))
                 expect(kept, f"{name} has a receipt for round {number} that was not honoured")

@@ -10,9 +10,10 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
-from simhop import HopKeys, Middle, key_of
 
 from ternmesh.link import ledger
 from ternmesh.link.events import (
@@ -38,7 +39,8 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
 from ternmesh.security.sealing import Change
 from ternmesh.wire.frame import BROADCAST, Header, open_seal, seal_open
-from transports.faulty import Bursts, FaultModel, Faults
+from tests.faulty import Bursts, FaultModel, Faults
+from tests.sim.simhop import HopKeys, Middle, key_of
 
 HOST, ALL = "host", "all"
 FRAME_US = 60_000  # one frame of these links, whatever its length
@@ -149,13 +151,14 @@ class Disk:
         self.working, self.fresh, self.fresh_seals = self.committed, [], {}
 
 
-def _noted(state: LinkState, number: int, **known: int) -> LinkState:
+def _noted(state: LinkState, number: int, **known: Any) -> LinkState:
     out = (replace(r, **known) if r.queued.number == number else r for r in state.outgoing)
     return replace(state, outgoing=tuple(out))
 
 
 def _hold(records: tuple[InRecord, ...], event: SymbolHeld) -> tuple[InRecord, ...]:
-    others, symbols = [], ()
+    others: list[InRecord] = []
+    symbols: tuple[tuple[int, bytes], ...] = ()
     for record in records:
         if (record.peer, record.offer) == (event.peer, event.offer):
             symbols = record.symbols
@@ -182,7 +185,8 @@ class End:
 
     def begin(self) -> None:
         rng = np.random.default_rng(self.air.rng.getrandbits(32))
-        state, self.sealing = self.disk.committed, None
+        self.sealing: Any = None
+        state = self.disk.committed
         if self.air.options.keyed:
             self.sealing = self.air.keys.sealing(self.name, state.counter, self.disk.seals)
         self.link = Link(self.air.settings, state, rng, sealing=self.sealing)
@@ -294,14 +298,17 @@ class Air:
             for when, copy in arrivals:
                 self.at(
                     when + FRAME_US / 1e6,
-                    lambda n=name, c=copy: self.ends[n].receive(sender, c),
+                    partial(self._arrive, name, sender, copy),
                 )
+
+    def _arrive(self, name: str, sender: str, frame: bytes) -> None:
+        self.ends[name].receive(sender, frame)
 
     def crashes(self, end: End) -> bool:
         if self.healed or self.rng.random() >= self.options.crash:
             return False
         self.at(self.now, end.crash)
-        end.link = _Dead()
+        end.link = cast(Link, _Dead())
         return True
 
     def check_memory(self, end: End) -> None:
@@ -313,9 +320,9 @@ class Air:
         """Objects are sent while faults last; then all of them must arrive."""
         o = self.options
         for number in range(o.objects):
-            self.at(self.rng.uniform(0, o.faults_s), lambda n=number: self._send(n))
+            self.at(self.rng.uniform(0, o.faults_s), partial(self._send, number))
         for number in range(int(o.hostile * o.faults_s) if o.hostile else 0):
-            self.at(self.rng.uniform(0, o.faults_s), lambda n=number: self._attack(n))
+            self.at(self.rng.uniform(0, o.faults_s), partial(self._attack, number))
         self.at(o.faults_s, self._heal)
         while self._heap:
             timeouts = [(e.link.next_timeout(), n) for n, e in self.ends.items()]

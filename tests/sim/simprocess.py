@@ -1,27 +1,29 @@
 """A node or the host as a process: its endpoint, its disk, its timer, and power cuts."""
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from simdisks import GatewayDisk, HostDisk, NodeDisk
-from simkeys import RecordingSealing, SealDisk, header_of
-from simledger import MODEL, Ledger, Violation, expect
 
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import BodyAccepted, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
-from ternmesh.federated.node import HOST, NodeProtocol
+from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import CoordinatorSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt
 from ternmesh.wire.frame import FRAME_OVERHEAD, open_seal
+from tests.sim.simdisks import HostDisk, NodeDisk
+from tests.sim.simkeys import RecordingSealing, SealDisk, header_of
+from tests.sim.simledger import MODEL, Ledger, Violation, expect
 
 if TYPE_CHECKING:
-    from simfleet import Fleet
+    from tests.sim.simfleet import Fleet
 
 DIMENSION = 1500
 SYNC_ROOM = SYNC_OVERHEAD - FRAME_OVERHEAD  # a sealed hello is longer than other frames
@@ -36,8 +38,8 @@ class Process:
 
     def __init__(self, fleet: "Fleet", name: str) -> None:
         self.fleet, self.name = fleet, name
-        self.disk: NodeDisk | HostDisk | GatewayDisk
-        self.endpoint: NodeProtocol | Coordinator | GatewayAggregator | None = None
+        self.disk: Any  # the one that fits the endpoint
+        self.endpoint: Any = None  # NodeProtocol, Coordinator or GatewayAggregator while it lives
         self.seals, self.security = SealDisk(), OPEN
         self.gone = False
         self.counters: set[int] = set()
@@ -187,7 +189,7 @@ class NodeProcess(Process):
                 work = (self.incarnation, self.disk.committed.run, event.round)
                 slow = self.fleet.rng.random() < self.fleet.options.stragglers
                 delay = self.fleet.rng.expovariate(1 / (15.0 if slow else 1.5))
-                self.fleet.after(delay, lambda work=work: self._submit(*work))
+                self.fleet.after(delay, partial(self._submit, *work))
             elif isinstance(event, Joined):
                 self.fleet.names[event.run, event.address] = self.name
 
@@ -265,8 +267,10 @@ class HostProcess(Process):
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         for frame in frames:
             sealing = self.security.sealing
-            is_keyed = isinstance(sealing, RecordingSealing)
-            body = sealing.bodies.pop(frame) if is_keyed else open_seal(frame)[1]
+            if isinstance(sealing, RecordingSealing):
+                body = sealing.bodies.pop(frame)
+            else:
+                body = open_seal(frame)[1]
             if body[0] == control.KIND:
                 message = control.read_control(body)
                 if isinstance(message, Receipt):

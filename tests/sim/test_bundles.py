@@ -7,14 +7,13 @@ host's, or the gateway's. `TERNMESH_SEEDS` sets how many seeds are run.
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
-import simdisks
-from simfleet import Fleet, draw_with_gateway, run_seed
-from simledger import Violation
 
 from ternmesh.federated import coordinator
+from ternmesh.federated.events import BodyAccepted
 from ternmesh.federated.gateway import aggregator, partial_aggregate
 from ternmesh.federated.gateway.partial_aggregate import (
     PartialAggregate,
@@ -22,7 +21,12 @@ from ternmesh.federated.gateway.partial_aggregate import (
     settle_partial_aggregate,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound
+from ternmesh.plan import Plan
 from ternmesh.wire import control
+from ternmesh.wire.global_update import write_global_snapshot
+from tests.sim import simdisks
+from tests.sim.simfleet import Fleet, draw_with_gateway, run_seed
+from tests.sim.simledger import Violation
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "30"))
 GROUPS = 5
@@ -75,10 +79,11 @@ def settles_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:
         self: aggregator.GatewayAggregator, made: PartialAggregate, counted: object
     ) -> None:
         settle(self, made, counted)  # type: ignore[arg-type]
-        everything = np.packbits(np.ones(self.plan.up.count, bool), bitorder="little").tobytes()
+        plan = cast(Plan, self.plan)
+        everything = np.packbits(np.ones(plan.up.count, bool), bitorder="little").tobytes()
         start = made, everything, self.residual, self._model_hash
-        self.residual = settle_partial_aggregate(*start, self.plan)
-        self._events[-1] = replace(self._events[-1], residual=self.residual)
+        self.residual = settle_partial_aggregate(*start, plan)
+        self._events[-1] = replace(cast(Any, self._events[-1]), residual=self.residual)
 
     patch.setattr(aggregator.GatewayAggregator, "_settle", settle_always)
 
@@ -108,7 +113,7 @@ def answers_for_shares_that_are_not_on_disk(patch: pytest.MonkeyPatch) -> None:
         if address in self._aggregate_of():
             count = self._plan.up.count
             full = np.packbits(np.ones(count, bool), bitorder="little").tobytes()
-            found[-1] = replace(found[-1], have=full)
+            found[-1] = replace(cast(Any, found[-1]), have=full)
         return found
 
     patch.setattr(OpenRound, "answers", answer_all)
@@ -118,10 +123,10 @@ def keeps_no_bundles_on_the_hosts_disk(patch: pytest.MonkeyPatch) -> None:
     """What was accepted of a bundle is answered, and gone with the process."""
     record = simdisks.HostDisk.record
 
-    def record_some(self: simdisks.HostDisk, event: object) -> None:
-        is_body = isinstance(event, coordinator.BodyAccepted)
+    def record_some(self: simdisks.HostDisk, event: Any) -> None:
+        is_body = isinstance(event, BodyAccepted)
         if not (is_body and event.address & PARTIAL_AGGREGATE):
-            record(self, event)  # type: ignore[arg-type]
+            record(self, event)
 
     patch.setattr(simdisks.HostDisk, "record", record_some)
 
@@ -130,16 +135,16 @@ def sends_a_bundle_that_it_may_forget(patch: pytest.MonkeyPatch) -> None:
     """A bundle is on its way before it is on the gateway's disk."""
     record = simdisks.GatewayDisk.record
 
-    def record_some(self: simdisks.GatewayDisk, event: object) -> None:
+    def record_some(self: simdisks.GatewayDisk, event: Any) -> None:
         if not isinstance(event, PartialAggregateMade):
-            record(self, event)  # type: ignore[arg-type]
+            record(self, event)
 
     patch.setattr(simdisks.GatewayDisk, "record", record_some)
 
 
 def snapshot_without_the_bundle(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say in which bundle its node was counted."""
-    write = coordinator.write_global_snapshot
+    write = write_global_snapshot
     patch.setattr(
         coordinator, "write_global_snapshot", lambda s: write(replace(s, counted=s.counted[:1]))
     )

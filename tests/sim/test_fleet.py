@@ -6,7 +6,8 @@
 import os
 
 import pytest
-from simfleet import draw, draw_with_keys, draw_with_new_run, run_seed
+
+from tests.sim.simfleet import draw, draw_with_keys, draw_with_new_run, run_seed
 
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
 GROUPS = 10

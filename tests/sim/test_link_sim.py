@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-import simlink
-from simlink import Violation, draw, run_seed
 
 from ternmesh.link import ledger, link, sender
 from ternmesh.link.events import Delivered, LinkCountersReserved, Queued
 from ternmesh.link.ledger import Ledger
-from ternmesh.link.messages import Question, Status, is_link, read_message
+from ternmesh.link.messages import Question, Status, is_link, object_name, read_message
 from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import OutgoingObject
 from ternmesh.wire.frame import SUITE_OPEN, open_seal, suite_of
+from tests.sim import simlink
+from tests.sim.simlink import Violation, draw, run_seed
 
 SEEDS = int(os.environ.get("TERNMESH_LINK_SEEDS", "200"))
 GROUPS = 8
@@ -90,7 +90,7 @@ def loses_receipts(patch: pytest.MonkeyPatch) -> None:
 
 def wraps_one_too_early(patch: pytest.MonkeyPatch) -> None:
     """A number of 15 bits stands where 16 are meant."""
-    name = sender.object_name
+    name = object_name
     patch.setattr(sender, "object_name", lambda number, payload: name(number & 0x7FFF, payload))
 
 
@@ -123,7 +123,7 @@ def is_content_with_one_receiver(patch: pytest.MonkeyPatch) -> None:
     """A broadcast ends with its first receipt."""
     receive_status = sender.Sender.receive_status
 
-    def hasty(self: sender.Sender, peer: str, status: object, now: float) -> None:
+    def hasty(self: sender.Sender, peer: str, status: Status, now: float) -> None:
         found = [s for s in self._active if s.offer.name == status.name]
         if found and not status.needs:
             [one] = found

@@ -5,13 +5,10 @@ A simulation that finds nothing proves nothing. The last four are bugs that this
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-import simfleet
-import simprocess
-from simledger import Violation
 
 from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
@@ -22,8 +19,12 @@ from ternmesh.federated.events import ResidualChanged
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
 from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security import peer_session
+from ternmesh.timers import Backoff
 from ternmesh.wire import control
+from ternmesh.wire.global_update import write_global_snapshot
 from ternmesh.wire.update import Chunk
+from tests.sim import simfleet, simprocess
+from tests.sim.simledger import Violation
 
 SEEDS = 60  # the budget; the hardest needs about half
 
@@ -99,7 +100,7 @@ def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
     """The round check is off by one: a packet for the round before is taken for this one."""
 
     def check(self: coordinator.Coordinator, number: int) -> None:
-        if self.phase != coordinator.OPEN or not self.version - 1 <= number <= self.version:
+        if self.phase != control.OPEN or not self.version - 1 <= number <= self.version:
             raise WireError("old round", "planted")
 
     patch.setattr(coordinator.Coordinator, "_check_round", check)
@@ -141,7 +142,7 @@ def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
 
 def never_asks_again(patch: pytest.MonkeyPatch) -> None:
     """A node that missed a reference waits for ever."""
-    patch.setattr(node.Backoff, "soon", lambda self, now: None)
+    patch.setattr(Backoff, "soon", lambda self, now: None)
     patch.setattr(node.NodeProtocol, "_aim", lambda self, version, phase, now: _aim(self, phase))
 
 
@@ -151,7 +152,7 @@ def _aim(self: node.NodeProtocol, phase: int) -> None:
 
 def snapshot_without_the_list(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say what was counted of the node that it is sent to."""
-    write = coordinator.write_global_snapshot
+    write = write_global_snapshot
     patch.setattr(coordinator, "write_global_snapshot", lambda s: write(replace(s, counted=())))
 
 
@@ -160,7 +161,7 @@ def loses_late_work(patch: pytest.MonkeyPatch) -> None:
     submit = node.NodeProtocol.submit
 
     def submit_wrongly(
-        self: node.NodeProtocol, round_number: int, delta: node.Vector, now: float
+        self: node.NodeProtocol, round_number: int, delta: np.ndarray, now: float
     ) -> None:
         if self.pending is None:
             submit(self, round_number, delta, now)
@@ -202,7 +203,7 @@ def loses_the_work_of_a_silent_round(patch: pytest.MonkeyPatch) -> None:
         submit(self, *rest)  # type: ignore[arg-type]
         if self.silent and not was_silent:
             self.residual = before
-            self._events[-1] = replace(self._events[-1], residual=before)
+            self._events[-1] = replace(cast(Any, self._events[-1]), residual=before)
 
     patch.setattr(node.NodeProtocol, "submit", submit_and_drop)
 

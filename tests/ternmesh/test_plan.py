@@ -46,7 +46,7 @@ def test_a_plan_travels_whole() -> None:
         assert from_numbers(to_numbers(plan)) == plan
 
 
-def test_zeros_at_the_end_of_a_plan_are_refused() -> None:
+def test_zeros_at_the_end_of_a_plan_are_refused() -> None:  # R5-2
     with pytest.raises(WireError, match="end in zeros") as caught:
         from_numbers((*to_numbers(PLAN), 0))
     assert caught.value.reason == "plan"
@@ -64,7 +64,7 @@ def test_the_learning_rate_falls_in_a_straight_line() -> None:
 
 
 @given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=14).map(tuple))
-def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> None:
+def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> None:  # R5-4
     try:
         plan = from_numbers(numbers)
     except WireError:
@@ -97,7 +97,7 @@ def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> Non
         ("manifest_repeats", 4),
     ],
 )
-def test_a_plan_has_limits(field: str, value: int) -> None:
+def test_a_plan_has_limits(field: str, value: int) -> None:  # R5-4
     with pytest.raises(WireError, match=field) as caught:
         check_plan(replace(PLAN, **{field: value}))
     assert caught.value.reason == "plan"
@@ -121,12 +121,12 @@ def test_wrong_arguments_give_a_sentence(wrong: dict[str, float], name: str) -> 
 
 
 @pytest.mark.parametrize("frame_mtu", [FRAME_MTU_MIN, 184, FRAME_MTU_MAX])
-def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> None:
+def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> None:  # R5-3
     size = 4 * global_snapshot_max(frame_mtu) + 2048
     assert -(-size // fragments.fragment_size(frame_mtu)) <= fragments.FRAGMENTS_MAX
 
 
-def test_a_dimension_beyond_its_snapshot_is_refused() -> None:
+def test_a_dimension_beyond_its_snapshot_is_refused() -> None:  # R5-3
     dimension = global_snapshot_max(184)
     spans = {"up_span": 0xFFFF, "down_span": 0xFFFF}
     check_plan(replace(PLAN, dimension=dimension, **spans))

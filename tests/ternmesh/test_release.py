@@ -1,6 +1,7 @@
 """The manifest of a release, and the way of a board through releases."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -115,7 +116,7 @@ def test_a_changed_manifest_is_refused_or_another(at: int, new: bytes) -> None:
     ],
     ids=repr,
 )
-def test_a_manifest_out_of_its_limits_is_refused(changed: dict[str, object]) -> None:
+def test_a_manifest_out_of_its_limits_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ModelPackageError, match=r"manifest"):
         read_manifest(write_manifest(replace(MANIFEST, **changed)))
 

@@ -19,8 +19,7 @@ import pytest
 from ternmesh import generator, plan
 from ternmesh.codec import permutation, scale, trits
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
-from ternmesh.link.messages import read_message, write_message
-from ternmesh.link.sender import object_name
+from ternmesh.link.messages import object_name, read_message, write_message
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh.wire.global_update import (
@@ -65,7 +64,7 @@ def test_the_script_finds_nothing_to_change() -> None:
 
 def test_the_script_refuses_to_change_a_vector(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> None:  # R1-5
     script = tmp_path / "make.py"
     script.write_text((FOLDER / "make.py").read_text())
     (tmp_path / "keys.json").write_text('{"order 0": {"key": ["other"]}}')

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paho.mqtt import client as paho
@@ -16,9 +17,9 @@ from paho.mqtt.properties import Properties
 
 from models.zoo import fsdd_path
 from ternmesh_cli import main
-from ternmesh_cli.broker.mosquitto import find_mosquitto, free_port, listens
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
+from tests.mosquitto import find_mosquitto, free_port, listens
 from transports.base import ALL, HOST
 from transports.link_config import LinkConfig, link_settings
 from transports.mqtt.credentials import read_credentials
@@ -65,7 +66,7 @@ class Deployment:
         name = "shed" if role in ("bob", "cleo") else role
         return self.folder / "credentials" / f"{name}.credentials.toml"
 
-    def link(self, role: str, **changes: object) -> LinkConfig:
+    def link(self, role: str, **changes: Any) -> LinkConfig:
         fields = {
             "url": f"mqtts://localhost:{self.port}",
             "fleet": "attic",
@@ -138,7 +139,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def raw(deployment: Deployment, eventually) -> Iterator[Callable[..., Raw]]:
     made: list[Raw] = []
 
-    def connect(role: str | None, **options: object) -> Raw:
+    def connect(role: str | None, **options: Any) -> Raw:
         made.append(Raw(deployment, role, **options))
         eventually(lambda: made[-1].connack is not None, WAIT_S)
         return made[-1]
@@ -153,7 +154,7 @@ def end(deployment: Deployment, eventually) -> Iterator[Callable[..., MqttTransp
     """A connected transport."""
     made: list[MqttTransport] = []
 
-    def connect(role: str, **changes: object) -> MqttTransport:
+    def connect(role: str, **changes: Any) -> MqttTransport:
         made.append(MqttTransport(link_settings(deployment.link(role, **changes), role)))
         made[-1].open()
         if not changes:
@@ -319,13 +320,19 @@ def test_a_fleet_learns_through_it(deployment, tmp_path, eventually) -> None:
             return -1
         return int(found["version"])
 
-    own = {"state_dir": ".", "model": "keyword"}
-    run = {"rounds": 2, "local_steps": 2, "min_peers": 2, "deadline_s": 600, "announce_s": 1}
-    tables = {"": own, "link": link(HOST), "run": run}
+    own: dict[str, object] = {"state_dir": ".", "model": "keyword"}
+    run: dict[str, object] = {
+        "rounds": 2,
+        "local_steps": 2,
+        "min_peers": 2,
+        "deadline_s": 600,
+        "announce_s": 1,
+    }
+    tables: dict[str, dict[str, object]] = {"": own, "link": link(HOST), "run": run}
     processes = [start("host", tmp_path / HOST, tables)]
     for name, speaker in zip(BOARDS[:2], ("theo", "nicolas"), strict=True):
-        data = {"path": str(fsdd_path("train")), "divide_by": 255.0, "where": {"speaker": speaker}}
-        data["arrays"] = {"features": "x", "target": "y"}
+        data: dict[str, object] = {"path": str(fsdd_path("train")), "divide_by": 255.0}
+        data |= {"where": {"speaker": speaker}, "arrays": {"features": "x", "target": "y"}}
         tables = {"": own | {"name": name}, "link": link(name), "data": data}
         processes.append(start("node", tmp_path / name, tables))
     try:

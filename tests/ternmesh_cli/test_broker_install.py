@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh_cli import main
-from ternmesh_cli.broker.mosquitto import find_mosquitto, free_port, listens
+from tests.mosquitto import find_mosquitto, free_port, listens
 
 GUIDE = Path(__file__).parents[2] / "docs" / "broker.md"
 PLACE, USER, WAIT_S = "/etc/mosquitto/attic", "nobody", 20.0
@@ -54,7 +54,7 @@ def test_the_brokers_user_cannot_choose_whom_it_becomes(
     for path in (folder, place, place / "mosquitto.conf"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (0, 0)
     with (folder / "log").open("wb") as log:
-        command = [find_mosquitto(), "-v", "-c", str(place / "mosquitto.conf")]
+        command = [str(find_mosquitto()), "-v", "-c", str(place / "mosquitto.conf")]
         broker = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         eventually(lambda: listens(port), WAIT_S)

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from paho.mqtt.client import CallbackAPIVersion, Client
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
 
-from host.config import RunConfig, load_model_package, plan_of
+from host.config import RunConfig, plan_of
 from models.zoo import fsdd_path
 from ternmesh.codec.scale import encode_scale
 from ternmesh.federated.aggregation import encode_update
@@ -28,6 +29,7 @@ from ternmesh.wire.frame import Header, seal_open
 from ternmesh.wire.update import CHUNK_HEAD_SIZE, Manifest, update_digest, write_manifest
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
+from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
@@ -96,7 +98,7 @@ class Process:
         self.signal(signal.SIGKILL)
         self.process.wait(PATIENCE_S)
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> Any:
         """Its status, or None while it does not answer."""
         try:
             return ask(self.folder / "control.sock", {"command": "status"}, PATIENCE_S)
@@ -370,9 +372,9 @@ class Wiretap:
     def __init__(self, url: str) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self._client = Client(CallbackAPIVersion.VERSION2, client_id="wiretap")
-        self._client.on_message = lambda _c, _u, m: self.heard.append((m.topic, m.payload))
+        self._client.on_message = lambda _c, _u, m: self.heard.append((m.topic, bytes(m.payload)))
         self._client.on_connect = lambda client, *_: client.subscribe("ternmesh/#", qos=1)
-        self._address = urlsplit(url).hostname, urlsplit(url).port
+        self._address = str(urlsplit(url).hostname), int(urlsplit(url).port or 0)
 
     def __enter__(self) -> "Wiretap":
         self._client.connect(*self._address)

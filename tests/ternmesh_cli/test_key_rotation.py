@@ -8,6 +8,7 @@ from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -28,6 +29,7 @@ from ternmesh_store import files as files_module
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Arrival
+from transports.driver import Endpoint
 from transports.link_config import LinkConfig
 
 LINK = LinkConfig(url="mqtt://127.0.0.1:1", fleet="garden")
@@ -55,11 +57,19 @@ class NoCoordinator:
         return []
 
 
+def desk(
+    host: Keyring, behind: NoCoordinator | None = None, refused: Counter[str] | None = None
+) -> EnrolmentService[Any]:
+    """The service that enrols, in front of `behind`."""
+    coordinator = cast(Endpoint[Any], behind or NoCoordinator())
+    return EnrolmentService(coordinator, host, Counter() if refused is None else refused)
+
+
 class Direct:
     """A board's transport to a service in the same thread."""
 
     def __init__(self, service, peer="ada"):
-        self.service, self._peer, self._in = service, peer, deque()
+        self.service, self._peer, self._in = service, peer, deque[Arrival]()
 
     def open(self):
         pass
@@ -113,7 +123,7 @@ def fleet(tmp_path):
 def over_link(monkeypatch, fleet, act):
     """Run `act(keyring of ada)` with a link to the host's service."""
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service = EnrolmentService(NoCoordinator(), host, Counter())
+        service = desk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service))
         return act(ada)
 
@@ -159,8 +169,8 @@ def cuts(monkeypatch, at):
         return run
 
     for owner, name in (
-        (keyring_module.os, "link"),
-        (keyring_module.os, "fsync"),
+        (os, "link"),
+        (os, "fsync"),
         (keyring_module, "sync_folder"),
         (files_module, "sync_folder"),
         (Path, "replace"),
@@ -172,7 +182,7 @@ def cuts(monkeypatch, at):
         monkeypatch.setattr(owner, name, cut(getattr(owner, name)))
 
 
-def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch):
+def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch):  # R9.6-6
     went_on, at = set(), 0
     while True:
         at += 1
@@ -196,10 +206,10 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert new != old
 
 
-def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):
+def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):  # R9.6-5
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        refused = Counter()
-        service = EnrolmentService(NoCoordinator(), host, refused)
+        refused: Counter[str] = Counter()
+        service = desk(host, refused=refused)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service, "bob"))
         ada.begin_rotation()
         with pytest.raises(SecurityError, match="does not know this board's key"):
@@ -218,16 +228,20 @@ def test_a_refused_code_fails_at_once(fleet, monkeypatch):
 
     nora = make_identity("nora", Role.NODE, os.urandom(64)).public
     with fleet.open("host") as host:
-        service = EnrolmentService(NoCoordinator(), host, Counter())
+        service = desk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service, "nora"))
 
         def join(text):
-            return enrolment.join(LINK, "nora", Path("nowhere"), nora, read_code(text))
+            return enrolment.join(LINK, "nora", StateFile(Path("nowhere")), nora, read_code(text))
 
         radio = LinkConfig(url="mqtt://broker", multipath=True)
         with pytest.raises(SecurityError, match="by hand"):
             enrolment.join(
-                radio, "nora", Path("nowhere"), nora, read_code(make_code(os.urandom(12)))
+                radio,
+                "nora",
+                StateFile(Path("nowhere")),
+                nora,
+                read_code(make_code(os.urandom(12))),
             )
         with pytest.raises(SecurityError, match="this code is not valid"):
             join(make_code(os.urandom(12)))
@@ -236,10 +250,10 @@ def test_a_refused_code_fails_at_once(fleet, monkeypatch):
         assert join(service.issue(Role.NODE, 1e9, 0.0)).host == host.member_list.host
 
 
-def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):
+def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):  # R9.6-1
     with fleet.open("host") as host, fleet.open("ada") as ada:
         behind = NoCoordinator()
-        service = EnrolmentService(behind, host, Counter())
+        service = desk(host, behind)
         frame = seal_open(Header(0, 0), write_rotation_request(ada.begin_rotation()))
         other = seal_open(Header(0, 0), b"\x01hello")
         for now in (0.0, 0.5, 1.0):
@@ -257,9 +271,9 @@ def ask(service, frame, now):
     return open_seal(answer)[1]
 
 
-def test_a_member_changes_its_keys_once_an_hour(fleet):
+def test_a_member_changes_its_keys_once_an_hour(fleet):  # R9.6-5
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service, now = EnrolmentService(NoCoordinator(), host, Counter()), 0.0
+        service, now = desk(host), 0.0
         requests = []
         for _ in range(2):
             body = write_rotation_request(ada.begin_rotation())
@@ -280,7 +294,7 @@ def test_a_member_changes_its_keys_once_an_hour(fleet):
 
 def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service, now = EnrolmentService(NoCoordinator(), host, Counter()), 0.0
+        service, now = desk(host), 0.0
         answers = []
         for _ in range(ROTATED_MAX + 1):
             now += ROTATION_MIN_S
@@ -293,7 +307,7 @@ def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
         assert member["revoked"]
 
 
-def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):
+def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):  # R9.5-7
     with fleet.open("host") as host:
         rows = tuple(number.to_bytes(16, "big") for number in range(REVOKED_MAX))
         host._member_list = MemberList(replace(host.member_list.state, revoked=rows))
@@ -315,7 +329,7 @@ def enrol(tmp_path, capsys):
     return run
 
 
-def test_the_line_can_be_carried(fleet, enrol, monkeypatch, tmp_path):
+def test_the_line_can_be_carried(fleet, enrol, monkeypatch, tmp_path):  # R9.6-7
     answer = enrol("ada", "--line")
     assert answer["rotation"].startswith("TM1-ROTATION:")
     assert enrol("ada", "--line") == answer, "it is the same until the host has answered"

@@ -11,7 +11,7 @@ import pytest
 from host.pipeline import launch
 from host.pipeline.config import PipelineConfig, ReplicasConfig
 from host.pipeline.errors import PipelineError
-from models.transformer_shape import Shape
+from models.bottleneck.config import Shape
 from ternmesh_cli import process
 from ternmesh_cli.main import MISUSED, REFUSED, main
 from ternmesh_cli.pipeline_report import ROWS_MAX, TrainingHistory, write_report

@@ -101,7 +101,7 @@ class Neighbourhood:
         board = [sys.executable, "-c", BOARD, str(folder / "ada"), json.dumps(link)]
         self.board = Process(folder / "ada", board)
         config = folder / "gateway.toml"
-        tables = {
+        tables: dict[str, dict[str, object]] = {
             "": {"name": "shed", "state_dir": str(folder / "shed")},
             "radio": {"region": "EU868", "serial": {**RADIO, "port": ports[0]}},
             "network": {"url": url},

@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError
 
 LINK = {"broker": "mqtt://b:1883", "connected": True, "protocol": "5", "last_error": None}
-HOST = {
+HOST: dict[str, Any] = {
     "role": "host",
     "fleet": "garden",
     "model": "keyword",
@@ -229,7 +231,10 @@ def test_refusals_of_a_link_by_peer(answer):
     radio = {"dialect": "rnode", "port": "/dev/x", "connected": True, "airtime_us": 5, "link": link}
     lines = list(describe({**answer, "transport": radio}))
     assert "the link refused from or for ada: seal 1, suite 3" in lines
-    both = {"bearers": {"link": {**radio, "frames_sent": 1, "link": {}}}, "link": link}
+    both: dict[str, Any] = {
+        "bearers": {"link": {**radio, "frames_sent": 1, "link": {}}},
+        "link": link,
+    }
     radio.pop("link")
     both["bearers"]["link"].pop("link")
     assert "the link refused from or for ada: seal 1, suite 3" in list(

@@ -4,6 +4,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,5 +255,10 @@ def test_requests_that_nobody_waits_for_any_more_do_no_harm():
         with pytest.raises(ControlError, match="busy"):
             relay.ask({})
     served = []
-    relay.serve(lambda request: served.append(request) or {})
+
+    def note(request: dict[str, Any]) -> dict[str, Any]:
+        served.append(request)
+        return {}
+
+    relay.serve(note)
     assert len(served) == module.CLIENTS_MAX

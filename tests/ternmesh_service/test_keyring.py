@@ -29,6 +29,7 @@ from ternmesh_service.keyring import (
 from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import SECURITY, STATE, StateFile
 from ternmesh_store.store import END, HOP
+from transports.link_config import LinkConfig
 
 MODEL = bytes(32)
 
@@ -89,13 +90,14 @@ def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):
 
 def test_doing_without_keys_off_this_machine_takes_saying_it_twice(tmp_path, caplog):
     without = SecurityConfig(insecure=True)
-    keys = choose_keyring(StateFile(tmp_path), without, insecure=False, is_loopback=True)
+    here, elsewhere = LinkConfig("mqtt://localhost"), LinkConfig("mqtt://broker")
+    keys = choose_keyring(StateFile(tmp_path), without, here, insecure=False)
     assert isinstance(keys, Keyring), "the file alone does not do it"
     with pytest.raises(ConfigError, match="insecure = true"):
-        choose_keyring(StateFile(tmp_path), SecurityConfig(), insecure=True, is_loopback=False)
+        choose_keyring(StateFile(tmp_path), SecurityConfig(), elsewhere, insecure=True)
     assert not caplog.records
-    for config, is_loopback in ((SecurityConfig(), True), (without, False)):
-        ring = choose_keyring(StateFile(tmp_path), config, insecure=True, is_loopback=is_loopback)
+    for config, link in ((SecurityConfig(), here), (without, elsewhere)):
+        ring = choose_keyring(StateFile(tmp_path), config, link, insecure=True)
         assert isinstance(ring, NoKeyring)
         assert ring.security("ada", MODEL, 0) is OPEN
         assert "INSECURE" in caplog.records.pop().message

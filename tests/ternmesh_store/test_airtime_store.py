@@ -43,7 +43,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "airtime.sqlite"
 
 
-def test_a_new_device_has_spent_nothing(path):
+def test_a_new_device_has_spent_nothing(path):  # R8.3-12
     store = opened(path)
     assert spent_us(store, START) == 0
     assert store.reserve(BAND, START, FRAME_US)
@@ -52,7 +52,7 @@ def test_a_new_device_has_spent_nothing(path):
     store.close()
 
 
-def test_what_was_granted_is_spent_after_a_kill(path, in_killed_process):
+def test_what_was_granted_is_spent_after_a_kill(path, in_killed_process):  # R8.3-9
     def work() -> None:
         store = opened(path)
         for second in range(4):
@@ -77,7 +77,7 @@ def test_a_restart_counts_as_spent_once_only(path):
     store.close()
 
 
-def test_a_stop_in_peace_gives_back_what_was_granted(path):
+def test_a_stop_in_peace_gives_back_what_was_granted(path):  # R8.3-10
     store = opened(path)
     store.reserve(BAND, START, FRAME_US)
     store.settle(at(1))
@@ -119,7 +119,7 @@ def test_after_a_reboot_only_trusted_time_brings_air_back(path):
     store.close()
 
 
-def test_a_damaged_file_has_spent_the_hour_everywhere(path):
+def test_a_damaged_file_has_spent_the_hour_everywhere(path):  # R8.3-12
     store = opened(path)
     store.reserve(BAND, START, FRAME_US)
     store.close()

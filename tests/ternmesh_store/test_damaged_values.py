@@ -1,6 +1,7 @@
 """Values that nobody wrote: SQLite checks its pages, the stores what they read from them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -187,7 +188,7 @@ def test_nor_a_ledger_of_airtime(tmp_path) -> None:
         store.open(now)
         if damage:
             store._database.write("UPDATE airtime_ledger SET entries = ?", b"cut")
-            refused(lambda store=store: store.reserve(band, now, 1000), "airtime.sqlite")
+            refused(partial(store.reserve, band, now, 1000), "airtime.sqlite")
         else:
             assert store.reserve(band, now, 1000)
         store.close()

@@ -1,4 +1,5 @@
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def global_hash(version: int, counted=(COUNTED,), missing=(2,), finished=False) 
     )
 
 
-def at(event: GlobalUpdateMade, **changes: object) -> CoordinatorState:
+def at(event: GlobalUpdateMade, **changes: Any) -> CoordinatorState:
     state = replace(
         EMPTY,
         version=event.version,
@@ -83,7 +84,7 @@ BUNDLED = replace(
 )
 
 # What was before, the event, and the state that must be found after it.
-CASES = {
+CASES: dict[str, Any] = {
     "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
     "node joined": ([ADA], BOB, replace(EMPTY, nodes=NODES)),
     "node has more samples": (

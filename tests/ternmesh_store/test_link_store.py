@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ QUEUED_FIRST = replace(EMPTY, number=1, outgoing=(OutRecord(FIRST),))
 QUEUED_BOTH = replace(EMPTY, number=2, outgoing=(OutRecord(FIRST), OutRecord(SECOND)))
 
 # What was before, the event, and the state that must be found after it.
-CASES = {
+CASES: dict[str, Any] = {
     "counters": ([], LinkCountersReserved(4096), replace(EMPTY, counter=4096)),
     "queued": ([], FIRST, QUEUED_FIRST),
     "queued for several": ([FIRST], SECOND, QUEUED_BOTH),

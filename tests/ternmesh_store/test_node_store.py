@@ -1,4 +1,5 @@
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ AT_3 = replace(
 WITH_PACKET = replace(AT_3, pending=PENDING)
 
 # What was before, the event, and the state that must be found after it.
-CASES = {
+CASES: dict[str, Any] = {
     "counters": ([], CountersReserved(4096), replace(EMPTY, counter=4096)),
     "joined": ([], JOINED, AT_START),
     "advanced": ([JOINED], ADVANCED, AT_3),

@@ -3,7 +3,9 @@
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +73,8 @@ class Fleet:
             ]._database.close()  # It forgets what was not committed, as a kill does.
         file = StateFile(self.folder / name)
         file.open()
+        store: Any
+        end: Any
         if name == "host":
             store = HostStore(file, self.settings.chain_max)
             run = store.load(MODEL) or store.begin(RUN, self.plan, MODEL)
@@ -91,14 +95,15 @@ class Fleet:
             self.ends[receiver].receive_frames(sender, frames, self.now)
             self._settle(receiver)
             return
-        due = {name: end.next_timeout() for name, end in self.ends.items()}
-        name = min((n for n in due if due[n] is not None), key=lambda n: due[n])
+        due = {n: at for n, end in self.ends.items() if (at := end.next_timeout()) is not None}
+        name = min(due, key=lambda n: due[n])
         self.now = max(self.now, due[name])
         self.ends[name].handle_timeout(self.now)
         self._settle(name)
 
     def _settle(self, name: str) -> None:
-        end, store = self.ends[name], self.stores[name]
+        end: Any = self.ends[name]
+        store: Any = self.stores[name]
         while True:
             work = None
             while (event := end.next_event()) is not None:
@@ -135,6 +140,10 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def one_death(at: int, kind: int, boundary: int) -> int:
+    return kind if boundary == at else GO_ON
+
+
 def test_one_death_at_any_boundary_changes_nothing(folder):
     rounds, names = 2, NAMES[:2]
 
@@ -146,8 +155,8 @@ def test_one_death_at_any_boundary_changes_nothing(folder):
     assert np.any(peaceful.ends["host"].model_q24)
     for boundary in range(peaceful.boundaries):
         for kind in (BEFORE_COMMIT, AFTER_COMMIT):
-            fate = {boundary: kind}.get
-            survivor = run(2 * boundary + kind, lambda b, fate=fate: fate(b, GO_ON))
+            fate = partial(one_death, boundary, kind)
+            survivor = run(2 * boundary + kind, fate)
             assert survivor.result() == peaceful.result(), (boundary, kind)
 
 

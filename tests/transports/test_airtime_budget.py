@@ -64,7 +64,7 @@ def test_an_emulated_radio_has_shorter_hours(tmp_path: Path) -> None:
     air.close()
 
 
-def test_a_frame_longer_than_the_hours_budget_never_leaves(tmp_path: Path) -> None:
+def test_a_frame_longer_than_the_hours_budget_never_leaves(tmp_path: Path) -> None:  # R8.3-4
     air = budget(tmp_path / "air.db", Clock())
     assert air.may_send(3_600_001) == inf
     assert air.may_send(FRAME_US) == 0.0

@@ -24,7 +24,7 @@ def test_any_bytes_are_frames_or_a_wire_error(message: bytes) -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"\x01", b"\x02\x00a", b"\x00\x00", b"\x01\x00a\x00\x00"])
-def test_a_message_that_join_would_not_write_is_refused(message: bytes) -> None:
+def test_a_message_that_join_would_not_write_is_refused(message: bytes) -> None:  # R7.1-1
     with pytest.raises(WireError) as caught:
         batch.split(message)
     assert caught.value.reason == "batch"

@@ -1,5 +1,6 @@
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from ternmesh.deliveries import Delivery, DeliveryState
 from transports import driver as module
@@ -12,7 +13,7 @@ class Script:
     """An endpoint that writes down what is done to it, and does what the test put in its queues."""
 
     def __init__(self) -> None:
-        self.log: list[object] = []
+        self.log: list[Any] = []
         self.events: deque[str] = deque()
         self.outgoing: list[tuple[str, list[bytes]]] = []
         self.timeout: float | None = None
@@ -45,7 +46,7 @@ class Script:
 class Bearer:
     """A transport whose moods the test sets, that notes sends in the endpoint's log."""
 
-    def __init__(self, log: list[object]) -> None:
+    def __init__(self, log: list[Any]) -> None:
         self.log = log
         self.mtu = 10
         self.connected = True

@@ -1,5 +1,6 @@
 """Whole messages over a bearer of small frames that get lost; real stores, a real loopback hub."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, seal_open
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports import reliable
 from transports.base import Busy, UnknownPeer
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.reliable import ReliableTransport
 
@@ -83,7 +84,7 @@ def frames(count: int, counter: int = 0, size: int = 100) -> list[bytes]:
     return [seal_open(Header(3, counter + i), b"\x02" + rng.bytes(size)) for i in range(count)]
 
 
-def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:
+def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:  # R8.2-29
     bench = Bench(tmp_path, Faults())
     [frame] = frames(1, size=20)
     bench.ends["theo"].send("host", [frame])
@@ -115,7 +116,7 @@ def reports(end: ReliableTransport) -> list[tuple[str, str]]:
     return [(delivery.peer, delivery.state.name) for delivery in end.deliveries()]
 
 
-def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> None:
+def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> None:  # R8.2-38
     bench = Bench(tmp_path, Faults(drop=0.1))
     theo = bench.ends["theo"]
     theo.send("host", frames(1, size=20))
@@ -127,7 +128,7 @@ def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> 
     assert reports(theo) == []
 
 
-def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:
+def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:  # R8.2-38
     bench = Bench(tmp_path, Faults(drop=0.1), ("theo", "nora"))
     host = bench.ends["host"]
     bench.ends.pop("nora").close()
@@ -138,10 +139,11 @@ def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:
     host._link.cancel(0)
     bench.run(0.1)
     assert reports(host) == [("nora", "LOST")]
-    assert host.status()["link"]["objects_under_way"] == 0
+    told: dict[str, Any] = host.status()
+    assert told["link"]["objects_under_way"] == 0
 
 
-def test_what_was_held_is_held_again_after_a_restart(tmp_path: Path) -> None:
+def test_what_was_held_is_held_again_after_a_restart(tmp_path: Path) -> None:  # R8.2-38
     bench = Bench(tmp_path, Faults(drop=0.1))
     bench.ends["theo"].send("host", frames(4))
     bench.restart("theo")
@@ -225,17 +227,23 @@ def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_
         bench.ends["host"].send("all", frames(3))
         with pytest.raises(Busy, match="full"):
             bench.ends["theo"].send("host", frames(3))
-    assert bench.ends["host"].status()["link"]["objects_lost"] == 2
+    told: dict[str, Any] = bench.ends["host"].status()
+    assert told["link"]["objects_lost"] == 2
     bench.ends["host"].send("theo", frames(3))
     assert len(bench.run(10.0)["theo"]) == 1
 
 
-def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:  # R8.2-31
     bench = Bench(tmp_path, Faults(drop=0.2), unreliable=True)
     theo = bench.ends["theo"]
     sent: list[bytes] = []
     pass_on = theo._inner.send
-    theo._inner.send = lambda peer, out: sent.extend(out) or pass_on(peer, out)
+
+    def note(peer: str, frames: Sequence[bytes]) -> int:
+        sent.extend(frames)
+        return pass_on(peer, frames)
+
+    theo._inner.send = note  # type: ignore[method-assign]
     packet = frames(30, size=40)
     theo.send("host", packet)
     found = [frame for arrival in bench.run(20.0)["host"] for frame in arrival.frames]
@@ -270,6 +278,7 @@ def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(tmp_path
 
 
 def test_what_is_longer_than_the_longest_object_travels_as_several(tmp_path: Path) -> None:
+    # R8.2-29
     bench = Bench(tmp_path, Faults(drop=0.1))
     theo = bench.ends["theo"]
     many = frames(9, size=900)
@@ -292,7 +301,7 @@ def test_what_was_handed_out_is_neither_read_again_nor_kept_without_a_limit(
     read: list[int] = []
     plain = bench.stores["host"].inbox
 
-    def inbox(after: int) -> list[tuple[int, str, bytes]]:
+    def inbox(after: int = 0) -> list[tuple[int, str, bytes]]:
         rows = plain(after)
         read.append(len(rows))
         return rows
@@ -340,7 +349,8 @@ def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(
     host = bench.ends["host"]
     host._receivers = ()
     host.send("all", frames(5))
-    assert host.status()["link"]["objects_under_way"] == 0, "nobody is there"
+    told: dict[str, Any] = host.status()
+    assert told["link"]["objects_under_way"] == 0, "nobody is there"
     bench.ends["theo"].send("host", frames(1, size=20))
     while not bench.run(1.0)["host"]:
         bench.ends["theo"].send("host", frames(1, size=20))

@@ -1,6 +1,7 @@
 """The link with keys over a lossy hub: real stores of both ends, restarts, and liars on the air."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from ternmesh.security.membership import found_fleet
 from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
 from ternmesh_service.keyring import IDENTITY, Keyring, SecurityConfig, hop_keys, make_identity_file
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.reliable import REASONS_MAX, REFUSED_PEERS_MAX, ReliableTransport
 
@@ -106,13 +107,23 @@ def frames(count: int, size: int = 100) -> list[bytes]:
     ]
 
 
+def note_frames(end: ReliableTransport, sent: list[bytes]) -> None:
+    """Keep a copy of every frame that this end hands to its bearer."""
+    pass_on = end._inner.send
+
+    def note(peer: str, frames: Sequence[bytes]) -> int:
+        sent.extend(frames)
+        return pass_on(peer, frames)
+
+    end._inner.send = note  # type: ignore[method-assign]
+
+
 def test_objects_arrive_through_losses_and_no_frame_of_the_link_is_open(fleet) -> None:
     air = fleet("theo", "nora")
     air.open_all()
     sent: list[bytes] = []
     for end in air.ends.values():
-        pass_on = end._inner.send
-        end._inner.send = lambda peer, out, pass_on=pass_on: sent.extend(out) or pass_on(peer, out)
+        note_frames(end, sent)
     air.ends["theo"].send(HOST, frames(9))
     air.ends[HOST].send("nora", frames(5))
     air.ends[HOST].send(ALL, frames(6))

@@ -1,7 +1,9 @@
 """Host and nodes over links on lossy frames: each message is repeated in one place, the link."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.plan import make_plan
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import HOST
 from transports.driver import Driver
-from transports.faulty import Faults, FaultyTransport
 from transports.loopback import LoopbackHub
 from transports.reliable import ReliableTransport
 
@@ -45,11 +47,12 @@ class Radios:
         state = new_coordinator_state(DIMENSION)
         self.host = Coordinator(plan, settings, MODEL, b"run-id-8", state, pace=pace)
         self.nodes = {name: self.node(name, pace) for name in BOARDS}
-        self.drivers = {
+        endpoints: dict[str, Any] = {HOST: self.host, **self.nodes}
+        self.drivers: dict[str, Driver[Any]] = {
             name: Driver(endpoint, self.ends[name], lambda: self.now)
-            for name, endpoint in {HOST: self.host, **self.nodes}.items()
+            for name, endpoint in endpoints.items()
         }
-        for endpoint in (self.host, *self.nodes.values()):
+        for endpoint in endpoints.values():
             endpoint.start(self.now)
 
     def end(self, name: str) -> ReliableTransport:
@@ -79,7 +82,7 @@ class Radios:
     def run(self) -> None:
         while not all(node.finished for node in self.nodes.values()):
             for name, driver in self.drivers.items():
-                driver.poll(0.0, lambda event, n=name: self.note(n, event), lambda: None)
+                driver.poll(0.0, partial(self.note, name), lambda: None)
             self.now += 0.25
             assert self.now < 5000.0
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.status import describe
 from ternmesh_store.state_file import StateFile
+from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, Busy, NotConnected
 from transports.factory import boards_of, check_link, make_transport
-from transports.faulty import Faults, FaultyTransport
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 from transports.multipath import REST, Bearer, MultipathTransport
@@ -66,7 +67,7 @@ class Bench:
         self.wires = {name: Wire() for name, _, _ in bearers}
         self.multipath = MultipathTransport(
             [
-                Bearer(name, self.wires[name], peers and frozenset(peers), metered)
+                Bearer(name, self.wires[name], None if peers is None else frozenset(peers), metered)
                 for name, peers, metered in bearers
             ],
             receivers.split(),
@@ -132,13 +133,13 @@ def test_radios_take_turns_and_each_reaches_its_own() -> None:
     ways = [bench.carried("ada", bytes([i])) for i in range(4)]
     assert ways == [["near"], ["far"], ["near"], ["far"]]
     assert bench.carried("bo", b"5") == bench.carried("bo", b"6") == ["near"]
-    told = bench.multipath.status()
+    told: dict[str, Any] = bench.multipath.status()
     assert told["airtime_us"] == 10
     assert [bearer["frames_sent"] for bearer in told["bearers"].values()] == [4, 2]
     assert bench.multipath.mtu == 200
 
 
-def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() -> None:
+def test_a_frame_for_all_goes_where_it_takes_to_reach_all_and_nowhere_twice() -> None:  # R8.2-37
     bench = Bench(("near", {"ada"}, True), ("far", {"bo"}, True), receivers="ada bo")
     assert bench.carried(ALL, b"1") == ["near", "far"]
     bench.wires["far"].room = 0
@@ -255,7 +256,7 @@ def frames(count: int) -> list[bytes]:
     return [seal_open(Header(3, i), b"\x02" + rng.bytes(100)) for i in range(count)]
 
 
-def test_the_symbols_of_one_object_travel_over_both(tmp_path: Path) -> None:
+def test_the_symbols_of_one_object_travel_over_both(tmp_path: Path) -> None:  # R8.2-36, R8.2-37
     air = Air(tmp_path)
     air.ends["ada"].send(HOST, frames(40))
     assert [a.frames for a in air.run(60.0)] == [tuple(frames(40))]
@@ -281,14 +282,14 @@ def test_an_object_arrives_though_a_bearer_dies_in_the_middle(tmp_path: Path, dr
 
 def test_a_bearer_may_be_up_here_and_dead_there(tmp_path: Path) -> None:
     air = Air(tmp_path)
-    lost = air.ends[HOST]._inner._bearers[0].transport
+    lost = cast(Any, air.ends[HOST]._inner)._bearers[0].transport
     lost.close()  # the host's end alone: the node sends into nothing and cannot know
     air.ends["ada"].send(HOST, frames(40))
     assert [a.frames for a in air.run(200.0)] == [tuple(frames(40))]
     assert air.symbols["one"] == []
 
 
-def radio(port: str, frequency_hz: int) -> dict[str, object]:
+def radio(port: str, frequency_hz: int) -> dict[str, Any]:
     serial = {"port": port, "dialect": "rnode", "frequency_hz": frequency_hz, "speed": 100.0}
     serial |= {"spreading_factor": 7, "addresses": {"ada": 1}}
     return {"region": "EU868", "serial": serial}
@@ -307,8 +308,9 @@ def test_two_modems_of_each_end_on_two_channels(tmp_path: Path, eventually) -> N
             ends[role] = make_transport(link, role, state)
             ends[role].open()
 
-        def bearers(role: str) -> dict[str, dict[str, object]]:
-            return ends[role].status()["bearers"]
+        def bearers(role: str) -> dict[str, dict[str, Any]]:
+            told: dict[str, Any] = ends[role].status()
+            return told["bearers"]
 
         def connected() -> list[bool]:
             return [b["connected"] for role in ends for b in bearers(role).values()]
@@ -341,7 +343,7 @@ def test_two_modems_of_each_end_on_two_channels(tmp_path: Path, eventually) -> N
 
 
 SERIAL = radio("/dev/x", 869_525_000)
-BROKER = {"url": "mqtt://127.0.0.1"}
+BROKER: dict[str, Any] = {"url": "mqtt://127.0.0.1"}
 
 
 def test_what_is_joined_and_whom_it_names() -> None:

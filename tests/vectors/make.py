@@ -19,8 +19,15 @@ from ternmesh.codec import encoder, permutation, scale, trits
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
 from ternmesh.errors import WireError
 from ternmesh.link import erasure_code
-from ternmesh.link.messages import Message, Offer, Question, Status, Symbol, write_message
-from ternmesh.link.sender import object_name
+from ternmesh.link.messages import (
+    Message,
+    Offer,
+    Question,
+    Status,
+    Symbol,
+    object_name,
+    write_message,
+)
 from ternmesh.security import enrolment, identity, keyed_sealing, membership, session
 from ternmesh.security.key_derivation import group_secret
 from ternmesh.security.primitives import hkdf
@@ -91,7 +98,11 @@ def philox() -> Entries:
 
 def keys() -> Entries:
     """Key derivation."""
-    cases = {"order 0": ("order", MODEL, bytes(4)), "label only": ("x",), "empty": ("order", b"")}
+    cases: dict[str, Any] = {
+        "order 0": ("order", MODEL, bytes(4)),
+        "label only": ("x",),
+        "empty": ("order", b""),
+    }
     return {
         name: {
             "label": label,

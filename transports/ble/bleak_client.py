@@ -71,9 +71,8 @@ class BleakEnd:
                 raise GattError(f"{device.address} has no Nordic UART service")
             await client.start_notify(TX_UUID, lambda _, value: on_value(bytes(value)))
         except (BleakError, TimeoutError) as error:
-            raise GattError(
-                f"bleak could not connect: {str(error) or 'it took too long'}"
-            ) from error
+            why = str(error) or "it took too long"
+            raise GattError(f"bleak could not connect: {why}") from error
 
     async def write(self, value: bytes) -> None:
         if self._client is None or self._rx is None:

@@ -95,7 +95,6 @@ class _BumbleEnd:
         return value_max(self._connection.att_mtu if self._connection else ATT_MTU_MIN)
 
     async def _hang_up(self) -> None:
-        """End the connection unless it has ended."""
         connection = self._connection
         self._connection = None
         if connection and connection.device.connections.get(connection.handle) is connection:

@@ -112,10 +112,6 @@ class ValueSender:
         return len(self._frames)
 
     @property
-    def waiting(self) -> bool:
-        return bool(self._frames)
-
-    @property
     def patience_s(self) -> float:
         """How long to wait for an answer; long without credits, since the peer announces them."""
         return self._patience_s if self._window else PATIENCE_MAX_S
@@ -286,7 +282,7 @@ class BleProtocol:
                 due.append(self._receiver.status())
             due += self.sender.values(value_max, now)
             self._status_due = False
-            if self._deadline is None and self.sender.waiting:
+            if self._deadline is None and len(self.sender):
                 self._wait(now)
         return [values.encode(value, self._session or 0) for value in due]
 

@@ -150,7 +150,6 @@ class _Socket(StreamPacketSource):
 class VirtualCounters:
     """Counters of the link; bytes are those of ATT and L2CAP, headers included."""
 
-    packets: int = 0
     packet_bytes: int = 0
     values: int = 0
     values_lost: int = 0
@@ -176,7 +175,6 @@ class LossyLink(LocalLink):
     ) -> None:
         """Pass one L2CAP packet on, lose it or cut it."""
         counters = self.counters
-        counters.packets += 1
         counters.packet_bytes += len(data)
         if data[2:4] == _ATT_CHANNEL and data[4] in _VALUE_OPCODES:
             counters.values += 1
@@ -212,11 +210,6 @@ class VirtualBle:
 
     def __exit__(self, *_: object) -> None:
         self.loop.stop()
-
-    def set_loss(self, loss: float, cut: float = 0.0) -> None:
-        """Change the loss rate of values, and the rate at which others are cut short."""
-        self.link.loss = loss
-        self.link.cut = cut
 
     def break_connection(self) -> None:
         """End the present connection, if there is one, and wait for its end."""

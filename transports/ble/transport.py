@@ -177,8 +177,7 @@ class BleTransport:
             self._attempt += 1
             if not self._stopping:
                 first_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
-                pause_s = backoff_s(self._attempt - 1, first_s, longest_s, self._rng)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(backoff_s(self._attempt - 1, first_s, longest_s, self._rng))
 
     async def _connection(self) -> None:
         """Run one connection until it ends, which is always an error."""

@@ -14,6 +14,7 @@ from transports.mqtt.tls import NO_PASSPHRASE, doubt
 
 try:
     from paho.mqtt import client as paho
+    from paho.mqtt.client import DisconnectFlags
     from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.properties import Properties
@@ -148,7 +149,7 @@ class MqttConnection:
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
         # With any callback here paho leaves writing to the thread that calls `loop`.
-        client.on_socket_register_write = _ignore
+        client.on_socket_register_write = lambda *_: None
         client.on_socket_open = _send_at_once
         return client
 
@@ -199,12 +200,7 @@ class MqttConnection:
         client.on_disconnect = None
 
     def _on_connect(
-        self,
-        client: paho.Client,
-        _userdata: object,
-        _flags: paho.ConnectFlags,
-        reason: ReasonCode,
-        properties: Properties | None,
+        self, client: paho.Client, _data: object, _flags: object, reason: ReasonCode, given: object
     ) -> None:
         if reason.is_failure:
             self.ended = f"{self._settings.broker} refused the connection: {reason}"
@@ -212,21 +208,16 @@ class MqttConnection:
             return
         self.accepted = True
         self._limits = BrokerLimits(
-            packet_max=getattr(properties, "MaximumPacketSize", None),
-            receive_max=getattr(properties, "ReceiveMaximum", 65_535),
-            qos_max=getattr(properties, "MaximumQoS", 2),
-            keepalive_s=getattr(properties, "ServerKeepAlive", None),
+            packet_max=getattr(given, "MaximumPacketSize", None),
+            receive_max=getattr(given, "ReceiveMaximum", 65_535),
+            qos_max=getattr(given, "MaximumQoS", 2),
+            keepalive_s=getattr(given, "ServerKeepAlive", None),
         )
         self._learn(self._limits)
         client.subscribe([(topic, 1) for topic in self._settings.subscriptions])
 
     def _on_subscribe(
-        self,
-        client: paho.Client,
-        _userdata: object,
-        _mid: int,
-        reasons: list[ReasonCode],
-        _properties: Properties | None,
+        self, client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], *_: object
     ) -> None:
         if refusals := {str(reason) for reason in reasons if reason.is_failure}:
             topics, why = " and ".join(self._settings.subscriptions), ", ".join(sorted(refusals))
@@ -237,9 +228,7 @@ class MqttConnection:
         self._ready_at = time.monotonic()
         self.ready = True
 
-    def _on_message(
-        self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage
-    ) -> None:
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         try:
             topic = message.topic
         except UnicodeDecodeError:  # No topic of ours: the message is counted as malformed.
@@ -247,12 +236,7 @@ class MqttConnection:
         self._take(topic, bytes(message.payload))
 
     def _on_publish(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        _mid: int,
-        reason: ReasonCode,
-        _properties: Properties | None,
+        self, _client: object, _data: object, _mid: int, reason: ReasonCode, *_: object
     ) -> None:
         self._settled += 1
         if reason.is_failure:
@@ -265,12 +249,7 @@ class MqttConnection:
         self._counters.unheard += reason.value == NO_SUBSCRIBERS
 
     def _on_disconnect(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        flags: paho.DisconnectFlags,
-        reason: ReasonCode,
-        _properties: Properties | None,
+        self, _client: object, _data: object, flags: DisconnectFlags, reason: ReasonCode, *_: object
     ) -> None:
         if reason.getName() == "Session taken over":
             self.taken_over = True
@@ -289,7 +268,3 @@ def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None
     """Disable Nagle's algorithm, with which small messages wait for earlier ones (40 ms)."""
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _ignore(_client: paho.Client, _userdata: object, _socket: object) -> None:
-    """A callback without effect; see `_new_client`."""

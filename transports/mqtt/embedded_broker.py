@@ -19,6 +19,7 @@ except ImportError as error:
         "the embedded broker needs the package amqtt: pip install 'ternmesh[demo]'"
     ) from error
 
+ADDRESS = "127.0.0.1"  # it admits every client
 START_S = 30.0  # how long a start may take on a slow board
 STOP_S = 10.0
 MQTT_311 = 4  # the protocol version in CONNECT
@@ -31,8 +32,7 @@ _log = logging.getLogger(__name__)
 class EmbeddedBroker:
     """A context manager that serves MQTT from a thread of its own; it is entered once."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.host = host
+    def __init__(self, port: int = 0) -> None:
         self.port = port  # 0 means any free port; once entered, the one in use
         self._loop = LoopThread("embedded-broker")
         self._broker: Any = None
@@ -40,7 +40,7 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        return f"mqtt://{self.host}:{self.port}"
+        return f"mqtt://{ADDRESS}:{self.port}"
 
     def __enter__(self) -> "EmbeddedBroker":
         # amqtt warns of each client that comes or goes.
@@ -51,7 +51,7 @@ class EmbeddedBroker:
         except Exception as error:
             self._loop.stop()
             raise TransportError(
-                f"the embedded broker did not start on {self.host}:{self.port} "
+                f"the embedded broker did not start on {ADDRESS}:{self.port} "
                 f"({error or 'it took too long'}): choose another port or name a broker"
             ) from error
         return self
@@ -75,7 +75,7 @@ class EmbeddedBroker:
             }
         )
         await self._broker.start()
-        self._server = await asyncio.start_server(self._serve, self.host, self.port)
+        self._server = await asyncio.start_server(self._serve, ADDRESS, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from ternmesh.errors import WireError
 from transports import batch
-from transports.base import Arrival, FrameTooLarge, Inbox, NameTaken, NotConnected
+from transports.base import Arrival, Inbox, NameTaken, NotConnected, check_sizes
 from transports.mqtt.connection import GOODBYE_S, MqttConnection, MqttCounters
 from transports.mqtt.settings import (
     INBOUND_MESSAGE_MAX,
@@ -83,8 +83,7 @@ class MqttTransport:
         connection = self._connection
         if connection is None or not connection.ready:
             raise NotConnected(f"not connected: {self._last_error}")
-        if too_long := [len(frame) for frame in frames if len(frame) > self.mtu]:
-            raise FrameTooLarge(f"a frame of {max(too_long)} bytes exceeds the mtu {self.mtu}")
+        check_sizes(frames, self.mtu)
         groups = batch.fill(frames, message_max(self.settings, self._limits))
         messages = [batch.join(group) for group in groups]
         connection.offer(topic, messages)

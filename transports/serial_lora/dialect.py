@@ -151,12 +151,20 @@ class Dialect(ABC, Generic[M]):
         """The time on air of `payload` in seconds of the caller's clock."""
         return self.airtime_us(len(payload)) / 1e6 / self._settings.speed
 
-    def _launch(self, payload: bytes, command: bytes, due: float) -> list[Event]:
-        """Put `payload` in flight; the modem must report the outcome until `due`."""
+    def _launch(
+        self, payload: bytes, command: bytes, now: float, slack_s: float = 0.0
+    ) -> list[Event]:
+        """Put `payload` in flight; the outcome is due `slack_s` after its airtime."""
         assert self.idle
         self._in_flight = payload
-        self.deadline = due
+        self.deadline = now + self._air_s(payload) + slack_s
         return [Write(command)]
+
+    def _be_ready(self) -> list[Event]:
+        """The modem is set up: nothing is due."""
+        self.ready = True
+        self.deadline = None
+        return []
 
     def _settle(self, outcome: Sent | PayloadRefused) -> list[Event]:
         """End the flight of the payload; nothing happens where none is in flight."""
@@ -183,16 +191,3 @@ class Dialect(ABC, Generic[M]):
 def error_text(code: int, errors: Mapping[int, str]) -> str:
     """An error code of a modem with its meaning."""
     return f"error {code}, {errors.get(code, 'which is not documented')}"
-
-
-class Budget(Protocol):
-    """The ledger of a duty cycle, which may delay or forbid a transmission."""
-
-    def may_send(self, airtime_us: int) -> float:
-        """0.0 where this much airtime is reserved now, else the seconds to wait before asking.
-
-        Infinity where it is more than is ever granted.
-        """
-
-    def close(self) -> None:
-        """Free everything; called by the thread that called `may_send`."""

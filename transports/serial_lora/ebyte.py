@@ -34,15 +34,13 @@ class Ebyte(Dialect[bytes]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Write the frame, then wait until it must have left: the modem's buffer is short."""
-        return self._launch(payload, cobs_frame(payload), now + self._air_s(payload))
+        return self._launch(payload, cobs_frame(payload), now)
 
     def handle_timeout(self, _now: float) -> list[Event]:
         return self._settle(Sent())
 
     def _set_up(self, _now: float) -> list[Event]:
-        self.ready = True
-        self.deadline = None
-        return []
+        return self._be_ready()
 
     def _message(self, message: bytes, _now: float) -> list[Event]:
         return [Received(message)]

@@ -34,7 +34,7 @@ def cobs_encode(data: bytes) -> bytes:
 
 
 def cobs_decode(encoded: bytes) -> bytes:
-    """What `cobs_encode` was given; ValueError where it cannot have written these bytes."""
+    """The data in COBS bytes, with or without an empty block after a last full one; ValueError."""
     data = bytearray()
     at = 0
     while at < len(encoded):

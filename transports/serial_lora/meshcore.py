@@ -54,9 +54,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         slack_s = CSMA_S / self._settings.speed + self._settings.answer_margin_s
-        return self._launch(
-            payload, kiss_frame(DATA, payload), now + self._air_s(payload) + slack_s
-        )
+        return self._launch(payload, kiss_frame(DATA, payload), now, slack_s)
 
     def handle_timeout(self, now: float) -> list[Event]:
         if not self.ready:
@@ -71,9 +69,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
     def _next_step(self, now: float) -> list[Event]:
         """Send the command at the front, or end the set-up."""
         if not self._steps:
-            self.ready = True
-            self.deadline = None
-            return []
+            return self._be_ready()
         code, data, _ = self._steps[0]
         command = kiss_frame(SET_HARDWARE, bytes([code]) + data)
         failure = f"no MeshCore modem answers command {code}"

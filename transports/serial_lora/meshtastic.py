@@ -145,8 +145,8 @@ class Meshtastic(Dialect[dict[int, Value]]):
         packet += protobuf.fixed32_field(PACKET_ID, self._packet_id)
         if self._settings.hop_limit:
             packet += protobuf.number_field(PACKET_HOPS, self._settings.hop_limit)
-        due = now + self._air_s(payload) + self._settings.answer_margin_s
-        return self._launch(payload, _to_radio(TO_PACKET, packet), due)
+        command = _to_radio(TO_PACKET, packet)
+        return self._launch(payload, command, now, self._settings.answer_margin_s)
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Continue the handshake, restart after a missing answer, or send a heartbeat."""

@@ -8,10 +8,10 @@ from math import inf
 from typing import Any
 
 from ternmesh.errors import WireError
+from transports.serial_lora.airtime_budget import AirtimeBudget
 from transports.serial_lora.coding import PrefixCoding, RadioMessage
 from transports.serial_lora.dialect import (
     Broken,
-    Budget,
     Dialect,
     Event,
     Noise,
@@ -58,7 +58,7 @@ class ModemLink:
         coding: PrefixCoding,
         queue: SendQueue,
         counters: SerialLoraCounters,
-        budget: Budget | None,
+        budget: AirtimeBudget | None,
         take: Callable[[RadioMessage, Received], None],
     ) -> None:
         self.dialect = dialect

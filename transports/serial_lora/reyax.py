@@ -168,8 +168,8 @@ class Reyax(Dialect[Heard | TextLine]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Send to all modems of the network: the payload itself names its receiver."""
-        due = now + self._air_s(payload) + self._settings.answer_margin_s
-        return self._launch(payload, b"AT+SEND=0,%d,%b\r\n" % (len(payload), payload), due)
+        command = b"AT+SEND=0,%d,%b\r\n" % (len(payload), payload)
+        return self._launch(payload, command, now, self._settings.answer_margin_s)
 
     def handle_timeout(self, now: float) -> list[Event]:
         if self._phase is _Phase.QUIET:
@@ -212,7 +212,8 @@ class Reyax(Dialect[Heard | TextLine]):
                 if message == TextLine(*self._steps[0]):
                     self._steps.popleft()
                     return self._next_step(now)
-                return self._command(_Phase.SET, b"AT+%b=%b\r\n" % _ascii(self._steps[0]), now)
+                setting = "=".join(self._steps[0])
+                return self._command(_Phase.SET, f"AT+{setting}\r\n".encode(), now)
             case _Phase.SET if ok:
                 self._steps.popleft()
                 return self._next_step(now)
@@ -228,12 +229,10 @@ class Reyax(Dialect[Heard | TextLine]):
     def _next_step(self, now: float) -> list[Event]:
         """Ask for the next setting, so that flash is written only where one differs."""
         if self._steps:
-            return self._command(_Phase.ASK, b"AT+%b?\r\n" % _ascii(self._steps[0])[0], now)
+            return self._command(_Phase.ASK, f"AT+{self._steps[0][0]}?\r\n".encode(), now)
         self._tries = 0
         self._phase = _Phase.READY
-        self.ready = True
-        self.deadline = None
-        return []
+        return self._be_ready()
 
     def _refused(self, error: int, now: float) -> list[Event]:
         if self._in_flight is None:
@@ -259,7 +258,3 @@ def _steps(settings: SerialLoraSettings) -> list[tuple[str, str]]:
         ("PARAMETER", ",".join(map(str, numbers))),
         ("CRFOP", str(settings.power_dbm)),
     ]
-
-
-def _ascii(step: tuple[str, str]) -> tuple[bytes, bytes]:
-    return step[0].encode(), step[1].encode()

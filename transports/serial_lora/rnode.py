@@ -70,7 +70,7 @@ class Rnode(Dialect[tuple[int, bytes]]):
         """Send; the modem has a queue, but the next frame waits until this one has left."""
         self._tries = 0
         self._left_at = now + self._air_s(payload)
-        return self._launch(payload, kiss_frame(RnodeCommand.DATA, payload), self._left_at)
+        return self._launch(payload, kiss_frame(RnodeCommand.DATA, payload), now)
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Ask again: for an RNode, or whether it is ready for the next frame."""
@@ -125,10 +125,7 @@ class Rnode(Dialect[tuple[int, bytes]]):
             return [
                 Broken(f"the RNode sets command {command} to {content.hex()}, not {wanted.hex()}")
             ]
-        if not self._unconfirmed:
-            self.ready = True
-            self.deadline = None
-        return []
+        return [] if self._unconfirmed else self._be_ready()
 
     def _error(self, code: int) -> list[Event]:
         reason = error_text(code, ERRORS)

@@ -4,10 +4,9 @@ They come from the `[link.serial]` table of a host's or node's configuration.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
 
-from ternmesh.config import ConfigError, is_whole
+from ternmesh.config import ConfigError, Table, is_whole, read_table
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
@@ -32,15 +31,13 @@ class SerialLoraSettings:
     port: str
     dialect: str
     role: str
-    addresses: Mapping[str, int]
+    addresses: Table  # numbers by name
     radio: LoraSetting = field(default_factory=lambda: LoraSetting(9, 125, 1, _REYAX_PREAMBLE))
     frequency_hz: int = 0  # reyax, rnode and meshcore need it
     power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
     baud_rate: int = 0  # 0: the factory setting of the dialect
     network_id: int = _REYAX_NETWORK_ANY_PREAMBLE  # reyax
-    binary: str = (
-        "auto"  # reyax: whether payloads may hold any byte; auto: once a probe has proven it
-    )
+    binary: str = "auto"  # reyax: whether payloads may hold any byte; auto: a probe tells
     air_rate_bps: int = 2400  # ebyte
     hop_limit: int = 0  # meshtastic: how often other radios repeat our frames
     queue_max: int = 64  # frames that wait for the modem
@@ -131,7 +128,7 @@ class SerialLoraSettings:
             return HOST_ADDRESS if peer == HOST else ALL_ADDRESS
         if peer not in self.addresses:
             raise UnknownPeer(f"addresses has no entry for {peer!r}: give it 1 to 254")
-        return self.addresses[peer]
+        return self.peers[peer]
 
     def peer(self, to: int, sender: int) -> str | None:
         """The name of `sender`; None where `to` is another end, or the sender is unknown."""
@@ -141,40 +138,26 @@ class SerialLoraSettings:
         return next((name for name, value in self.peers.items() if value == sender), None)
 
 
-# Keys of the table, each with a value of the right type. Those of `radio` are keys like the others.
-_RADIO: dict[str, object] = {item.name: 0 for item in fields(LoraSetting)}
-_FIRST: dict[str, object] = {"port": "", "dialect": "", "addresses": {}}
-_OTHERS: dict[str, object] = {
-    item.name: item.default
-    for item in fields(SerialLoraSettings)
-    if item.name not in (*_FIRST, "role", "radio")
-}
-_ALLOWED = _FIRST | _OTHERS | _RADIO
+_RADIO = frozenset(item.name for item in fields(LoraSetting))  # they stand beside the others
+_OTHERS = frozenset(item.name for item in fields(SerialLoraSettings)) - {"role", "radio"}
 
 
-def serial_settings(table: Mapping[str, Any], role: str) -> SerialLoraSettings:
+def serial_settings(table: Table, role: str) -> SerialLoraSettings:
     """The settings of the end for `role`, a node's name or HOST; ConfigError."""
-    for key, value in table.items():
-        if key not in _ALLOWED:
-            allowed = ", ".join(sorted(_ALLOWED))
+    for key in table:
+        if key not in _OTHERS | _RADIO:
+            allowed = ", ".join(sorted(_OTHERS | _RADIO))
             raise ConfigError(f"link.serial.{key} is not a setting: [link.serial] allows {allowed}")
-        _check(f"link.serial.{key}", value, _ALLOWED[key])
-    for name, address in table.get("addresses", {}).items():
-        _check(f"link.serial.addresses.{name}", address, 0)
-    if missing := [key for key in _FIRST if key not in table]:
-        raise ConfigError(f"link.serial.{missing[0]} is missing: it has no default")
+    addresses = table.get("addresses")
+    for name, address in addresses.items() if isinstance(addresses, dict) else ():
+        if not is_whole(address):
+            where = f"link.serial.addresses.{name}"
+            raise ConfigError(f"{where} is {address!r}: it must be a whole number")
+    others = {key: value for key, value in table.items() if key in _OTHERS}
     radio = {key: value for key, value in table.items() if key in _RADIO}
-    others = {key: value for key, value in table.items() if key not in _RADIO}
     try:
-        settings = SerialLoraSettings(role=role, **others)
-        return replace(settings, radio=replace(settings.radio, **radio))
+        settings = read_table(SerialLoraSettings, {**others, "role": role}, "link.serial")
+        radio = asdict(settings.radio) | radio
+        return replace(settings, radio=read_table(LoraSetting, radio, "link.serial"))
     except ValueError as error:
         raise ConfigError(f"[link.serial]: {error}") from error
-
-
-def _check(name: str, value: object, example: object) -> None:
-    """ConfigError unless `value` has the type of `example`."""
-    words = {str: "text", int: "a whole number", float: "a number", dict: "a table"}
-    kind = type(example)
-    if type(value) is not kind and not (kind is float and is_whole(value)):
-        raise ConfigError(f"{name} is {value!r}: it must be {words[kind]}")

@@ -8,14 +8,16 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 from ternmesh.timers import backoff_s
-from transports.base import Arrival, FrameTooLarge, Inbox, NotConnected
+from transports.base import Arrival, Inbox, NotConnected, check_sizes
+from transports.serial_lora.airtime_budget import AirtimeBudget
 from transports.serial_lora.coding import PrefixCoding, ProvenCoding, RadioMessage
-from transports.serial_lora.dialect import Budget, Dialect, Received
+from transports.serial_lora.dialect import Dialect, Received
 from transports.serial_lora.ebyte import Ebyte
 from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.meshtastic import Meshtastic
@@ -51,7 +53,7 @@ class SerialLoraTransport:
     def __init__(
         self,
         settings: SerialLoraSettings,
-        budget: Budget | None = None,
+        budget: AirtimeBudget | None = None,
         rng: random.Random | None = None,
         frame_us_max: int | None = None,
     ) -> None:
@@ -102,17 +104,14 @@ class SerialLoraTransport:
         self._stop.set()
         if self._waker is not None:
             self._waker.wake()
-            self._thread.join(
-                2 * self.settings.write_timeout_s
-            )  # A write that is stuck ends by then.
+            self._thread.join(2 * self.settings.write_timeout_s)  # By then a stuck write ends.
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         """Queue frames for the modem; see `Transport.send`. UnknownPeer: it has no address."""
         to = self.settings.address(peer)
         if not self.connected or self._waker is None:
             raise NotConnected(f"not connected: {self._last_error}")
-        if too_long := [len(frame) for frame in frames if len(frame) > self.mtu]:
-            raise FrameTooLarge(f"a frame of {max(too_long)} bytes exceeds the mtu {self.mtu}")
+        check_sizes(frames, self.mtu)
         self._queue.offer([QueuedPayload(to, bytes(frame)) for frame in frames])
         self._waker.wake()
         return sum(self._coding.size(to, len(frame)) for frame in frames)
@@ -140,11 +139,12 @@ class SerialLoraTransport:
     def _run(self) -> None:
         """Open the port again and again until `close`; pauses grow until a modem was long ready."""
         assert self._waker is not None
+        settings = self.settings
         attempt = 0
         while not self._stop.is_set():
-            self._dialect = new_dialect(self.settings, self._rng)
+            self._dialect = new_dialect(settings, self._rng)
             self._link = link = ModemLink(
-                self.settings,
+                settings,
                 self._dialect,
                 self._coding,
                 self._queue,
@@ -153,26 +153,20 @@ class SerialLoraTransport:
                 self._take,
             )
             try:
-                self._use_port(link, self._waker)
+                path, baud, timeout_s = settings.port, settings.baud, settings.write_timeout_s
+                with closing(SerialPort(path, baud, timeout_s, self._waker)) as port:
+                    link.run(port, self._stop)
             except PortError as error:
                 self._report(str(error))
             except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
                 self._report(f"the modem's thread failed: {type(error).__name__}: {error}")
-                _log.debug("serial radio %s failed", self.settings.port, exc_info=True)
-            attempt = 0 if link.ready_s >= self.settings.reconnect_max_s else attempt + 1
-            first_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
+                _log.debug("serial radio %s failed", settings.port, exc_info=True)
+            attempt = 0 if link.ready_s >= settings.reconnect_max_s else attempt + 1
+            first_s, longest_s = settings.reconnect_min_s, settings.reconnect_max_s
             self._stop.wait(backoff_s(attempt - 1, first_s, longest_s, self._rng))
         self._waker.close()
         if self._budget is not None:
             self._budget.close()
-
-    def _use_port(self, link: ModemLink, waker: Waker) -> None:
-        settings = self.settings
-        port = SerialPort(settings.port, settings.baud, settings.write_timeout_s, waker)
-        try:
-            link.run(port, self._stop)
-        finally:
-            port.close()
 
     def _report(self, sentence: str) -> None:
         if sentence != self._last_error:

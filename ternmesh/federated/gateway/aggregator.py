@@ -81,7 +81,7 @@ class CollectedUpdates:
         self._round = round_number
         self._expected = expected
         self._held: dict[int, _HeldUpdate] = {}  # by address
-        self._passed: dict[int, str] = {}  # boards whose update passes unchanged, or is silent
+        self.passed: dict[int, str] = {}  # boards whose update passes unchanged, or is silent
 
     @property
     def next_expected(self) -> Collection[str]:
@@ -97,24 +97,18 @@ class CollectedUpdates:
     def is_whole(self) -> bool:
         """Whether nothing more is expected of any board."""
         settled = {self._held[address].board for address in self.whole}
-        return settled.union(self._passed.values()) >= self.heard.union(self._expected)
-
-    def passes(self, address: int) -> bool:
-        """Whether a node's update passes unchanged."""
-        return address in self._passed
+        return settled.union(self.passed.values()) >= self.heard.union(self._expected)
 
     def hold(self, address: int, board: str, body: bytes, frame: bytes) -> None:
         """Keep a frame; after a WireError the update should pass unchanged."""
-        held = self._held.get(address)
-        if held is None:
-            reassembler = UpdateReassembler(self._plan, self._model, self._round)
-            held = self._held[address] = _HeldUpdate(board, reassembler)
+        reassembler = UpdateReassembler(self._plan, self._model, self._round)
+        held = self._held.setdefault(address, _HeldUpdate(board, reassembler))
         if held.reassembler.add(body):
             held.frames.append(frame)
 
     def let_pass(self, address: int, board: str) -> list[bytes]:
         """Let a node's update pass unchanged from now on; returns the frames held of it."""
-        self._passed[address] = board
+        self.passed[address] = board
         held = self._held.pop(address, None)
         return [] if held is None else held.frames
 
@@ -217,31 +211,25 @@ class GatewayAggregator:
         try:
             header, body = open_seal(frame)
             if header.address == UNASSIGNED:
-                self._note_hello(board, body)
+                hello = control.read_control(body)
+                if isinstance(hello, Hello):
+                    self._asked[board] = hello.instance
                 return False
             if self._boards.setdefault(header.address, board) != board:
                 return False
             if body[0] == control.KIND:
-                self._note_silence(header.address, board, body)
+                is_silent = control.read_control(body) == Silent(self.version)
+                if is_silent and self._collected is not None:
+                    _push(self._up, board, self._collected.let_pass(header.address, board))
                 return False
             return self._is_for_aggregate(header.address, body, frame, now)
         except WireError:
             return False  # the host answers with the reason
 
-    def _note_hello(self, board: str, body: bytes) -> None:
-        hello = control.read_control(body)
-        if isinstance(hello, Hello):
-            self._asked[board] = hello.instance
-
-    def _note_silence(self, address: int, board: str, body: bytes) -> None:
-        message = control.read_control(body)
-        if self._collected is not None and message == Silent(self.version):
-            _push(self._up, board, self._collected.let_pass(address, board))
-
     def _is_for_aggregate(self, address: int, body: bytes, frame: bytes, now: float) -> bool:
         collected = self._collected
         board = self._boards[address]
-        if collected is None or not self._in_run or self.is_refused or collected.passes(address):
+        if collected is None or not self._in_run or self.is_refused or address in collected.passed:
             return False
         number = whole_round(int.from_bytes(body[1:3], "little"), self.version)
         if body[0] not in (MANIFEST_KIND, CHUNK_KIND) or number != self.version:
@@ -326,7 +314,6 @@ class GatewayAggregator:
     # From the host to boards
 
     def _inspect(self, peer: str, frame: bytes) -> Passing:
-        """The frames to pass on, after this frame from the host."""
         try:
             header, body = open_seal(frame)
             if body[0] == control.KIND:

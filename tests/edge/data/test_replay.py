@@ -2,6 +2,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -76,13 +77,13 @@ def test_what_cannot_be_joined_is_counted(buffer) -> None:
         (Sample("a", {"x": np.zeros(6), "t": np.zeros(3)}), "a has x, t: it must have x"),
         (Sample("a", {"x": np.zeros(5)}), r"x has shape \(5,\), not \(6,\)"),
         (Sample("a", {"x": np.full(6, np.nan)}), "x holds NaN or infinity"),
-        (Sample("a", {"x": ["one"] * 6}), "must be float32"),
+        (Sample("a", cast(Any, {"x": ["one"] * 6})), "must be float32"),
         (Sample("", {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters"),
         (Sample("k" * 129, {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters"),
-        (Sample(7, {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters, not 7"),
+        (Sample(cast(Any, 7), {"x": np.zeros(6)}), "a key is a text of 1 to 128 characters, not 7"),
         (Label("a", {"t": np.full(3, np.inf)}), "t holds NaN or infinity"),
-        (Sample("a", {"x": [[0.0], [0.0, 1.0]]}), "inhomogeneous"),
-        (Sample("a", None), "NoneType"),
+        (Sample("a", cast(Any, {"x": [[0.0], [0.0, 1.0]]})), "inhomogeneous"),
+        (Sample("a", cast(Any, None)), "NoneType"),
         ("nonsense", "a source yields Sample and Label"),
     ],
 )

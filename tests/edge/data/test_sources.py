@@ -3,6 +3,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from ternmesh.model_package import read_model_package
 PLAIN = NpzSettings(arrays={}, where={})
 
 
-def save(path: Path, **arrays: object) -> Path:
+def save(path: Path, **arrays: Any) -> Path:
     np.savez(path, **arrays)
     return path
 

@@ -1,11 +1,12 @@
 """A gateway that aggregates: boards, gateway and host over in-memory hubs, with its file."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge.gateway.aggregation import AggregateConfig, GatewayAggregation, read_aggregated_model
+from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from edge.gateway.service import Gateway, read_gateway_config
 from models.zoo import package_path
 from ternmesh.config import ConfigError
@@ -14,12 +15,13 @@ from ternmesh.federated.events import WorkReady
 from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import make_plan
+from ternmesh_service.config_file import load_model_package
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
 from transports.loopback import LoopbackHub
 
-MODEL = read_aggregated_model("keyword")
+MODEL = load_model_package("keyword")
 BOARDS = ("ada", "bo")
 
 
@@ -77,7 +79,7 @@ class Fleet:
             moved = self.host_driver.poll(0.0, lambda _: None, lambda: None)
             moved |= self.gateway.turn(0.0)
             for name, driver in self.drivers.items():
-                moved |= driver.poll(0.0, lambda event, n=name: self.note(n, event), lambda: None)
+                moved |= driver.poll(0.0, partial(self.note, name), lambda: None)
                 if name in self.work and name in learns and self.host.version < rounds:
                     number = self.work.pop(name)
                     rng = np.random.default_rng(number)
@@ -168,7 +170,7 @@ def test_the_model_is_a_shipped_one_or_a_folder(tmp_path: Path) -> None:
     path.write_text(CONFIG + 'model = "mine"')
     config = read_gateway_config(path).aggregate
     assert config.model == str(tmp_path / "mine")
-    assert read_aggregated_model(config.model) == MODEL
+    assert load_model_package(config.model) == MODEL
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,11 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import BROADCAST, Header, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status import describe
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.state_file import StateFile
-from transports.base import ALL, HOST, Arrival, NotConnected
-from transports.faulty import Faults, FaultyTransport
+from tests.faulty import Faults, FaultyTransport
+from transports.base import ALL, HOST, Arrival, NotConnected, Transport
 from transports.loopback import LoopbackHub
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.reliable import ReliableTransport
@@ -66,7 +68,8 @@ class Air:
         while self.now < until:
             while self.gateway.turn(0.0):
                 pass
-            for name, end in ((HOST, self.host), *self.boards.items()):
+            ends: dict[str, Transport] = {HOST: self.host, **self.boards}
+            for name, end in ends.items():
                 while (arrival := end.receive(0.0)) is not None:
                     found[name].append((arrival.peer, arrival.frames))
             self.now += 0.05
@@ -78,13 +81,13 @@ def frames(count: int, address: int = 7, size: int = 200) -> list[bytes]:
     return [seal_open(Header(address, i), b"\x02" + rng.bytes(size)) for i in range(count)]
 
 
-def test_an_update_of_a_board_reaches_the_host_in_its_name(tmp_path: Path) -> None:
+def test_an_update_of_a_board_reaches_the_host_in_its_name(tmp_path: Path) -> None:  # R8.2-30
     air = Air(tmp_path)
     air.boards["bo"].send(HOST, frames(5))
     assert air.run(60.0)[HOST] == [("bo", tuple(frames(5)))]
 
 
-def test_the_host_speaks_to_one_board_and_to_all_once(tmp_path: Path) -> None:
+def test_the_host_speaks_to_one_board_and_to_all_once(tmp_path: Path) -> None:  # R8.2-30
     air = Air(tmp_path)
     mine, everybodys = frames(3, address=0x8001), frames(4, address=BROADCAST)
     air.host.send("ada", mine)
@@ -143,7 +146,11 @@ insecure = true
 
 def status_lines(config: GatewayConfig) -> list[str]:
     try:
-        return list(describe(ask(config.control_path, {"command": "status"})))
+        return list(
+            describe(
+                ask(control_path(config.state_dir, config.control_socket), {"command": "status"})
+            )
+        )
     except ControlError:  # it has just begun to listen
         return ["not connected"]
 
@@ -157,7 +164,7 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
         thread = threading.Thread(target=run_gateway, args=(config, stop), kwargs=options)
         thread.start()
         try:
-            eventually(lambda: config.control_path.exists())
+            eventually(lambda: control_path(config.state_dir, config.control_socket).exists())
             lines: list[str] = []
 
             def is_up() -> bool:
@@ -251,7 +258,9 @@ class Login:
     mtu = 4096
 
     def __init__(self, *, connected: bool = True) -> None:
-        self.connected, self.sent, self.inbox = connected, [], []
+        self.connected = connected
+        self.inbox: list[Any] = []
+        self.sent: list[Any] = []
 
     def open(self) -> None:
         pass

@@ -257,7 +257,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: changed(lambda m: setattr(m.graph.node[0], "overload", "o")), "overload"
     ),
     "training information": (
-        lambda: changed(lambda m: m.training_info.add()), "training information"
+        lambda: changed(lambda m: m.training_info.add()), "a field 20"
     ),
     "metadata": (lambda: changed(lambda m: m.metadata_props.add(key="ort_config")), "metadata"),
     "an old operator set": (
@@ -366,7 +366,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
             lambda m: setattr(m.graph.node[0].attribute[0], "ref_attr_name", "a"),
             node("Softmax", axis=1),
         ),
-        "function's attribute",
+        "a field 21",
     ),
     "a group": (lambda: b"\x3b\x3c", "wrong wire type"),
     "a number that does not end": (lambda: b"\x08" + b"\xff" * 20, "ends nowhere"),

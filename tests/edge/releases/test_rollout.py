@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ for _ in range(int(sys.argv[3])):
 
 
 @pytest.fixture
-def board(tiny: LoadedModel, tiny_data: dict[str, np.ndarray], tmp_path: Path) -> NodeConfig:
+def board(tiny: LoadedModel, tiny_data: dict[str, Any], tmp_path: Path) -> NodeConfig:
     np.savez(tmp_path / "data.npz", **tiny_data)
     return NodeConfig(
         name="ada",
@@ -244,7 +245,7 @@ def test_data_that_is_away_for_a_while_condemns_nothing(
 ) -> None:
     path = Path(str(board.data.path)).parent / "own.npz"
     whole = Path(str(board.data.path)).read_bytes()
-    changed = DataConfig(path=str(path)) if table == "data" else EvaluateConfig(path=str(path))
+    changed: Any = DataConfig(path=str(path)) if table == "data" else EvaluateConfig(path=str(path))
     board = replace(board, **{table: changed})
     if kind == "empty folder":
         path.mkdir()

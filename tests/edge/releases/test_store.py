@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def spoil_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(data.replace(b"tiny", b"huge"))
 
 
-def other_entry(**changes: object) -> Callable[[Path], None]:
+def other_entry(**changes: Any) -> Callable[[Path], None]:
     """Another entry for the adapter, in a manifest that is right otherwise."""
 
     def spoil(folder: Path) -> None:

@@ -70,14 +70,6 @@ def test_extreme_sums_do_not_overflow(multiply: object) -> None:
     assert np.array_equal(algebra.products(a, b, multiply), want)  # type: ignore[arg-type]
 
 
-def test_similarity_is_the_cosine() -> None:
-    a, b = random_trits(20, 500, 1), random_trits(30, 500, 2)
-    a[3] = 0
-    lengths = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=1)
-    want = (a.astype(np.float64) @ b.T.astype(np.float64)) / np.maximum(lengths, 1)
-    np.testing.assert_allclose(algebra.similarity(pack(a), pack(b)), want, atol=1e-6)
-
-
 def test_vectors_of_different_length_are_refused() -> None:
     with pytest.raises(CodecError, match="10 and 11 trits"):
         algebra.inner_products(pack(random_trits(1, 10)), pack(random_trits(1, 11)))

@@ -41,7 +41,7 @@ def test_no_book_for_chunks_too_long_or_too_short() -> None:
 @example(b"", 0)
 @example(bytes(2), 1024)
 @example(bytes(2), 1025)
-def test_any_names_are_trits_or_a_wire_error(data: bytes, size: int) -> None:
+def test_any_names_are_trits_or_a_wire_error(data: bytes, size: int) -> None:  # R2.6-1
     try:
         trits = codebook.decode(data, size)
     except WireError:

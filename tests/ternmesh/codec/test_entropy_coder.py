@@ -50,7 +50,7 @@ def test_coding_loses_nothing(values: list[int]) -> None:
 @example(0, 0x45, b"", 9)
 def test_any_code_is_a_share_or_a_wire_error(
     count: int, coding: int, data: bytes, size: int
-) -> None:
+) -> None:  # R2.5-1
     try:
         values = decode_trits(Coded(count, coding, data), size)
     except WireError:
@@ -91,7 +91,7 @@ def test_any_code_is_a_share_or_a_wire_error(
         (Coded(0, DENSE, b"\xf3"), 5),
     ],
 )
-def test_hostile_codes_are_refused(coded: Coded, size: int) -> None:
+def test_hostile_codes_are_refused(coded: Coded, size: int) -> None:  # R2.5-1
     with pytest.raises(WireError):
         decode_trits(coded, size)
 

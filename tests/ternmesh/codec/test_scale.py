@@ -2,13 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from ternmesh.codec import scale
 from ternmesh.errors import CodecError, WireError
 
 
-def test_every_code_is_one_scale_or_a_wire_error() -> None:
+def test_every_code_is_one_scale_or_a_wire_error() -> None:  # R2.3-2
     worth = {}
     for code in range(1 << 16):
         try:
@@ -24,7 +23,7 @@ def test_every_code_is_one_scale_or_a_wire_error() -> None:
 
 
 @given(st.floats(min_value=0, allow_infinity=True))
-def test_a_scale_is_within_its_precision(value: float) -> None:
+def test_a_scale_is_within_its_precision(value: float) -> None:  # R2.3-3
     delta_q24 = scale.decode_scale(scale.encode_scale(value))
     wanted = min(value / scale.UNIT, scale.SCALE_MAX)
     assert abs(delta_q24 - wanted) <= max(0.5, wanted * 2.0**-11)
@@ -40,31 +39,12 @@ def test_the_largest_scale_below_a_limit(delta_q24: int) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, -1e-30, float("-inf")])
-def test_what_is_no_scale(value: float) -> None:
+def test_what_is_no_scale(value: float) -> None:  # R2.3-2
     with pytest.raises(CodecError):
         scale.encode_scale(value)
 
 
-@given(
-    hnp.arrays(np.float32, 20, elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
-)
-def test_fixed_point_round_trips_within_half_a_unit(values: np.ndarray) -> None:
-    model_q24 = scale.to_q24(values)
-    inside = np.abs(values) < 127.9
-    error = np.abs(model_q24 * scale.UNIT - values.astype(np.float64))[inside]
-    assert (error <= scale.UNIT / 2).all()
-    assert (np.abs(model_q24.astype(np.int64)) <= scale.Q24_MAX).all()
-    small = np.abs(values) < 0.5  # float32 has 24 bits: up to there every unit has a float
-    assert np.array_equal(scale.to_q24(scale.to_float(model_q24))[small], model_q24[small])
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_fixed_point_has_no_nan(bad: float) -> None:
-    with pytest.raises(CodecError, match="diverged"):
-        scale.to_q24(np.array([0, bad], np.float32))
-
-
-def test_addition_saturates() -> None:
+def test_addition_saturates() -> None:  # R2.3-1
     ends = np.array([scale.Q24_MAX, -scale.Q24_MAX, 5], np.int32)
     delta_q24 = np.array([1, -(2**62), -7], np.int64)
     assert scale.add_q24(ends, delta_q24).tolist() == [scale.Q24_MAX, -scale.Q24_MAX, -2]

@@ -29,6 +29,6 @@ def test_any_bytes_are_trits_or_a_wire_error(data: bytes, count: int) -> None:
     ("data", "count"),
     [(b"", 1), (b"\x79", 0), (b"\x79\x79", 5), (b"\xf3", 5), (b"\xff", 3), (b"\x00", 4)],
 )
-def test_bytes_that_are_no_trits(data: bytes, count: int) -> None:
+def test_bytes_that_are_no_trits(data: bytes, count: int) -> None:  # R2.4-1
     with pytest.raises(WireError):
         trits.unpack_trits(data, count)

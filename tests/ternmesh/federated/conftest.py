@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ternmesh.federated.coordinator import ALL, Coordinator
 from ternmesh.federated.events import SecurityChanged
-from ternmesh.federated.node import HOST, NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, NodeState, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Identity, Role, make_identity
-from ternmesh.security.membership import MemberList, found_fleet
-from ternmesh.security.session import CloneCount, PeerState, SealingState
+from ternmesh.security.membership import HOST, MemberList, found_fleet
+from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
+from transports.driver import Endpoint
 
 
 class Keys:
@@ -40,7 +41,7 @@ class Keys:
         own = own or (self.host if name == HOST else self.members[name])
         kept = self.kept.get(name, {})
         peers = tuple(value for value in kept.values() if isinstance(value, PeerState))
-        state = SealingState(peers, kept.get(None))  # type: ignore[arg-type]
+        state = SealingState(peers, cast(GroupState | None, kept.get(None)))
         return make_security_layer(
             own, self.member_list(), MODEL, self._entropy.bytes(32), counter, state
         )
@@ -114,12 +115,13 @@ class Bench:
     def wait(self, seconds: float) -> None:
         """Let time pass; timeouts that fall due are handled."""
         self.now += seconds
-        for endpoint in (self.host, *self.nodes.values()):
+        endpoints: list[Endpoint[Any]] = [self.host, *self.nodes.values()]
+        for endpoint in endpoints:
             due = endpoint.next_timeout()
             if due is not None and due <= self.now:
                 endpoint.handle_timeout(self.now)
 
-    def last(self, name: str, kind: type) -> object:
+    def last(self, name: str, kind: type) -> Any:
         return [event for event in self.events[name] if isinstance(event, kind)][-1]
 
     def count(self, name: str, kind: type) -> int:
@@ -139,15 +141,20 @@ def new_bench() -> Callable[..., Bench]:
         dimension: int = 1500,
         plan: dict[str, Any] | None = None,
         keys: tuple[str, ...] = (),
-        **settings: object,
+        **settings: Any,
     ) -> Bench:
-        base = {"local_steps": 1, "learning_rate": 0.1, "frame_mtu": 164, "announce_s": 10}
+        base: dict[str, Any] = {
+            "local_steps": 1,
+            "learning_rate": 0.1,
+            "frame_mtu": 164,
+            "announce_s": 10,
+        }
         base |= {"rounds": rounds, "up_zeros": 0.5, **(plan or {})}
         made = make_plan(dimension, **base)
         state = new_coordinator_state(dimension)
         fleet = Keys(*keys) if keys else None
         security = OPEN if fleet is None else fleet.security(HOST)
-        chosen = CoordinatorSettings(**settings)  # type: ignore[arg-type]
+        chosen = CoordinatorSettings(**settings)
         host = Coordinator(made, chosen, MODEL, RUN, state, security)
         bench = Bench(made, host, keys=fleet)
         host.start(bench.now)

@@ -47,11 +47,11 @@ def test_each_share_is_worth_its_own_coordinates() -> None:
     whole = update_delta_q24(chunks, MODEL, 4, PLAN)
     parts = [update_delta_q24([body], MODEL, 4, PLAN) for body in chunks]
     assert np.array_equal(sum(parts), whole)
-    assert sum(part != 0 for part in parts).max() == 1  # type: ignore[union-attr]
+    assert sum(part != 0 for part in parts).max() == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 99)), min_size=1, max_size=5))
-def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None:
+def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None:  # R6.2-7
     packets = [(samples, arrived(update(seed)[1])) for samples, seed in nodes]
     mean = combine(packets, MODEL, 4, PLAN)
     delta_q24 = [update_delta_q24(update(seed)[1], MODEL, 4, PLAN) * UNIT for _, seed in nodes]
@@ -59,7 +59,7 @@ def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None:
     assert np.allclose(mean, np.average(delta_q24, axis=0, weights=weights), atol=1e-7)
 
 
-def test_a_share_that_few_delivered_is_the_mean_over_those() -> None:
+def test_a_share_that_few_delivered_is_the_mean_over_those() -> None:  # R6.2-7
     _, a = update(1)
     _, b = update(2)
     mean = combine([(1, arrived(a)), (3, arrived(b[1:]))], MODEL, 4, PLAN)
@@ -79,7 +79,7 @@ def test_the_largest_sum_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("scale_max", [1, 2047, 2049, 1 << 24, 2**31 - 1])
-def test_an_update_is_what_the_host_believes(scale_max: int) -> None:
+def test_an_update_is_what_the_host_believes(scale_max: int) -> None:  # R4.1-6
     """A node that was away for long has much to say: a share beyond the plan would be refused."""
     plan = replace(PLAN, scale_max=scale_max)
     reassembler = UpdateReassembler(plan, MODEL[:8], 4)
@@ -91,7 +91,7 @@ def test_an_update_is_what_the_host_believes(scale_max: int) -> None:
     assert vector.scales.min() > 0.999 * min(scale_max, SCALE_MAX)
 
 
-def test_a_step_must_be_whole() -> None:
+def test_a_step_must_be_whole() -> None:  # R4.5-1
     vector = np.ones(3000, np.float32)
     chunks = encode_step(vector, MODEL, 9, PLAN)
     assert global_delta_q24(chunks, MODEL, 9, PLAN).any()
@@ -100,7 +100,7 @@ def test_a_step_must_be_whole() -> None:
             global_delta_q24(wrong, MODEL, 9, PLAN)
 
 
-def test_the_shares_of_a_step_are_of_its_version() -> None:
+def test_the_shares_of_a_step_are_of_its_version() -> None:  # R4.5-1
     chunks = encode_step(np.ones(3000, np.float32), MODEL, 70_000, PLAN)
     other = encode_step(np.ones(3000, np.float32), MODEL, 69_999, PLAN)
     assert global_delta_q24(chunks, MODEL, 70_000, PLAN).any()
@@ -109,7 +109,7 @@ def test_the_shares_of_a_step_are_of_its_version() -> None:
     assert caught.value.reason == "reference"
 
 
-def test_a_share_beyond_the_packet_is_refused() -> None:
+def test_a_share_beyond_the_packet_is_refused() -> None:  # R4.1-3
     body = bytearray(update(1)[1][0])
     body[3] = PLAN.up.count
     with pytest.raises(WireError, match="chunks"):

@@ -21,9 +21,9 @@ from ternmesh.federated.events import (
     UpdateForgotten,
     WorkReady,
 )
-from ternmesh.federated.node import HOST
 from ternmesh.federated.open_round import round_of
 from ternmesh.federated.state import NodeRecord, new_coordinator_state
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
@@ -75,7 +75,7 @@ def bench(new_bench: New) -> Any:
     return made
 
 
-def test_a_run_from_hello_to_finish(new_bench: New) -> None:
+def test_a_run_from_hello_to_finish(new_bench: New) -> None:  # R6.2-1, R6.2-2, R6.2-9
     bench = new_bench(rounds=2, min_peers=2)
     theo = bench.add("theo", samples=30)
     bench.exchange()
@@ -130,6 +130,7 @@ FRAMES: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_bad_frame_is_counted_by_its_reason_and_loses_no_round(bench: Any, name: str) -> None:
+    # R6.1-2, R6.6-1
     reason, make = FRAMES[name]
     frames = packet(bench, 1)
     bench.host.receive_frames("theo", [make(frames)], bench.now)
@@ -213,6 +214,7 @@ def test_a_conflicting_share_does_not_replace_the_first(bench: Any) -> None:
 
 
 def test_a_packet_that_does_not_add_up_is_forgotten_and_may_come_again(bench: Any) -> None:
+    # R4.2-2, R6.4-3
     first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
     bench.host.receive_frames("theo", [*first[:2], *second[2:]], bench.now)
     assert bench.host.refused == {"digest": 1}
@@ -233,7 +235,7 @@ def said(bench: Any, name: str, **changes: Any) -> None:
     host.receive_frames(name, [seal_open(Header(UNASSIGNED, 0), body)], bench.now)
 
 
-def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None:
+def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None:  # R6.4-4
     bench.add("yan")
     bench.exchange()
     first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
@@ -248,7 +250,7 @@ def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None
     assert not bench.host.refused
 
 
-def test_a_whole_packet_is_not_replaced(bench: Any) -> None:
+def test_a_whole_packet_is_not_replaced(bench: Any) -> None:  # R6.4-4
     """Its receipt was a promise."""
     bench.add("yan")
     bench.exchange()
@@ -296,7 +298,7 @@ def test_a_snapshot_is_cut_into_the_same_pieces_at_any_time(new_bench: New) -> N
     assert sent[0] == sent[1]
 
 
-def test_a_receipt_says_what_is_here(bench: Any) -> None:
+def test_a_receipt_says_what_is_here(bench: Any) -> None:  # R6.4-1
     bench.add("yan")
     bench.exchange()
     frames = packet(bench, 1)
@@ -307,7 +309,7 @@ def test_a_receipt_says_what_is_here(bench: Any) -> None:
         assert out == ([] if have is None else [control.Receipt(0, digest, have)])
 
 
-def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:
+def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:  # R6.2-3
     bench.add("yan", samples=40)
     bench.exchange()
     frames = packet(bench, 1)
@@ -322,7 +324,7 @@ def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:
     assert not bench.host.nodes[2].active
 
 
-def test_a_vanished_node_is_waited_for_once(bench: Any) -> None:
+def test_a_vanished_node_is_waited_for_once(bench: Any) -> None:  # R6.2-4
     bench.add("yan")
     bench.exchange()
     bench.host.receive_frames("theo", packet(bench, 1), bench.now)
@@ -336,7 +338,7 @@ def test_a_vanished_node_is_waited_for_once(bench: Any) -> None:
     assert bench.host.version == 2  # yan is back, and waited for again
 
 
-def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:
+def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:  # R6.2-4
     node = bench.host.nodes[1]
     node.active = False
     frame = seal_open(Header(1, 0), b"\x77" + bytes(9))
@@ -358,7 +360,7 @@ def test_a_node_of_which_only_the_manifest_came_is_still_awaited(new_bench: New)
     assert [node.active for node in bench.host.nodes.values()] == [True, True, False]
 
 
-def test_too_few_packets_extend_the_round(new_bench: New) -> None:
+def test_too_few_packets_extend_the_round(new_bench: New) -> None:  # R6.2-3, R6.2-11
     bench = new_bench(min_peers=2, deadline_s=30)
     bench.add("theo")
     bench.add("yan")
@@ -395,7 +397,7 @@ def test_a_restart_finds_the_open_round_and_goes_on(bench: Any) -> None:
     assert again.global_hash == bench.host.global_hash
 
 
-def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:
+def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:  # R6.5-13
     bench = new_bench(dimension=20_000, chain_max=1)
     bench.add("theo")
     bench.exchange()
@@ -426,7 +428,7 @@ def test_a_deadline_of_two_months_fits_a_message(new_bench: New) -> None:
     assert theo.version == 1
 
 
-def test_shares_of_a_reference_name_its_version(bench: Any) -> None:
+def test_shares_of_a_reference_name_its_version(bench: Any) -> None:  # R4.5-1
     bench.host.receive_frames("theo", packet(bench, 1), bench.now)
     bench.take(HOST)
     made: Any = bench.last(HOST, GlobalUpdateMade)

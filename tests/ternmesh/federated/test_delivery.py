@@ -5,7 +5,8 @@ import pytest
 
 from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
 from ternmesh.federated.events import FRAME_SIZE
-from ternmesh.federated.node import HOST, NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.security.membership import HOST
 from ternmesh.timers import TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
@@ -53,7 +54,7 @@ def welcome(bench, node: NodeProtocol) -> None:
         node.receive_frames(HOST, [frame], bench.now)
 
 
-def test_what_a_transport_holds_is_not_repeated(bench, node) -> None:
+def test_what_a_transport_holds_is_not_repeated(bench, node) -> None:  # R6.3-6
     bench.wait(100_000.0)
     welcome(bench, node)
     assert manifests(bench) == 0
@@ -64,7 +65,7 @@ def test_what_a_transport_holds_is_not_repeated(bench, node) -> None:
     assert manifests(bench) == 1
 
 
-def test_what_a_transport_has_lost_is_sent_at_once(bench, node) -> None:
+def test_what_a_transport_has_lost_is_sent_at_once(bench, node) -> None:  # R6.3-6
     node.handle_delivery(Delivery(HOST, LOST), bench.now)
     assert manifests(bench) == 1
 
@@ -80,6 +81,7 @@ def test_new_work_leaves_although_older_work_is_held(bench, node) -> None:
 
 
 def test_a_catch_up_is_not_repeated_while_it_is_on_its_way_or_just_delivered(bench) -> None:
+    # R6.5-13
     new_node(bench).submit(0, bench.delta(0), bench.now)
     bench.exchange()
     assert bench.host.version == 1
@@ -107,7 +109,7 @@ def test_a_catch_up_is_not_repeated_while_it_is_on_its_way_or_just_delivered(ben
     assert answers() == whole
 
 
-def test_a_node_refuses_frames_that_its_bearer_does_not_carry(bench) -> None:
+def test_a_node_refuses_frames_that_its_bearer_does_not_carry(bench) -> None:  # R4.3-5
     node = new_node(bench, frame_max=bench.plan.frame_mtu - 1)
     assert not node.joined
     assert node.refused[FRAME_SIZE] == 1
@@ -117,7 +119,7 @@ def test_a_node_refuses_frames_that_its_bearer_does_not_carry(bench) -> None:
     assert new_node(bench, "yan", bench.plan.frame_mtu).joined
 
 
-def test_no_other_refusal_of_a_node_is_taken(bench) -> None:
+def test_no_other_refusal_of_a_node_is_taken(bench) -> None:  # R4.3-5
     body = control.write_control(control.Refusal(0, "whatever"))
     bench.host.receive_frames("theo", [seal_open(Header(UNASSIGNED, 0), body)], bench.now)
     assert bench.host.refused == {"kind": 1}

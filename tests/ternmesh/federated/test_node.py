@@ -18,9 +18,10 @@ from ternmesh.federated.events import (
     UpdateReceived,
     WorkReady,
 )
-from ternmesh.federated.session import HOST, REASONS_MAX
+from ternmesh.federated.session import REASONS_MAX
 from ternmesh.federated.state import NodeState
 from ternmesh.plan import genesis, to_numbers
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
@@ -59,7 +60,7 @@ def both_submit(bench: Any, number: int) -> None:
     bench.exchange()
 
 
-def test_hello_is_repeated_with_growing_pauses(new_bench: New) -> None:
+def test_hello_is_repeated_with_growing_pauses(new_bench: New) -> None:  # R6.5-1
     bench = new_bench()
     node, times = bench.add("theo"), []
     for _ in range(12):
@@ -73,7 +74,7 @@ def test_hello_is_repeated_with_growing_pauses(new_bench: New) -> None:
     assert min(times[7:]) >= 30
 
 
-def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:
+def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:  # R6.3-3
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     first = bench.take("theo")
@@ -90,7 +91,7 @@ def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:
     assert theo._update_timer.at is None
 
 
-def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:
+def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:  # R6.3-3
     theo = bench.nodes["theo"]
     theo.plan = replace(theo.plan, manifest_repeats=2)
     theo.submit(0, bench.delta(1), bench.now)
@@ -104,7 +105,7 @@ def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> 
     assert theo.received
 
 
-def test_only_the_list_settles(bench: Any) -> None:
+def test_only_the_list_settles(bench: Any) -> None:  # R6.3-4
     """An update that the host received and did not count stays in the residual."""
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
@@ -122,7 +123,7 @@ def new_step(bench: Any) -> tuple[bytes, ...]:
     return encode_step(bench.delta(9), MODEL, 1, bench.plan)
 
 
-def test_late_work_is_folded_in(bench: Any) -> None:
+def test_late_work_is_folded_in(bench: Any) -> None:  # R6.3-5
     theo = bench.nodes["theo"]
     both_submit(bench, 0)
     before = theo.residual.copy()
@@ -132,7 +133,7 @@ def test_late_work_is_folded_in(bench: Any) -> None:
     assert bench.count("theo", ResidualChanged) == 1
 
 
-def test_late_work_while_a_packet_is_pending_is_not_lost(bench: Any) -> None:
+def test_late_work_while_a_packet_is_pending_is_not_lost(bench: Any) -> None:  # R6.3-5
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     bodies = theo.pending.bodies
@@ -159,14 +160,14 @@ def test_nan_is_refused_and_nothing_is_sent(bench: Any) -> None:
     assert theo.pending is not None
 
 
-def test_work_is_offered_once(bench: Any) -> None:
+def test_work_is_offered_once(bench: Any) -> None:  # R6.3-1
     for _ in range(3):
         from_host(bench, bench.nodes["theo"], control.Announce(b"run-id-8", 0, OPEN, 0))
     bench.take("theo")
     assert bench.count("theo", WorkReady) == 1
 
 
-def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:
+def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:  # R4.5-3, R6.5-13
     late = bench.nodes.pop("yan")
     bench.host.settings = replace(bench.host.settings, min_peers=1)
     for number in range(3):
@@ -184,7 +185,7 @@ def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:
     assert bench.last("yan", WorkReady) == WorkReady(3)
 
 
-def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:
+def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:  # R4.5-5, R6.3-4
     bench = new_bench(rounds=9, min_peers=1, deadline_s=30, chain_max=1)
     theo, yan = bench.add("theo"), bench.add("yan")
     bench.exchange()
@@ -209,7 +210,7 @@ def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:
     assert np.allclose(yan.residual, pending.corrected - to_vector(delta_q24), atol=1e-7)
 
 
-def test_a_new_run_starts_from_nothing(bench: Any) -> None:
+def test_a_new_run_starts_from_nothing(bench: Any) -> None:  # R6.5-10
     theo = bench.nodes["theo"]
     both_submit(bench, 0)
     both_submit(bench, 1)
@@ -253,25 +254,26 @@ def test_a_restart_before_the_first_reference_knows_its_place(bench: Any) -> Non
     assert again.received
 
 
-def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:
+def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:  # R6.5-11
     theo = bench.nodes["theo"]
     from_host(bench, theo, control.Announce(b"run-id-8", 0, control.GATHERING, 0))
     assert theo.phase == OPEN
 
 
 @pytest.mark.parametrize("change", ["run", "plan"])
-def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any, change: str) -> None:
+def test_a_welcome_that_nobody_asked_for_begins_no_run(bench: Any, change: str) -> None:  # R6.5-10
     """It was under way while the host began another run: the work of this one must not be lost."""
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     other = to_numbers(replace(bench.plan, rounds=bench.plan.rounds + 1))
-    changes = {"run": {"run": b"run-id-0"}, "plan": {"plan": other}}
+    changes: dict[str, dict[str, Any]] = {"run": {"run": b"run-id-0"}, "plan": {"plan": other}}
     from_host(bench, theo, welcome(bench, theo, **changes[change]))
     assert (theo.run, theo.plan) == (b"run-id-8", bench.plan)
     assert theo.pending is not None
 
 
 def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench: Any) -> None:
+    # R6.5-9
     """It was held back. The node has joined a new run since, and says hello again."""
     theo = bench.nodes["theo"]
     late = welcome(bench, theo)
@@ -317,7 +319,7 @@ def test_a_refusal_hastens_a_hello_that_is_far_off(bench: Any) -> None:
     assert theo.next_timeout() <= bench.now + 1.5
 
 
-def test_phases_go_forward_only(bench: Any) -> None:
+def test_phases_go_forward_only(bench: Any) -> None:  # R6.5-11
     theo = bench.nodes["theo"]
     theo._say_hello(bench.now)
     from_host(bench, theo, welcome(bench, theo, version=2, phase=control.FINISHED))
@@ -337,7 +339,7 @@ def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> N
     assert theo._hello_timer.at is not None
 
 
-def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:
+def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:  # R6.5-6
     """It may be a replay. A host with an old disk sends no other: then the node says hello."""
     theo = bench.nodes["theo"]
     both_submit(bench, 0)
@@ -355,6 +357,7 @@ def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:
 
 
 def test_an_announce_that_is_repeated_makes_nobody_speak_again(bench: Any) -> None:
+    # R6.5-6, R6.5-7
     """Neither that of a version this node has not got, nor that of a run it is not in."""
     theo = bench.nodes["theo"]
     for message in (
@@ -371,7 +374,7 @@ def test_an_announce_that_is_repeated_makes_nobody_speak_again(bench: Any) -> No
         assert bench.take("theo") == []
 
 
-def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> None:
+def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> None:  # R6.5-7
     """A peer that replays two of them in turn must not make it send for ever."""
     theo = bench.nodes["theo"]
     calls = [control.Announce(bytes([run] * 8), 0, OPEN, 0) for run in range(16)]
@@ -401,7 +404,7 @@ def test_a_call_into_another_run_is_not_forgotten(bench: Any) -> None:
     assert theo.next_timeout() <= bench.now + 1.0
 
 
-def test_a_welcome_takes_back_what_was_announced(bench: Any) -> None:
+def test_a_welcome_takes_back_what_was_announced(bench: Any) -> None:  # R6.5-11
     """A node must not wait for a version that a restored host knows nothing of."""
     theo = bench.nodes["theo"]
     from_host(bench, theo, control.Announce(b"run-id-8", 5, OPEN, 0))
@@ -426,7 +429,7 @@ def test_another_reference_of_the_same_version_is_worked_on(bench: Any) -> None:
     assert bench.count("theo", WorkReady) == offered + 1
 
 
-def test_a_packet_that_is_always_refused_is_sent_ever_more_seldom(bench: Any) -> None:
+def test_a_packet_that_is_always_refused_is_sent_ever_more_seldom(bench: Any) -> None:  # R6.5-2
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     sent, end = 0, bench.now + 600
@@ -443,7 +446,7 @@ def test_a_packet_that_is_always_refused_is_sent_ever_more_seldom(bench: Any) ->
     assert 5 * 4 <= sent <= 25 * 4  # four frames an update; it was 600 updates
 
 
-def test_announces_do_not_put_off_the_question(bench: Any) -> None:
+def test_announces_do_not_put_off_the_question(bench: Any) -> None:  # R6.5-4
     """A node that is behind says hello within seconds, however many announces come."""
     theo = bench.nodes["theo"]
     start = bench.now
@@ -455,7 +458,7 @@ def test_announces_do_not_put_off_the_question(bench: Any) -> None:
         assert bench.now - start < 8
 
 
-def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> None:
+def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> None:  # R6.5-4
     theo = bench.nodes["theo"]
     from_host(bench, theo, control.Announce(b"run-id-8", 3, OPEN, 0))
     bench.take("theo")
@@ -468,7 +471,7 @@ def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> 
     assert bench.take("theo") == []
 
 
-def test_silence_makes_a_node_ask(bench: Any) -> None:
+def test_silence_makes_a_node_ask(bench: Any) -> None:  # R6.5-5
     theo = bench.nodes["theo"]
     assert theo.next_timeout() == bench.now + 3 * bench.plan.announce_s
     bench.now = theo.next_timeout()
@@ -478,7 +481,7 @@ def test_silence_makes_a_node_ask(bench: Any) -> None:
     assert isinstance(control.read_control(open_seal(frame)[1]), control.Hello)
 
 
-def test_a_host_that_forgot_us_is_greeted_again(bench: Any) -> None:
+def test_a_host_that_forgot_us_is_greeted_again(bench: Any) -> None:  # R6.5-2
     theo = bench.nodes["theo"]
     from_host(bench, theo, control.Refusal(0, "unknown node"))
     assert not theo.joined
@@ -521,7 +524,7 @@ def hello_frame() -> bytes:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_frame_changes_nothing(bench: Any, name: str) -> None:
+def test_a_bad_frame_changes_nothing(bench: Any, name: str) -> None:  # R6.1-2
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     reason, make = BAD[name]
@@ -535,7 +538,7 @@ def test_a_bad_frame_changes_nothing(bench: Any, name: str) -> None:
     assert theo.version == 1
 
 
-def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:
+def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.5-7
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     row = Counted(1, 0, theo.pending.digest, b"\xff\xff\xff")
@@ -550,7 +553,7 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:
     assert np.array_equal(theo.residual, residual)
 
 
-def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any) -> None:
+def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any) -> None:  # R4.5-4
     """It names no model; its parent stands for that. So a run can give up its keys."""
     theo = bench.nodes["theo"]
     step = GlobalUpdate(1, theo.global_hash, b"", False, 0, (), new_step(bench))

@@ -69,7 +69,7 @@ def put(arrived: OpenRound, address: int, *bodies: bytes) -> None:
         arrived.add(arrived.place(address, body), body)
 
 
-def test_a_whole_bundle_stands_for_its_contributors() -> None:
+def test_a_whole_bundle_stands_for_its_contributors() -> None:  # R6.8-2, R6.8-3
     arrived, partial_aggregate = new_round(), aggregate_of(2, 3)
     put(arrived, 2, *partial_aggregate.bodies)
     assert arrived.present() == {2, 3}
@@ -86,7 +86,7 @@ def test_a_whole_bundle_stands_for_its_contributors() -> None:
 
 
 @pytest.mark.parametrize("order", ["own first", "bundle first"])
-def test_a_node_is_never_counted_twice(order: str) -> None:
+def test_a_node_is_never_counted_twice(order: str) -> None:  # R6.8-2
     arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
     parts = [(1, bodies_of(1)), (1, partial_aggregate.bodies), (4, bodies_of(4))]
     for address, bodies in parts if order == "own first" else parts[1:] + parts[:1]:
@@ -97,7 +97,7 @@ def test_a_node_is_never_counted_twice(order: str) -> None:
     assert set(count.partial_aggregates) == {1, 2}
 
 
-def test_what_is_whole_goes_before_a_part_of_a_bundle() -> None:
+def test_what_is_whole_goes_before_a_part_of_a_bundle() -> None:  # R6.8-2
     arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
     put(arrived, 1, *partial_aggregate.bodies[:-1])
     assert arrived.delivered(2) == "part"
@@ -109,7 +109,7 @@ def test_what_is_whole_goes_before_a_part_of_a_bundle() -> None:
     assert set(arrived.count().partial_aggregates) == {1, 2}, "whole, it goes before everything"
 
 
-def test_of_two_bundles_the_first_whole_one_counts() -> None:
+def test_of_two_bundles_the_first_whole_one_counts() -> None:  # R6.8-2
     """Not the lower context: the other's contributors already have their receipts."""
     arrived, late, early = new_round(), aggregate_of(1, 2), aggregate_of(2, 3)
     put(arrived, 1, *late.bodies[:-1])
@@ -169,7 +169,7 @@ BUNDLE_12 = aggregate_of(1, 2)
 )
 def test_what_is_not_a_bundle_is_refused(
     bodies: tuple[bytes, ...], address: int, nodes: set[int] | None, reason: str
-) -> None:
+) -> None:  # R4.6-3, R4.6-4
     assert refusal(bodies, address, nodes) == reason
 
 
@@ -217,7 +217,7 @@ def host(partial_aggregates: bool = True, state: CoordinatorState | None = None)
 def send(coordinator: Coordinator, address: int, *bodies: bytes) -> list[object]:
     frames = [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
     coordinator.receive_frames(f"n{address}", frames, 1.0)
-    events = []
+    events: list[object] = []
     while (event := coordinator.next_event()) is not None:
         events.append(event)
     return events
@@ -234,7 +234,7 @@ def receipts(coordinator: Coordinator) -> dict[str, control.Receipt]:
     return found
 
 
-def test_every_contributor_gets_a_receipt_for_its_own_packet() -> None:
+def test_every_contributor_gets_a_receipt_for_its_own_packet() -> None:  # R6.8-6
     coordinator = host()
     send(coordinator, 1, *BUNDLE_12.bodies)
     found = receipts(coordinator)
@@ -267,7 +267,7 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
     assert no_more.delivered(3) == no_more.delivered(4) == "none"
 
 
-def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:
+def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:  # R4.6-4
     coordinator = host()
     send(coordinator, 1, *bodies_of(1))
     events = send(coordinator, 1, *changed(BUNDLE_12, samples=31))
@@ -303,7 +303,7 @@ def closed() -> Callable[[Coordinator], GlobalUpdateMade]:
 
 def test_the_reference_lists_contributors_and_the_bundle(
     closed: Callable[[Coordinator], GlobalUpdateMade],
-) -> None:
+) -> None:  # R6.8-4
     coordinator = host()
     send(coordinator, 1, *BUNDLE_12.bodies)
     send(coordinator, 4, *bodies_of(4))
@@ -316,7 +316,7 @@ def test_the_reference_lists_contributors_and_the_bundle(
     assert coordinator.nodes[4].partial_aggregate is None
 
 
-def test_a_run_without_bundles_refuses_each_of_their_bodies() -> None:
+def test_a_run_without_bundles_refuses_each_of_their_bodies() -> None:  # R4.6-5
     coordinator = host(partial_aggregates=False)
     send(coordinator, 1, *BUNDLE_12.bodies)
     chunks = len(BUNDLE_12.bodies) - 2

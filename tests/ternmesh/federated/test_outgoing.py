@@ -6,7 +6,7 @@ def counters(groups: list[tuple[str, list[bytes]]]) -> list[int]:
     return [open_seal(frame)[0].counter for _, frames in groups for frame in frames]
 
 
-def test_nothing_leaves_before_its_counter_is_reserved() -> None:
+def test_nothing_leaves_before_its_counter_is_reserved() -> None:  # R3-7
     outgoing = SealedQueue(100)
     outgoing.push("a", 1, [b"x", b"y"])
     assert outgoing.drain() == []
@@ -25,7 +25,7 @@ def test_a_block_lasts_and_is_followed_by_the_next() -> None:
     assert seen == list(range(BLOCK + 1))
 
 
-def test_a_restart_goes_on_behind_the_block() -> None:
+def test_a_restart_goes_on_behind_the_block() -> None:  # R3-7
     outgoing = SealedQueue(0)
     outgoing.push("a", 1, [b"x"])
     limit = outgoing.reserve()

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ternmesh.federated.node import HOST, NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.security.membership import HOST
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.frame import BROADCAST, Header, seal_open
@@ -24,7 +25,7 @@ def joined(bench, pace: TimerSettings) -> NodeProtocol:
     return node
 
 
-def test_every_wait_of_a_node_is_that_of_its_bearer(new_bench) -> None:
+def test_every_wait_of_a_node_is_that_of_its_bearer(new_bench) -> None:  # R6.5-8
     waits = {}
     for pace in (NETWORK_TIMERS, RADIO):
         bench = new_bench(min_peers=1, rounds=9, plan={"announce_s": 86_400})
@@ -41,7 +42,7 @@ def test_every_wait_of_a_node_is_that_of_its_bearer(new_bench) -> None:
     assert waits[RADIO][1] == pytest.approx(60 * waits[NETWORK_TIMERS][1])
 
 
-def test_hellos_are_as_far_apart_as_the_pace_says(new_bench) -> None:
+def test_hellos_are_as_far_apart_as_the_pace_says(new_bench) -> None:  # R6.5-8
     bench = new_bench()
     rng, state = np.random.default_rng(0), new_node_state(bench.plan.dimension)
     pace = replace(RADIO, hello_longest_s=480.0)
@@ -54,7 +55,7 @@ def test_hellos_are_as_far_apart_as_the_pace_says(new_bench) -> None:
         node.handle_timeout(bench.now)
 
 
-def test_a_node_that_was_welcomed_before_the_run_began_asks_again_soon(new_bench) -> None:
+def test_a_node_that_was_welcomed_before_the_run_began_asks_again_soon(new_bench) -> None:  # R6.5-1
     bench = new_bench(min_peers=2, plan={"announce_s": 86_400})
     node = bench.add("theo")
     bench.exchange()
@@ -74,7 +75,7 @@ def test_a_node_that_was_welcomed_before_the_run_began_asks_again_soon(new_bench
     assert node.next_timeout() - bench.now > 1000
 
 
-def test_a_node_that_hears_that_the_run_has_begun_asks_no_more(new_bench) -> None:
+def test_a_node_that_hears_that_the_run_has_begun_asks_no_more(new_bench) -> None:  # R6.5-1
     bench = new_bench(min_peers=2, plan={"announce_s": 86_400})
     node = bench.add("theo")
     bench.exchange()

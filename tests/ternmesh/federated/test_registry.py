@@ -16,7 +16,7 @@ def registry(*names: str) -> NodeRegistry[RegisteredNode]:
     )
 
 
-def test_a_new_node_has_the_next_address_and_a_known_one_keeps_its_own() -> None:
+def test_a_new_node_has_the_next_address_and_a_known_one_keeps_its_own() -> None:  # R3-4, R6.5-12
     nodes = registry("theo", "nora")
     assert nodes.take_in("yan", PLACES).address == 5
     assert nodes.take_in("nora", PLACES) is nodes[4]
@@ -57,7 +57,7 @@ def test_no_peer_sends_from_another_nodes_address(address: int, peer: str, reaso
 )
 def test_what_leads_to_the_newest(
     version: int, known: bytes | None, steps: list[bytes] | None
-) -> None:
+) -> None:  # R6.5-13
     assert UpdateChain(b"genesis", LINKS, 3).between(version, known, 3) == steps
 
 

@@ -13,10 +13,9 @@ from ternmesh.federated.events import (
     SecurityChanged,
     UpdateForgotten,
 )
-from ternmesh.federated.node import HOST
 from ternmesh.federated.state import CoordinatorState, NodeRecord
 from ternmesh.security.key_derivation import nonce
-from ternmesh.security.membership import write_revocations
+from ternmesh.security.membership import HOST, write_revocations
 
 NAMES = ("theo", "yan", "mallory")
 
@@ -75,6 +74,7 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
 
 @pytest.mark.parametrize("way", ["exclude", "timeout", "packet"])
 def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, way: str) -> None:
+    # R9.3-11
     bench.nodes["theo"].submit(0, bench.delta(0), bench.now)
     if way != "packet":
         bench.nodes["yan"].submit(0, bench.delta(0), bench.now)
@@ -110,7 +110,7 @@ def test_a_key_is_given_at_once_also_where_somebody_who_never_joined_was_revoked
         assert node._sealing.broadcast_name == bench.host._sealing.broadcast_name
 
 
-def test_forged_broadcasts_write_nothing(bench: Any) -> None:
+def test_forged_broadcasts_write_nothing(bench: Any) -> None:  # R9.3-14
     """A member can seal one, and not sign it: each is refused, and none may cost an fsync."""
     theo, listener = bench.nodes["theo"], bench.nodes["mallory"]._sealing._listener
     keys, found = listener._keys, []

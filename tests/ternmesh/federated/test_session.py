@@ -46,11 +46,11 @@ def test_a_new_run_takes_a_node_out_of_every_phase() -> None:
 def test_a_node_goes_through_its_phases(new_bench: Callable[..., Any]) -> None:
     bench = new_bench(rounds=2)
     theo = bench.add("theo")
-    assert theo.node_phase is NodePhase.JOINING
+    assert (theo.node_phase, theo.joined) == (NodePhase.JOINING, False)
     bench.exchange()
-    assert theo.node_phase is NodePhase.UP_TO_DATE
+    assert (theo.node_phase, bench.host.phase) == (NodePhase.UP_TO_DATE, OPEN)
     theo.submit(0, bench.delta(1), bench.now)
-    assert theo.node_phase is NodePhase.UPDATE_PENDING
+    assert (theo.node_phase, bench.host.phase) == (NodePhase.UPDATE_PENDING, OPEN)
     bench.exchange()
     assert (theo.node_phase, bench.host.phase) == (NodePhase.UP_TO_DATE, OPEN)
     theo.submit(1, bench.delta(2), bench.now)

@@ -1,5 +1,7 @@
 """Global updates that two of three keys sign, and an ML-DSA-44 key in addition."""
 
+from typing import Any
+
 import pytest
 
 from ternmesh.errors import SecurityError
@@ -71,7 +73,7 @@ def learn(bench):
     return node.version == 1
 
 
-def test_two_of_three_keys_sign_what_a_node_applies(start):
+def test_two_of_three_keys_sign_what_a_node_applies(start):  # R4.5-8, R9.7-4
     bench = start()
     assert learn(bench)
     made = bench.last("host", GlobalUpdateMade)
@@ -85,25 +87,25 @@ def test_a_host_with_too_few_of_the_keys_does_not_start(start):
         start(held=1)
 
 
-def test_a_signature_against_quantum_computers_comes_first_and_is_asked_for(start):
+def test_a_signature_against_quantum_computers_comes_first_and_is_asked_for(start):  # R9.7-5
     bench = start(quantum=True)
     assert learn(bench)
     assert bench.nodes["theo"].refused["signature"] == 0
 
 
-def test_without_that_signature_nothing_is_applied(start):
+def test_without_that_signature_nothing_is_applied(start):  # R9.7-5
     bench = start(quantum=False, node_quantum=True)
     assert not learn(bench)
     assert bench.nodes["theo"].refused["signature"] > 0
 
 
-def test_a_node_that_asks_for_none_passes_it_over(start):
+def test_a_node_that_asks_for_none_passes_it_over(start):  # R9.7-5
     assert learn(start(quantum=True, node_quantum=False))
 
 
 def test_an_object_whose_signature_was_lost_is_caught_up_with(start):
     bench = start(quantum=True)
-    cut, lost = bench.host._outgoing.cut, []
+    cut, lost = bench.host._outgoing.cut, list[Any]()
 
     def without_the_first(peer, address, objects, frame_mtu):
         if not lost:

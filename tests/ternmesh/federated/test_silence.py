@@ -18,10 +18,10 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.local_update import is_too_little, make_update
-from ternmesh.federated.node import HOST
 from ternmesh.federated.open_round import OpenRound
 from ternmesh.federated.state import CoordinatorState, NodeRecord, NodeState
 from ternmesh.plan import make_plan
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import OPEN, Silent
 from ternmesh.wire.frame import DOWN, UNASSIGNED, Header, open_seal, seal_open
@@ -69,6 +69,7 @@ def say(bench: Any, number: int, name: str = "theo", address: int = 1) -> None:
     [(10, 1, 0, False), (11, 1, 0, True), (11, 1, 1, False), (1000, 3, 2, True), (0, 9, 0, False)],
 )
 def test_what_is_too_little(permille: int, rounds: int, in_a_row: int, too_little: bool) -> None:
+    # R6.7-2
     plan = make_plan(4, rounds=1, local_steps=1, learning_rate=0.1)
     plan = replace(plan, silence_permille=permille, silence_rounds=rounds)
     learned = np.full(4, 10 << 20, np.int32)
@@ -76,13 +77,13 @@ def test_what_is_too_little(permille: int, rounds: int, in_a_row: int, too_littl
     assert is_too_little(corrected, learned, in_a_row, plan) is too_little
 
 
-def test_nobody_is_silent_before_the_run_has_learned() -> None:
+def test_nobody_is_silent_before_the_run_has_learned() -> None:  # R6.7-2
     plan = make_plan(4, rounds=1, local_steps=1, learning_rate=0.1, silence=1.0, silence_rounds=9)
     nothing = np.zeros(4, np.int32)
     assert not is_too_little(np.zeros(4, np.float32), nothing, 0, plan)
 
 
-def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:
+def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:  # R6.7-2, R6.7-5
     theo, yan = bench.nodes.values()
     before = theo.residual.copy()
     theo.submit(1, work(QUIET), bench.now)
@@ -101,7 +102,8 @@ def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:
     assert np.array_equal(theo.residual, before + work(QUIET))
     assert bench.last("theo", WorkReady) == WorkReady(2)
     theo.submit(2, work(LOUD), bench.now)
-    assert np.array_equal(theo.pending.corrected, before + work(QUIET) + work(LOUD))
+    pending: Any = theo.pending
+    assert np.array_equal(pending.corrected, before + work(QUIET) + work(LOUD))
 
 
 def test_a_silence_is_a_few_bytes(bench: Any) -> None:
@@ -112,7 +114,7 @@ def test_a_silence_is_a_few_bytes(bench: Any) -> None:
     assert (header.address, control.read_control(body)) == (1, Silent(1))
 
 
-def test_nobody_is_silent_for_longer_than_the_plan_says(bench: Any) -> None:
+def test_nobody_is_silent_for_longer_than_the_plan_says(bench: Any) -> None:  # R6.7-2
     theo, yan = bench.nodes.values()
     made = []
     for number in range(1, 7):
@@ -123,7 +125,7 @@ def test_nobody_is_silent_for_longer_than_the_plan_says(bench: Any) -> None:
     assert made == [1, 1, 2, 2, 2, 3]  # the first is that of round 0
 
 
-def test_a_round_in_which_all_are_silent_counts_nobody_and_goes_on(bench: Any) -> None:
+def test_a_round_in_which_all_are_silent_counts_nobody_and_goes_on(bench: Any) -> None:  # R6.7-6
     before = bench.host.model_q24.astype(float) / (1 << 24) + bench.host.residual
     for node in bench.nodes.values():
         node.submit(1, work(QUIET), bench.now)
@@ -138,7 +140,7 @@ def test_a_round_in_which_all_are_silent_counts_nobody_and_goes_on(bench: Any) -
         assert not node.silent
 
 
-def test_silence_is_repeated_until_it_is_answered(bench: Any) -> None:
+def test_silence_is_repeated_until_it_is_answered(bench: Any) -> None:  # R6.7-4
     theo = bench.nodes["theo"]
     theo.submit(1, work(QUIET), bench.now)
     pauses = []
@@ -154,7 +156,7 @@ def test_silence_is_repeated_until_it_is_answered(bench: Any) -> None:
     assert bench.host.delivered(1) == "silent"
 
 
-def test_the_next_reference_ends_the_repetition(bench: Any) -> None:
+def test_the_next_reference_ends_the_repetition(bench: Any) -> None:  # R6.7-4
     theo, yan = bench.nodes.values()
     theo.submit(1, work(QUIET), bench.now)
     bench.take("theo")  # lost
@@ -169,7 +171,7 @@ def test_the_next_reference_ends_the_repetition(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_an_answer_for_another_round_does_not_end_it(bench: Any, number: int) -> None:
+def test_an_answer_for_another_round_does_not_end_it(bench: Any, number: int) -> None:  # R6.7-4
     theo = bench.nodes["theo"]
     theo.submit(1, work(QUIET), bench.now)
     body = control.write_control(Silent(number))
@@ -187,6 +189,7 @@ def test_late_work_of_a_silent_round_is_kept_and_not_sent(bench: Any) -> None:
 
 
 def test_a_restart_in_a_silent_round_repeats_it_and_trains_no_second_time(bench: Any) -> None:
+    # R6.7-3
     theo = bench.nodes["theo"]
     theo.submit(1, work(QUIET), bench.now)
     bench.take("theo")  # lost, with the power
@@ -230,7 +233,7 @@ def test_another_reference_of_a_silent_round_is_worked_on(bench: Any) -> None:
     assert bench.last("theo", WorkReady) == WorkReady(1)
 
 
-def test_a_repeated_silence_is_a_duplicate_and_is_answered_again(bench: Any) -> None:
+def test_a_repeated_silence_is_a_duplicate_and_is_answered_again(bench: Any) -> None:  # R6.7-5
     for _ in range(3):
         say(bench, 1)
         assert words(bench, HOST) == [Silent(1)]
@@ -251,7 +254,7 @@ def test_a_repeated_silence_is_a_duplicate_and_is_answered_again(bench: Any) -> 
 )
 def test_a_silence_that_is_refused(
     bench: Any, number: int, name: str, address: int, reason: str
-) -> None:
+) -> None:  # R6.7-1
     say(bench, number, name, address)
     assert bench.host.refused == {reason: 1}
     assert bench.host.delivered(1) == "none"
@@ -259,7 +262,7 @@ def test_a_silence_that_is_refused(
     assert bench.host.version == 1
 
 
-def test_a_packet_after_a_silence_is_taken_and_waited_for(bench: Any) -> None:
+def test_a_packet_after_a_silence_is_taken_and_waited_for(bench: Any) -> None:  # R6.7-7
     """The node has lost its disk in between: what it sends now counts."""
     say(bench, 1)
     made = make_update(work(LOUD), MODEL, 1, 10, bench.plan)
@@ -275,7 +278,7 @@ def test_a_packet_after_a_silence_is_taken_and_waited_for(bench: Any) -> None:
     assert [entry.address for entry in made_now.counted] == [1, 2]
 
 
-def test_a_silence_after_a_whole_packet_takes_nothing_back(bench: Any) -> None:
+def test_a_silence_after_a_whole_packet_takes_nothing_back(bench: Any) -> None:  # R6.7-7
     bench.nodes["theo"].submit(1, work(LOUD), bench.now)
     bench.exchange()
     say(bench, 1)
@@ -287,6 +290,7 @@ def test_a_silence_after_a_whole_packet_takes_nothing_back(bench: Any) -> None:
 
 
 def test_at_the_deadline_a_silent_node_stays_active_and_counts_as_present(bench: Any) -> None:
+    # R6.7-5
     bench.add("zoe")
     bench.exchange()
     say(bench, 1)
@@ -309,7 +313,7 @@ def test_one_who_is_silent_is_not_enough_where_two_must_be_there(bench: Any) -> 
     assert bench.host.version == 2  # theo's silence was kept
 
 
-def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> None:
+def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> None:  # R6.7-5
     """The node does not repeat it: a host that forgot it would wait for ever."""
     host = bench.host
     bench.take(HOST)
@@ -335,7 +339,7 @@ def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> N
     assert again.version == 2
 
 
-def test_what_does_not_add_up_takes_the_silence_with_it(bench: Any) -> None:
+def test_what_does_not_add_up_takes_the_silence_with_it(bench: Any) -> None:  # R6.7-7
     """The event makes the program forget all bodies of the node; memory and disk must agree."""
     arrived = OpenRound(bench.plan, MODEL[:8], 1)
     arrived.add(1, control.write_control(Silent(1)))

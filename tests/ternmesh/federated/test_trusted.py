@@ -11,7 +11,6 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
 from ternmesh.federated.coordinator import ALL, Coordinator
 from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, SecurityChanged
-from ternmesh.federated.node import HOST
 from ternmesh.federated.state import (
     ChainLink,
     CoordinatorState,
@@ -22,11 +21,12 @@ from ternmesh.federated.state import (
 from ternmesh.plan import to_numbers
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import nonce
-from ternmesh.security.membership import write_revocations
+from ternmesh.security.membership import HOST, write_revocations
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
 from ternmesh.wire.global_update import (
     GlobalSnapshot,
+    GlobalUpdate,
     certify,
     read_object,
     split_certificate,
@@ -87,7 +87,7 @@ def test_a_run_under_seals_and_signatures(bench: Any) -> None:
     assert len(signed) == 6
 
 
-def test_no_frame_is_taken_twice(bench: Any) -> None:
+def test_no_frame_is_taken_twice(bench: Any) -> None:  # R9.4-2
     work(bench)
     refused = sum(bench.host.refused.values())
     again = [(name, f) for name in ("theo", "yan") for f in frames_of(bench, name)]
@@ -105,6 +105,7 @@ def test_no_frame_is_taken_twice(bench: Any) -> None:
 
 
 def test_a_flipped_bit_a_plain_frame_and_anothers_name_are_refused(bench: Any) -> None:
+    # R3-2, R3-9
     theo, yan = bench.nodes["theo"], bench.nodes["yan"]
     theo.submit(0, bench.delta(0), bench.now)
     frames = [frame for _, frame in bench.take("theo")]
@@ -138,6 +139,7 @@ def test_a_stranger_gets_nothing_in(bench: Any) -> None:
 
 
 def test_a_packet_that_its_node_has_not_signed_is_forgotten(bench: Any, monkeypatch: Any) -> None:
+    # R6.4-3, R9.7-3
     theo = bench.nodes["theo"]
     with monkeypatch.context() as patch:
         patch.setattr(theo._authenticator, "sign_update", lambda run, number, item, update: item)
@@ -149,6 +151,7 @@ def test_a_packet_that_its_node_has_not_signed_is_forgotten(bench: Any, monkeypa
 
 
 def test_a_reference_that_the_host_has_not_signed_is_not_applied(bench: Any) -> None:
+    # R4.5-2, R9.7-1
     yan = bench.nodes["yan"]
     bench.host._authenticator.certify = lambda run, content: ((0, NO_SIGNATURE),)
     work(bench)
@@ -157,7 +160,7 @@ def test_a_reference_that_the_host_has_not_signed_is_not_applied(bench: Any) -> 
     assert yan.refused["signature"] >= 1
 
 
-def test_unsigned_words_of_the_host_are_refused(bench: Any) -> None:
+def test_unsigned_words_of_the_host_are_refused(bench: Any) -> None:  # R9.7-2
     theo = bench.nodes["theo"]
     bench.host._authenticator.sign_receipt = lambda node, run, body: body
     theo.submit(0, bench.delta(0), bench.now)
@@ -201,7 +204,7 @@ def seal_for_all(bench: Any, body: bytes) -> bytes:
     return hub.seal(first + b"\xff\xff" + low, bench.forged, body)
 
 
-def test_what_a_member_says_to_all_is_not_believed(bench: Any) -> None:
+def test_what_a_member_says_to_all_is_not_believed(bench: Any) -> None:  # R9.3-14
     theo = bench.nodes["theo"]
     for message in (control.Refusal(0, "unknown node"), control.Silent(0)):
         theo.receive_frames(HOST, [seal_for_all(bench, control.write_control(message))], bench.now)
@@ -235,7 +238,7 @@ def test_a_false_piece_before_each_true_one_spoils_no_reference(bench: Any) -> N
     assert np.array_equal(theo.model_q24, bench.host.model_q24)
 
 
-def test_who_hears_no_broadcast_is_sent_the_reference_alone(bench: Any) -> None:
+def test_who_hears_no_broadcast_is_sent_the_reference_alone(bench: Any) -> None:  # R4.4-6
     """A member that forges more than a search finds costs a question and a unicast."""
     theo = bench.nodes["theo"]
     fragments_for_all(bench)
@@ -283,7 +286,7 @@ def signed_announce(bench: Any, version: int) -> bytes:
     return bench.host._authenticator.sign_announce(control.write_control(message))
 
 
-def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None:
+def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None:  # R6.5-6
     """A member can seal the host's messages again, as often as it likes."""
     old = signed_announce(bench, 0)
     for _ in range(2):
@@ -328,7 +331,7 @@ def new_run(bench: Any) -> Any:
     return bench.host
 
 
-def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> None:
+def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> None:  # R3-10
     theo = bench.nodes["theo"]
     address = theo.address
     theo.submit(0, bench.delta(7), bench.now)
@@ -348,7 +351,7 @@ def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> 
     assert not host.refused["conflict"]
 
 
-def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) -> None:
+def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) -> None:  # R3-11
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(7), bench.now)  # its bodies wait for the transport
     host = new_run(bench)
@@ -360,7 +363,7 @@ def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) ->
     assert not [frame for _, frame in bench.take("theo") if frame[1:3] != b"\0\0"]
 
 
-def test_a_new_run_is_heard_of_at_once(bench: Any) -> None:
+def test_a_new_run_is_heard_of_at_once(bench: Any) -> None:  # R9.3-11
     """The host gives its new broadcast key away before it announces the run under it."""
     new_run(bench)
     bench.exchange()
@@ -369,7 +372,7 @@ def test_a_new_run_is_heard_of_at_once(bench: Any) -> None:
     assert {node.run for node in bench.nodes.values()} == {b"next run"}
 
 
-def test_a_snapshot_is_for_one_node(bench: Any) -> None:
+def test_a_snapshot_is_for_one_node(bench: Any) -> None:  # R9.3-14
     """It lists what was counted of one: others would take their own for lost."""
     bench.nodes["theo"].submit(0, bench.delta(0), bench.now)
     bench.exchange()
@@ -392,7 +395,7 @@ def test_junk_in_a_members_name_does_not_stop_the_host(bench: Any) -> None:
     assert bench.host.phase == control.OPEN
 
 
-def test_a_strangers_junk_is_not_answered(bench: Any) -> None:
+def test_a_strangers_junk_is_not_answered(bench: Any) -> None:  # R6.6-2
     bench.exchange()
     sent = len(bench.sent[HOST])
     for index in range(50):
@@ -493,6 +496,7 @@ def test_under_keys_a_reference_does_not_name_its_model(bench: Any) -> None:
     content, row = split_certificate(bench.last(HOST, GlobalUpdateMade).content)
     made = read_object(content, bench.plan.dimension)
     assert made.model == b""
+    assert isinstance(made, GlobalUpdate)
     named = write_global_update(replace(made, model=bytes(range(8))))
     assert len(named) == len(content) + 8
     authenticator = bench.nodes["theo"]._authenticator

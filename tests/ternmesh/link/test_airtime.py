@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ternmesh.link.airtime import LoraSetting, airtime_us, wall_time_s
+from ternmesh.link.airtime import LoraSetting, airtime_us
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "lora_airtime.json"
 
@@ -29,9 +29,3 @@ def test_refuses_a_frame_that_no_radio_sends(size: int) -> None:
 def test_refuses_a_setting_that_no_radio_has(setting: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="it must be"):
         LoraSetting(*setting)
-
-
-def test_wall_time_at_one_percent() -> None:
-    assert wall_time_s(0.348, 0.01) == pytest.approx(34.8)
-    with pytest.raises(ValueError, match="duty cycle"):
-        wall_time_s(1.0, 0.0)

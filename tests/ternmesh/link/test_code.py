@@ -56,7 +56,7 @@ def test_layout(size: int, symbol_bytes: int, count: int, generations: int) -> N
 @pytest.mark.parametrize(
     ("size", "symbol_bytes"), [(0, 1), (-5, 1), (10, 0), (10, -1), (32_769, 1), (9_999, 4_080)]
 )
-def test_refuses_a_layout_that_cannot_be(size: int, symbol_bytes: int) -> None:
+def test_refuses_a_layout_that_cannot_be(size: int, symbol_bytes: int) -> None:  # R8.1-2
     with pytest.raises(WireError) as caught:
         Layout(size, symbol_bytes)
     assert caught.value.reason == "symbol"
@@ -76,7 +76,7 @@ def test_generations_share_the_source_evenly(count: int) -> None:
 
 
 @given(st.integers(1, 10**6), st.integers(1, 4079))
-def test_symbols_divide_the_object_evenly(size: int, room: int) -> None:
+def test_symbols_divide_the_object_evenly(size: int, room: int) -> None:  # R8.1-4
     symbol_bytes = best_symbol_bytes(size, room)
     count = -(-size // symbol_bytes)
     assert symbol_bytes <= room
@@ -166,6 +166,7 @@ def transfers(draw: st.DrawFn) -> tuple[Layout, list[int]]:
 
 @given(transfers())
 def test_any_symbols_that_suffice_give_the_object(transfer: tuple[Layout, list[int]]) -> None:
+    # R8.1-1
     layout, indexes = transfer
     data = content(layout.size)
     indexes = indexes + list(range(layout.count - 1, -1, -1))  # whatever came, these complete it
@@ -221,7 +222,7 @@ def test_receivers_with_other_losses_are_served_by_the_same_symbols() -> None:
         assert decoder.data() == data
 
 
-def test_what_brings_nothing_new_is_not_kept() -> None:
+def test_what_brings_nothing_new_is_not_kept() -> None:  # R8.1-2
     layout, data = Layout(30, 10), content(30)
     symbols = dict(zip(range(9), encode_symbols(layout, NAME, data, range(9)), strict=True))
     decoder = Decoder(layout, NAME)
@@ -237,7 +238,7 @@ def test_what_brings_nothing_new_is_not_kept() -> None:
     assert decoder.data() == data
 
 
-def test_a_repair_that_depends_on_what_is_there_is_not_kept() -> None:
+def test_a_repair_that_depends_on_what_is_there_is_not_kept() -> None:  # R8.1-2
     layout, data = Layout(30, 10), content(30)
     _, c1, c2 = np.moveaxis(coefficients(NAME, range(3, 2000), 3), 1, 0)
     # Where source symbol 0 is there, these say the same of the other two as repair symbol 3 does.

@@ -65,8 +65,8 @@ def test_the_first_hour_is_quick_and_then_the_law_waits() -> None:
 
 
 def test_what_was_spent_before_is_waited_for() -> None:
-    ledger = Ledger(36_000_000, [Entry(900.0, 36_000_000)])
-    cost = estimate(1000, SF7, ledger=ledger, now=1000.0)
+    ledger = Ledger(36_000_000, [Entry(-100.0, 36_000_000)])
+    cost = estimate(1000, SF7, ledger=ledger)
     assert cost.wall_s == pytest.approx(HOUR_S - 100 + 1.9, abs=1)
 
 

@@ -129,7 +129,7 @@ def test_refuses_needs_that_are_written_otherwise(needs: bytes) -> None:
     assert "more bytes" in refused(b"\x07" + NAME + needs)
 
 
-def test_refuses_more_generations_than_an_object_has() -> None:
+def test_refuses_more_generations_than_an_object_has() -> None:  # R8.2-3
     whole = b"\x07" + NAME + bytes([1] * 256)
     assert read_message(whole) == Status(NAME, (1,) * 256)
     assert "256 needs" in refused(whole + b"\x01")

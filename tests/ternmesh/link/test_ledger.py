@@ -127,7 +127,7 @@ def first_violation() -> int | None:
     return None
 
 
-def test_no_hour_holds_more_than_the_budget_whatever_crashes():
+def test_no_hour_holds_more_than_the_budget_whatever_crashes():  # R8.3-5, R8.3-9
     assert first_violation() is None
 
 
@@ -304,7 +304,7 @@ def test_refuses_a_frame_that_is_not_over_within_a_minute(airtime: int, hold_s: 
         Ledger(HOUR_US).reserve(0.0, airtime, hold_s)
 
 
-def test_the_ledger_is_bounded():
+def test_the_ledger_is_bounded():  # R8.3-7
     ledger = Ledger(HOUR_US // 10)
     rng = np.random.default_rng(1)
     now = 0.0
@@ -323,7 +323,7 @@ def test_a_clock_that_goes_back_for_a_while_brings_nothing_back_early():
     assert ledger.next_free_s(8701.0, 1) == 8700 + 36 + HOUR_S
 
 
-def test_most_frames_need_no_write():
+def test_most_frames_need_no_write():  # R8.3-8
     ledger, now, records = Ledger(HOUR_US // 10), 0.0, 0
     for _ in range(500):
         assert ledger.reserve(now, 399_616)
@@ -332,7 +332,7 @@ def test_most_frames_need_no_write():
     assert records <= 1 + 500 // (HOUR_US // 10 // AHEAD_PARTS // 399_616)
 
 
-def test_after_a_stop_in_peace_only_what_was_sent_is_spent():
+def test_after_a_stop_in_peace_only_what_was_sent_is_spent():  # R8.3-10
     ledger = Ledger(BUDGET_US)
     ledger.reserve(0.0, 400_000)
     assert ledger.record() == Record((Entry(0.4, 400_000),), BUDGET_US // AHEAD_PARTS)
@@ -349,7 +349,7 @@ def test_after_a_stop_in_peace_only_what_was_sent_is_spent():
 SENT = Record((Entry(100.0, 400_000),), 0)
 
 
-def test_a_reboot_is_bridged_by_the_wall_clock():
+def test_a_reboot_is_bridged_by_the_wall_clock():  # R8.3-11
     then, now = Moment("a", 160.0, 1000.0), Moment("b", 20.0, 1000.0 + 600 + WALL_ERROR_S)
     ledger = resume(BUDGET_US, SENT, then, now)
     assert ledger.spent_us(20.0) == 400_000
@@ -367,14 +367,14 @@ def test_a_reboot_is_bridged_by_the_wall_clock():
     ],
     ids=["then untrusted", "now untrusted", "set back", "no boot known", "clock began anew"],
 )
-def test_without_trusted_time_the_hour_is_spent(then: Moment, now: Moment):
+def test_without_trusted_time_the_hour_is_spent(then: Moment, now: Moment):  # R8.3-11
     assert elapsed_s(then, now) is None
     ledger = resume(BUDGET_US, SENT, then, now)
     assert ledger.spent_us(20.0) == BUDGET_US
     assert ledger.next_free_s(20.0, 1) >= 20 + HOUR_S
 
 
-def test_in_one_boot_the_wall_clock_does_not_matter():
+def test_in_one_boot_the_wall_clock_does_not_matter():  # R8.3-11
     then, now = Moment("a", 160.0, 1000.0), Moment("a", 170.0, 9e9)
     assert elapsed_s(then, now) == 10.0
 

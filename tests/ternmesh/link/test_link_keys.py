@@ -1,9 +1,9 @@
 """A link with keys: what is forged, repeated, changed or weaker is refused, and objects arrive."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
 
 from ternmesh.link.events import (
     Delivered,
@@ -13,11 +13,12 @@ from ternmesh.link.events import (
     SealsChanged,
     SymbolHeld,
 )
-from ternmesh.link.messages import LAST_SYMBOL, Offer, Status, Symbol, write_message
-from ternmesh.link.sender import LANE_SLOTS, object_name
+from ternmesh.link.messages import LAST_SYMBOL, Offer, Status, Symbol, object_name, write_message
+from ternmesh.link.sender import LANE_SLOTS
 from ternmesh.security.enrolment import REQUEST
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR, OPENING_SIZE, SYNC_OVERHEAD
 from ternmesh.wire.frame import BROADCAST, HEAD_SIZE, TAG_SIZE, UNASSIGNED, Header, seal_open
+from tests.ternmesh.link.keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
 
 OBJECT = content(1500)
 MOVING = (SymbolHeld, ObjectArrived, Delivered, IncomingDropped, FrameArrived)
@@ -33,7 +34,7 @@ def begun(symbols: int = 4) -> Air:
     return air
 
 
-def test_no_object_travels_in_the_context_that_is_open_to_every_role() -> None:
+def test_no_object_travels_in_the_context_that_is_open_to_every_role() -> None:  # R3-5
     air = Air()
     air.meet()
     offer = Offer(0, 7, object_name(7, OBJECT), len(OBJECT), 100)
@@ -51,7 +52,7 @@ def finish(air: Air) -> None:
     assert [e for e in air.events[HOST] if isinstance(e, Delivered)]
 
 
-def moved(air: Air, name: str) -> list[object]:
+def moved(air: Air, name: str) -> list[Any]:
     return [event for event in air.events[name] if isinstance(event, MOVING)]
 
 
@@ -188,7 +189,7 @@ def test_a_man_in_the_middle_who_flips_bits_changes_nothing(bit: int) -> None:
         assert not isinstance(event, IncomingDropped) or event.offer.name == object_name(0, OBJECT)
 
 
-def test_a_downgrade_is_refused_and_seen() -> None:
+def test_a_downgrade_is_refused_and_seen() -> None:  # R3-13
     """Who strips the seals and puts open ones in their place is believed by nobody."""
     air = Air()
     air.meet()
@@ -220,7 +221,7 @@ def test_a_mismatch_is_seen_on_both_sides_and_ends_with_its_cause() -> None:
     finish(air)
 
 
-def test_who_is_not_enrolled_is_refused_until_he_is() -> None:
+def test_who_is_not_enrolled_is_refused_until_he_is() -> None:  # R8.2-35
     air = Air(unknown=(NODE,))
     air.ends[HOST].send(NODE, OBJECT)
     air.run(60.0)
@@ -247,7 +248,7 @@ def test_who_was_revoked_hears_no_broadcast() -> None:
     assert set(air.refused("eve")) == {"seal"}
 
 
-def test_a_member_cannot_use_the_broadcast_key_on_what_is_between_two() -> None:
+def test_a_member_cannot_use_the_broadcast_key_on_what_is_between_two() -> None:  # R8.2-4
     """Any node holds that key: it must not reach the slots of another's transfers."""
     air = begun()
     held = moved(air, NODE)
@@ -274,7 +275,7 @@ def test_a_member_cannot_use_the_broadcast_key_on_what_is_between_two() -> None:
     ],
     ids=("sealed end to end", "with claims"),
 )
-def test_what_is_not_the_links_passes_as_it_is(frame: bytes) -> None:
+def test_what_is_not_the_links_passes_as_it_is(frame: bytes) -> None:  # R3-12
     air = Air()
     air.meet()
     air.ends[NODE].send_frames(HOST, [frame])
@@ -302,14 +303,14 @@ def test_what_is_weaker_or_damaged_does_not(frame: bytes, reason: str) -> None:
     assert not any(isinstance(e, FrameArrived) for e in air.events[HOST])
 
 
-def test_a_body_that_no_link_takes_is_refused_under_the_right_key() -> None:
+def test_a_body_that_no_link_takes_is_refused_under_the_right_key() -> None:  # R8.2-5
     air = Air()
     air.meet()
     air.hear(HOST, NODE, air.sealings[NODE].seal(HOST, NEIGHBOUR, 1 << 20, b"\x02 a share"))
     assert air.refused(HOST) == ["kind"]
 
 
-def test_windows_wait_while_nothing_comes_of_them() -> None:
+def test_windows_wait_while_nothing_comes_of_them() -> None:  # R8.2-34
     air = begun()
     air.events[NODE].clear()
     air.send(HOST)
@@ -319,7 +320,7 @@ def test_windows_wait_while_nothing_comes_of_them() -> None:
     assert SealsChanged in kinds[kinds.index(ObjectArrived) :], "before the receipt"
 
 
-def test_frames_must_hold_a_broadcast_key() -> None:
+def test_frames_must_hold_a_broadcast_key() -> None:  # R8.2-33
     assert FRAME_MIN == SYNC_OVERHEAD + 29 == 100
     short = replace(SETTINGS, mtu=FRAME_MIN - 1)
     with pytest.raises(ValueError, match="at least 100"):

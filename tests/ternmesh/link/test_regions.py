@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from ternmesh.link.regions import (
 )
 
 
-def channel(mhz: float, factor: int = 7, khz: int = 125, **rest: float) -> Channel:
+def channel(mhz: float, factor: int = 7, khz: int = 125, **rest: Any) -> Channel:
     return Channel(round(mhz * 1e6), LoraSetting(factor, khz), **rest)
 
 
@@ -56,14 +57,14 @@ def test_sub_bands_of_eu868(mhz: float, khz: int, budget_s: float, power: float)
         (915.0, 125, "not inside one sub-band of EU868"),
     ],
 )
-def test_refused_in_eu868(mhz: float, khz: int, what: str) -> None:
+def test_refused_in_eu868(mhz: float, khz: int, what: str) -> None:  # R8.3-1, R8.3-2
     with pytest.raises(ChannelError, match=what) as caught:
         check(EU868, channel(mhz, khz=khz))
     assert "choose a frequency" in str(caught.value)
     assert isinstance(caught.value, ConfigError), "a wrong configuration: exit code 2"
 
 
-def test_power_is_checked() -> None:
+def test_power_is_checked() -> None:  # R8.3-1
     assert check(EU868, channel(869.525, power_dbm=27)).duty_cycle == 0.1
     with pytest.raises(ChannelError, match=r"20 dBm is too strong for 868-868\.6 MHz in EU868"):
         check(EU868, channel(868.1, power_dbm=20))
@@ -72,12 +73,12 @@ def test_power_is_checked() -> None:
 
 
 @pytest.mark.parametrize("khz", [125, 250])
-def test_a_fixed_narrow_channel_is_refused_in_us915(khz: int) -> None:
+def test_a_fixed_narrow_channel_is_refused_in_us915(khz: int) -> None:  # R8.3-3
     with pytest.raises(ChannelError, match=f"fixed channel of {khz} kHz is not allowed in US915"):
         check(US915, channel(915, khz=khz))
 
 
-def test_500_khz_has_no_dwell_in_us915() -> None:
+def test_500_khz_has_no_dwell_in_us915() -> None:  # R8.3-3
     band = check(US915, channel(915, factor=12, khz=500))
     assert band.budget_us is None
     assert airtime_us(LoraSetting(12, 500), 255) > 400_000
@@ -91,13 +92,13 @@ def test_dwell_gives_the_frames_of_lorawan() -> None:
     assert frames == [255, 138, 66, 24, 0]
 
 
-def test_hopping_is_allowed_where_a_frame_fits_in_the_dwell() -> None:
+def test_hopping_is_allowed_where_a_frame_fits_in_the_dwell() -> None:  # R8.3-3
     assert check(US915, channel(915, factor=9, is_hopping=True)).name == "902-928 MHz"
     with pytest.raises(ChannelError, match=r"takes 411.648 ms .* allows 400 ms: use a smaller"):
         check(US915, channel(915, factor=10, is_hopping=True))
 
 
-def test_a_frame_must_fit_in_the_hour() -> None:
+def test_a_frame_must_fit_in_the_hour() -> None:  # R8.3-4
     setting = LoraSetting(12)
     longest = longest_frame(check(EU868, channel(864, 12)), setting)
     assert airtime_us(setting, longest) <= 3_600_000 < airtime_us(setting, longest + 1)

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import enrolment
@@ -14,6 +13,7 @@ from ternmesh.security.enrolment import (
 )
 from ternmesh.security.identity import Role, make_identity, write_identity
 from ternmesh.security.membership import MemberList, found_fleet
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
 TEXT = make_code(entropy("code")[:12])
@@ -77,18 +77,18 @@ def test_fifteen_of_sixteen_wrong_letters_are_found() -> None:
     assert found / tried > 0.9
 
 
-def test_a_code_is_for_one_member_only() -> None:
+def test_a_code_is_for_one_member_only() -> None:  # R9.6-2
     enrolments, member_list = begin()
     enrolments.accept(write_request(THEO.public, CODE), member_list, 0.0)
     assert refused(enrolments, member_list, write_request(DORA.public, CODE)) == "code"
 
 
-def test_a_code_expires() -> None:
+def test_a_code_expires() -> None:  # R9.6-2
     enrolments, member_list = begin(expires_at=60.0)
     assert refused(enrolments, member_list, write_request(THEO.public, CODE), 60.0) == "code"
 
 
-def test_a_code_is_for_its_role() -> None:
+def test_a_code_is_for_its_role() -> None:  # R9.6-2, R9.6-3
     enrolments, member_list = begin()
     other = someone("theo", Role.GATEWAY)
     assert refused(enrolments, member_list, write_request(other.public, CODE)) == "role"
@@ -102,7 +102,7 @@ def test_first_contact_with_a_code_replaces_no_key() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_who_lacks_the_code_enrols_nothing(at: int, flip: int) -> None:
+def test_who_lacks_the_code_enrols_nothing(at: int, flip: int) -> None:  # R9.6-3
     enrolments, member_list = begin()
     body = bytearray(write_request(THEO.public, CODE))
     body[at % len(body)] ^= flip

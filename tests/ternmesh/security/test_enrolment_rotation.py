@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.enrolment import (
@@ -13,6 +12,7 @@ from ternmesh.security.enrolment import (
 )
 from ternmesh.security.identity import Role, make_identity, parse_rotation, rotation_text
 from ternmesh.security.membership import MemberList, found_fleet, write_rotation
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
 NEXT = make_identity("theo", Role.NODE, entropy("next"))
@@ -57,7 +57,7 @@ def test_who_has_only_one_of_the_keys_rotates_nothing() -> None:
     assert refused(fleet, write_rotation_request(write_rotation(THEO, NEXT, bytes(16))))
 
 
-def test_a_rotation_in_force_is_answered_to_its_own_member_alone() -> None:
+def test_a_rotation_in_force_is_answered_to_its_own_member_alone() -> None:  # R9.6-5
     """A relay could otherwise play it in anybody's name, and the host would take it for news."""
     fleet = begin()
     asked = write_rotation_request(write_rotation(THEO, NEXT, fleet.fleet))
@@ -102,7 +102,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
         check_rotation_answer(data, HOST.public, fleet.fleet, data)
 
 
-def test_a_rotation_travels_as_a_line() -> None:
+def test_a_rotation_travels_as_a_line() -> None:  # R9.6-7
     asked = write_rotation(THEO, NEXT, bytes(16))
     line = rotation_text(asked)
     assert line.startswith("TM1-ROTATION:")

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from trust_ends import ALL, DOWN, End, hail, make_fleet, met, someone
-
 from ternmesh.security.group_keys import LATE_MAX
 from ternmesh.security.identity import Role
 from ternmesh.security.key_derivation import nonce
 from ternmesh.security.membership import MemberList
 from ternmesh.security.session import KEYS, GroupState, group_name, read_keys, write_keys
+from tests.ternmesh.security.trust_ends import ALL, DOWN, End, hail, make_fleet, met, someone
 
 LATER = 1e9
 
@@ -40,7 +39,7 @@ def test_a_member_cannot_occupy_the_hosts_counters() -> None:
     assert dora.sealing.clones == {"all": 4}
 
 
-def test_a_member_cannot_move_the_others_past_the_host() -> None:
+def test_a_member_cannot_move_the_others_past_the_host() -> None:  # R9.4-4
     host, theo, dora = three()
     for leap in range(1, 6):
         lie = forge(theo, host.counter + (leap << 21), b"lie")
@@ -58,7 +57,7 @@ def test_what_a_member_made_of_a_disk_is_mended_by_the_hosts_next_word() -> None
     assert dora.hear("host", host.say("all", ALL, b"truth")) == b"truth"
 
 
-def test_what_the_host_has_left_far_behind_is_not_heard_any_more() -> None:
+def test_what_the_host_has_left_far_behind_is_not_heard_any_more() -> None:  # R9.4-5
     host, _, dora = three()
     early = [host.say("all", ALL, b"a"), host.say("all", ALL, b"b")]
     host.counter += LATE_MAX - 2
@@ -66,7 +65,7 @@ def test_what_the_host_has_left_far_behind_is_not_heard_any_more() -> None:
     assert [dora.hear("host", frame) for frame in early] == ["replay", b"b"]
 
 
-def test_what_is_remembered_of_broadcasts_is_bounded() -> None:
+def test_what_is_remembered_of_broadcasts_is_bounded() -> None:  # R9.4-5
     host, theo, dora = three()
     for number in range(40):
         assert (
@@ -95,7 +94,7 @@ def held(node: End) -> GroupState:
     return state
 
 
-def test_a_key_that_was_held_back_does_not_replace_a_newer_one() -> None:
+def test_a_key_that_was_held_back_does_not_replace_a_newer_one() -> None:  # R9.3-12
     host, node = met()
     told = []
     for _ in range(2):
@@ -108,7 +107,7 @@ def test_a_key_that_was_held_back_does_not_replace_a_newer_one() -> None:
     assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
 
 
-def test_a_key_belongs_to_the_session_of_its_frame_not_to_the_present_one() -> None:
+def test_a_key_belongs_to_the_session_of_its_frame_not_to_the_present_one() -> None:  # R9.3-12
     """A new process of the host numbers its keys from 1 again; an old one arrives late.
 
     It has the higher number, but its frame is of the session before.
@@ -127,7 +126,7 @@ def test_a_key_belongs_to_the_session_of_its_frame_not_to_the_present_one() -> N
     assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
 
 
-def test_of_two_keys_with_one_number_the_first_stays() -> None:
+def test_of_two_keys_with_one_number_the_first_stays() -> None:  # R9.3-12
     host, node = met()
     before = held(node)
     another = write_keys(before.epoch, bytes(16), host.counter)
@@ -138,7 +137,7 @@ def test_of_two_keys_with_one_number_the_first_stays() -> None:
     assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
 
 
-def test_nobody_but_the_hub_gives_keys() -> None:
+def test_nobody_but_the_hub_gives_keys() -> None:  # R9.3-8
     host, node = met()
     body = write_keys(99, bytes(16), 0)
     frame = node.say("host", 0, body)

@@ -3,7 +3,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import ALL, DOWN, UP, End, answer, entropy, hail, make_fleet, met, someone
 
 from ternmesh.errors import WireError
 from ternmesh.security.identity import Role
@@ -13,6 +12,7 @@ from ternmesh.security.sealing import OpenSealing
 from ternmesh.security.session import (
     ANSWER,
     QUESTION,
+    GroupState,
     PeerState,
     read_group,
     read_peer,
@@ -21,6 +21,18 @@ from ternmesh.security.session import (
     write_peer,
 )
 from ternmesh.wire.frame import BODY_MAX, FRAME_MAX, Header, open_seal, seal_open
+from tests.ternmesh.security.trust_ends import (
+    ALL,
+    DOWN,
+    UP,
+    End,
+    answer,
+    entropy,
+    hail,
+    make_fleet,
+    met,
+    someone,
+)
 
 LATER = 1e9
 
@@ -155,7 +167,7 @@ def test_both_restarted_and_two_answers_are_enough() -> None:
         assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
 
 
-def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:
+def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:  # R9.3-5
     host, node = met()
     node.say("host", UP, b"lost")
     straggler, twin = node.say("host", UP, b"straggler"), node.sealing
@@ -168,7 +180,7 @@ def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:
     assert host.sealing.clones == {"theo": 1}
 
 
-def test_another_frame_under_the_counter_that_began_a_session_is_a_clones() -> None:
+def test_another_frame_under_the_counter_that_began_a_session_is_a_clones() -> None:  # R9.3-5
     host, node = met()
     before = node.sealing  # a copy of the disk, still running
     node.boot()
@@ -180,7 +192,7 @@ def test_another_frame_under_the_counter_that_began_a_session_is_a_clones() -> N
 
 
 @pytest.mark.parametrize("own", [QUESTION, ANSWER, write_keys(1, bytes(16), 0)])
-def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:
+def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:  # R9.3-8
     host, node = met()
     header, body = host.sealing.open("theo", node.say("host", UP, own))
     assert not host.sealing.is_own(header.address, body)
@@ -197,13 +209,13 @@ def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:
         (write_keys(1, bytes(16), 0), "kind"),  # a node has none to give
     ],
 )
-def test_a_body_of_the_seals_own_has_one_form(body: bytes, reason: str) -> None:
+def test_a_body_of_the_seals_own_has_one_form(body: bytes, reason: str) -> None:  # R9.3-8
     host, node = met()
     assert host.hear("theo", node.say("host", 0, body)) == reason
     assert host.sealing.due(LATER) == []  # nobody was asked anything
 
 
-def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> None:
+def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> None:  # R9.3-11
     host, node = met()
     del node.disk[""]
     node.boot()
@@ -215,7 +227,7 @@ def test_a_member_without_the_broadcast_key_is_given_it_after_its_hello() -> Non
     assert host.sealing.due(2 * LATER) == []
 
 
-def test_a_receiver_that_lost_its_disk_asks_and_takes_nothing_old() -> None:
+def test_a_receiver_that_lost_its_disk_asks_and_takes_nothing_old() -> None:  # R9.3-10
     host, node = met()
     old = [node.say("host", 0, b"\x01hello"), node.say("host", UP, b"old")]
     assert [host.hear("theo", frame) for frame in old] == [b"\x01hello", b"old"]
@@ -279,7 +291,7 @@ def test_sync_alone_brings_two_neighbours_together() -> None:
     assert host.sealing.due(2 * LATER) == node.sealing.due(2 * LATER) == []
 
 
-def test_forged_frames_make_nobody_talk_much() -> None:
+def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
     host, node = met()
     frame = bytes((0x26,)) + UP.to_bytes(2, "little") + bytes(40)
     said = []
@@ -292,7 +304,7 @@ def test_forged_frames_make_nobody_talk_much() -> None:
     mirror(host, node)
 
 
-def test_stragglers_of_the_session_before_are_taken_once() -> None:
+def test_stragglers_of_the_session_before_are_taken_once() -> None:  # R9.3-5
     host, node = met()
     straggler, other = node.say("host", UP, b"straggler"), node.say("host", UP, b"other")
     node.boot()
@@ -338,7 +350,7 @@ def test_a_renewed_end_tells_all_whom_it_knows() -> None:
     assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
 
 
-def test_a_revoked_node_is_not_heard_and_hears_no_broadcast_any_more() -> None:
+def test_a_revoked_node_is_not_heard_and_hears_no_broadcast_any_more() -> None:  # R9.1-3, R9.3-11
     host, theo, dora = make_fleet("theo", "dora")
     for node in (theo, dora):
         hail(node, host)
@@ -370,7 +382,7 @@ def test_a_revoked_node_is_not_heard_and_hears_no_broadcast_any_more() -> None:
         (Role.OBSERVER, 0, b"x"),
     ],
 )
-def test_who_may_speak_where(role: Role, address: int, answer: bytes | str) -> None:
+def test_who_may_speak_where(role: Role, address: int, answer: bytes | str) -> None:  # R9.1-1
     """A member with the right keys still speaks only where its role does."""
     host, _ = make_fleet("theo")
     odd = End("odd", someone("odd", role), host.member_list)
@@ -429,6 +441,7 @@ def test_states_read_back() -> None:
         if isinstance(state, PeerState):
             assert read_peer(state.name, write_peer(state)) == state
         else:
+            assert isinstance(state, GroupState)
             assert read_group(write_group(state)) == state
     assert len(write_peer(host.disk["theo"])) == 56  # type: ignore[arg-type]
 

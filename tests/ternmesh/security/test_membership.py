@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.identity import Identity, Role, make_identity
@@ -17,6 +16,7 @@ from ternmesh.security.membership import (
     write_rotation,
 )
 from ternmesh.security.primitives import statement
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
 NEXT = make_identity("theo", Role.NODE, entropy("theo's next"))
@@ -66,12 +66,12 @@ def test_fleets_of_one_host_have_different_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["host", "all"])
-def test_names_that_the_bearer_uses_are_taken(name: str) -> None:
+def test_names_that_the_bearer_uses_are_taken(name: str) -> None:  # R9.5-2
     with pytest.raises(SecurityError, match="cannot have"):
         member_list().enrol(someone(name).public)
 
 
-def test_a_second_host_and_a_second_name_for_a_key_are_refused() -> None:
+def test_a_second_host_and_a_second_name_for_a_key_are_refused() -> None:  # R9.5-2
     fleet = member_list(THEO)
     with pytest.raises(SecurityError, match="cannot have"):
         fleet.enrol(someone("other", Role.HOST).public)
@@ -94,7 +94,7 @@ def test_a_rotation_needs_the_old_key_and_the_new_one() -> None:
     assert fleet.find("theo") == NEXT.public
 
 
-def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:
+def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:  # R9.5-3
     fleet = member_list(THEO)
     first, back = (
         write_rotation(THEO, NEXT, fleet.fleet),
@@ -105,7 +105,7 @@ def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:
     assert reason(back, fleet) == "revoked"
 
 
-def test_the_hosts_own_keys_cannot_be_rotated() -> None:
+def test_the_hosts_own_keys_cannot_be_rotated() -> None:  # R9.5-4
     fleet, new = member_list(THEO), make_identity("greenhouse", Role.HOST, entropy("new host"))
     rotation = write_rotation(HOST, new, fleet.fleet)
     assert reason(rotation, fleet) == "unknown key"
@@ -122,7 +122,7 @@ def rotate_often(fleet: MemberList, name: str) -> list[Identity]:
     return keys
 
 
-def test_who_rotates_for_ever_takes_nobodys_place() -> None:
+def test_who_rotates_for_ever_takes_nobodys_place() -> None:  # R9.5-4
     fleet = member_list(THEO, someone("mallory"))
     keys = rotate_often(fleet, "mallory")
     more = make_identity("mallory", Role.NODE, entropy("one more"))
@@ -137,7 +137,7 @@ def test_who_rotates_for_ever_takes_nobodys_place() -> None:
     assert OVER_MAX < 1 << 16
 
 
-def test_none_of_the_keys_that_were_rotated_comes_back() -> None:
+def test_none_of_the_keys_that_were_rotated_comes_back() -> None:  # R9.5-3
     fleet = member_list(someone("mallory"))
     *old, present = rotate_often(fleet, "mallory")
     again = MemberList(fleet.state)
@@ -159,7 +159,7 @@ def test_a_rotation_changes_neither_name_nor_role_nor_takes_anothers_key() -> No
     assert reason(write_rotation(THEO, twin, fleet.fleet), fleet) == "enrolment"
 
 
-def test_revocation_lists_only_grow_and_carry_rising_numbers() -> None:
+def test_revocation_lists_only_grow_and_carry_rising_numbers() -> None:  # R9.5-6, R9.5-7
     fleet = member_list(THEO, someone("dora"))
     first = write_revocations(HOST, fleet.fleet, 5, [THEO.public.fingerprint])
     assert fleet.revoke(first)
@@ -216,7 +216,7 @@ def test_any_bytes_change_nothing(data: bytes) -> None:
     reason(data, fleet, rotation=False)
 
 
-def test_a_roster_is_bounded() -> None:
+def test_a_roster_is_bounded() -> None:  # R9.5-1
     fleet = member_list(THEO)
     fleet._members |= {str(number): THEO.public for number in range(MEMBERS_MAX - 1)}
     fleet.revoke(write_revocations(HOST, fleet.fleet, 1, [THEO.public.fingerprint]))

@@ -50,7 +50,7 @@ def test_members_are_learned_from_the_hosts_list() -> None:
     assert read_fleet(write_fleet(HOST, host.state), MemberList(learned)) == learned
 
 
-def test_who_was_revoked_stays_out_whatever_an_old_list_says() -> None:
+def test_who_was_revoked_stays_out_whatever_an_old_list_says() -> None:  # R9.5-7
     host, other = rosters()
     old = write_fleet(HOST, host.state)
     host.revoke(write_revocations(HOST, host.fleet, 1, [ADA.public.fingerprint]))
@@ -62,7 +62,7 @@ def test_who_was_revoked_stays_out_whatever_an_old_list_says() -> None:
     assert again.find("shed") == SHED.public
 
 
-def test_a_known_key_is_replaced_only_when_the_host_says_that_it_is_over() -> None:
+def test_a_known_key_is_replaced_only_when_the_host_says_that_it_is_over() -> None:  # R9.5-5
     host, other = rosters()
     other = MemberList(read_fleet(write_fleet(HOST, host.state), other))
     new = someone("ada", key=1)

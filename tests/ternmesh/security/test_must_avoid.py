@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from trust_ends import ALL, DOWN, UP, entropy, hail, make_fleet, met, someone
 
 import ternmesh.security
 from ternmesh.errors import SecurityError, WireError
@@ -15,6 +14,16 @@ from ternmesh.security.identity import Role, identity_text, make_identity, parse
 from ternmesh.security.primitives import statement
 from ternmesh.security.signatures import Signers, SigningContext, sign_content, verify_certificate
 from ternmesh.wire.frame import Header, seal_open
+from tests.ternmesh.security.trust_ends import (
+    ALL,
+    DOWN,
+    UP,
+    entropy,
+    hail,
+    make_fleet,
+    met,
+    someone,
+)
 
 SOURCES = sorted(Path(inspect.getfile(ternmesh.security)).parent.glob("*.py"))
 
@@ -34,7 +43,7 @@ def test_must_avoid_01_nothing_here_can_load_code() -> None:
     assert not [path.name for path in SOURCES if imported(path) & unpicklers]
 
 
-def test_must_avoid_02_no_memory_by_a_claimed_length() -> None:
+def test_must_avoid_02_no_memory_by_a_claimed_length() -> None:  # R1-2
     """A list of revocations that claims 65,535 rows in 6 bytes, signed by the host."""
     host = someone("greenhouse", Role.HOST)
     fleet = membership.MemberList(membership.found_fleet("tomatoes", host.public))
@@ -83,7 +92,7 @@ def test_must_avoid_07_a_known_key_is_overwritten_only_by_its_owner() -> None:
     assert host.member_list.find("theo") == node.identity.public
 
 
-def test_must_avoid_07_no_way_down_to_the_open_suite() -> None:
+def test_must_avoid_07_no_way_down_to_the_open_suite() -> None:  # R3-9, R3-13
     """A frame of suite 0 is refused, also for enrolment and to all; so are suites to come."""
     host, node = met()
     for address in (0, UP, DOWN, ALL):
@@ -94,7 +103,7 @@ def test_must_avoid_07_no_way_down_to_the_open_suite() -> None:
             assert host.hear("theo", other) == "suite"
 
 
-def test_must_avoid_07_an_end_without_a_key_sends_no_plain_text() -> None:
+def test_must_avoid_07_an_end_without_a_key_sends_no_plain_text() -> None:  # R3-9
     host, _ = make_fleet("theo")
     with pytest.raises(WireError, match="not enrolled"):
         host.sealing.seal("stranger", DOWN, 1, b"secret")
@@ -103,7 +112,7 @@ def test_must_avoid_07_an_end_without_a_key_sends_no_plain_text() -> None:
         node.sealing.seal("all", ALL, 1, b"secret")
 
 
-def test_must_avoid_07_the_header_cannot_be_changed() -> None:
+def test_must_avoid_07_the_header_cannot_be_changed() -> None:  # R3-10
     """Context, counter, suite and key phase are under the tag."""
     host, node = met()
     frame = node.say("host", UP, b"x")
@@ -114,7 +123,7 @@ def test_must_avoid_07_the_header_cannot_be_changed() -> None:
             assert not isinstance(host.hear("theo", bytes(wrong)), bytes)
 
 
-def test_must_avoid_09_no_frame_is_taken_twice_over_a_reboot() -> None:
+def test_must_avoid_09_no_frame_is_taken_twice_over_a_reboot() -> None:  # R9.4-2
     """A new process has new keys: nothing that was sealed for the one before opens again."""
     host, node = met()
     frames = [node.say("host", UP, b"%d" % number) for number in range(50)]
@@ -131,7 +140,7 @@ def test_must_avoid_09_a_broadcast_is_not_heard_twice_over_a_reboot() -> None:
     assert node.hear("host", frame) == "replay"
 
 
-def test_must_avoid_09_the_window_moves_only_behind_the_tag() -> None:
+def test_must_avoid_09_the_window_moves_only_behind_the_tag() -> None:  # R9.4-2
     host, node = met()
     before = host.sealing._sessions["theo"].state("theo")
     for counter in range(0, 1 << 24, 1 << 16):
@@ -170,7 +179,7 @@ def test_must_avoid_10_the_same_body_never_looks_the_same() -> None:
     assert not any(frame[:16] == frame[16:32] for frame in frames)
 
 
-def test_must_avoid_12_a_group_key_does_not_speak_for_the_host() -> None:
+def test_must_avoid_12_a_group_key_does_not_speak_for_the_host() -> None:  # R9.3-14
     """A member can forge a broadcast, but not the certificate of what is in it."""
     host, theo, dora = make_fleet("theo", "dora")
     for node in (theo, dora):

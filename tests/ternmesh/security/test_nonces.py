@@ -5,13 +5,13 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from trust_ends import ALL, DOWN, UP, End, answer, hail, make_fleet
 
 from ternmesh.errors import SealError, WireError
 from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security import group_keys, peer_session
 from ternmesh.security.keyed_sealing import NEIGHBOUR
 from ternmesh.wire.frame import open_seal
+from tests.ternmesh.security.trust_ends import ALL, DOWN, UP, End, answer, hail, make_fleet
 
 CUTS = 10_000
 
@@ -51,7 +51,7 @@ def counters(outgoing: SealedQueue) -> list[int]:
 
 def test_must_avoid_08_ten_thousand_power_cuts_between_reserve_and_use(
     recorder: type[Recorder],
-) -> None:
+) -> None:  # R3-6, R3-7
     """The reservation is that of `Outgoing`: on disk first, then used, then perhaps a cut."""
     rng, (host, node) = random.Random(8), make_fleet("theo")
     hail(node, host)

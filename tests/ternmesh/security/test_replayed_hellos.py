@@ -1,12 +1,11 @@
 """A recorded first word, played again and again, makes nobody talk."""
 
 import pytest
-from trust_ends import DOWN, End, entropy, met, someone
 
 from ternmesh.errors import WireError
 from ternmesh.security.identity import Identity
 from ternmesh.security.peer_session import PeerSession
-from ternmesh.security.primitives import ExchangeKey
+from tests.ternmesh.security.trust_ends import DOWN, End, entropy, met, someone
 
 HELLO = b"\x01hello"
 
@@ -79,7 +78,7 @@ def test_who_has_copied_a_boards_identity_does_not_pass_for_the_host() -> None:
         node.identity.public,
         host.member_list.fleet,
         1,
-        ExchangeKey(entropy("thief")[:32]),
+        entropy("thief")[:32],
         None,
     )
     thief._pair = node.sealing._sessions["host"]._pair

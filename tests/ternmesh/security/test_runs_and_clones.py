@@ -1,11 +1,11 @@
 """A frame belongs to one run; what was seen of copies is not forgotten."""
 
-from trust_ends import ALL, DOWN, UP, hail, met
+from tests.ternmesh.security.trust_ends import ALL, DOWN, UP, hail, met
 
 RUN, NEXT = b"run-id-1", b"run-id-2"
 
 
-def test_a_frame_of_another_run_opens_nothing() -> None:
+def test_a_frame_of_another_run_opens_nothing() -> None:  # R3-10
     host, node = met()
     for end in (host, node):
         end.sealing.bind(RUN)
@@ -43,7 +43,7 @@ def test_a_late_frame_of_the_run_before_does_not_disturb_the_session() -> None:
     assert host.sealing.clones == {}
 
 
-def test_clones_are_counted_over_restarts() -> None:
+def test_clones_are_counted_over_restarts() -> None:  # R9.4-3
     host, node = met()
     twin = node.sealing
     node.boot()

@@ -12,6 +12,7 @@ def mark(counter: int) -> bytes:
 
 @given(st.lists(st.integers(0, 5000), max_size=200))
 def test_no_counter_is_taken_twice_and_none_in_the_window_is_lost(counters: list[int]) -> None:
+    # R9.4-2
     window, taken, highest = Window(0), set(), 0
     for counter in counters:
         expected = counter not in taken and counter > highest - SIZE
@@ -22,7 +23,7 @@ def test_no_counter_is_taken_twice_and_none_in_the_window_is_lost(counters: list
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(-(1 << 22), 1 << 22))
-def test_the_whole_counter_comes_back_from_its_low_bits(highest: int, away: int) -> None:
+def test_the_whole_counter_comes_back_from_its_low_bits(highest: int, away: int) -> None:  # R9.4-1
     counter = min(max(highest + away, 0), (1 << 64) - 1)
     assert Window(highest).whole(counter & 0xFFFFFF) == counter
 
@@ -34,7 +35,7 @@ def test_a_whole_counter_is_always_one(highest: int, low: int) -> None:
     assert whole & 0xFFFFFF == low
 
 
-def test_another_frame_under_a_used_counter_is_a_clone() -> None:
+def test_another_frame_under_a_used_counter_is_a_clone() -> None:  # R9.4-2
     window = Window(10)
     assert window.take(11, b"aaaa") is NEW
     assert window.take(11, b"aaaa") is REPLAY

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trust_ends import entropy, someone
 
 from ternmesh.errors import WireError
 from ternmesh.security import primitives
@@ -20,13 +19,14 @@ from ternmesh.security.signatures import (
     sign_content,
     sign_quantum,
     sign_update,
+    verify_beside,
     verify_certificate,
-    verify_quantum_object,
     verify_update,
 )
 from ternmesh.wire import control
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, certify, split_certificate
 from ternmesh.wire.update import Manifest, read_manifest, update_hash, write_manifest
+from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
 PLACE = SigningContext(bytes(16), b"run-id-8", bytes(range(32)))
@@ -57,9 +57,9 @@ def test_a_signature_fills_exactly_what_the_manifest_reserves() -> None:
 
 
 def test_a_packets_signature_covers_all_that_counts() -> None:
-    signed = sign_update(THEO, PLACE, 5, HEAD, PACKET, b"rows")
+    signed = sign_update(THEO, PLACE, 5, HEAD, PACKET)
     check = verify_update
-    check(THEO.public, PLACE, 5, signed, PACKET, b"rows")
+    check(THEO.public, PLACE, 5, signed, PACKET)
     for changed in (
         replace(signed, samples=121),
         replace(signed, chunks=3),
@@ -67,18 +67,16 @@ def test_a_packets_signature_covers_all_that_counts() -> None:
         replace(signed, signature=bytes(64)),
     ):
         with bad():
-            check(THEO.public, PLACE, 5, changed, PACKET, b"rows")
+            check(THEO.public, PLACE, 5, changed, PACKET)
     with bad():
-        check(THEO.public, PLACE, 5 + 65536, signed, PACKET, b"rows")  # the whole round
+        check(THEO.public, PLACE, 5 + 65536, signed, PACKET)  # the whole round
     with bad():
-        check(THEO.public, PLACE, 5, signed, PACKET[:4] + bytes(28), b"rows")  # the whole hash
+        check(THEO.public, PLACE, 5, signed, PACKET[:4] + bytes(28))  # the whole hash
     with bad():
-        check(THEO.public, PLACE, 5, signed, PACKET)
-    with bad():
-        check(HOST.public, PLACE, 5, signed, PACKET, b"rows")
+        check(HOST.public, PLACE, 5, signed, PACKET)
     for place in OTHER_PLACES:
         with bad():
-            check(THEO.public, place, 5, signed, PACKET, b"rows")
+            check(THEO.public, place, 5, signed, PACKET)
 
 
 def test_receipts_and_announces_are_signed_for_one_or_for_all() -> None:
@@ -123,12 +121,12 @@ def test_k_of_n_certify_a_reference() -> None:
 @pytest.mark.parametrize(
     "indexes", [(0,), (0, 0), (1, 0), (0, 3), ()], ids=["few", "twice", "order", "who", "none"]
 )
-def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:
+def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:  # R9.7-4
     with bad():
         verify_certificate(signers(2), PLACE, b"content", certified(*indexes))
 
 
-def test_one_wrong_row_spoils_a_certificate() -> None:
+def test_one_wrong_row_spoils_a_certificate() -> None:  # R9.7-4
     rows = certified(0, 1, 2)
     wrong = (*rows[:2], (2, rows[1][1]))
     with bad():
@@ -163,21 +161,21 @@ def test_signers_are_a_rule_that_can_be_met() -> None:
 @pytest.mark.skipif(not primitives._HAS_MLDSA, reason="cryptography before 48")
 def test_a_second_signature_that_outlives_quantum_computers() -> None:
     key = QuantumKey(entropy("quantum")[:32])
-    data = sign_quantum(key, 1, PLACE, b"content")
-    keys = [bytes(1312), key.public]
+    data = sign_quantum(key, PLACE, b"content")
+    signers = Signers((HOST.public,), quantum=key.public)
     assert len(data) == 2438
-    assert verify_quantum_object(keys, PLACE, b"content", data) == 1
+    verify_beside(signers, PLACE, b"content", (b"", data))
     for wrong in (
-        data[:1] + b"\0" + data[2:],
-        data[:1] + b"\2" + data[2:],
+        data[:1] + b"\1" + data[2:],
         data[:-1] + bytes((data[-1] ^ 1,)),
+        data[:-1],
+        data + b"\0",
     ):
         with bad():
-            verify_quantum_object(keys, PLACE, b"content", wrong)
+            verify_beside(signers, PLACE, b"content", (wrong,))
     with bad():
-        verify_quantum_object(keys, PLACE, b"other", data)
+        verify_beside(signers, PLACE, b"other", (data,))
     with bad():
-        verify_quantum_object(keys, PLACE, b"content", data, RELEASE)
-    with pytest.raises(WireError) as caught:
-        verify_quantum_object(keys, PLACE, b"content", data[:-1])
-    assert caught.value.reason == "length"
+        verify_beside(signers, PLACE, b"content", (data,), RELEASE)
+    with bad():
+        verify_beside(signers, PLACE, b"content", ())

@@ -1,7 +1,6 @@
 """Who signs, by configuration."""
 
 import pytest
-from trust_ends import someone
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import primitives
@@ -15,6 +14,7 @@ from ternmesh.security.signatures import (
     signatures_of,
     verify_release,
 )
+from tests.ternmesh.security.trust_ends import someone
 
 HOST, ANN, BEN = someone("greenhouse", Role.HOST), someone("ann"), someone("ben")
 LINES = [identity_text(one.public) for one in (HOST, ANN, BEN)]
@@ -102,6 +102,6 @@ def test_the_price_on_a_radio_is_what_is_told() -> None:
         sign_quantum,
     )
 
-    data = sign_quantum(quantum_key(HOST), 0, SigningContext(FLEET, bytes(8), bytes(32)), CONTENT)
+    data = sign_quantum(quantum_key(HOST), SigningContext(FLEET, bytes(8), bytes(32)), CONTENT)
     assert len(data) == QUANTUM_SIZE
     assert -(-len(data) // (222 - 14 - 11)) == QUANTUM_FRAMES

@@ -93,7 +93,7 @@ def spec_noise_keys(s_i: bytes, s_r: bytes, e_i: bytes, e_r: bytes) -> tuple[byt
 
 def spec_secret(suite: int, sender: str) -> bytes:
     """The secret of one direction; a node's role comes first, so that theo is the initiator."""
-    statics = [SEEDS[who][32:] for who in ("theo", "host")]
+    statics = SEEDS["theo"][32:], SEEDS["host"][32:]
     halves = spec_noise_keys(*statics, EPHEMERALS["theo"], EPHEMERALS["host"])
     ends = [spec_identity(who) for who in ("theo", "host")]
     script = b"ternmesh session" + bytes((suite,)) + spec_fleet()
@@ -155,7 +155,8 @@ def test_the_keys_of_a_session_are_those_of_another_noise_implementation() -> No
     published = json.loads((FOLDER / "published.json").read_text())
     [case] = published["noise_kk"]
     names = ("static_i", "static_r", "ephemeral_i", "ephemeral_r")
-    keys = spec_noise_keys(*(bytes.fromhex(case[name]) for name in names))
+    s_i, s_r, e_i, e_r = (bytes.fromhex(case[name]) for name in names)
+    keys = spec_noise_keys(s_i, s_r, e_i, e_r)
     assert [key.hex() for key in keys] == [case["key_of_i"], case["key_of_r"]]
 
 

@@ -1,6 +1,7 @@
 """A split training; the test carries the frames between its ends."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ class Wire:
                 end.handle_timeout(self.now)
         self.settle()
 
-    def of(self, name: str, kind: type) -> list[object]:
+    def of(self, name: str, kind: type) -> list[Any]:
         return [event for event in self.events.get(name, []) if isinstance(event, kind)]
 
 

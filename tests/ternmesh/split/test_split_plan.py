@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from split_wire import PLAN, micro_batch
 
 from ternmesh.errors import CodecError, WireError
-from ternmesh.split.messages import (
-    ActivationReassembler,
-    cut_activation,
-)
+from ternmesh.split.messages import ActivationReassembler, cut_activation
 from ternmesh.split.plan import SplitPlan, from_numbers, to_numbers
-from ternmesh.wire.activation import (
-    ASK,
-    Activation,
-    write_activation,
-)
+from ternmesh.wire.activation import ASK, Activation, write_activation
+from tests.ternmesh.split.split_wire import PLAN, micro_batch
 
 
 @given(st.floats(0.9, 1.0), st.sampled_from([2, 3, 4, 5, 6, 7, 8, 32]))
@@ -34,7 +27,7 @@ def test_what_may_be_sent_is_taken(chunk: float, bits: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=12, max_size=16))
-def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:
+def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:  # R10.2-1
     for candidate in (tuple(numbers), (*to_numbers(PLAN)[:10], *numbers[:4])):
         try:
             plan = from_numbers(candidate)
@@ -55,7 +48,7 @@ def test_the_longest_body_fits_the_limit() -> None:
     assert len(longest) <= plan.body_max
 
 
-def test_a_plan_whose_bodies_have_too_many_pieces_is_refused() -> None:
+def test_a_plan_whose_bodies_have_too_many_pieces_is_refused() -> None:  # R10.2-1
     wide = {"width": 65_535, "bits_up": 32, "frame_mtu": 64}
     replace(PLAN, **wide, batch=9)
     with pytest.raises(WireError, match="do not carry such batches"):

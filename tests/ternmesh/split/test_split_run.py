@@ -3,7 +3,18 @@
 from dataclasses import replace
 
 import numpy as np
-from split_wire import (
+
+from ternmesh.security.membership import HOST
+from ternmesh.split.board import SplitBoard
+from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.messages import Arrived, Lost, Welcomed
+from ternmesh.split.plan import to_numbers
+from ternmesh.timers import TimerSettings
+from ternmesh.wire import control
+from ternmesh.wire.activation import ANSWER, ASK, GRADIENT_DOWN, Activation
+from ternmesh.wire.control import FINISHED, GATHERING
+from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
+from tests.ternmesh.split.split_wire import (
     MODEL,
     PLAN,
     RUN,
@@ -15,22 +26,6 @@ from split_wire import (
     values,
     written,
 )
-
-from ternmesh.security.membership import HOST
-from ternmesh.split.board import SplitBoard
-from ternmesh.split.host import Settings, SplitHost
-from ternmesh.split.messages import Arrived, Lost, Welcomed
-from ternmesh.split.plan import to_numbers
-from ternmesh.timers import TimerSettings
-from ternmesh.wire import control
-from ternmesh.wire.activation import (
-    ANSWER,
-    ASK,
-    GRADIENT_DOWN,
-    Activation,
-)
-from ternmesh.wire.control import FINISHED, GATHERING
-from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
 
 RUNNING = control.OPEN
 
@@ -49,7 +44,7 @@ def welcome(**changes: object) -> bytes:
     return seal_open(Header(UNASSIGNED, 0), body)
 
 
-def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
+def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:  # R10.3-1
     board = SplitBoard("a", MODEL, 10, b"a       ", np.random.default_rng(1))
     board.start(0.0)
     board.receive_frames(HOST, [welcome(instance=b"somebody")], 0.0)
@@ -60,7 +55,7 @@ def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
     assert (board.number, board.run) == (2, RUN)
 
 
-def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> None:
+def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> None:  # R10.3-1
     wire = make_wire("ada")
     ada = wire.boards["ada"]
     assert ada._hello_timer.at is None
@@ -109,7 +104,7 @@ def test_a_host_takes_so_many_boards() -> None:
     assert len(wire.host.nodes) == 1
 
 
-def test_boards_wait_until_enough_of_them_are_there() -> None:
+def test_boards_wait_until_enough_of_them_are_there() -> None:  # R10.3-3, R10.3-4
     """And begin together: those who wait ask ever more seldom, and are told."""
     wire = make_wire("a", settings=Settings(min_boards=2))
     board = wire.boards["a"]
@@ -137,7 +132,7 @@ def test_a_run_ends_without_a_board_that_is_gone() -> None:
     assert wire.host.waited_for(wire.now + 2.0) == set()
 
 
-def test_hellos_and_questions_keep_no_run_open() -> None:
+def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
     """Only micro-batches do: a board that sends none is waited for `silence_s`, and no longer."""
     wire = make_wire("a", "b", settings=Settings(min_boards=2, silence_s=300.0))
     a, b = wire.boards["a"], wire.boards["b"]
@@ -173,7 +168,7 @@ def test_a_board_that_waits_for_a_dead_one_is_told_of_the_end() -> None:
     assert host.leave_at(wire.now) == wire.now + 6.0  # a question again, and some more
 
 
-def test_a_host_stays_until_all_know_of_the_end() -> None:
+def test_a_host_stays_until_all_know_of_the_end() -> None:  # R10.3-6
     wire = make_wire("a")
     board, host = wire.boards["a"], wire.host
     board.number = PLAN.micro_batches
@@ -205,11 +200,11 @@ def test_a_micro_batch_that_was_under_way_does_not_show_that_its_board_knows_of_
     assert host.leave_at(wire.now) == leave_at
 
 
-def test_nobody_waits_for_a_board_that_was_revoked() -> None:
+def test_nobody_waits_for_a_board_that_was_revoked() -> None:  # R10.3-5
     wire = make_wire("a", "b", keys=Keys("a", "b"))
     host = wire.host
     assert host.waited_for(wire.now) == {1, 2}
-    member_list = host._authenticator._member_list  # type: ignore[attr-defined]
+    member_list = host._authenticator._member_list
     member_list._revoked.add(member_list.find("b").fingerprint)
     assert host.waited_for(wire.now) == {1}
     wire.boards["a"].number = PLAN.micro_batches
@@ -223,7 +218,7 @@ def test_a_host_that_begins_after_the_end_knows_that_it_is_over() -> None:
     assert wire.host.phase(wire.now) == FINISHED
 
 
-def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:
+def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:  # R10.3-3
     wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
     a, b = wire.boards["a"], wire.boards["b"]
     a.number = b.number = PLAN.micro_batches
@@ -240,7 +235,7 @@ def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:
     assert make_wire("a", "b").host.phase(50.0 + 301.0) == RUNNING  # all gone, and nobody done
 
 
-def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:
+def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:  # R10.3-14
     wire = make_wire("a")
     board = wire.boards["a"]
     board.number = 4
@@ -252,7 +247,7 @@ def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:
     assert wire.host.nodes[1].skipped == 2
 
 
-def test_a_board_that_was_killed_goes_on_where_the_host_is() -> None:
+def test_a_board_that_was_killed_goes_on_where_the_host_is() -> None:  # R10.3-2
     wire = make_wire(boards=((1, "a", 3),))
     again = add_board(wire, "a", run=RUN, number=1)
     assert again.number == 3

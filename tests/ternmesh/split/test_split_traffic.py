@@ -6,27 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from split_wire import (
-    MODEL,
-    PLAN,
-    RUN,
-    Keys,
-    gradient,
-    make_wire,
-    micro_batch,
-    send,
-    values,
-    written,
-)
 
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import Refused
 from ternmesh.security.membership import HOST
-from ternmesh.split.messages import (
-    Answered,
-    Arrived,
-    Lost,
-)
+from ternmesh.split.messages import Answered, Arrived, Lost
 from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.activation import (
     ANSWER,
@@ -38,6 +22,18 @@ from ternmesh.wire.activation import (
     write_activation,
 )
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open, suite_of
+from tests.ternmesh.split.split_wire import (
+    MODEL,
+    PLAN,
+    RUN,
+    Keys,
+    gradient,
+    make_wire,
+    micro_batch,
+    send,
+    values,
+    written,
+)
 
 
 def test_a_micro_batch_goes_up_and_its_gradient_comes_down() -> None:
@@ -59,7 +55,7 @@ def test_a_micro_batch_goes_up_and_its_gradient_comes_down() -> None:
 
 
 @pytest.mark.parametrize("frame_mtu", [64, 512])
-def test_what_is_longer_than_a_frame_travels_in_pieces(frame_mtu: int) -> None:
+def test_what_is_longer_than_a_frame_travels_in_pieces(frame_mtu: int) -> None:  # R10.1-4
     wire = make_wire("a", frame_mtu=frame_mtu, bits_up=32, bits_gradient=32)
     wire.frames.clear()
     wire.boards["a"].send(micro_batch(0), GRADIENT_DOWN, wire.now)
@@ -70,7 +66,7 @@ def test_what_is_longer_than_a_frame_travels_in_pieces(frame_mtu: int) -> None:
     assert arrived.item.values.tobytes() == values().tobytes()
 
 
-def test_a_lost_micro_batch_is_skipped_and_counted_at_both_ends() -> None:
+def test_a_lost_micro_batch_is_skipped_and_counted_at_both_ends() -> None:  # R10.3-8, R10.3-10
     wire = make_wire("a")
     board, host = wire.boards["a"], wire.host
     wire.deaf.add(HOST)
@@ -111,7 +107,7 @@ def test_a_host_does_not_pile_up_answers_either() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])
-def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
+def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:  # R10.3-11
     wire = make_wire("a")
     board = wire.boards["a"]
     board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
@@ -122,7 +118,7 @@ def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
     assert wire.of("a", Answered) == []
 
 
-def test_a_board_has_one_micro_batch_in_a_step() -> None:
+def test_a_board_has_one_micro_batch_in_a_step() -> None:  # R10.3-7
     wire = make_wire("a")
     for number in (0, 1):
         send(wire, written(micro_batch(number)))
@@ -152,7 +148,7 @@ def test_a_board_has_one_gradient_in_a_step() -> None:
     assert wire.host.refused == {"stale": 1}
 
 
-def test_larger_numbers_than_the_plans_are_neither_sent_nor_taken() -> None:
+def test_larger_numbers_than_the_plans_are_neither_sent_nor_taken() -> None:  # R10.2-3
     wire = make_wire("a", bits_up=32, value_max=100)
     board, host = wire.boards["a"], wire.host
     large = values() * np.float32(100.0)
@@ -210,7 +206,7 @@ def test_a_refused_frame_costs_one_micro_batch_where_labels_stay() -> None:
     assert [event.item.leg for event in wire.of(HOST, Arrived)] == [LEARN, GRADIENT_UP]
 
 
-def test_who_asks_gets_an_answer_and_teaches_nothing() -> None:
+def test_who_asks_gets_an_answer_and_teaches_nothing() -> None:  # R10.3-13
     wire = make_wire("a")
     board = wire.boards["a"]
     board.send(Activation(ASK, 9, values(samples=1)), ANSWER, wire.now)
@@ -304,7 +300,7 @@ def test_everything_goes_under_keys() -> None:
     assert not any(plain[10:] in frame for _, _, frame in wire.frames)
 
 
-def test_unfinished_objects_take_bounded_memory() -> None:
+def test_unfinished_objects_take_bounded_memory() -> None:  # R10.1-4
     wire = make_wire("a", frame_mtu=64, bits_up=32)
     for number in range(40):
         send(wire, fragments.cut(write_activation(micro_batch(number % 5), 32), 64)[0])

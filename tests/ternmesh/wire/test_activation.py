@@ -33,11 +33,12 @@ VALUES = arrays(
 
 @given(VALUES, st.sampled_from(BITS), st.integers(0, 2**32 - 1))
 def test_values_come_back_within_half_a_step(values: np.ndarray, bits: int, number: int) -> None:
+    # R10.1-3
     body = write_activation(Activation(ANSWER, number, values), bits)
     item = read_activation(body)
     assert (item.leg, item.number, item.labels) == (ANSWER, number, b"")
     assert item.values.dtype == np.float32
-    assert len(body) == body_size(*values.shape, bits)
+    assert len(body) == body_size(values.shape[0], values.shape[1], bits)
     if bits == WHOLE:
         assert item.values.tobytes() == values.tobytes()
         return
@@ -112,7 +113,7 @@ def body(change: dict[int, int], bits: int = 4) -> bytes:
         (body({10: 0, 11: 0, 12: 0xC0, 13: 0x7F}, WHOLE), "payload"),  # a number that is NaN
     ],
 )
-def test_why_an_activation_is_refused(content: bytes, reason: str) -> None:
+def test_why_an_activation_is_refused(content: bytes, reason: str) -> None:  # R10.1-1, R10.1-2
     assert read_activation(body({})).number == 5
     with pytest.raises(WireError) as caught:
         read_activation(content)

@@ -92,7 +92,7 @@ values = st.recursive(
 
 
 @given(values, st.booleans())
-def test_any_cbor_is_a_message_or_a_wire_error(value: object, canonical: bool) -> None:
+def test_any_cbor_is_a_message_or_a_wire_error(value: object, canonical: bool) -> None:  # R4.3-3
     data = b"\x01" + cbor2.dumps(value, canonical=canonical)
     try:
         message = control.read_control(data)
@@ -188,7 +188,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=list(HOSTILE))
-def test_hostile_cbor_is_refused_at_once(body: bytes) -> None:
+def test_hostile_cbor_is_refused_at_once(body: bytes) -> None:  # R4.3-2
     start = time.process_time()
     refused(body)
     assert time.process_time() - start < 0.05  # of the processor's time; it takes 0.1 ms
@@ -217,7 +217,7 @@ def test_the_hostile_bodies_are_otherwise_good() -> None:
     ],
     ids=str,
 )
-def test_fields_out_of_range_are_refused(change: dict[str, object]) -> None:
+def test_fields_out_of_range_are_refused(change: dict[str, object]) -> None:  # R4.3-3
     message = replace(HELLO, **change)  # type: ignore[arg-type]
     assert refused(control.write_control(message)).reason == "control"
 
@@ -228,6 +228,6 @@ def test_a_welcome_gives_a_context_that_fits_a_header(address: int) -> None:
     assert refused(control.write_control(message)).reason == "control"
 
 
-def test_a_plan_of_33_numbers_is_refused() -> None:
+def test_a_plan_of_33_numbers_is_refused() -> None:  # R5-4
     message = control.Welcome(bytes(8), 1, bytes(8), 0, 0, 0, tuple(range(33)))
     assert refused(control.write_control(message)).reason == "control"

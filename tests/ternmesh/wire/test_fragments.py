@@ -1,3 +1,4 @@
+import hashlib
 import random
 from contextlib import suppress
 
@@ -13,7 +14,7 @@ SIZE = fragments.fragment_size(MTU)
 
 
 @given(st.binary(min_size=1, max_size=900), st.randoms(use_true_random=False))
-def test_pieces_add_up_in_any_order(content: bytes, rng: random.Random) -> None:
+def test_pieces_add_up_in_any_order(content: bytes, rng: random.Random) -> None:  # R4.4-1
     bodies = fragments.cut(content, MTU)
     assert all(len(body) <= MTU - 14 for body in bodies)
     rng.shuffle(bodies)
@@ -56,7 +57,7 @@ def head(size: int, index: int, name: bytes = b"name") -> bytes:
         (head(3, 0) + b"abc", "piece"),  # complete, and not what its name says
     ],
 )
-def test_why_a_piece_is_refused(body: bytes, reason: str) -> None:
+def test_why_a_piece_is_refused(body: bytes, reason: str) -> None:  # R4.4-2
     assembly = fragments.Reassembler(MTU, object_max=1000)
     with pytest.raises(WireError) as caught:
         assembly.add(body)
@@ -73,7 +74,7 @@ def test_an_object_of_65_536_pieces_is_refused_with_its_first() -> None:
     assert caught.value.reason == "piece"
 
 
-def test_a_refused_object_of_one_piece_takes_no_place() -> None:
+def test_a_refused_object_of_one_piece_takes_no_place() -> None:  # R4.4-5
     """Forgeries of one piece each would otherwise make a node forget all that it waits for."""
     contents = [bytes([number]) * 100 for number in range(4)]
     assembly = fragments.Reassembler(MTU, object_max=1000)
@@ -94,7 +95,7 @@ def test_pieces_that_disagree_about_the_size_are_of_two_objects() -> None:
     assert [assembly.add(body) for body in (first, *rest)][-1] == bytes(200)
 
 
-def test_a_false_piece_in_front_of_the_true_one_costs_a_search() -> None:
+def test_a_false_piece_in_front_of_the_true_one_costs_a_search() -> None:  # R4.4-4
     content = bytes(range(200))
     bodies = fragments.cut(content, MTU)
     assembly = fragments.Reassembler(MTU, object_max=1000)
@@ -108,7 +109,7 @@ def test_a_false_piece_in_front_of_the_true_one_costs_a_search() -> None:
     assert not assembly._partials
 
 
-def test_where_the_true_piece_is_lost_a_second_try_succeeds() -> None:
+def test_where_the_true_piece_is_lost_a_second_try_succeeds() -> None:  # R4.4-5
     bodies = fragments.cut(bytes(range(200)), MTU)
     assembly = fragments.Reassembler(MTU, object_max=1000)
     assembly.add(bodies[1][:-1] + b"!")
@@ -122,11 +123,17 @@ def test_where_the_true_piece_is_lost_a_second_try_succeeds() -> None:
 
 
 def test_forgeries_take_bounded_room_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # R4.4-4, R4.4-5
     """17 false pieces are one too many: the object is given up, and a second try succeeds."""
-    content, hashed = bytes(range(240)) * 3, []
+    content, hashed = bytes(range(240)) * 3, list[int]()
     bodies = fragments.cut(content, MTU)
-    sha256 = fragments.hashlib.sha256
-    monkeypatch.setattr(fragments.hashlib, "sha256", lambda d: hashed.append(len(d)) or sha256(d))
+    sha256 = hashlib.sha256
+
+    def note(data: bytes) -> "hashlib._Hash":
+        hashed.append(len(data))
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", note)
     assembly = fragments.Reassembler(MTU, object_max=1000)
     for number in range(100):
         assembly.add(bodies[number % 18][:-1] + bytes((number,)))
@@ -142,7 +149,7 @@ def test_forgeries_take_bounded_room_and_time(monkeypatch: pytest.MonkeyPatch) -
     assert [assembly.add(body) for body in bodies][-1] == content
 
 
-def test_an_object_that_still_arrives_is_not_the_one_forgotten() -> None:
+def test_an_object_that_still_arrives_is_not_the_one_forgotten() -> None:  # R4.4-3
     """A long snapshot must survive a row of references that each lost a piece."""
     long = fragments.cut(bytes(range(240)) * 3, MTU)
     assembly = fragments.Reassembler(MTU, object_max=1000, objects_max=2)

@@ -51,7 +51,7 @@ def test_any_bytes_are_a_frame_or_a_wire_error(data: bytes) -> None:
         (b"\x20" + bytes(20), "seal"),
     ],
 )
-def test_why_a_frame_does_not_open(frame: bytes, reason: str) -> None:
+def test_why_a_frame_does_not_open(frame: bytes, reason: str) -> None:  # R3-1, R3-2
     with pytest.raises(WireError) as caught:
         open_seal(frame)
     assert caught.value.reason == reason

@@ -104,7 +104,7 @@ def test_any_bytes_are_certified_or_a_wire_error(data: bytes) -> None:
     "data",
     [b"", b"\x00", b"x\x00", bytes(65) + b"\x01", b"x" * 65 + b"\x02", b"x" * 1200 + b"\x11"],
 )
-def test_what_is_no_certificate(data: bytes) -> None:
+def test_what_is_no_certificate(data: bytes) -> None:  # R4.5-6
     with pytest.raises(WireError):
         split_certificate(data)
 
@@ -148,7 +148,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
-def test_hostile_objects_are_refused(data: bytes) -> None:
+def test_hostile_objects_are_refused(data: bytes) -> None:  # R4.5-6
     with pytest.raises(WireError) as caught:
         read_object(data, 10)
     assert caught.value.reason == "reference"

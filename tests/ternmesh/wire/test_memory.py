@@ -72,7 +72,7 @@ def inputs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_the_peak_while_refusing_is_bounded(name: str) -> None:
+def test_the_peak_while_refusing_is_bounded(name: str) -> None:  # R1-2
     read = READERS[name]
     np.zeros(1)
     for label, data in inputs().items():

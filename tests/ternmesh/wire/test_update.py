@@ -77,7 +77,7 @@ def damaged(at: int, data: bytes) -> bytes:
         (b"\x03" + bytes(20) + b"\x21" + bytes(66 + 64), "manifest"),  # 33 of them
     ],
 )
-def test_why_a_manifest_is_refused(body: bytes, reason: str) -> None:
+def test_why_a_manifest_is_refused(body: bytes, reason: str) -> None:  # R4.2-1
     with pytest.raises(WireError) as caught:
         read_manifest(body)
     assert caught.value.reason == reason
@@ -121,14 +121,14 @@ def test_any_bytes_are_a_chunk_or_a_wire_error(data: bytes) -> None:
         (bytes.fromhex("02 0000 0000 0100 0000 00"), "scale"),  # a scale, and no nonzero
     ],
 )
-def test_why_a_chunk_is_refused(body: bytes, reason: str) -> None:
+def test_why_a_chunk_is_refused(body: bytes, reason: str) -> None:  # R4.1-1, R4.1-2
     with pytest.raises(WireError) as caught:
         read_chunk(body)
     assert caught.value.reason == reason
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(-(2**15), 2**15 - 1))
-def test_the_whole_round_follows_from_its_low_bits(near: int, offset: int) -> None:
+def test_the_whole_round_follows_from_its_low_bits(near: int, offset: int) -> None:  # R4.1-4
     assert whole_round((near + offset) & 0xFFFF, near) == near + offset
 
 
@@ -172,7 +172,7 @@ def test_any_bytes_are_contributions_or_a_wire_error(data: bytes) -> None:
         ),
     ],
 )
-def test_why_contributions_are_refused(body: bytes, reason: str) -> None:
+def test_why_contributions_are_refused(body: bytes, reason: str) -> None:  # R4.6-1
     with pytest.raises(WireError) as refused:
         read_contributions(body)
     assert refused.value.reason == reason

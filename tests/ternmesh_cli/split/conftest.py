@@ -1,7 +1,6 @@
 """The parts of the model, and trainings with it; their helpers are a module beside them."""
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import pytest
 
 from models.split.cut import HOST, save_middle
 from models.split.export import export_cut
-
-sys.path.insert(0, str(Path(__file__).parent))
-from split_training import BATCH, Training, make_cut
+from tests.ternmesh_cli.split.split_training import BATCH, Training, make_cut
 
 
 @pytest.fixture(scope="module")

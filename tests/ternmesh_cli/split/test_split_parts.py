@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from split_training import BATCH, CLASSES, make_cut, samples
 from torch import nn
 
 from edge.split.part import load_parts
 from host.split.stage import TorchStage
 from ternmesh.errors import TernmeshError
+from tests.ternmesh_cli.split.split_training import BATCH, CLASSES, make_cut, samples
 
 
 def tiny_stage(clip_norm: float = 1.0) -> tuple[TorchStage, np.ndarray, bytes]:
@@ -44,7 +44,7 @@ def test_no_micro_batch_spoils_the_hosts_adam(magnitude: float) -> None:
     stage.restore(stage.state())
 
 
-def test_only_what_is_too_long_is_clipped() -> None:
+def test_only_what_is_too_long_is_clipped() -> None:  # R10.2-4
     grown = {}
     for clip_norm in (1000.0, 0.001):
         stage, values, labels = tiny_stage(clip_norm)

@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from split_training import BATCH, NUMBERS, Clock, make_cut, samples
 
 import edge.split.node
 import edge.split.service
@@ -34,6 +33,7 @@ from ternmesh_cli.main import MISUSED, main
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
+from tests.ternmesh_cli.split.split_training import BATCH, NUMBERS, Clock, make_cut, samples
 from transports.base import Arrival
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
@@ -110,7 +110,7 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
             Board(1, "theo", 40, ActivationReassembler(plan), is_done=True),
             Board(2, "nora", 0, ActivationReassembler(plan)),
         )
-        service.host.nodes = NodeRegistry(boards, new=Board)
+        service.host.nodes = NodeRegistry(boards, new=cast(Any, Board))
         service.host.start(clock.now)
         assert service.status()["phase"] == "open"
         service.enrol({"enrol": "revoke", "name": "nora"})

@@ -1,24 +1,34 @@
 """Boards and a host train one small model together, over a loopback transport."""
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from split_training import BATCH, LATENT, LENGTH, LINK, Training, make_cut, samples
 from torch.nn import functional
 
 from edge.errors import DataError
 from edge.split.node import drawn
+from host.split.stage import TorchStage
 from models.split.cut import HOST, load_middle
 from ternmesh.wire import activation
 from ternmesh.wire.activation import Activation
 from ternmesh_cli.status import describe
 from ternmesh_store.state_file import STATE
+from tests.faulty import Faults, FaultyTransport
+from tests.ternmesh_cli.split.split_training import (
+    BATCH,
+    LATENT,
+    LENGTH,
+    LINK,
+    Training,
+    make_cut,
+    samples,
+)
 from transports.base import Transport
-from transports.faulty import Faults, FaultyTransport
 
 
 def test_in_float32_it_is_the_training_of_the_whole_model(
@@ -39,7 +49,7 @@ def test_in_float32_it_is_the_training_of_the_whole_model(
         logits = cut.middle(cut.first(torch.from_numpy(data["features"][chosen])))
         optimizer.zero_grad()
         loss = functional.cross_entropy(logits, torch.from_numpy(data["label"][chosen]))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     wanted = cut.first_adapter.join(dict(cut.first.named_parameters()))
     np.testing.assert_allclose(board.first.vector, wanted, atol=1e-4)
@@ -72,7 +82,7 @@ def test_boards_learn_together_in_few_bits(train: Callable[..., Training], stay:
     assert f"accuracy {status['accuracy']:.1%}" in lines
 
 
-def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:
+def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:  # R10.3-9
     """A step waits for all boards, but not for ever: one that hangs costs `wait_s` a step."""
     training = train()
     theo, nicolas = training.board("theo"), training.board("nicolas")
@@ -183,7 +193,7 @@ def test_a_board_that_is_stopped_keeps_all_that_it_learned(train: Callable[..., 
 
 def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
     train: Callable[..., Training],
-) -> None:
+) -> None:  # R10.3-12
     training = train()
     before = training.board("theo")
     training.until(lambda: before.counts["learned"] == 7 and not before.board.ready)
@@ -223,7 +233,7 @@ def test_a_host_that_diverges_answers_nothing(train: Callable[..., Training]) ->
     board = training.board("theo")
     training.until(lambda: board.counts["learned"] == 3)
     with torch.no_grad():
-        training.service._stage._parameters[0].fill_(torch.nan)
+        cast(TorchStage, training.service._stage)._parameters[0].fill_(torch.nan)
     training.until(lambda: board.counts["lost"] == 2)
     assert training.service.counts["diverged"] == 2
     assert board.counts["learned"] == 3
@@ -253,7 +263,7 @@ def test_a_host_goes_on_after_what_gives_no_gradient(train: Callable[..., Traini
     training = train()
     board = training.board("theo")
     training.until(lambda: board.counts["learned"] == 3)
-    middle = training.service._stage._parameters[0]
+    middle = cast(TorchStage, training.service._stage)._parameters[0]
     kept = middle.detach().clone()
     with torch.no_grad():
         middle.fill_(torch.nan)

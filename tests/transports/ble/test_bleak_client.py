@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("bleak", reason="bleak is not installed: pip install -e '.[dev]'")
 
+from bleak.exc import BleakError
+
 from transports.ble import bleak_client
-from transports.ble.bleak_client import BleakEnd, BleakError
+from transports.ble.bleak_client import BleakEnd
 from transports.ble.gatt import RX_UUID, SERVICE_UUID, TX_UUID, GattError
 
 HEARD = [

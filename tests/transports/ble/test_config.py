@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,14 +46,15 @@ def test_a_table_that_cannot_be_is_one_sentence(role, table, sentence) -> None:
         check_link(LinkConfig(ble=table), role)
 
 
-def test_what_nobody_says_follows_from_the_board() -> None:
+def test_what_nobody_says_follows_from_the_board() -> None:  # R7.4-2
     assert static_address("x") == static_address("x") != static_address("y")
     assert int(static_address("x")[:2], 16) >= 0xC0
     assert len(bridge_name("b" * 32)) <= 29
     end = board_end({"adapter": "bleak"}, "ada")._end
     assert isinstance(end, BleakEnd)
     assert end._bridge == bridge_name("ada")
-    assert board_end({"bridge": "AA:01"}, "ada")._end._bridge == "AA:01"
+    named: Any = board_end({"bridge": "AA:01"}, "ada")._end
+    assert named._bridge == "AA:01"
     bridges = LinkConfig(ble={"ada": HCI, "bo": {"hci": "usb:1"}})
     assert boards_of(bridges, HOST) == BOARDS
     assert boards_of(LinkConfig(ble=HCI), "ada") == ()
@@ -83,7 +85,8 @@ class Neighbourhood:
         return self._open(board, self._hci(len(BOARDS) + BOARDS.index(board)))
 
     def bridge_connected(self, board: str) -> bool:
-        return self.host.status()["bearers"][board]["connected"]
+        told: dict[str, Any] = self.host.status()
+        return told["bearers"][board]["connected"]
 
     @property
     def connected(self) -> bool:

@@ -1,4 +1,5 @@
 from binascii import crc_hqx
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -61,7 +62,7 @@ def test_the_bytes_are_those_of_the_specification(value: Value, hexadecimal: str
 
 
 def test_a_hello_of_another_version_and_a_value_before_the_session_are_told() -> None:
-    hello = bytearray(encode(GOLDEN[0][0], 0))[:-2]
+    hello = bytearray(encode(cast(Value, GOLDEN[0][0]), 0))[:-2]
     hello[1] = 2
     changed = bytes(hello) + crc_hqx(bytes(hello), 0xFFFF).to_bytes(2, "little")
     with pytest.raises(WireError, match="version 2, not 1"):

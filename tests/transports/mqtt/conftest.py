@@ -1,6 +1,7 @@
 """What tests of MQTT share: ends of a fleet that are closed after the test."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ def new_end() -> Iterator[Callable[..., MqttTransport]]:
     """A function that opens one end of the fleet `barn`; all are closed after the test."""
     ends: list[MqttTransport] = []
 
-    def make(url: str, role: str, **options: object) -> MqttTransport:
+    def make(url: str, role: str, **options: Any) -> MqttTransport:
         fast = {"reconnect_min_s": 0.02, "reconnect_max_s": 0.2}
         end = MqttTransport(MqttSettings(url, "barn", role, **(fast | options)))
         ends.append(end)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from transports.base import ALL, HOST, TransportError
@@ -11,7 +13,11 @@ NODES = ("ada", "bob", "cleo", "dan")
 
 def new_end(url: str, role: str) -> MqttTransport:
     # The long patience shows that MQTT 5 is refused at once and not just left without an answer.
-    fast = {"reconnect_min_s": 0.02, "reconnect_max_s": 0.2, "connect_timeout_s": 300.0}
+    fast: dict[str, Any] = {
+        "reconnect_min_s": 0.02,
+        "reconnect_max_s": 0.2,
+        "connect_timeout_s": 300.0,
+    }
     end = MqttTransport(MqttSettings(url, "barn", role, **fast))
     end.open()
     return end

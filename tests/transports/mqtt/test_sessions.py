@@ -1,4 +1,4 @@
-"""What a broker keeps for those who are away, deals to a group, or refuses to take."""
+"""What a broker keeps for those who are away, or refuses to take."""
 
 import pytest
 from paho.mqtt import publish
@@ -7,13 +7,12 @@ from transports.base import HOST
 
 VERSIONS = ("5", "3.1.1")
 WAIT_S = 20.0
-WORKER = {"protocol": "5", "session_expiry_s": 0}
 
 
 @pytest.mark.parametrize("protocol", VERSIONS)
 def test_what_is_sent_while_a_node_is_briefly_away_waits_for_it(
     mosquitto, new_end, eventually, protocol
-) -> None:
+) -> None:  # R7.2-7
     host = new_end(mosquitto.url, HOST, protocol=protocol)
     ada = new_end(mosquitto.url, "ada", protocol=protocol)
     eventually(lambda: host.connected and ada.connected)
@@ -58,39 +57,6 @@ def test_a_session_ends_when_its_time_is_over(mosquitto, new_end, eventually) ->
     assert back.receive(WAIT_S).frames == (b"now",)
 
 
-def test_a_group_gets_each_message_once_and_the_absent_get_none(
-    mosquitto, new_end, eventually
-) -> None:
-    one, two = (
-        new_end(mosquitto.url, HOST, share="front", client_id=f"front-{i}", **WORKER)
-        for i in (1, 2)
-    )
-    nodes = [new_end(mosquitto.url, name) for name in ("ada", "bob")]
-    eventually(lambda: all(end.connected for end in (one, two, *nodes)))
-
-    def deal(numbers: range) -> None:
-        for i in numbers:
-            nodes[i % 2].send(HOST, [bytes([i])])
-        eventually(lambda: all(node.status()["in_flight"] == 0 for node in nodes))
-
-    deal(range(40))
-    eventually(lambda: sum(end.status()["messages_in"] for end in (one, two)) == 40)
-    dealt = [[end.receive(0) for _ in range(end.status()["messages_in"])] for end in (one, two)]
-    assert all(len(part) >= 10 for part in dealt)
-    frames = [arrival.frames[0][0] for part in dealt for arrival in part]
-    assert sorted(frames) == list(range(40))
-    assert {arrival.peer for part in dealt for arrival in part} == {"ada", "bob"}
-
-    one.close()
-    # Once it has taken a message from the same name, the broker has noticed the goodbye.
-    publish.single("gone", qos=1, port=mosquitto.port, client_id="front-1")
-    deal(range(40, 60))
-    eventually(lambda: two.status()["messages_in"] == len(dealt[1]) + 20)
-    assert {two.receive(0).frames[0][0] for _ in range(20)} == set(range(40, 60))
-    two.send("ada", [b"down"])
-    assert nodes[0].receive(WAIT_S).frames == (b"down",)
-
-
 def test_messages_that_the_broker_does_not_let_us_send_are_counted_and_told(
     new_mosquitto, new_end, eventually, tmp_path, caplog
 ) -> None:
@@ -105,19 +71,3 @@ def test_messages_that_the_broker_does_not_let_us_send_are_counted_and_told(
     assert (ada.status()["acked"], ada.status()["in_flight"]) == (0, 0)
     told = [text for text in caplog.messages if "refuses our messages: Not authorized" in text]
     assert len(told) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"role": "ada"}, "share is for the host's end"),
-        ({"protocol": "auto"}, "share needs protocol '5'"),
-        ({"client_id": ""}, "share needs a client_id"),
-        ({"session_expiry_s": 3600}, "share needs session_expiry_s 0"),
-        ({"share": "a/b"}, "share 'a/b' must be"),
-    ],
-)
-def test_a_group_that_would_lose_messages_is_refused(new_end, change, sentence) -> None:
-    good = {"url": "mqtt://localhost", "role": HOST, "share": "front", "client_id": "1", **WORKER}
-    with pytest.raises(ValueError, match=sentence):
-        new_end(**(good | change))

@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -83,14 +84,10 @@ def test_a_password_is_never_shown() -> None:
         ({"role": "+"}, r"node name '\+' must be"),
         ({"role": "all"}, "a node may not be called 'all'"),
         ({"role": ""}, "node name '' must be"),
-        ({"protocol": "4"}, "protocol '4' must be one of auto, 5, 3.1.1"),
-        ({"keepalive_s": 1}, "keepalive_s 1 must be 5 to 65535"),
         ({"message_max": 10}, "message_max 10 must be 64 to 262144"),
-        ({"reconnect_min_s": 0.0}, "reconnect_min_s must be above 0"),
-        ({"connect_timeout_s": 0.0}, "connect_timeout_s must be above 0"),
     ],
 )
-def test_a_wrong_setting_is_named(change: dict[str, object], sentence: str) -> None:
+def test_a_wrong_setting_is_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         MqttSettings(**({"url": URL, "fleet": "barn", "role": "ada"} | change))
 
@@ -103,7 +100,7 @@ def test_topics_of_both_ends_fit_together() -> None:
 
 
 @pytest.mark.parametrize("peer", ["", "a/b", "#", "+", "x" * 33, "é", "host"])
-def test_a_peer_cannot_smuggle_a_topic(peer: str) -> None:
+def test_a_peer_cannot_smuggle_a_topic(peer: str) -> None:  # R7.2-1
     with pytest.raises(ValueError, match=r"name|called"):
         HOST_END.topic(peer)
 
@@ -137,7 +134,7 @@ def test_a_message_of_the_limit_fills_the_longest_packet_and_no_more() -> None:
     assert mtu(settings, limits) == room - 2
 
 
-def test_limits_never_raise_what_we_want_and_never_go_below_zero() -> None:
+def test_limits_never_raise_what_we_want_and_never_go_below_zero() -> None:  # R7.2-5
     assert message_max(NODE_END, BrokerLimits()) == 65_536
     assert mtu(NODE_END, BrokerLimits(packet_max=10**9)) == 65_534
     assert mtu(NODE_END, BrokerLimits(packet_max=20)) == 0

@@ -69,6 +69,7 @@ def test_frames_are_sent_in_as_few_messages_as_fit(mosquitto, new_end, eventuall
 
 
 def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, eventually) -> None:
+    # R7.2-4, R7.2-5
     broker = new_mosquitto("max_packet_size 3000\nmax_inflight_messages 3\nmax_keepalive 30")
     name = "n" * 32
     host = new_end(broker.url, HOST, keepalive_s=20)

@@ -36,7 +36,7 @@ def test_a_prefix_of_receiver_and_sender() -> None:
             coding.decode(short, 0.0)
 
 
-def test_text_until_it_is_proven() -> None:
+def test_text_until_it_is_proven() -> None:  # R7.3-10
     payload = host().encode(ADA, FRAME)
     assert payload.isascii()
     assert not set(payload) & set(b",\r\n\0")
@@ -74,7 +74,7 @@ def talk(a: ProvenCoding, b: ProvenCoding, now: float, drop: bytes | None = None
                     assert listener.decode(payload, now) is None
 
 
-def test_both_directions_are_proven_once_the_ends_hear_each_other() -> None:
+def test_both_directions_are_proven_once_the_ends_hear_each_other() -> None:  # R7.3-9, R7.3-10
     base, ada = host(), node()
     base.decode(ada.encode(HOST, b"hello"), 0.0)
     talk(base, ada, 0.0)
@@ -98,7 +98,7 @@ def test_the_probe_holds_all_values_and_what_modems_trip_over() -> None:
     assert max(map(len, base.to_send())) <= 190  # it fits any REYAX payload
 
 
-def test_a_lost_probe_is_repeated_a_few_times_and_later_each_time() -> None:
+def test_a_lost_probe_is_repeated_a_few_times_and_later_each_time() -> None:  # R7.3-8
     base, ada = host(), node()
     sent = []
     for second in range(2000):
@@ -122,7 +122,7 @@ def test_half_a_probe_is_completed_by_the_next_one() -> None:
     assert not base.text(ADA)
 
 
-def test_probes_do_not_make_an_end_talk_all_day() -> None:
+def test_probes_do_not_make_an_end_talk_all_day() -> None:  # R7.3-9
     base, ada = host(), node()
     base.decode(ada.encode(HOST, b"data"), 0.0)
     probes = base.to_send()
@@ -156,7 +156,7 @@ def test_what_is_for_others_proves_nothing() -> None:
     assert bob.to_send() == []
 
 
-def test_a_modem_that_refuses_binary_gets_no_more_of_it() -> None:
+def test_a_modem_that_refuses_binary_gets_no_more_of_it() -> None:  # R7.3-11
     base, ada = host(), node()
     base.decode(ada.encode(HOST, b"hello"), 0.0)
     talk(base, ada, 0.0)

@@ -1,6 +1,7 @@
 """The dialects without any port: what they write, and what they make of answers."""
 
 import random
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -31,12 +32,12 @@ SF9 = LoraSetting(9, 125, 1, 12)
 EVERY_BYTE = bytes(range(256))
 
 
-def settings_for(dialect: str, **options: object) -> SerialLoraSettings:
-    fixed = {"radio": SF9, "frequency_hz": 868_500_000, "addresses": {"ada": 1}}
+def settings_for(dialect: str, **options: Any) -> SerialLoraSettings:
+    fixed: dict[str, Any] = {"radio": SF9, "frequency_hz": 868_500_000, "addresses": {"ada": 1}}
     return SerialLoraSettings("/dev/null", dialect, "ada", **(fixed | options))
 
 
-def reyax_up(**options: object) -> Reyax:
+def reyax_up(**options: Any) -> Reyax:
     """A modem that had all the settings already."""
     modem = Reyax(settings_for("reyax", **options))
     assert modem.start(0.0) == [Write(b"\r\n")]
@@ -149,7 +150,7 @@ def test_reyax_airtime_is_the_manuals() -> None:
     assert Reyax(settings_for("reyax")).airtime_us(240) == 1_246_208
 
 
-def test_ebyte_waits_until_the_frame_must_have_left() -> None:
+def test_ebyte_waits_until_the_frame_must_have_left() -> None:  # R7.3-7
     modem = Ebyte(settings_for("ebyte", air_rate_bps=2400, speed=10.0))
     assert (modem.start(0.0), modem.ready, modem.idle) == ([], True, True)
     (write,) = modem.send(b"x" * modem.payload_max, 5.0)
@@ -166,7 +167,7 @@ def test_ebyte_waits_until_the_frame_must_have_left() -> None:
     assert (modem.idle, modem.deadline) == (True, None)
 
 
-def rnode_up(**options: object) -> Rnode:
+def rnode_up(**options: Any) -> Rnode:
     modem = Rnode(settings_for("rnode", **options))
     assert modem.start(0.0) == [Write(kiss_frame(8, b"\x73"))]
     (write,) = modem.receive_bytes(kiss_frame(8, b"\x46"), 0.1)
@@ -323,15 +324,21 @@ def queue_status(free: int, packet: int, result: int = 0) -> bytes:
     return from_radio(11, number(1, result) + number(2, free) + number(3, 16) + number(4, packet))
 
 
+def told(write: Any) -> dict[int, protobuf.Value]:
+    """The fields of the one message that a dialect wrote."""
+    (message,) = meshtastic.MeshtasticUnframer().feed(write.data)
+    return message
+
+
 def meshtastic_up(now: float = 0.0) -> Meshtastic:
     modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
     assert modem.start(now) == [Write(b"\xc3" * 32)]
     (write,) = modem.handle_timeout(now + 0.1)
-    (asked,) = meshtastic.MeshtasticUnframer().feed(write.data)
+    nonce = cast(int, told(write)[3])
     modem.receive_bytes(from_radio(3, number(1, 77)), now + 0.2)
-    other_nonce = meshtastic.frame(number(7, asked[3] ^ 1))
+    other_nonce = meshtastic.frame(number(7, nonce ^ 1))
     assert (modem.receive_bytes(other_nonce, now + 0.2), modem.ready) == ([], False)
-    assert modem.receive_bytes(b"log\r\n" + meshtastic.frame(number(7, asked[3])), now + 0.3) == []
+    assert modem.receive_bytes(b"log\r\n" + meshtastic.frame(number(7, nonce)), now + 0.3) == []
     assert (modem.ready, modem.idle) == (True, True)
     return modem
 
@@ -344,12 +351,11 @@ def test_meshtastics_airtime_has_the_preamble_of_its_firmware() -> None:
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:
     """The id of the packet that it wrote, after a look at the other fields."""
     (write,) = modem.send(payload, now)
-    (message,) = meshtastic.MeshtasticUnframer().feed(write.data)
-    packet = protobuf.fields(message[1])
+    packet = protobuf.fields(cast(bytes, told(write)[1]))
     assert packet[2] == 0xFFFFFFFF
-    assert protobuf.fields(packet[4]) == {1: 256, 2: payload}
+    assert protobuf.fields(cast(bytes, packet[4])) == {1: 256, 2: payload}
     assert not {9, 10} & set(packet)  # no hops, no acknowledgement
-    return packet[6]
+    return cast(int, packet[6])
 
 
 def test_meshtastic_sends_with_credit() -> None:
@@ -359,7 +365,7 @@ def test_meshtastic_sends_with_credit() -> None:
     assert modem.receive_bytes(queue_status(5, first ^ 1), 1.1) == []  # about another packet
     assert modem.receive_bytes(queue_status(0, first), 1.2) == [Sent()]
     assert not modem.idle  # It has taken that one, and has no room for more.
-    (heartbeat,) = modem.handle_timeout(modem.deadline)
+    (heartbeat,) = modem.handle_timeout(modem.deadline or 0.0)
     assert heartbeat == Write(meshtastic.frame(protobuf.bytes_field(7, b"")))
     assert modem.receive_bytes(queue_status(3, 0), 4.0) == []
     assert modem.idle

@@ -2,7 +2,9 @@ import os
 import random
 import select
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -79,7 +81,7 @@ def test_a_sender_without_power_is_not_heard() -> None:
     assert [payload for payload, _ in heard(channel)] == [b"\0", b"\2"]
 
 
-def answers(actions: list[object]) -> bytes:
+def answers(actions: Sequence[object]) -> bytes:
     return b"".join(action.data for action in actions if isinstance(action, Output))
 
 
@@ -152,12 +154,13 @@ def test_a_meshtastic_node_with_a_full_queue_takes_no_more() -> None:
     results = []
     for _ in range(18):
         (message,) = meshtastic.MeshtasticUnframer().feed(answers(modem.receive_bytes(written)))
-        status = protobuf.fields(message[11])
+        status = protobuf.fields(cast(bytes, message[11]))
         results.append((status[1], status[2]))
     assert results == [(0, 16), *((0, free) for free in range(15, -1, -1)), (1, 0)]
     large = protobuf.bytes_field(4, protobuf.bytes_field(2, b"x" * 235))
     told = answers(modem.receive_bytes(meshtastic.frame(protobuf.bytes_field(1, large))))
-    assert protobuf.fields(meshtastic.MeshtasticUnframer().feed(told)[1][11])[1] == 7
+    status = protobuf.fields(cast(bytes, meshtastic.MeshtasticUnframer().feed(told)[1][11]))
+    assert status[1] == 7
 
 
 def test_kiss_modems_refuse_as_their_firmware_does() -> None:
@@ -174,7 +177,7 @@ def test_kiss_modems_refuse_as_their_firmware_does() -> None:
 
 
 @pytest.fixture
-def line(tmp_path: Path) -> SerialLine:
+def line(tmp_path: Path) -> Iterator[SerialLine]:
     made = SerialLine(tmp_path / "modem-0", random.Random(1))
     made.plug()
     yield made
@@ -243,7 +246,7 @@ def test_emulated_radios_clean_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"loss": 1.5}, {"speed": 0.0}, {"loss": -0.1}])
-def test_wrong_options_of_emulated_radios(options: dict[str, float]) -> None:
+def test_wrong_options_of_emulated_radios(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a loss of 0 to 1, and a speed above 0"):
         EmulatedRadios([new_modem("reyax", 0)], **options)
     with pytest.raises(ValueError, match="no emulated modem for 'morse'"):

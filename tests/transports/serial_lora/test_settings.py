@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from ternmesh.config import ConfigError
@@ -8,8 +10,8 @@ from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 TABLE = {"ada": 1, "bob": 254}
 
 
-def make(role: str = HOST, **options: object) -> SerialLoraSettings:
-    fixed = {"port": "/dev/ttyUSB0", "dialect": "reyax", "addresses": TABLE}
+def make(role: str = HOST, **options: Any) -> SerialLoraSettings:
+    fixed: dict[str, Any] = {"port": "/dev/ttyUSB0", "dialect": "reyax", "addresses": TABLE}
     return SerialLoraSettings(role=role, **(fixed | {"frequency_hz": 869_525_000} | options))
 
 
@@ -21,7 +23,7 @@ def test_addresses_of_host_and_nodes() -> None:
     assert (dict(host.peers), dict(ada.peers)) == (TABLE, {HOST: 0})
 
 
-def test_who_is_heard() -> None:
+def test_who_is_heard() -> None:  # R7.3-2
     host, ada = make(), make("ada")
     assert (host.peer(0, 1), host.peer(0, 254)) == ("ada", "bob")
     assert (ada.peer(1, 0), ada.peer(255, 0)) == (HOST, HOST)
@@ -67,7 +69,7 @@ def test_peers_that_an_end_has_not() -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_named(options: dict[str, object], sentence: str) -> None:
+def test_a_wrong_setting_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make(**options)
 

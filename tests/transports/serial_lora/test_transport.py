@@ -7,6 +7,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def new_fleet(eventually) -> Iterator[NewFleet]:
     started: list[EmulatedRadios] = []
     opened: list[SerialLoraTransport] = []
 
-    def make(dialect: str, ends: int = 2, *, speed: float = SPEED, **options: object) -> Fleet:
+    def make(dialect: str, ends: int = 2, *, speed: float = SPEED, **options: Any) -> Fleet:
         for_modem = {key: options.pop(key) for key in ("binary_safe",) if key in options}
         for_air = {key: options.pop(key) for key in ("loss", "collisions") if key in options}
         budget = options.pop("budget", None)
@@ -58,9 +59,13 @@ def new_fleet(eventually) -> Iterator[NewFleet]:
         radios.close()
 
 
-def settings_for(dialect: str, path: str, role: str, **options: object) -> SerialLoraSettings:
+def settings_for(dialect: str, path: str, role: str, **options: Any) -> SerialLoraSettings:
     radio = LONG_FAST if dialect == "meshtastic" else LoraSetting(7, 125, 1, 12)
-    fixed = {"radio": radio, "frequency_hz": 869_525_000, "addresses": {"ada": 1, "bob": 2}}
+    fixed: dict[str, Any] = {
+        "radio": radio,
+        "frequency_hz": 869_525_000,
+        "addresses": {"ada": 1, "bob": 2},
+    }
     fast = {"reconnect_min_s": 0.02, "reconnect_max_s": 0.1, "answer_margin_s": 1.0}
     return SerialLoraSettings(path, dialect, role, **(fixed | fast | options))
 
@@ -85,12 +90,13 @@ def test_nodes_reach_the_host_and_the_host_one_or_all(new_fleet, eventually, dia
     assert frames_from(ada, 2) == [b"to ada", b"to all"]
     arrival = bob.receive(WAIT_S)
     assert (arrival.peer, arrival.frames) == (HOST, (b"to all",))
-    eventually(lambda: host.status()["frames_out"] == 2)
+    # REYAX ends also send probes by themselves: what waits is gone only by and by.
+    eventually(lambda: (now := host.status())["frames_out"] == 2 and now["queued"] == 0)
     assert bob.status()["foreign"] >= 1
     assert bob.receive(0) is None
 
     status = json.loads(json.dumps(host.status()))
-    expected = {"connected": True, "last_error": None, "reconnects": 0, "queued": 0, "lost": 0}
+    expected = {"connected": True, "last_error": None, "reconnects": 0, "lost": 0}
     assert status | expected | {"frames_in": 2, "malformed": 0, "refused": 0} == status
     with pytest.raises(ValueError, match="a node sends to 'host' only"):
         ada.send("bob", [b"x"])
@@ -198,10 +204,10 @@ def test_a_modem_that_comes_later_is_found(eventually, tmp_path) -> None:
 def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventually) -> None:
     """An EBYTE modem says nothing, so only the full line tells that it no longer reads."""
     radios, (host, ada) = new_fleet("ebyte", write_timeout_s=0.1, queue_max=1000, speed=1000.0)
-    radios.stop_reading(1)
+    radios.set_reading(1, False)
     ada.send(HOST, [b"x" * ada.mtu] * 300)
     eventually(lambda: "takes no more bytes" in str(ada.status()["last_error"]))
-    radios.resume_reading(1)
+    radios.set_reading(1, True)
     eventually(lambda: ada.connected)
     while host.receive(0.2):  # what was in the line
         pass
@@ -211,7 +217,7 @@ def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventu
 
 def test_closing_does_not_wait_for_a_modem_that_is_stuck(new_fleet, eventually) -> None:
     radios, (_, ada) = new_fleet("ebyte", queue_max=1000, speed=1000.0)
-    radios.stop_reading(1)
+    radios.set_reading(1, False)
     ada.send(HOST, [b"x" * ada.mtu] * 300)
     eventually(lambda: ada.status()["queued"] < 285)
     ada.close()
@@ -221,10 +227,10 @@ def test_closing_does_not_wait_for_a_modem_that_is_stuck(new_fleet, eventually) 
 
 def test_a_modem_that_stops_answering_is_opened_anew(new_fleet, eventually) -> None:
     radios, (host, ada) = new_fleet("reyax", answer_margin_s=0.1)
-    radios.stop_reading(1)
+    radios.set_reading(1, False)
     ada.send(HOST, [b"never taken"])
     eventually(lambda: ada.status()["refusals"] == {"the modem did not answer": 1})
-    radios.resume_reading(1)
+    radios.set_reading(1, True)
     eventually(lambda: ada.connected)
     ada.send(HOST, [b"again"])
     assert b"again" in frames_from(host, 1) + frames_from(host, 1)
@@ -296,7 +302,7 @@ def test_a_frame_that_may_never_leave_holds_up_nobody(new_fleet, eventually) -> 
     """The modem's own word may make frames longer than they were when their length was chosen."""
     purse = Purse(9)
     never = iter((inf,))
-    purse.may_send = lambda airtime_us: next(never, 0.0)
+    purse.may_send = lambda airtime_us: next(never, 0.0)  # type: ignore[method-assign]
     _, (host, ada) = new_fleet("rnode", budget=purse, binary="no")
     ada.send(HOST, [b"too long", b"short"])
     assert frames_from(host, 1) == [b"short"]

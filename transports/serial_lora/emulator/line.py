@@ -25,22 +25,17 @@ class SerialLine:
         self.path = path
         self.shape = "whole"
         self.reads = True  # False: the modem takes no bytes, and soon neither does the terminal
+        self.stuck = False  # output waits for the host to read
         self.dropped = 0  # bytes that did not fit
         self._rng = rng
         self._ends: tuple[int, int] | None = None
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._waiting_bytes = 0
-        self._stuck = False  # the host does not read
 
     @property
     def plugged(self) -> bool:
         """Whether the path leads to a terminal."""
         return self._ends is not None
-
-    @property
-    def stuck(self) -> bool:
-        """Whether output waits for the host to read."""
-        return self._stuck
 
     def fileno(self) -> int:
         """Our end of the pseudo-terminal."""
@@ -69,7 +64,7 @@ class SerialLine:
         self._ends = None
         self._waiting.clear()
         self._waiting_bytes = 0
-        self._stuck = False
+        self.stuck = False
 
     def read(self) -> bytes:
         with contextlib.suppress(BlockingIOError):  # A wake without bytes.
@@ -96,7 +91,7 @@ class SerialLine:
 
     def next_due(self) -> float | None:
         """When `flush` must be called; None while nothing waits, or the host must read first."""
-        return self._waiting[0][0] if self._waiting and not self._stuck else None
+        return self._waiting[0][0] if self._waiting and not self.stuck else None
 
     def flush(self, now: float) -> None:
         due = bytearray()
@@ -109,7 +104,7 @@ class SerialLine:
         with contextlib.suppress(BlockingIOError):  # The terminal is full.
             written = os.write(self.fileno(), due)
         rest = bytes(due[written:])
-        self._stuck = bool(rest)
+        self.stuck = bool(rest)
         if rest:
             self._waiting.appendleft((now, rest))
             self._waiting_bytes += len(rest)

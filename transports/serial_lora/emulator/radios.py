@@ -94,7 +94,8 @@ class EmulatedRadios:
     def start(self) -> None:
         """Plug all modems in; OSError where terminals or paths cannot be made."""
         self._thread.start()
-        self._do(self._plug_all)
+        for index in range(len(self.modems)):
+            self.replug(index)
 
     def close(self) -> None:
         """Pull all modems out and remove the paths; may be called twice."""
@@ -110,7 +111,7 @@ class EmulatedRadios:
         self._do(lambda: self._unplug(index))
 
     def replug(self, index: int) -> None:
-        """Put modem `index` back on the same path; it starts anew."""
+        """Put modem `index` on its path, where it is not; it starts anew."""
         self._do(lambda: self._plug(index))
 
     def garble(self, index: int, data: bytes) -> None:
@@ -123,12 +124,9 @@ class EmulatedRadios:
             raise ValueError(f"shape {shape!r} must be one of {', '.join(SHAPES)}")
         self._do(lambda: setattr(self._lines[index], "shape", shape))
 
-    def stop_reading(self, index: int) -> None:
-        """Let the modem take no bytes: writes of the host block once the line is full."""
-        self._do(lambda: setattr(self._lines[index], "reads", False))
-
-    def resume_reading(self, index: int) -> None:
-        self._do(lambda: setattr(self._lines[index], "reads", True))
+    def set_reading(self, index: int, reads: bool) -> None:
+        """Let the modem take bytes or none: writes of the host then block once the line is full."""
+        self._do(lambda: setattr(self._lines[index], "reads", reads))
 
     def fail_next(self, index: int, *codes: int) -> None:
         """Let the next sends of the modem fail with these error codes."""
@@ -217,10 +215,6 @@ class EmulatedRadios:
                 case _:
                     tuning = self.modems[index].tuning
                     self._channel.start(index, tuning, action, self._now())
-
-    def _plug_all(self) -> None:
-        for index in range(len(self.modems)):
-            self._plug(index)
 
     def _plug(self, index: int) -> None:
         if not self._lines[index].plugged:

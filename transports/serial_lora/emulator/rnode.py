@@ -10,7 +10,7 @@ from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.rnode import RnodeCommand
 
 QUEUE_MAX = 32
-TX_FAILED, QUEUE_FULL = 2, 4
+TX_FAILED = 2
 _SIZES = {
     RnodeCommand.FREQUENCY: 4,
     RnodeCommand.BANDWIDTH: 4,
@@ -21,11 +21,10 @@ _SIZES = {
 
 
 class RnodeModem(EmulatedModem):
-    """An RNode; `eager` versions report READY by themselves, others when they are asked."""
+    """An RNode of a version that reports READY by itself, too."""
 
-    def __init__(self, eager: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._eager = eager
         self._unframer = KissUnframer()
         self._settings: dict[int, bytes] = {}
         self._on = False
@@ -51,8 +50,7 @@ class RnodeModem(EmulatedModem):
 
     def transmitted(self) -> list[Action]:
         self._sending = False
-        ready: list[Action] = [_output(RnodeCommand.READY, wire.ON)] if self._eager else []
-        return ready + self._transmit()
+        return [_output(RnodeCommand.READY, wire.ON), *self._transmit()]
 
     def hear(self, heard: Reception) -> list[Action]:
         """Output the signal quality, then the frame without the firmware's header."""
@@ -84,7 +82,7 @@ class RnodeModem(EmulatedModem):
         if len(content) > wire.PAYLOAD_MAX:
             return [_output(RnodeCommand.ERROR, bytes([TX_FAILED]))]
         if len(self._queue) >= QUEUE_MAX:
-            return [_output(RnodeCommand.ERROR, bytes([QUEUE_FULL]))]
+            return [_output(RnodeCommand.ERROR, bytes([wire.QUEUE_FULL]))]
         self._queue.append(content)
         return self._transmit()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
-from ternmesh.federated.node import HOST, NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import make_plan
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND, read_chunk
@@ -45,7 +47,12 @@ class Yard:
     )
 
     def __post_init__(self) -> None:
-        changes = {"rounds": 4, "frame_mtu": 164, "up_zeros": 0.5, **self.plan_changes}
+        changes: dict[str, Any] = {
+            "rounds": 4,
+            "frame_mtu": 164,
+            "up_zeros": 0.5,
+            **self.plan_changes,
+        }
         self.plan = make_plan(DIMENSION, local_steps=1, learning_rate=0.1, **changes)
         self.now = 100.0
         self.sent: dict[str, list[tuple[str, bytes]]] = {"up": [], "down": []}
@@ -131,7 +138,8 @@ class Yard:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for end in (self.gateway, self.host, *self.nodes.values()):
+        ends: list[Any] = [self.gateway, self.host, *self.nodes.values()]
+        for end in ends:
             due = end.next_timeout()
             if due is not None and due <= self.now:
                 end.handle_timeout(self.now)
@@ -147,7 +155,7 @@ class Yard:
         """The kinds of what passed, by board."""
         return [(peer, frame[6]) for peer, frame in self.sent[way]]
 
-    def of(self, kind: type) -> list[object]:
+    def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -167,15 +175,15 @@ def on_disk(state: GatewayState, event: object) -> GatewayState:
     return state
 
 
-def joined(**changes: object) -> Yard:
-    yard = Yard(**changes)  # type: ignore[arg-type]
+def joined(**changes: Any) -> Yard:
+    yard = Yard(**changes)
     yard.exchange()
     assert yard.host.phase == control.OPEN
     yard.sent["up"].clear()
     return yard
 
 
-def test_a_round_of_three_boards_is_one_bundle() -> None:
+def test_a_round_of_three_boards_is_one_bundle() -> None:  # R6.8-10
     yard = joined()
     yard.submit(*BOARDS)
     assert yard.host.version == 1
@@ -188,10 +196,10 @@ def test_a_round_of_three_boards_is_one_bundle() -> None:
     assert all(node.pending is None for node in yard.nodes.values())
 
 
-def test_nothing_is_lost_between_boards_gateway_and_host() -> None:
+def test_nothing_is_lost_between_boards_gateway_and_host() -> None:  # R6.8-14
     """samples x learned = samples x (reference + host's residual) + what the gateway owes."""
     yard = joined()
-    before = {name: 0.0 for name in BOARDS}
+    before = {name: np.zeros(DIMENSION, np.float32) for name in BOARDS}
     for _ in range(3):
         yard.submit(*BOARDS)
         for name in BOARDS:
@@ -216,7 +224,7 @@ def test_a_bundle_carries_more_than_its_bytes_would_as_trits() -> None:
     assert np.square(left).sum() < 0.5 * np.square(made.partial_aggregate.wanted).sum()
 
 
-def test_a_board_that_is_late_passes_as_it_came() -> None:
+def test_a_board_that_is_late_passes_as_it_came() -> None:  # R6.8-9, R6.8-10
     yard = joined()
     yard.submit("ada", "bo")
     assert yard.sent["up"] == []
@@ -230,7 +238,7 @@ def test_a_board_that_is_late_passes_as_it_came() -> None:
     assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2}
 
 
-def test_one_board_alone_is_no_bundle() -> None:
+def test_one_board_alone_is_no_bundle() -> None:  # R6.8-10
     yard = joined()
     yard.submit("bo")
     yard.wait(10.1)
@@ -239,7 +247,7 @@ def test_one_board_alone_is_no_bundle() -> None:
     assert yard.of(PartialAggregateMade) == []
 
 
-def test_a_silent_board_is_not_waited_for() -> None:
+def test_a_silent_board_is_not_waited_for() -> None:  # R6.8-9
     yard = joined(plan_changes={"silence": 1.0, "silence_rounds": 9})
     for _ in range(2):
         yard.submit(*BOARDS)
@@ -263,7 +271,7 @@ def is_vote_chunk(body: bytes) -> bool:
     return body[0] == VOTE_CHUNK_KIND
 
 
-def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:
+def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:  # R6.8-14
     yard = joined(settings=CoordinatorSettings(3, 30.0, partial_aggregates=True))
     yard.lost = lambda way, _, b: way == "up" and is_vote_chunk(b) and b[3] > 0
     yard.submit(*BOARDS)
@@ -283,7 +291,7 @@ def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:
     assert not np.array_equal(settled.residual, made.partial_aggregate.wanted)
 
 
-def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> None:
+def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> None:  # R6.8-21
     yard = joined(settings=CoordinatorSettings(1, 30.0, partial_aggregates=True))
     yard.submit(*BOARDS)
     owed = yard.gateway.residual.copy()
@@ -304,7 +312,7 @@ def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> No
     assert learned > 0, "it went back to the boards"
 
 
-def test_the_host_that_takes_none_is_left_alone() -> None:
+def test_the_host_that_takes_none_is_left_alone() -> None:  # R6.8-19
     yard = joined(settings=CoordinatorSettings(3, 600.0, partial_aggregates=False))
     yard.submit(*BOARDS)
     assert yard.gateway.is_refused
@@ -321,7 +329,7 @@ def test_the_host_that_takes_none_is_left_alone() -> None:
     assert {board for board, _ in yard.bodies("up")} == set(BOARDS)
 
 
-def test_repeated_packets_ask_for_receipts_and_do_not_pass() -> None:
+def test_repeated_packets_ask_for_receipts_and_do_not_pass() -> None:  # R6.8-17
     yard = joined(boards=(*BOARDS, "dee"))
     yard.lost = lambda way, _, b: way == "down" and b[0] == control.KIND
     yard.submit(*BOARDS)
@@ -341,7 +349,7 @@ def test_repeated_packets_ask_for_receipts_and_do_not_pass() -> None:
     assert all(yard.nodes[name].received for name in BOARDS)
 
 
-def test_contributors_without_a_word_pass_again() -> None:
+def test_contributors_without_a_word_pass_again() -> None:  # R6.8-18
     """Another gateway's bundle was whole first, say: this one's is not answered."""
     yard = joined()
     yard.lost = lambda way, _, b: way == "up" and (is_vote_chunk(b) or b[0] == 5)
@@ -354,7 +362,7 @@ def test_contributors_without_a_word_pass_again() -> None:
     assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
 
 
-def test_a_restarted_gateway_sends_its_bundle_again() -> None:
+def test_a_restarted_gateway_sends_its_bundle_again() -> None:  # R6.8-20
     yard = joined()
     yard.lost = lambda way, *_: way == "up"
     yard.submit(*BOARDS)
@@ -381,7 +389,7 @@ def test_a_gateway_that_lost_its_memory_bundles_what_boards_repeat() -> None:
     assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2, 3}
 
 
-def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:
+def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:  # R6.8-22
     """A power cut amid its pieces must not leave the gateway behind its boards."""
     yard = joined(plan_changes={"down_zeros": 0.3})
     half: list[bytes] = []
@@ -411,7 +419,7 @@ def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:
     assert yard.gateway.residual.any()
 
 
-def test_a_snapshot_tells_a_gateway_as_well() -> None:
+def test_a_snapshot_tells_a_gateway_as_well() -> None:  # R6.8-21
     yard = joined(settings=CoordinatorSettings(3, 600.0, chain_max=1, partial_aggregates=True))
     yard.lost = lambda way, _, b: way == "host" and b[0] == fragments.KIND
     yard.submit(*BOARDS)
@@ -430,7 +438,7 @@ def test_a_snapshot_tells_a_gateway_as_well() -> None:
     assert yard.host.nodes[2].partial_aggregate == yard.made[0].partial_aggregates[1][1]
 
 
-def test_another_run_begins_with_nothing() -> None:
+def test_another_run_begins_with_nothing() -> None:  # R6.8-23
     yard = joined()
     yard.submit(*BOARDS)
     assert yard.gateway.residual.any()
@@ -447,7 +455,7 @@ def test_another_run_begins_with_nothing() -> None:
     assert (yard.host.version, yard.gateway.pending) == (1, None)
 
 
-def test_a_welcome_that_nobody_asked_for_resets_nothing() -> None:
+def test_a_welcome_that_nobody_asked_for_resets_nothing() -> None:  # R6.8-23
     yard = joined()
     yard.submit(*BOARDS)
     owed = yard.gateway.residual
@@ -479,7 +487,7 @@ def test_garbage_passes_and_changes_nothing(seed: int) -> None:
     assert len(yard.gateway.frames_down()) >= 1
 
 
-def test_votes_are_worth_at_most_what_the_plan_believes() -> None:
+def test_votes_are_worth_at_most_what_the_plan_believes() -> None:  # R4.6-2
     yard = joined(plan_changes={"scale_max": 0.004})
     yard.gateway.residual = np.full(DIMENSION, 0.6, np.float32)
     yard.submit(*BOARDS)

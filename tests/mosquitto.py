@@ -1,4 +1,7 @@
-"""The mosquitto program of this machine, and a private broker on a free port."""
+"""The mosquitto program of this machine, and a private broker on a free port.
+
+Benches and experiments use it too: no installed package needs it.
+"""
 
 import os
 import shutil

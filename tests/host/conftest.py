@@ -1,9 +1,0 @@
-"""Puts `pipeline_ranks` where ranks, which are processes of their own, can import it.
-
-Under `--import-mode=importlib` a test's own folder is not on the path.
-"""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,220 @@
+"""One object for one receiver: what each loss costs, frame by frame."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ternmesh.link.erasure_code import Layout
+from ternmesh.link.events import (
+    Delivered,
+    IncomingDropped,
+    LinkCountersReserved,
+    ObjectArrived,
+    Queued,
+    RepairsReserved,
+    SymbolHeld,
+    TransferBegun,
+)
+from ternmesh.link.messages import SLOTS, Offer, Status, Symbol, object_name
+from ternmesh.link.receiver import SILENCES_MAX
+from ternmesh.link.sender import REPAIRS_BLOCK
+from ternmesh.link.settings import MTU_MIN
+from tests.ternmesh.link.wired_air import (
+    FRAME_S,
+    HOST,
+    IDLE_S,
+    NODE,
+    ROOM,
+    SETTINGS,
+    Air,
+    content,
+    lose,
+    lose_last,
+    said,
+    sealed,
+    short,
+)
+
+
+@pytest.mark.parametrize("size", [1, ROOM, ROOM + 1, 5 * ROOM, 128 * ROOM, 128 * ROOM + 1])
+def test_nothing_lost_is_an_offer_the_object_and_one_receipt(size: int) -> None:  # R8.2-6
+    air, payload = Air(), content(size)
+    number = air.host.send(NODE, payload)
+    frames = air.run()
+    count = -(-size // ROOM)
+    symbols = [*map(str, range(count - 1)), f"{count - 1}!"]
+    assert said(frames) == ["offer", *symbols, "receipt"]
+    assert air.got(NODE) == [payload]
+    assert air.of(HOST, Delivered) == [Delivered(number, (NODE,))]
+    assert [end.next_timeout() for end in air.ends.values()] == [None, None]
+
+
+def test_events_come_in_the_order_that_a_disk_needs() -> None:  # R8.2-26
+    air, payload = Air(), content(2 * ROOM)
+    air.host.send(NODE, payload, priority=3, key="k")
+    assert air.host.frames_to_send(0.0) == []  # nothing may leave before it is on disk
+    air.run()
+    queued = Queued(0, NODE, (NODE,), payload, 3, "k")
+    begun, reserved = TransferBegun(0, 0), LinkCountersReserved(4096)
+    assert air.events[HOST] == [queued, begun, reserved, Delivered(0, (NODE,))]
+    offer = Offer(0, 0, object_name(0, payload), 2 * ROOM, ROOM)
+    held = SymbolHeld(HOST, offer, 0, payload[:ROOM])
+    arrived = ObjectArrived(HOST, offer.name, payload)
+    assert air.events[NODE] == [held, IncomingDropped(HOST, offer), arrived, reserved]
+
+
+def test_a_lost_offer_costs_a_question_and_an_offer() -> None:  # R8.2-10, R8.2-22
+    air = Air(losses=[lose(Offer)])
+    air.host.send(NODE, content(4 * ROOM))
+    assert said(air.run()) == ["offer", "0", "1", "2", "3!", "question", "offer", "receipt"]
+    assert len(air.got(NODE)) == 1
+
+
+def test_a_lost_offer_and_last_symbol_cost_a_pause() -> None:  # R8.2-21
+    air = Air(losses=[lose(Offer), lose_last])
+    air.host.send(NODE, content(3 * ROOM))
+    frames = air.run()
+    burst = ["offer", "0", "1", "2!", "question", "offer", "needs [1]", "3!", "receipt"]
+    assert said(frames) == burst
+    assert frames[4].time_s - frames[3].time_s < IDLE_S + 2 * FRAME_S
+
+
+def test_a_lost_symbol_costs_its_repair_and_a_status() -> None:  # R8.2-7
+    air = Air(losses=[lose(Symbol, index=1)])
+    air.host.send(NODE, content(4 * ROOM))
+    assert said(air.run()) == ["offer", "0", "1", "2", "3!", "needs [1]", "4!", "receipt"]
+    assert air.of(HOST, RepairsReserved) == [RepairsReserved(0, REPAIRS_BLOCK)]
+
+
+def test_a_lost_last_symbol_costs_a_pause() -> None:  # R8.2-21
+    air = Air(losses=[lose_last])
+    air.host.send(NODE, content(4 * ROOM))
+    frames = air.run()
+    assert said(frames) == ["offer", "0", "1", "2", "3!", "needs [1]", "4!", "receipt"]
+    pause_s = frames[5].time_s - frames[4].time_s
+    assert IDLE_S - FRAME_S <= pause_s <= IDLE_S + 2 * FRAME_S
+
+
+def test_a_lost_status_is_said_again_by_who_lacks_something() -> None:
+    air = Air(losses=[lose(Symbol, index=0), lose(Status, HOST)])
+    air.host.send(NODE, content(2 * ROOM))
+    burst = ["offer", "0", "1!", "needs [1]", "needs [1]", "2!", "receipt"]
+    assert said(air.run()) == burst
+
+
+def test_a_lost_receipt_is_asked_for_and_the_object_not_delivered_again() -> None:
+    # R8.2-9, R8.2-25
+    air = Air(losses=[lose(Status, HOST)])
+    air.host.send(NODE, content(2 * ROOM))
+    assert said(air.run()) == ["offer", "0", "1!", "receipt", "offer", "receipt"]
+    assert len(air.got(NODE)) == len(air.of(HOST, Delivered)) == 1
+
+
+def test_a_repeated_offer_is_answered_at_once_but_not_within_a_burst() -> None:  # R8.2-20
+    air = Air(losses=[lose(Symbol, index=0), *[lose(Status, HOST)] * SILENCES_MAX])
+    air.host.send(NODE, content(3 * ROOM))
+    [offer] = air.send(HOST)
+    assert isinstance(offer.message, Offer)
+    air.node.receive_frame(HOST, sealed(offer.message), air.now)  # a bearer may duplicate it
+    frames = air.run()
+    assert said(frames)[:4] == ["0", "1", "2!", "needs [1]"]
+    asked = next(n for n, frame in enumerate(frames) if short(frame.message) == "offer")
+    assert frames[asked + 1].time_s - frames[asked].time_s < 2 * FRAME_S
+
+
+def test_where_all_was_lost_the_object_is_sent_again_as_it_is() -> None:  # R8.2-7
+    air = Air(losses=[lose(Symbol)] * 3)
+    air.host.send(NODE, content(3 * ROOM))
+    again = ["offer", "0", "1", "2!", "needs [3]", "0", "1", "2!", "receipt"]
+    assert said(air.run()) == again
+    assert air.of(HOST, RepairsReserved) == []
+
+
+def test_repairs_are_never_sent_twice() -> None:  # R8.2-7
+    air = Air(losses=[lose(Symbol, index=i) for i in (0, 4, 5, 6)])
+    air.host.send(NODE, content(4 * ROOM))
+    symbols = [each for each in said(air.run(), HOST) if each != "offer"]
+    assert symbols == ["0", "1", "2", "3!", "4!", "5!", "6!", "7!"]
+
+
+def test_each_generation_gets_what_it_lacks() -> None:  # R8.2-7
+    payload = content(256 * ROOM)
+    lost = (0, 2, 4, 7)  # generations take turns: three of the first, one of the second
+    air = Air(losses=[lose(Symbol, index=i) for i in lost])
+    air.host.send(NODE, payload)
+    assert said(air.run())[257:] == ["needs [3, 1]", "256", "258", "260", "257!", "receipt"]
+    assert air.got(NODE) == [payload]
+
+
+def test_a_generation_that_lacks_all_comes_as_it_is_beside_repairs() -> None:
+    count = 130
+    lost = [*range(1, count, 2), 0]
+    air = Air(losses=[lose(Symbol, index=i) for i in lost])
+    air.host.send(NODE, content(count * ROOM))
+    second = said(air.run(), HOST)[count + 1 :]
+    assert second == [str(count), *map(str, range(1, count - 1, 2)), f"{count - 1}!"]
+
+
+def test_needs_that_fit_no_frame_come_in_turn() -> None:
+    """At 32 bytes a status has room for 13 needs, and this object has 20 generations."""
+    settings = replace(SETTINGS, mtu=MTU_MIN)
+    layout = Layout(20 * 128 * 15, 15)
+    assert layout.generations == 20
+    lost = [i for i in range(layout.count) if i // 20 == 5]
+    air = Air(settings=settings, losses=[lose(Symbol, index=i) for i in lost])
+    payload = content(layout.size)
+    air.host.send(NODE, payload)
+    statuses = said(air.run(), NODE)
+    assert statuses == [f"needs {[1] * 13}", f"needs {[0] * 13 + [1] * 7}", "receipt"]
+    assert air.got(NODE) == [payload]
+
+
+def test_equal_objects_are_delivered_as_often_as_they_are_sent() -> None:
+    air = Air()
+    for _ in range(3):
+        air.host.send(NODE, b"the same")
+    air.run()
+    assert air.got(NODE) == [b"the same"] * 3
+    assert [event.number for event in air.of(HOST, Delivered)] == [0, 1, 2]
+
+
+def test_both_ends_send_at_once() -> None:
+    air = Air(losses=[lose(Symbol), lose(Symbol, HOST)])
+    air.host.send(NODE, content(100))
+    air.node.send(HOST, content(120))
+    air.run()
+    assert (air.got(NODE), air.got(HOST)) == ([content(100)], [content(120)])
+
+
+def test_many_objects_use_slots_again() -> None:  # R8.2-11
+    rng = np.random.default_rng(5)
+    payloads = [content(70, seed) for seed in range(100)]
+    air = Air(losses=[])
+    for payload in payloads:
+        air.host.send(NODE, payload)
+    air.losses = [lambda _, __: bool(rng.random() < 0.2)] * 150
+    frames = air.run()
+    assert Counter(air.got(NODE)) == Counter(payloads)
+    slots = {each.message.slot for each in frames if isinstance(each.message, Offer)}
+    assert slots == set(range(SLOTS // 2))
+
+
+def test_a_slot_rests() -> None:  # R8.2-11
+    air = Air()
+    for seed in range(20):
+        air.host.send(NODE, content(30, seed))
+    offers = [each.message.slot for each in air.run() if isinstance(each.message, Offer)]
+    assert offers == [number % (SLOTS // 2) for number in range(20)]
+
+
+def test_an_unfinished_object_makes_way_for_the_next_in_its_slot() -> None:
+    air = Air()
+    old = Offer(0, 9, b"olds", 90, 30)
+    air.node.receive_frame(HOST, sealed(old), 0.0)
+    air.node.receive_frame(HOST, sealed(Symbol(0, 1, bytes(30), False)), 0.0)
+    air.host.send(NODE, content(90))
+    air.run()
+    assert air.of(NODE, IncomingDropped)[0] == IncomingDropped(HOST, old)
+    assert air.got(NODE) == [content(90)]
