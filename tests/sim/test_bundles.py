@@ -28,6 +28,8 @@ from tests.sim import simdisks
 from tests.sim.simfleet import Fleet, draw_with_gateway, run_seed
 from tests.sim.simledger import Violation
 
+pytestmark = pytest.mark.no_cover
+
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "30"))
 GROUPS = 5
 MUTANT_SEEDS = 300

@@ -9,6 +9,8 @@ import pytest
 
 from tests.sim.simfleet import draw, draw_with_keys, draw_with_new_run, run_seed
 
+pytestmark = pytest.mark.no_cover
+
 SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
 GROUPS = 10
 

@@ -19,6 +19,8 @@ from ternmesh.wire.frame import SUITE_OPEN, open_seal, suite_of
 from tests.sim import simlink
 from tests.sim.simlink import Violation, draw, run_seed
 
+pytestmark = pytest.mark.no_cover
+
 SEEDS = int(os.environ.get("TERNMESH_LINK_SEEDS", "200"))
 GROUPS = 8
 MUTANT_SEEDS = 120  # the budget; most need fewer than ten

@@ -26,6 +26,8 @@ from ternmesh.wire.update import Chunk
 from tests.sim import simfleet, simprocess
 from tests.sim.simledger import Violation
 
+pytestmark = pytest.mark.no_cover
+
 SEEDS = 60  # the budget; the hardest needs about half
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
