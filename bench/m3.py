@@ -72,10 +72,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         folder = Path(name)
         prepare(folder, data_folder(), {ARMS[arm].space for arm in seeds})
         jobs = [
-            Job(
-                f"{arm}/{seed}",
-                ("bench.m3_worker", arm, str(seed), str(rounds), str(pairs), name),
-            )
+            Job(f"{arm}/{seed}", ("bench.m3_worker", arm, str(seed), str(rounds), str(pairs), name))
             for arm, seed in parts
         ]
         finish(finished, jobs, _described)

@@ -43,11 +43,7 @@ Speeds = dict[str, float]
 
 
 def measure(
-    *,
-    quick: bool,
-    resume: Path | None = None,
-    rtt_ms: float = HOME_RTT_MS,
-    loss: float = HOME_LOSS,
+    *, quick: bool, resume: Path | None = None, rtt_ms: float = HOME_RTT_MS, loss: float = HOME_LOSS
 ) -> Result:
     """The link-bound rate, all arms at it, and the sweep; `quick` takes two stages and no sweep.
 

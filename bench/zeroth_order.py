@@ -102,10 +102,7 @@ def run(arm: Arm, seed: int) -> Outcome:
         make_step = partial(_zeroth_order, arm, seed)
         # Its rate was chosen without a fall.
         settings = replace(
-            settings,
-            local_steps=arm.steps,
-            learning_rate=arm.learning_rate,
-            learning_rate_drop=0.0,
+            settings, local_steps=arm.steps, learning_rate=arm.learning_rate, learning_rate_drop=0.0
         )
     plan = plan_of(settings, loaded.package.dimension)
     train = [_clips("train", board) for board in BOARDS]

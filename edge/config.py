@@ -5,13 +5,7 @@ from pathlib import Path
 
 from edge.data.sources import NpzSettings
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
-from ternmesh_service.config_file import (
-    MODEL,
-    PATH,
-    check_name,
-    package_folder,
-    read_config_file,
-)
+from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.factory import check_link
 from transports.link_config import LinkConfig

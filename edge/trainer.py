@@ -49,11 +49,7 @@ def init_adam(dimension: int) -> AdamState:
 
 
 def adam_update(
-    state: AdamState,
-    gradient: Vector,
-    vector: Vector,
-    learning_rate: float,
-    settings: AdamSettings,
+    state: AdamState, gradient: Vector, vector: Vector, learning_rate: float, settings: AdamSettings
 ) -> tuple[Vector, AdamState]:
     """The change to add to `vector` for `gradient` (all float32, D), and the next state."""
     gradient = clip_gradient(gradient, settings.clip_norm)

@@ -23,11 +23,7 @@ def board(name: str, folder: Path, link: edge.LinkConfig) -> edge.NodeConfig:
         divide_by=255,  # the file holds bytes
     )
     return edge.NodeConfig(
-        name=name,
-        state_dir=str(folder / name),
-        model="keyword",
-        link=link,
-        data=clips,
+        name=name, state_dir=str(folder / name), model="keyword", link=link, data=clips
     )
 
 

@@ -164,7 +164,4 @@ def _to_keyed() -> Iterator[bytes]:
     yield joined([*joins, b"\x0d", b"\x01one", b"\x09two", b"\x03all", *again, b"\x07", b"\x03a"])
 
 
-TARGETS = (
-    Target("link", _to_link, _check_link),
-    Target("keyed", _to_keyed, _check_keyed),
-)
+TARGETS = (Target("link", _to_link, _check_link), Target("keyed", _to_keyed, _check_keyed))

@@ -13,10 +13,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.link.erasure_code import Decoder, Layout
 from ternmesh.wire import activation, control, fragments
-from ternmesh.wire.update import (
-    Manifest,
-    write_manifest,
-)
+from ternmesh.wire.update import Manifest, write_manifest
 
 MODEL = bytes(range(32))
 DIMENSION = 64

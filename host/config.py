@@ -6,18 +6,8 @@ from pathlib import Path
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
 from ternmesh.errors import WireError
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
-from ternmesh.plan import (
-    FRAME_MTU_MAX,
-    MANIFEST_REPEATS_MAX,
-    Plan,
-    make_plan,
-)
-from ternmesh_service.config_file import (
-    MODEL,
-    PATH,
-    load_model_package,
-    read_config_file,
-)
+from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
+from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.base import HOST, BearerProfile
 from transports.factory import NETWORK_PROFILE, check_link, profile_of

@@ -17,12 +17,7 @@ from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
 from ternmesh_service.config_file import check_name, control_path
 from ternmesh_service.control_socket import NobodyAnswers, ask
-from ternmesh_service.keyring import (
-    Keyring,
-    SecurityConfig,
-    make_identity_file,
-    read_identity_file,
-)
+from ternmesh_service.keyring import Keyring, SecurityConfig, make_identity_file, read_identity_file
 from ternmesh_store.state_file import StateFile
 from transports.link_config import LinkConfig
 

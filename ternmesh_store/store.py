@@ -70,9 +70,7 @@ class Store:
 S = TypeVar("S", bound=Store)
 
 
-def checked(
-    load: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[S, P], T]:
+def checked(load: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """A method that reads state. It raises StoreError for values that no program has written."""
 
     @wraps(load)

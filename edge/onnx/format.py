@@ -83,8 +83,7 @@ TENSOR: Final = MessageSchema(
     {3: "segments", 6: "text", 13: "data in another file", 16: METADATA},
 )
 VALUE: Final = MessageSchema(
-    "a value",
-    {1: one("name"), 2: one("type"), 3: one("doc_string"), 4: many("metadata_props")},
+    "a value", {1: one("name"), 2: one("type"), 3: one("doc_string"), 4: many("metadata_props")}
 )
 TYPE: Final = MessageSchema(
     "a type",

@@ -91,13 +91,7 @@ def main() -> None:
     adapter = add_lora(model, ("mix", "hidden", "change"), rank=LORA_RANK, alpha=LORA_ALPHA)
     example = (features[:BATCH_ON_BOARD],), (targets[:BATCH_ON_BOARD],)
     package = export(
-        model,
-        adapter,
-        loss,
-        example,
-        options.out,
-        name="pm25",
-        metric="mean_absolute_error",
+        model, adapter, loss, example, options.out, name="pm25", metric="mean_absolute_error"
     )
     sys.stdout.write(f"{options.out}: adapter of {package.dimension} numbers\n")
 

@@ -12,12 +12,7 @@ from edge.onnx.session import Inference, adapter_version, load_model
 from experiments.m3.fleet import Fleet, open_fleet, read_rounds
 from experiments.m3.prepare import TEST, Prepared, prepare
 from experiments.m3.settings import NODES, Arm, Experiment
-from experiments.m3.storage import (
-    ArmResult,
-    ExperimentError,
-    load_result,
-    save_result,
-)
+from experiments.m3.storage import ArmResult, ExperimentError, load_result, save_result
 
 RESULT = "result.json"
 POLL_S = 0.25

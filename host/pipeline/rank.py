@@ -64,11 +64,7 @@ def run_rank(config: PipelineConfig, rank: int, ranks: int) -> None:
 
 
 def train(
-    config: PipelineConfig,
-    rank: int,
-    store: Store,
-    device: torch.device,
-    watch: agreement.Watch,
+    config: PipelineConfig, rank: int, store: Store, device: torch.device, watch: agreement.Watch
 ) -> None:
     """Connect the stages of this replica, and the replicas of this stage, and train."""
     replica, stage = divmod(rank, config.stages)

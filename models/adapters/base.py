@@ -51,9 +51,7 @@ class Adapter:
 
     def __add__(self, other: "Adapter") -> "Adapter":
         return Adapter(
-            self.names + other.names,
-            self.initial + other.initial,
-            self.rank_axes + other.rank_axes,
+            self.names + other.names, self.initial + other.initial, self.rank_axes + other.rank_axes
         )
 
 

@@ -41,12 +41,7 @@ def opening_key(pair: bytes, suite: int, sender: bytes, ephemeral: bytes) -> byt
 
 
 def session_secrets(
-    own: Identity,
-    other: PublicIdentity,
-    fleet: bytes,
-    suite: int,
-    ephemeral: bytes,
-    theirs: bytes,
+    own: Identity, other: PublicIdentity, fleet: bytes, suite: int, ephemeral: bytes, theirs: bytes
 ) -> tuple[bytes, bytes]:
     """The 32-byte secrets of a session for frames out and in; SecurityError for a weak key.
 

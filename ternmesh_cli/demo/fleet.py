@@ -11,15 +11,7 @@ from typing import Any
 
 from models.zoo import fsdd_path
 from ternmesh.errors import TernmeshError
-from ternmesh_cli.demo.bearer import (
-    BLE_RUN,
-    Ble,
-    Links,
-    LinkTable,
-    Radios,
-    on_ble,
-    on_radio,
-)
+from ternmesh_cli.demo.bearer import BLE_RUN, Ble, Links, LinkTable, Radios, on_ble, on_radio
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running

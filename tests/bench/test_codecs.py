@@ -2,14 +2,7 @@ import numpy as np
 import pytest
 
 from bench.codec import share_of_best
-from bench.codecs import (
-    PEERS,
-    WIRE,
-    Codec,
-    captured,
-    pack_bits,
-    unpack_bits,
-)
+from bench.codecs import PEERS, WIRE, Codec, captured, pack_bits, unpack_bits
 
 SIZE = 20_000
 

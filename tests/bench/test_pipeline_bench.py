@@ -8,18 +8,7 @@ import sys
 import pytest
 import torch
 
-from bench.convergence import (
-    BATCH,
-    METHODS,
-    NONE,
-    RATIOS,
-    SHAPE,
-    STAGES,
-    TABLES,
-    _best,
-    arms,
-    gaps,
-)
+from bench.convergence import BATCH, METHODS, NONE, RATIOS, SHAPE, STAGES, TABLES, _best, arms, gaps
 from bench.pipeline_run import _summary
 from bench.slow_links import DEVICE, Link, Namespaces, why_not
 from models.bottleneck.assemble import StageLayout, assemble
@@ -72,10 +61,7 @@ def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
             "loss": 1.0,
         }
 
-    tables = {
-        "": {"stages": 2, "micro_batch": 2, "micro_batches": 5},
-        "model": {"length": 10},
-    }
+    tables = {"": {"stages": 2, "micro_batch": 2, "micro_batches": 5}, "model": {"length": 10}}
     # 200 tokens in 2 s, then 200 in 1 s; the first report's start-up does not count.
     seen = [(report(2, 1.0), 1_000), (report(4, 100.0), 4_000), (report(6, 200.0), 9_000)]
     made = _summary(seen, tables, True)

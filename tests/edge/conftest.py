@@ -59,11 +59,7 @@ def _forward() -> bytes:
         _constant("A", np.zeros((INPUTS, 0), np.float32)),
         _constant("B", np.zeros((0, OUTPUTS), np.float32)),
     ]
-    inputs = [
-        _value("x", ["n", INPUTS]),
-        _value("A", [INPUTS, "r"]),
-        _value("B", ["r", OUTPUTS]),
-    ]
+    inputs = [_value("x", ["n", INPUTS]), _value("A", [INPUTS, "r"]), _value("B", ["r", OUTPUTS])]
     return _model(nodes, inputs, [_value("y", ["n", OUTPUTS])], constants)
 
 

@@ -94,8 +94,7 @@ CASES: list[tuple[Callable[[ir.Model], None], ir.Model, dict[str, int]]] = [
     (
         cancel_transposes,
         graph(
-            node("Transpose", "x", "a", perm=[1, 2, 0]),
-            node("Transpose", "a", "y", perm=[1, 2, 0]),
+            node("Transpose", "x", "a", perm=[1, 2, 0]), node("Transpose", "a", "y", perm=[1, 2, 0])
         ),
         {"Transpose": 2},  # a third of a turn twice is not a full one
     ),
@@ -120,10 +119,7 @@ CASES: list[tuple[Callable[[ir.Model], None], ir.Model, dict[str, int]]] = [
     ),
     (
         merge_reshapes,
-        graph(
-            node("Reshape", "x matrix", "a"),
-            node("Reshape", "a copied", "y"),
-        ),
+        graph(node("Reshape", "x matrix", "a"), node("Reshape", "a copied", "y")),
         {"Reshape": 2},  # the 0 copies the 6 of `a`, and x has none
     ),
     (optimise, there_and_back(), {"Transpose": 0, "Reshape": 2}),
@@ -157,9 +153,7 @@ def test_a_runtime_keeps_one_copy_of_a_frozen_weight(tmp_path: Path) -> None:
 
 def test_equal_frozen_tensors_are_kept_once() -> None:
     model = graph(
-        node("MatMul", "x w", "a"),
-        node("MatMul", "x copy", "b"),
-        node("Add", "a b", "y"),
+        node("MatMul", "x w", "a"), node("MatMul", "x copy", "b"), node("Add", "a b", "y")
     )
     before = run(model)
     optimise(model)

@@ -189,10 +189,7 @@ def test_nothing_signed_has_bytes_left_over() -> None:
         (release.read_manifest, release.write_manifest(made)),
         (read_object_of_20, write_global_update(step)),
         (read_object_of_20, write_global_snapshot(whole)),
-        (
-            read_manifest,
-            write_manifest(Manifest(1, bytes(8), 1, bytes(4), 3)),
-        ),
+        (read_manifest, write_manifest(Manifest(1, bytes(8), 1, bytes(4), 3))),
         (read_contributions, write_contributions(1, rows)),
         (
             lambda d: membership.read_revocations(signed(host, fleet, d), fleet, host.public),

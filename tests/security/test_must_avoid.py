@@ -166,9 +166,7 @@ def test_packages_that_are_not_what_they_seem_are_no_dependencies() -> None:
 
 # A comparison that ends at the first other byte tells how far a guess was right. These compare
 # nothing that is secret.
-NOT_SECRET = {
-    "tag != _tag(content)": "suite 0 has no key: its tag finds damage and nothing else",
-}
+NOT_SECRET = {"tag != _tag(content)": "suite 0 has no key: its tag finds damage and nothing else"}
 SECRETS = ("tag", "mac", "password", "secret", "token", "proof")
 
 

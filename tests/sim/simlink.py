@@ -296,10 +296,7 @@ class Air:
                 model = self._models[sender, name] = FaultModel(self.options.faults, rng)
             arrivals = [(self.now, frame)] if self.healed else model.apply(frame, self.now)
             for when, copy in arrivals:
-                self.at(
-                    when + FRAME_US / 1e6,
-                    partial(self._arrive, name, sender, copy),
-                )
+                self.at(when + FRAME_US / 1e6, partial(self._arrive, name, sender, copy))
 
     def _arrive(self, name: str, sender: str, frame: bytes) -> None:
         self.ends[name].receive(sender, frame)

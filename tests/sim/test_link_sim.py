@@ -145,9 +145,7 @@ def sends_one_symbol_too_few(patch: pytest.MonkeyPatch) -> None:
     """Of each generation one repair symbol less than was asked for."""
     ask_for = OutgoingObject.ask_for
     patch.setattr(
-        OutgoingObject,
-        "ask_for",
-        lambda self, needs: ask_for(self, [max(0, n - 1) for n in needs]),
+        OutgoingObject, "ask_for", lambda self, needs: ask_for(self, [max(0, n - 1) for n in needs])
     )
 
 

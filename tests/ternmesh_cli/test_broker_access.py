@@ -235,9 +235,7 @@ def test_nobody_leaves_a_retained_message(raw, eventually) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "password"),
-    [(None, None), ("ada", "wrong")],
-    ids=["anonymous", "wrong password"],
+    ("role", "password"), [(None, None), ("ada", "wrong")], ids=["anonymous", "wrong password"]
 )
 def test_strangers_are_refused(raw, role, password) -> None:
     assert raw(role, password=password).connack == "Not authorized"

@@ -95,10 +95,7 @@ def test_an_error_of_the_answer_is_a_sentence_for_the_client(path):
 @pytest.mark.parametrize("answer", [{"x": object()}, {"x": "y" * module.ANSWER_MAX}])
 def test_an_answer_that_cannot_be_sent_is_a_sentence(path, answer):
     sentence = r"serializable|the answer has more than"
-    with (
-        ControlServer(path, lambda request: answer),
-        pytest.raises(ControlError, match=sentence),
-    ):
+    with ControlServer(path, lambda request: answer), pytest.raises(ControlError, match=sentence):
         ask(path, {})
 
 

@@ -103,11 +103,7 @@ CASES: dict[str, Any] = {
         UpdateForgotten(1, 0),
         replace(EMPTY, nodes=NODES, bodies=((2, SILENT),)),
     ),
-    "reference made": (
-        [ADA, BOB, *BODIES],
-        global_hash(1),
-        at(global_hash(1), nodes=AFTER_1),
-    ),
+    "reference made": ([ADA, BOB, *BODIES], global_hash(1), at(global_hash(1), nodes=AFTER_1)),
     "reference of a bundle": (
         [ADA, BOB, BodyAccepted(1 | PARTIAL_AGGREGATE, 0, LISTED), BODIES[1]],
         BUNDLED,

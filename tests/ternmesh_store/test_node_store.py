@@ -87,11 +87,7 @@ CASES: dict[str, Any] = {
         UpdateMade(PENDING),
         WITH_PACKET,
     ),
-    "residual": (
-        [JOINED, ADVANCED],
-        ResidualChanged(floats(9)),
-        replace(AT_3, residual=floats(9)),
-    ),
+    "residual": ([JOINED, ADVANCED], ResidualChanged(floats(9)), replace(AT_3, residual=floats(9))),
     "silent": (
         [JOINED, ADVANCED, FellSilent(3, floats(8), 4)],
         FellSilent(3, floats(9), 5),

@@ -191,10 +191,7 @@ def test_no_frame_is_made_that_the_law_never_lets_go(
 
 @pytest.mark.parametrize(
     ("link", "role"),
-    [
-        (replace(serial(), gateway="shed"), "host"),
-        (LinkConfig("mqtt://b", gateway="shed"), "theo"),
-    ],
+    [(replace(serial(), gateway="shed"), "host"), (LinkConfig("mqtt://b", gateway="shed"), "theo")],
 )
 def test_only_boards_on_a_radio_have_a_gateway_for_a_neighbour(link: LinkConfig, role: str) -> None:
     with pytest.raises(ConfigError, match=r"link\.gateway is for boards"):

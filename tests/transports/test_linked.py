@@ -341,9 +341,7 @@ def test_what_is_under_way_for_a_board_that_has_left_the_configuration_ends_noth
     assert host.frames_refused > 0
 
 
-def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(
-    tmp_path: Path,
-) -> None:
+def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(tmp_path: Path) -> None:
     """Of brokers a host's configuration names no boards."""
     bench = Bench(tmp_path, Faults(drop=0.3))
     host = bench.ends["host"]

@@ -241,10 +241,7 @@ def packets() -> Entries:
 
 def partial_aggregate() -> dict[str, Any]:
     """A gateway's bundle of two packets: 100 votes that the generator makes, in two slices."""
-    rows = [
-        Contribution(b"\x01\x02\x03\x04", 120),
-        Contribution(bytes(4), (1 << 20) - 120),
-    ]
+    rows = [Contribution(b"\x01\x02\x03\x04", 120), Contribution(bytes(4), (1 << 20) - 120)]
     words = generator.words((3, 4), 100).astype(np.int64)
     votes = np.where(words >> 8 & 3 == 0, words % 9 - 4, 0).astype(np.int8)
     slices = [

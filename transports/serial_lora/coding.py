@@ -58,10 +58,7 @@ class PrefixCoding:
 
 
 BINARY, PROBE, VERDICT = b"\x01", b"\x02", b":"  # No byte of these is in the alphabet of base85.
-HALVES = (
-    bytes(range(128)) + b"\r\n\0\0\r\n",
-    bytes(range(128, 256)) + b"\xff\xff\r\n+OK\r\n",
-)
+HALVES = (bytes(range(128)) + b"\r\n\0\0\r\n", bytes(range(128, 256)) + b"\xff\xff\r\n+OK\r\n")
 PROBES_MAX = 4  # to one peer; a path that loses so many does not carry binary
 REFUSALS_MAX = 2  # of binary payloads by our own modem
 PROBE_GAP_S = 30.0  # of radio time, doubled with each probe

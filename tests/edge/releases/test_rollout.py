@@ -194,9 +194,7 @@ def wide_step(folder: Path) -> bytes:
 def gradient_not_finite(folder: Path) -> bytes:
     """The train step with a good loss and a useless gradient."""
     return changed_step(
-        folder,
-        ("Sub", ["plain", "plain"], "zeros"),
-        ("Div", ["zeros", "zeros"], "gradient"),
+        folder, ("Sub", ["plain", "plain"], "zeros"), ("Div", ["zeros", "zeros"], "gradient")
     )
 
 

@@ -96,10 +96,7 @@ def test_a_rotation_needs_the_old_key_and_the_new_one() -> None:
 
 def test_nobody_goes_back_to_a_key_that_was_rotated() -> None:  # R9.5-3
     fleet = member_list(THEO)
-    first, back = (
-        write_rotation(THEO, NEXT, fleet.fleet),
-        write_rotation(NEXT, THEO, fleet.fleet),
-    )
+    first, back = (write_rotation(THEO, NEXT, fleet.fleet), write_rotation(NEXT, THEO, fleet.fleet))
     fleet.rotate(first)
     assert reason(first, fleet) == "unknown key"
     assert reason(back, fleet) == "revoked"

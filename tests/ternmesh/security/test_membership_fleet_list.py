@@ -26,11 +26,7 @@ def someone(name: str, role: Role = Role.NODE, key: int = 0) -> Identity:
     return make_identity(name, role, hashlib.sha512(f"{name} {key}".encode()).digest())
 
 
-HOST, SHED, ADA = (
-    someone("greenhouse", Role.HOST),
-    someone("shed", Role.GATEWAY),
-    someone("ada"),
-)
+HOST, SHED, ADA = (someone("greenhouse", Role.HOST), someone("shed", Role.GATEWAY), someone("ada"))
 
 
 def rosters() -> tuple[MemberList, MemberList]:

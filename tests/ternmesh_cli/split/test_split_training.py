@@ -31,9 +31,7 @@ from tests.ternmesh_cli.split.split_training import (
 from transports.base import Transport
 
 
-def test_in_float32_it_is_the_training_of_the_whole_model(
-    train: Callable[..., Training],
-) -> None:
+def test_in_float32_it_is_the_training_of_the_whole_model(train: Callable[..., Training]) -> None:
     training = train(bits_up=32, bits_gradient=32)
     board = training.board("theo")
     training.finish()
@@ -151,9 +149,7 @@ def test_a_host_that_is_killed_goes_on_from_its_checkpoint(train: Callable[..., 
     assert board.accuracy > 0.9
 
 
-def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
-    train: Callable[..., Training],
-) -> None:
+def test_a_board_that_is_killed_goes_on_from_its_checkpoint(train: Callable[..., Training]) -> None:
     training = train()
     before = training.board("theo")
     training.until(lambda: before.counts["learned"] == 10)
