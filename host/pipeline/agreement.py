@@ -1,7 +1,12 @@
 """Ranks agree before they train; if one cannot go on, all of them end with its reason.
 
 They communicate through torchrun's key-value store, apart from the links that carry payloads. So a
-rank that waits for a payload still learns of a refusal.
+rank that waits for a payload still learns of a refusal. In the order of a start:
+
+1. `hello/RANK`: each rank writes a random name of its own.
+2. `welcome/NAME`: rank 0 answers each name with the name of this start.
+3. `TOPIC/RANK`: all write their values (settings, hashes of texts), read all, and compare.
+4. `refusal`: at any time later, the reason of a rank that cannot go on; all print it and end.
 """
 
 import json
