@@ -48,6 +48,7 @@ def measure(*, quick: bool) -> Result:
         "demo_s": Figure(demo["seconds"], "<=90"),
         "demo_accuracy_after": Figure(demo["accuracy_after"]),
         "demo_bytes_per_round": Figure(demo["bytes_per_round"], "<=700"),
+        "demo_downlink_bytes_per_round": Figure(demo["downlink_bytes_per_round"]),
     }
     notes = (
         "accuracy on the 150 dev clips of the three unseen speakers; a seed changes which batches "
