@@ -8,7 +8,6 @@ from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.drift import Drift
 from ternmesh.federated.events import (
     FIRST_CONTACT,
-    FRAME_SIZE,
     GlobalUpdateMade,
     HostEvent,
     NodeJoined,
@@ -19,6 +18,7 @@ from ternmesh.federated.events import (
     refusals,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
+from ternmesh.federated.refusals import shortened, why
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX
 from ternmesh.wire.control import OPEN, PHASES
@@ -75,21 +75,8 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             rest = f", without {missing}" if missing else ""
             head = f"global update {event.version} of {rounds} counts"
             return f"{head} {counted or 'no node'}{rest}{end}"
-        case Refused(reason="ahead"):
-            return (
-                f"{event.peer} holds a newer global update of this run than this host. Was the "
-                "host's state_dir restored from an old copy? Restore a newer one, or begin a new "
-                "run in an empty state_dir"
-            )
-        case Refused(reason=reason) if reason == FRAME_SIZE:
-            return (
-                f"{event.peer} does not join: its bearer does not carry frames as long as this "
-                "run's. Give [link] of host and boards the same service, or begin a new run"
-            )
-        case Refused() if event.reason == FIRST_CONTACT:
-            return None
         case Refused():
-            return f"refused from {event.peer}: {event.reason}"
+            return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
         case _:
             return None
 
@@ -157,4 +144,4 @@ def _drift(drift: Drift) -> dict[str, Any]:
 
 
 def _names(coordinator: Coordinator, addresses: Sequence[int]) -> str:
-    return ", ".join(coordinator.nodes[address].name for address in addresses)
+    return shortened(coordinator.nodes[address].name for address in addresses)
