@@ -19,6 +19,7 @@ from ternmesh.errors import SealError, SecurityError, WireError
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.key_derivation import (
     GENERATION_BITS,
+    SUITE_END,
     nonce,
     opening_key,
     pair_secret,
@@ -111,12 +112,13 @@ class PeerSession:
         self._derived: dict[bytes, _Session] = {}  # not adopted yet, by the peer's ephemeral key
         self._openings: dict[tuple[bytes, bytes], Ccm] = {}  # by sender and its ephemeral key
         self._bad_in_a_row = 0
-        self._has_opened = False  # a frame since this start: a stored session may have ended
         self._ask_at = 0.0  # when the next sync may be sent
         self._ask_s = ASK_FIRST_S  # the pause after it
         self._is_behind_noted = False  # this end was found to be a copy or an old state
         if state is not None:
             self._current = self._session_of(state.ephemeral)
+            if suite == SUITE_END:  # what comes may be all that the peer sends: ask at once
+                self._bad_in_a_row = BAD_ASK - 1
             self._current.window = Window(self.highest)
 
     @property
@@ -300,7 +302,6 @@ class PeerSession:
             raise WireError("replay", "this frame has been received before")
         self.highest = max(self.highest, counter)
         self.changed = True
-        self._has_opened = True
 
     def _answer(self, key: bytes) -> None:
         """Send a sync for the process with this ephemeral key: without a pause, if it is new."""
@@ -312,7 +313,7 @@ class PeerSession:
 
     def _note_bad(self) -> None:
         self._bad_in_a_row += 1
-        if not self._has_opened or self._bad_in_a_row >= BAD_ASK:
+        if self._current is None or self._bad_in_a_row >= BAD_ASK:
             self.queue_question()
             self._bad_in_a_row = 0
 
