@@ -21,7 +21,7 @@ from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.refusals import shortened, why
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX
-from ternmesh.wire.control import OPEN, PHASES
+from ternmesh.wire.control import FINISHED, OPEN, PHASES
 from ternmesh_store.host_store import StoredRound, Tally
 from transports.driver import PeerTraffic
 
@@ -105,11 +105,11 @@ def status(
         "snapshot_bytes_max": 4 * coordinator.plan.dimension + GLOBAL_SNAPSHOT_HEAD_MAX,
         "nodes": [
             {
-                **_node(node, coordinator.delivered(node.address), now),
+                **_node(node, coordinator, now),
                 **asdict(tallies.get(node.name, Tally())),
                 **_drift(drifts.get(node.address, Drift())),
             }
-            for node in coordinator.nodes.values()
+            for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
         ],
         "refused": refusals(coordinator.refused),
         "first_contacts": coordinator.refused[FIRST_CONTACT],
@@ -117,14 +117,17 @@ def status(
     }
 
 
-def _node(node: RegisteredNode, delivered: str, now: float) -> dict[str, Any]:
+def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[str, Any]:
+    revoked = coordinator.is_excluded(node.name)
     return {
         "name": node.name,
         "address": node.address,
         "samples": node.samples,
-        "active": node.active,
+        "revoked": revoked,
+        # Whether a round waits for it: none does once the run is over
+        "active": node.active and not revoked and coordinator.phase != FINISHED,
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
-        "delivered": delivered,
+        "delivered": coordinator.delivered(node.address),
         # The gateway whose partial aggregate counted it last; None: its own update was counted.
         "partial_aggregate": None
         if node.partial_aggregate is None
