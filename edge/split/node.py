@@ -31,14 +31,13 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh_service.keyring import Keyring, NoKeyring
-from ternmesh_store.database import StoreError
+from ternmesh_store.database import WITHOUT, StoreError
 from ternmesh_store.split_store import Checkpoint, SplitStore
 from transports.base import HOST, Transport
 from transports.driver import Driver, PeerTraffic
 
 LABEL = "label"
 KEPT = ("learned", "lost", "diverged")  # counts in a checkpoint
-ADVICE = {"wrong model": "copy the folder again that `ternmesh split export` wrote on the host"}
 POLL_S = 0.25
 LOSSES = 20  # micro-batches of the mean loss in the status
 
@@ -163,8 +162,7 @@ class SplitNode:
         self._events.append(event)
         if isinstance(event, Refused) and self._refusals.is_news(event.peer, event.reason):
             who = f"from {event.peer}" if event.peer else "by the host"
-            advice = ADVICE.get(event.reason) or why(event.reason, on_host=False)
-            _log.warning("refused %s: %s: %s", who, event.reason, advice)
+            _log.warning("refused %s: %s: %s", who, event.reason, why(event.reason, on_host=False))
 
     def _react(self, event: BoardEvent) -> None:
         match event:
@@ -338,7 +336,7 @@ class SplitNode:
                 part.restore(own)
         except (KeyError, ValueError) as error:
             raise StoreError(
-                f"{self._store.path} holds something that was never written ({error}): move it away"
+                f"{self._store.path} holds something that was never written ({error}): {WITHOUT}"
             ) from error
         return kept
 
