@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import TypeVar
 
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.federated.refusals import why
 from ternmesh.security.enrolment import (
     ANSWER,
     EnrolmentCode,
@@ -37,18 +38,6 @@ REPEAT_S = 3.0  # before a request is first repeated; the interval doubles each 
 REPEAT_MAX_S = 600.0
 REFUSED_S = 60.0  # pause after a refusal of new keys
 WAIT_S = 0.25  # of one wait for an arrival
-# What the host's reasons mean for the person who operates the board.
-_REFUSALS = {
-    "code": "this code is not valid: it has expired, was used, or is from another host",
-    "role": "this code is for another role: make one with `enrol code --role`",
-    "enrolment": "its log shows why; an enrolled name keeps its key until it is rotated or revoked",
-    "revoked": "the host has revoked this board's key: move its identity away for a new one",
-    "early": "this board's keys were changed within the last hour: try again later",
-    "full": "this board has changed its keys as often as is allowed: enrol it under another name; "
-    "or, if `ternmesh enrol list` on the host still shows its present fingerprint, stop it and "
-    "delete identity.next beside its identity",
-    "unknown key": "the host does not know this board's key: enrol it first",
-}
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -170,5 +159,5 @@ def _read(frame: bytes, read: Callable[[bytes], T | None]) -> T | None:
             return read(body)
     except WireError:
         return None
-    why = _REFUSALS.get(message.reason, "its log shows why")
-    raise EnrolmentRefused(f"the host refuses ({message.reason}): {why}")
+    advice = why(message.reason, on_host=False)
+    raise EnrolmentRefused(f"the host refuses ({message.reason}): {advice}")

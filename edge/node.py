@@ -23,8 +23,6 @@ from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import (
-    FIRST_CONTACT,
-    FRAME_SIZE,
     Advanced,
     FellSilent,
     Joined,
@@ -35,6 +33,7 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.refusals import NO_ANSWER, RefusalLog, why
 from ternmesh.federated.state import NodeState
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.types import Vector
@@ -48,7 +47,6 @@ from transports.factory import frame_max
 POLL_S = 0.25  # longest wait of an idle node
 RELEASE_AFTER_S = 20.0  # an idle node keeps its onnxruntime sessions for this time
 INSTANCE_SIZE = 8  # bytes
-REFUSALS_LOGGED_MAX = 256
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +117,11 @@ class Node:
         self._run = (state.run, state.plan)
         self._loss: float | None = None  # of the last trained round
         self._events: list[NodeEvent] = []
-        self._logged: set[str] = set()  # each refusal is logged once, and always counted
+        self._refusals = RefusalLog()
+        self._joined: Joined | None = None  # the last one that was logged
+        # A node that nobody has answered by then says so, once.
+        self._unanswered_s = 2 * pace.hello_longest_s
+        self._unanswered_at = math.inf
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
         self._marked_at = clock()  # the time of that entry
         self._busy_at = clock()  # when it last trained or evaluated; infinite once released
@@ -129,6 +131,7 @@ class Node:
         self.history.load()
         self._use_global_adapter()
         self._marked_at = self._clock()
+        self._unanswered_at = self._clock() + self._unanswered_s
         self.protocol.start(self._clock())
 
     def turn(self, wait_s: float = POLL_S) -> bool:
@@ -143,6 +146,11 @@ class Node:
             wait_s = min(wait_s, self.data.feed.wait_s(now))
         moved = self.driver.poll(wait_s, self._note, self._store.commit)
         self._react()
+        if self.protocol.joined or self.protocol.revoked:
+            self._unanswered_at = math.inf
+        elif now >= self._unanswered_at:
+            self._unanswered_at = math.inf
+            _log.warning("%s", NO_ANSWER)
         self._feed()
         self._begin()
         if self.trainer.round is None:
@@ -164,10 +172,20 @@ class Node:
         self._keyring.record(event)
         self._events.append(event)
         line = describe(event, self.config.name)
-        if line is not None and line not in self._logged:
-            _log.info("%s", line)
-            if isinstance(event, Refused) and len(self._logged) < REFUSALS_LOGGED_MAX:
-                self._logged.add(line)
+        if line is not None:
+            _log.log(self._level(event), "%s", line)
+
+    def _level(self, event: NodeEvent) -> int:
+        """The log level of an event; in an ordinary round only its result is of interest."""
+        match event:
+            case Refused():
+                is_news = self._refusals.is_news(event.peer, event.reason)
+            case Joined():
+                is_news = event != self._joined  # each hello is answered with a welcome
+                self._joined = event
+            case _:
+                is_news = not isinstance(event, UpdateMade | UpdateReceived)
+        return logging.INFO if is_news else logging.DEBUG
 
     def _react(self) -> None:
         events = self._events
@@ -325,15 +343,8 @@ def describe(event: NodeEvent, name: str) -> str | None:
             return f"silent in round {event.round + 1}: its delta waits for a later update"
         case UpdateReceived():
             return f"the host has the update of round {event.round + 1}"
-        case Refused(reason=reason) if reason == FRAME_SIZE:
-            return (
-                f"{name} does not join: its bearer does not carry frames as long as this run's. "
-                "Give [link] of host and boards the same service, or begin a new run on the host"
-            )
-        case Refused() if event.reason == FIRST_CONTACT:
-            return None
         case Refused():
             who = f"refused from {event.peer}" if event.peer else "the host refused a frame"
-            return f"{who}: {event.reason}"
+            return f"{who}: {event.reason}: {why(event.reason, on_host=False)}"
         case _:
             return None

@@ -61,6 +61,8 @@ def rss_mib() -> float | None:
 
 def _activity(node: Node) -> str:
     protocol = node.protocol
+    if protocol.revoked:
+        return "revoked by the host"
     if not protocol.joined:
         return "joining"
     if node.trainer.round is not None:

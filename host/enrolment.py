@@ -1,7 +1,7 @@
 """The host's service for boards that enrol with a one-time code or change their keys (SPEC.md 9.6).
 
 It wraps the host's endpoint. It answers enrolment and rotation requests, the two kinds of body
-without a seal, and passes all other frames on unchanged.
+without a seal, and passes all other frames on unchanged. It also tells boards that were revoked.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Generic
 
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
+from ternmesh.federated.refusals import RefusalLog
 from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
     ENTROPY_SIZE,
@@ -19,6 +20,7 @@ from ternmesh.security.enrolment import (
     EnrolmentCodes,
     accept_rotation,
     make_code,
+    write_revocation,
 )
 from ternmesh.security.identity import Role
 from ternmesh.timers import RateLimiter
@@ -30,8 +32,8 @@ from transports.driver import DeliveryHandler, Endpoint, Event
 
 _HEADER = Header(UNASSIGNED, 0)
 _HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
-LOGGED_MAX = 1024  # pairs of peer and reason; requests from strangers must not fill the log
 ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
+NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0  # pause between notices to a revoked board; doubles
 REQUEST_MIN_S = 1.0  # between two requests of a peer; each costs a check of a signature
 
 _log = logging.getLogger(__name__)
@@ -48,7 +50,9 @@ class EnrolmentService(Generic[Event]):
         self._answers: list[tuple[str, list[bytes]]] = []
         self._requests = RateLimiter(REQUEST_MIN_S)
         self._rotated_at: dict[str, float] = {}  # by member
-        self._logged: set[tuple[str, str]] = set()
+        # By fingerprint of a revoked key: when its owner may be told again, and the pause after it
+        self._notices: dict[bytes, tuple[float, float]] = {}
+        self._refusals = RefusalLog()  # requests from strangers must not fill the log
 
     def issue(self, role: Role, lasts_s: float, now: float) -> str:
         """A new code for one member; SecurityError for too many open codes."""
@@ -58,6 +62,7 @@ class EnrolmentService(Generic[Event]):
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         frames = [frame for frame in frames if not self._receive(peer, frame, now)]
+        self.tell_revoked(peer, now)
         self._endpoint.receive_frames(peer, frames, now)
 
     def next_timeout(self) -> float | None:
@@ -77,6 +82,19 @@ class EnrolmentService(Generic[Event]):
     def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:
         answers, self._answers = self._answers, []
         return answers + self._endpoint.frames_to_send(now)
+
+    def tell_revoked(self, peer: str, now: float) -> None:
+        """Tell a board that its key was revoked, if it was, with a longer pause each time."""
+        public = self._keyring.member_list.revoked(peer)
+        if public is None:
+            return
+        at, pause_s = self._notices.get(public.fingerprint, (now, NOTICE_FIRST_S))
+        if now < at:
+            return
+        self._notices[public.fingerprint] = (now + pause_s, min(2 * pause_s, NOTICE_LONGEST_S))
+        fleet = self._keyring.member_list.fleet
+        notice = write_revocation(self._keyring.own, fleet, public.fingerprint)
+        self._answers.append((peer, [notice]))
 
     def _receive(self, peer: str, frame: bytes, now: float) -> bool:
         """Answer a request; False for any other frame."""
@@ -98,8 +116,7 @@ class EnrolmentService(Generic[Event]):
             return handle(peer, body, now)
         except WireError as error:
             self._refused[error.reason] += 1
-            if (peer, error.reason) not in self._logged and len(self._logged) < LOGGED_MAX:
-                self._logged.add((peer, error.reason))
+            if self._refusals.is_news(peer, error.reason):
                 _log.warning("refused to enrol or to rotate keys of %s: %s", peer, error)
             return control.write_control(Refusal(0, error.reason))
 

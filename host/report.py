@@ -8,7 +8,6 @@ from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.drift import Drift
 from ternmesh.federated.events import (
     FIRST_CONTACT,
-    FRAME_SIZE,
     GlobalUpdateMade,
     HostEvent,
     NodeJoined,
@@ -19,9 +18,10 @@ from ternmesh.federated.events import (
     refusals,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
+from ternmesh.federated.refusals import shortened, why
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX
-from ternmesh.wire.control import OPEN, PHASES
+from ternmesh.wire.control import FINISHED, OPEN, PHASES
 from ternmesh_store.host_store import StoredRound, Tally
 from transports.driver import PeerTraffic
 
@@ -75,21 +75,8 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             rest = f", without {missing}" if missing else ""
             head = f"global update {event.version} of {rounds} counts"
             return f"{head} {counted or 'no node'}{rest}{end}"
-        case Refused(reason="ahead"):
-            return (
-                f"{event.peer} holds a newer global update of this run than this host. Was the "
-                "host's state_dir restored from an old copy? Restore a newer one, or begin a new "
-                "run in an empty state_dir"
-            )
-        case Refused(reason=reason) if reason == FRAME_SIZE:
-            return (
-                f"{event.peer} does not join: its bearer does not carry frames as long as this "
-                "run's. Give [link] of host and boards the same service, or begin a new run"
-            )
-        case Refused() if event.reason == FIRST_CONTACT:
-            return None
         case Refused():
-            return f"refused from {event.peer}: {event.reason}"
+            return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
         case _:
             return None
 
@@ -118,11 +105,11 @@ def status(
         "snapshot_bytes_max": 4 * coordinator.plan.dimension + GLOBAL_SNAPSHOT_HEAD_MAX,
         "nodes": [
             {
-                **_node(node, coordinator.delivered(node.address), now),
+                **_node(node, coordinator, now),
                 **asdict(tallies.get(node.name, Tally())),
                 **_drift(drifts.get(node.address, Drift())),
             }
-            for node in coordinator.nodes.values()
+            for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
         ],
         "refused": refusals(coordinator.refused),
         "first_contacts": coordinator.refused[FIRST_CONTACT],
@@ -130,14 +117,17 @@ def status(
     }
 
 
-def _node(node: RegisteredNode, delivered: str, now: float) -> dict[str, Any]:
+def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[str, Any]:
+    revoked = coordinator.is_excluded(node.name)
     return {
         "name": node.name,
         "address": node.address,
         "samples": node.samples,
-        "active": node.active,
+        "revoked": revoked,
+        # Whether a round waits for it: none does once the run is over
+        "active": node.active and not revoked and coordinator.phase != FINISHED,
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
-        "delivered": delivered,
+        "delivered": coordinator.delivered(node.address),
         # The gateway whose partial aggregate counted it last; None: its own update was counted.
         "partial_aggregate": None
         if node.partial_aggregate is None
@@ -157,4 +147,4 @@ def _drift(drift: Drift) -> dict[str, Any]:
 
 
 def _names(coordinator: Coordinator, addresses: Sequence[int]) -> str:
-    return ", ".join(coordinator.nodes[address].name for address in addresses)
+    return shortened(coordinator.nodes[address].name for address in addresses)

@@ -25,6 +25,7 @@ from ternmesh.federated.events import (
     RoundOpened,
     UpdateForgotten,
 )
+from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
@@ -41,7 +42,6 @@ from transports.factory import make_transport, pace_of, profile_of
 
 POLL_S = 0.1  # the longest wait of a status request or a stop
 RUN_SIZE = 8
-LOGGED_MAX = 1024  # pairs of peer and reason that get a line in the log
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +86,9 @@ class HostService:
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
         self._made: list[int] = []  # versions of this poll's global updates, rarely more than one
+        self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
-        self._logged: set[tuple[str, str]] = set()
+        self._refusals = RefusalLog()
 
     def start(self) -> None:
         """Begin the run, or continue it."""
@@ -112,6 +113,8 @@ class HostService:
         if "error" not in answer:
             match request[membership.ASK]:
                 case "revoke":
+                    assert self.enrolment is not None  # else there are no members
+                    self.enrolment.tell_revoked(str(request["name"]), self._clock())
                     self.coordinator.exclude(str(request["name"]), self._clock())
                 case "rotate":  # there is a new group key, which the others must get
                     self.coordinator.handle_timeout(self._clock())
@@ -145,6 +148,7 @@ class HostService:
             case UpdateForgotten():
                 self._drift.forget(event.address)
             case GlobalUpdateMade():
+                self._has_closed = True
                 self._drift.close(event.version - 1, [c.address for c in event.counted])
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
@@ -166,14 +170,16 @@ class HostService:
         self._store.charge(version, self._costs.take_bytes(), seconds)
 
     def _level(self, event: HostEvent) -> int:
-        """The log level of an event; a peer's refusals for one reason are logged only once."""
-        if not isinstance(event, Refused):
-            return logging.INFO
-        pair = (event.peer, event.reason)
-        if pair in self._logged or len(self._logged) >= LOGGED_MAX:
-            return logging.DEBUG
-        self._logged.add(pair)
-        return logging.ERROR if event.reason == "ahead" else logging.INFO
+        """The log level of an event; a round gets one line, when it ends."""
+        match event:
+            case Refused():
+                if not self._refusals.is_news(event.peer, event.reason):
+                    return logging.DEBUG
+                return logging.ERROR if event.reason == "ahead" else logging.INFO
+            case RoundOpened() if self._has_closed:
+                return logging.DEBUG
+            case _:
+                return logging.INFO
 
 
 def continue_or_begin(

@@ -146,8 +146,8 @@ def keyring_at(
     with _opened(folder, config) as keyring:
         if keyring.own.public.name != name:
             raise SecurityError(
-                f"{path} is the identity of {keyring.own.public.name}, not of {name}: move it away "
-                "for a new one"
+                f"{path} is the identity of {keyring.own.public.name}, not of {name}: give "
+                "this configuration a state_dir of its own"
             )
         yield keyring
 

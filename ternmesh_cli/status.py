@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ternmesh.federated.refusals import NO_ANSWER, shortened, why
 from ternmesh_cli.keys import read_end, socket_of
 from ternmesh_cli.process import add_json
 from ternmesh_service.control_socket import ControlError, ask
@@ -13,6 +14,7 @@ from ternmesh_service.control_socket import ControlError, ask
 ROUNDS_SHOWN = 5
 RELEASES_SHOWN = 3  # refused ones
 HASH_SHOWN = 12  # hex digits
+JOINING = "joining"  # the activity of a node that the host has not welcomed
 
 Answer = Mapping[str, Any]
 NODE_HEADS = (
@@ -72,18 +74,16 @@ def _host(answer: Answer) -> Iterator[str]:
         f"{answer['phase']}{left}"
     )
     active = sum(node["active"] for node in answer["nodes"])
-    yield (
-        f"{len(answer['nodes'])} nodes, {active} active, "
-        f"a round needs {answer['min_peers']}{_refused(answer)}"
-    )
+    yield (f"{len(answer['nodes'])} nodes, {active} active, a round needs {answer['min_peers']}")
+    yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
         yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
-        yield from (f"{n['name']}{_refused(n)}" for n in answer["nodes"] if n["refused"])
-        yield from (f"{n['name']} is drifting" for n in answer["nodes"] if n["drifting"])
+        if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
+            yield f"drifting: {shortened(drifting)}"
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
         if added:
-            yield f"counted last in a gateway's partial aggregate: {', '.join(added)}"
+            yield f"counted last in a gateway's partial aggregate: {shortened(added)}"
     if answer["history"]:
         yield ""
         shown = answer["history"][-ROUNDS_SHOWN:]
@@ -96,10 +96,10 @@ def _node(answer: Answer) -> Iterator[str]:
     total = f" of {answer['rounds']}" if answer["rounds"] else ", no run joined yet"
     yield f"global adapter {answer['version']}{total}, {answer['phase']}; {_activity(answer)}"
     yield f"{answer['samples']} samples; {_metric(answer)}"
-    yield (
-        f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} "
-        f"since it started{_refused(answer)}"
-    )
+    yield f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
+    yield from _refusals(answer, on_host=False)
+    if answer["activity"] == JOINING and answer["transport"].get("connected", True):
+        yield NO_ANSWER
     outbox = answer["outbox"]
     if outbox is not None:
         fate = "received by the host" if outbox["received"] else "no receipt yet"
@@ -112,14 +112,15 @@ def _node(answer: Answer) -> Iterator[str]:
 def _split_host(answer: Answer) -> Iterator[str]:
     yield (
         f"split training in fleet {answer['fleet']}, run {answer['run']}, {answer['phase']}: "
-        f"{answer['steps']} steps{_learned(answer)}{_refused(answer)}"
+        f"{answer['steps']} steps{_learned(answer)}"
     )
+    yield from _refusals(answer, answer["boards"], on_host=True)
     for board in answer["boards"]:
         heard = board["heard_s_ago"]
         yield (
             f"{board['name']}: {board['number']} of {answer['micro_batches']} micro-batches, "
             f"{board['skipped']} skipped, "
-            f"{'never heard' if heard is None else f'heard {heard:.0f} s ago'}{_refused(board)}"
+            f"{'never heard' if heard is None else f'heard {heard:.0f} s ago'}"
         )
     yield from _connection(answer)
 
@@ -139,8 +140,9 @@ def _split_board(answer: Answer) -> Iterator[str]:
     moved = answer["traffic"].get("host", {"bytes_out": 0, "bytes_in": 0})
     yield (
         f"{answer['samples']} samples; up {moved['bytes_out']:,} B, down {moved['bytes_in']:,} B "
-        f"since it started{_refused(answer)}"
+        "since it started"
     )
+    yield from _refusals(answer, on_host=False)
     yield from _connection(answer)
 
 
@@ -263,15 +265,19 @@ def _radio(transport: Answer) -> str:
 
 def _link_refusals(transport: Answer) -> Iterator[str]:
     for peer, reasons in transport.get("link", {}).get("refused", {}).items():
-        yield f"the link refused from or for {peer}: {_counts(reasons)}"
+        yield f"the link refused from or for {peer}: {_counts(reasons)} (docs/troubleshooting.md)"
 
 
 def _objects(link: Answer) -> str:
     return f"{link['objects_under_way']} objects under way, {link['objects_lost']} given up"
 
 
-def _refused(answer: Answer) -> str:
-    return f"; refused: {_counts(answer['refused'])}" if answer["refused"] else ""
+def _refusals(answer: Answer, peers: Sequence[Answer] = (), *, on_host: bool) -> Iterator[str]:
+    """A line for each reason: how often, of whom, and what to do."""
+    for reason, count in sorted(answer["refused"].items()):
+        names = [peer["name"] for peer in peers if reason in peer["refused"]]
+        of = f" from {shortened(names)}" if names else ""
+        yield f"refused {reason} {count}{of}: {why(reason, on_host=on_host)}"
 
 
 def _counts(reasons: Mapping[str, int]) -> str:
@@ -282,7 +288,7 @@ def _node_row(node: Answer) -> tuple[str, ...]:
     heard = node["heard_s_ago"]
     return (
         node["name"],
-        "yes" if node["active"] else "no",
+        "revoked" if node["revoked"] else "yes" if node["active"] else "no",
         "never" if heard is None else f"{heard:.0f} s ago",
         node["delivered"],
         str(node["rounds_counted"]),
@@ -303,8 +309,8 @@ def _round_row(item: Answer) -> tuple[str, ...]:
     return (
         str(item["version"]),
         f"{item['seconds']:.1f}",
-        ", ".join(item["counted"]),
-        ", ".join(item["missing"]) or "-",
+        shortened(item["counted"]),
+        shortened(item["missing"]) or "-",
         _size(sum(item["bytes_up"].values())),
         _size(item["bytes_down"]),
     )

@@ -192,7 +192,7 @@ class Keyring:
         if name == HOST and self.member_list.host != self.own.public:
             raise SecurityError(
                 f"the fleet in {self.store.path} has a host with other keys than {self._path}: "
-                "bring the identity back, or begin a new fleet in another state_dir"
+                "bring that identity back"
             )
         folder = self.state.folder
         security = make_security_layer(
@@ -238,7 +238,10 @@ class Keyring:
         """Join a fleet. Raises SecurityError if this process belongs to another fleet."""
         if self._member_list is not None and self._member_list.fleet != state.fleet:
             name = self.own.public.name
-            raise SecurityError(f"{name} belongs to another fleet: move {self.store.path} away")
+            raise SecurityError(
+                f"{name} belongs to another fleet: to leave it, rename {self.store.path}, and "
+                "`identity` stays"
+            )
         if self._member_list is None:
             self._member_list = MemberList(state)
             self.keep_member_list()

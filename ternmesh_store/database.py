@@ -25,6 +25,13 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _log = logging.getLogger(__name__)
 
 
+# What to do about a state file that cannot be read: it also holds the members of the fleet
+WITHOUT = (
+    "bring back a copy of it. Only where there is none, rename it: the identity stays, but what "
+    "was learned and enrolled is lost"
+)
+
+
 class StoreError(Exception):
     """State on disk cannot be read or written. The sentence names the file and says what to do."""
 
@@ -34,7 +41,7 @@ class DamagedError(StoreError):
 
     def __str__(self) -> str:
         path, found = self.args
-        return f"{path} is damaged ({found}): bring back a copy of it, or move it away"
+        return f"{path} is damaged ({found}): {WITHOUT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +166,12 @@ class Database:
             self._create()
         elif application != self._schema.application:
             self.close()
-            raise StoreError(f"{self.path} holds something else: choose another state_dir")
+            raise StoreError(f"{self.path} is no state of ternmesh: rename that file")
         elif version != self._schema.version:
             self.close()
             raise StoreError(
                 f"{self.path} was written by another version of ternmesh (format {version}, "
-                f"this one reads {self._schema.version}): use that version or another state_dir"
+                f"this one reads {self._schema.version}): use that version"
             )
 
     def _create(self) -> None:

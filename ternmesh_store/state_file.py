@@ -132,7 +132,7 @@ class StateFile(Database):
         if older:
             raise StoreError(
                 f"{self.folder} holds the state of an older ternmesh ({', '.join(older)}): go on "
-                "with that version, or move these files away, enrol again and begin anew"
+                "with that version; or rename these files, keep `identity`, and enrol again"
             )
         super().open(keep)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
-from ternmesh_store.database import Database, StoreError
+from ternmesh_store.database import WITHOUT, Database, StoreError
 
 END, HOP = "end", "hop"  # layers of seals: from end to end, and from one neighbour to the next
 
@@ -79,8 +79,7 @@ def checked(load: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
             return load(store, *args, **kwargs)
         except _UNREADABLE as error:
             raise StoreError(
-                f"{store.path} holds something that was never written ({error}): bring back a "
-                "copy of it, or move it away"
+                f"{store.path} holds something that was never written ({error}): {WITHOUT}"
             ) from error
 
     return read

@@ -19,6 +19,7 @@ import numpy as np
 from ternmesh.deliveries import Delivery, DeliveryState
 from ternmesh.errors import WireError
 from ternmesh.federated.events import OTHER, known_reason, refusals
+from ternmesh.federated.refusals import why
 from ternmesh.link.events import (
     CANCELLED,
     SUPERSEDED,
@@ -347,7 +348,10 @@ class ReliableTransport:
         reason = known_reason(reason, reasons, REASONS_MAX)
         if reason not in reasons:
             level = logging.INFO if reason in ORDINARY else logging.WARNING
-            _logger.log(level, "the link refuses frames from or for %s: %s", peer, reason)
+            advice = why(reason, on_host=peer != HOST)
+            _logger.log(
+                level, "the link refuses frames from or for %s: %s: %s", peer, reason, advice
+            )
         reasons[reason] += 1
 
     def _hand_out(self) -> None:

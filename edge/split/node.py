@@ -21,7 +21,8 @@ from edge.split.config import SplitBoardConfig
 from edge.split.part import FIRST, HEAD, Part
 from edge.trainer import round_rng
 from ternmesh.errors import CodecError
-from ternmesh.federated.events import FIRST_CONTACT, CountersReserved, Refused, refusals
+from ternmesh.federated.events import CountersReserved, Refused, refusals
+from ternmesh.federated.refusals import RefusalLog, why
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.messages import Answered, BoardEvent, Lost, Welcomed
@@ -30,14 +31,13 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh_service.keyring import Keyring, NoKeyring
-from ternmesh_store.database import StoreError
+from ternmesh_store.database import WITHOUT, StoreError
 from ternmesh_store.split_store import Checkpoint, SplitStore
 from transports.base import HOST, Transport
 from transports.driver import Driver, PeerTraffic
 
 LABEL = "label"
 KEPT = ("learned", "lost", "diverged")  # counts in a checkpoint
-ADVICE = {"wrong model": ": copy the folder again that `ternmesh split export` wrote on the host"}
 POLL_S = 0.25
 LOSSES = 20  # micro-batches of the mean loss in the status
 
@@ -127,7 +127,7 @@ class SplitNode:
         self._events: list[BoardEvent] = []  # to act on, once they are on disk
         self._asked = 0  # batches of held-out samples so far
         self._hits = 0  # right ones of them
-        self._logged: set[str] = set()  # reasons of refusals
+        self._refusals = RefusalLog()
 
     @property
     def is_done(self) -> bool:
@@ -160,10 +160,9 @@ class SplitNode:
             self._store.reserve(event.limit)
         self._keyring.record(event)
         self._events.append(event)
-        if isinstance(event, Refused) and event.reason not in {*self._logged, FIRST_CONTACT}:
-            self._logged.add(event.reason)  # the protocol bounds their number
+        if isinstance(event, Refused) and self._refusals.is_news(event.peer, event.reason):
             who = f"from {event.peer}" if event.peer else "by the host"
-            _log.warning("refused %s: %s%s", who, event.reason, ADVICE.get(event.reason, ""))
+            _log.warning("refused %s: %s: %s", who, event.reason, why(event.reason, on_host=False))
 
     def _react(self, event: BoardEvent) -> None:
         match event:
@@ -337,7 +336,7 @@ class SplitNode:
                 part.restore(own)
         except (KeyError, ValueError) as error:
             raise StoreError(
-                f"{self._store.path} holds something that was never written ({error}): move it away"
+                f"{self._store.path} holds something that was never written ({error}): {WITHOUT}"
             ) from error
         return kept
 

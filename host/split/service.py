@@ -19,7 +19,8 @@ from host import membership
 from host.enrolment import EnrolmentService
 from host.split.config import SplitHostConfig, plan_of, read_parts, settings_of
 from ternmesh.errors import CodecError
-from ternmesh.federated.events import FIRST_CONTACT, CountersReserved, Refused, refusals
+from ternmesh.federated.events import CountersReserved, Refused, refusals
+from ternmesh.federated.refusals import RefusalLog, why
 from ternmesh.split.host import Settings, SplitHost
 from ternmesh.split.messages import Arrived, BoardJoined, HostEvent
 from ternmesh.split.plan import SplitPlan, model_hash
@@ -38,7 +39,6 @@ from transports.factory import make_transport, pace_of
 POLL_S = 0.1
 WEIGHTS = "weights"
 COUNTED = ("learned", "answered", "diverged")  # micro-batches
-REFUSALS_LOGGED_MAX = 1024  # pairs of peer and reason that are logged
 RECENT = 50  # the status shows mean loss and accuracy of so many micro-batches
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class SplitService:
         self._step_at = 0.0  # the latest time of the next step
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # loss, accuracy
         self._saved = stage.steps  # steps at the last checkpoint
-        self._logged: set[tuple[str, str]] = set()  # peers and reasons of refusals
+        self._refusals = RefusalLog()
 
     def start(self) -> None:
         """Begin the training, or continue from the last checkpoint."""
@@ -166,7 +166,9 @@ class SplitService:
             case Arrived():
                 self._compute(event.address, event.item)
             case Refused():
-                self._refused(event)
+                if self._refusals.is_news(event.peer, event.reason):
+                    advice = why(event.reason, on_host=True)
+                    _log.info("refused from %s: %s: %s", event.peer, event.reason, advice)
 
     def _compute(self, address: int, item: Activation) -> None:
         try:
@@ -222,13 +224,6 @@ class SplitService:
     def _diverged(self, item: Activation, error: CodecError) -> None:
         self.counts["diverged"] += 1
         _log.warning("micro-batch %d is skipped: %s", item.number, error)
-
-    def _refused(self, event: Refused) -> None:
-        pair = (event.peer, event.reason)
-        is_new = pair not in self._logged and event.reason != FIRST_CONTACT
-        if is_new and len(self._logged) < REFUSALS_LOGGED_MAX:
-            self._logged.add(pair)
-            _log.info("refused from %s: %s", event.peer, event.reason)
 
     def _continue_or_begin(self) -> Checkpoint:
         kept = self._store.load((WEIGHTS,))

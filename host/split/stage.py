@@ -143,7 +143,8 @@ class TorchStage:
             self.steps = int(tensors["steps"])
         except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
             raise TernmeshError(
-                f"the checkpoint does not fit this model ({error}): begin anew in another state_dir"
+                f"the checkpoint does not fit this model ({error}): bring back the parts that it "
+                "is of, or export with other settings, which begins another run and keeps the keys"
             ) from error
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -128,6 +128,10 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._outgoing.ask(now)  # first the new broadcast key for the others
         self._advance(now)
 
+    def is_excluded(self, name: str) -> bool:
+        """Whether a node may not train any more: its key was revoked."""
+        return not self._authenticator.may_train(name)
+
     def delivered(self, address: int) -> str:
         """Return how much of a node's update has arrived: none, part, whole or silent."""
         return self._round.delivered(address)

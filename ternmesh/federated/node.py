@@ -185,7 +185,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._say_hello(now)
         if self._update_timer.due(now) and not self._deliveries.is_held(HOST):
             self._send_work(now)
-        self._outgoing.ask(now)
+        self._ask(now)
 
     def handle_delivery(self, delivery: Delivery, now: float) -> None:
         """Note a delivery report of a transport that retransmits messages to the host.
@@ -208,6 +208,12 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         return self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
 
     # Joining
+
+    def _host_restarted(self, now: float) -> None:
+        """Say hello soon, unless the host announces this node's run before that."""
+        if self.plan is not None:
+            wait_s = self._catch_up_s * (0.5 + self._rng.random())
+            self._heard_at = now + wait_s - ANNOUNCES_MISSED * self.plan.announce_s
 
     def _held(self) -> tuple[int, bytes]:
         return self.version, self.global_hash

@@ -31,6 +31,7 @@ from ternmesh.federated.events import (
 from ternmesh.federated.registry import NodeRegistry, Registered
 from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.enrolment import is_revocation
 from ternmesh.security.membership import HOST
 from ternmesh.timers import Backoff, RateLimiter, TimerSettings
 from ternmesh.wire import control
@@ -40,6 +41,8 @@ from ternmesh.wire.update import MODEL_SIZE, SAMPLES_MAX
 
 REASONS_MAX = 64  # reasons of refusals that a node counts apart
 REFUSAL_MIN_S = 1.0  # at most one refusal to each peer in this time
+REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
+NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
 
 Event = TypeVar("Event")
 
@@ -105,11 +108,14 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self.plan: PlanT | None = None
         self.address = UNASSIGNED
         self.joined = False  # the host knows this node under `address`
+        self.revoked = False  # the host has revoked the key of this node
         self.phase = control.GATHERING  # the phase of the run in the host's last message
         self._frame_max = frame_max
         self._model_hash = model_hash
         self._instance = instance  # a welcome must name it
         self._has_asked = False  # a hello was sent and no welcome has answered
+        self._host_process: bytes | None = None  # names the process of the host; None: none known
+        self._notices = RateLimiter(NOTICE_MIN_S)
         # Timers; subclasses add theirs
         self._hello_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self._refused_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # to the next hello
@@ -140,6 +146,10 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         """Handle a message other than welcome and refusal. Raises WireError."""
         raise WireError("kind", f"a node takes no {type(message).__name__}")
 
+    def _host_restarted(self, now: float) -> None:
+        """Handle the first frame of another process of the host: it may have another run."""
+        self._hello_timer.soon(now)
+
     def _frames_taken(self) -> None:
         """Act after all frames of a `receive_frames` call were read."""
 
@@ -148,22 +158,27 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
     def start(self, now: float) -> None:
         """Begin: send a hello at once."""
         self._say_hello(now)
-        self._outgoing.ask(now)
+        self._ask(now)
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Handle received frames. A wrong frame is counted in `refused` and changes nothing."""
         for frame in frames:
             try:
-                self._receive(peer, frame, now)
+                if is_revocation(frame) and self._notices.allow(peer, now):
+                    self._authenticator.check_revocation(frame)
+                    self._leave(now)
+                else:
+                    self._receive(peer, frame, now)
             except WireError as error:
                 self._refuse(peer, error.reason)
         self._frames_taken()
-        self._outgoing.ask(now)
+        self._ask(now)
 
     # Receiving
 
     def _receive(self, peer: str, frame: bytes, now: float) -> None:
         header, body = self._sealing.open(peer, frame)
+        self._note_process(self._sealing.process_of(peer), now)
         if self._sealing.is_own(header.address, body):
             return
         body = self._authenticator.open_body(self.run, header.address, body)
@@ -179,6 +194,27 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
                 self._receive_refusal(message, now)
             case message:
                 self._receive_control(message, now)
+
+    def _note_process(self, process: bytes, now: float) -> None:
+        """Note from which process of the host a frame came that has opened."""
+        if self.revoked:  # the host seals for this node: it may be a member again
+            self.revoked = False
+            self._hello_timer.soon(now)
+        if process != self._host_process:
+            is_restart = self._host_process is not None
+            self._host_process = process
+            if is_restart:
+                self._host_restarted(now)
+
+    def _leave(self, now: float) -> None:
+        """Send nothing but a rare hello: the host has revoked this node's key."""
+        if not self.revoked:
+            self.revoked = True
+            self.joined = False
+            self._outgoing.discard(self.address)
+            self._outgoing.discard(UNASSIGNED)
+            self._hello_timer.at = now + REVOKED_HELLO_S
+        self._refuse("", "revoked")
 
     @property
     def _own_address(self) -> int:
@@ -228,6 +264,13 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
     def _say_hello(self, now: float) -> None:
         self._push_hello()
         self._hello_timer.again(now)
+        if self.revoked:
+            self._hello_timer.at = now + REVOKED_HELLO_S
+
+    def _ask(self, now: float) -> None:
+        """Send what the sealing has to send; a node that was revoked has nobody to send it to."""
+        if not self.revoked:
+            self._outgoing.ask(now)
 
     def _push_hello(self) -> None:
         version, global_hash = self._held()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ternmesh.errors import WireError
+from ternmesh.security import enrolment
 from ternmesh.security.identity import Identity, Role
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import KeyedSealing
@@ -73,6 +74,9 @@ class OpenAuthenticator:
 
     def may_train(self, _node: str) -> bool:
         return True
+
+    def check_revocation(self, _frame: bytes) -> None:
+        raise WireError("suite", "an end without keys has none that could be revoked")
 
 
 class KeyedAuthenticator:
@@ -165,6 +169,12 @@ class KeyedAuthenticator:
             return self._member_list.find(node).role in (Role.NODE, Role.GATEWAY)
         except WireError:
             return False
+
+    def check_revocation(self, frame: bytes) -> None:
+        """On a node: check that this frame of the host says that this node's key was revoked."""
+        member_list = self._member_list
+        fingerprint = self._own.public.fingerprint
+        enrolment.check_revocation(frame, member_list.host, member_list.fleet, fingerprint)
 
     def _context(self, run: bytes) -> SigningContext:
         return SigningContext(self._member_list.fleet, run, self._model_hash)

@@ -1,4 +1,4 @@
-"""Enrolment with a one-time code, and rotation of keys, over the link. SPEC.md section 9.6.
+"""Enrolment with a one-time code, rotation and revocation of keys, over the link. SPEC.md 9.6.
 
 Enrolment: the host shows a code of 96 random bits, and an operator types it into the node. Node and
 host prove to each other that they know the code, so each gets the right key of the other. These two
@@ -7,6 +7,9 @@ valid.
 
 Rotation: a member announces its new keys, and the host confirms them. The old and the new key sign
 the request, so it needs no seal; the host signs the answer. A member keeps both keys until then.
+
+Revocation: the host shares no session with a member that it has revoked, so it tells it so in a
+frame without a seal and with a signature. A copy of that frame tells nothing that is not true.
 """
 
 import base64
@@ -25,10 +28,12 @@ from ternmesh.security.identity import (
 from ternmesh.security.key_derivation import FLEET_SIZE
 from ternmesh.security.membership import MemberList, receive_identity
 from ternmesh.security.primitives import hkdf, statement, verify
+from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 REQUEST, ANSWER = 0x0C, 0x0D
 ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10
+REVOCATION = 0x12
 ENTROPY_SIZE = 12
 LABEL_SIZE = 4
 PROOF_SIZE = 16
@@ -37,6 +42,8 @@ CODES_MAX = 64  # valid at the same time
 GROUP = 5  # letters between two dashes
 _TYPED = str.maketrans("01", "OI", "- ")  # accept 0 for O, 1 for I; ignore dashes and blanks
 _LETTERS = 20
+_HEADER = Header(UNASSIGNED, 0)
+_REVOCATION_HEAD = seal_open(_HEADER, bytes((REVOCATION,)))[: HEAD_SIZE + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +199,20 @@ def check_rotation_answer(body: bytes, host: PublicIdentity, fleet: bytes, rotat
 
 def _answer(fleet: bytes, rotation: bytes) -> bytes:
     return statement("rotated", fleet, rotation[: -2 * SIGNATURE_SIZE])
+
+
+def write_revocation(host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:
+    """The frame that tells the owner of a key that the host has revoked it."""
+    signature = host.sign(statement("revoked", fleet, fingerprint))
+    return seal_open(_HEADER, bytes((REVOCATION,)) + signature)
+
+
+def is_revocation(frame: bytes) -> bool:
+    """Whether a frame has the form of one from `write_revocation`; nothing is checked."""
+    return frame.startswith(_REVOCATION_HEAD)
+
+
+def check_revocation(frame: bytes, host: PublicIdentity, fleet: bytes, fingerprint: bytes) -> None:
+    """Check that the host has revoked the key with this fingerprint; WireError."""
+    _, body = open_seal(frame)
+    verify(host.verify, body[1:], statement("revoked", fleet, fingerprint))

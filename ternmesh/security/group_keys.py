@@ -20,7 +20,7 @@ from ternmesh.security.session import (
 )
 from ternmesh.wire.frame import BROADCAST, TAG_SIZE
 
-BAD_ASK = 4  # broadcasts in a row that do not open, after which the hub is asked for the key
+BAD_ASK = 2  # broadcasts in a row that do not open, after which the hub is asked for the key
 LATE_MAX = 1 << 16  # how far a broadcast's counter may be behind the hub's latest known counter
 TAGS_MAX = 8  # tags that are kept for one counter
 

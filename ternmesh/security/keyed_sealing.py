@@ -131,6 +131,10 @@ class KeyedSealing:
     def is_own(self, address: int, body: bytes) -> bool:
         return address == UNASSIGNED and body[0] in KINDS
 
+    def process_of(self, peer: str) -> bytes:
+        session = self._sessions.get(peer)
+        return b"" if session is None else session.ephemeral
+
     def due(self, now: float) -> Due:
         found: Due = []
         if self._is_new:

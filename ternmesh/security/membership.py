@@ -86,6 +86,11 @@ class MemberList:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return found
 
+    def revoked(self, peer: str) -> PublicIdentity | None:
+        """The identity of a member whose key was revoked; None for all others."""
+        found = self._members.get(peer)
+        return found if found is not None and found.fingerprint in self._revoked else None
+
     def enrol(self, public: PublicIdentity) -> bool:
         """Add a member; False if it is a member already. SecurityError, also for another key."""
         if public.name in (HOST, ALL) or public.role is Role.HOST:

@@ -19,6 +19,7 @@ from ternmesh.errors import SealError, SecurityError, WireError
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.key_derivation import (
     GENERATION_BITS,
+    SUITE_END,
     nonce,
     opening_key,
     pair_secret,
@@ -116,6 +117,8 @@ class PeerSession:
         self._is_behind_noted = False  # this end was found to be a copy or an old state
         if state is not None:
             self._current = self._session_of(state.ephemeral)
+            if suite == SUITE_END:  # what comes may be all that the peer sends: ask at once
+                self._bad_in_a_row = BAD_ASK - 1
             self._current.window = Window(self.highest)
 
     @property

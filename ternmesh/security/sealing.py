@@ -43,6 +43,10 @@ class Sealing(Protocol):
         """Whether `body` is a handshake or key message, which the sealing handles itself."""
         return False
 
+    def process_of(self, peer: str) -> bytes:  # noqa: ARG002
+        """Return what names the peer's present process; empty where that is unknown."""
+        return b""
+
     def due(self, now: float) -> Due:  # noqa: ARG002
         """Return the handshake and key messages that must be sent now."""
         return []

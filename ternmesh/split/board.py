@@ -111,7 +111,7 @@ class SplitBoard(NodeSession[BoardEvent, SplitPlan]):
             self._lose(now)
         if self._hello_timer.due(now):
             self._say_hello(now)
-        self._outgoing.ask(now)
+        self._ask(now)
 
     # Joining
 

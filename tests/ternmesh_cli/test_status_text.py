@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from ternmesh.federated.refusals import NO_ANSWER, why
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError
 
@@ -25,6 +26,7 @@ HOST: dict[str, Any] = {
             "context": 1,
             "samples": 400,
             "active": True,
+            "revoked": False,
             "heard_s_ago": 0.3,
             "delivered": "whole",
             "refused": {},
@@ -41,6 +43,7 @@ HOST: dict[str, Any] = {
             "context": 2,
             "samples": 40,
             "active": False,
+            "revoked": False,
             "heard_s_ago": None,
             "delivered": "none",
             "refused": {"old round": 2},
@@ -65,16 +68,17 @@ HOST: dict[str, Any] = {
         for version in range(1, 8)
     ],
 }
-HOST_TEXT = """\
+HOST_TEXT = f"""\
 host of fleet garden, model keyword, run 0123456789abcdef
 connected to mqtt://b:1883 with MQTT 5
 global adapter 7 of 20 (a1b2c3d4e5f6), open, 12 s left
-2 nodes, 1 active, a round needs 2; refused: old round 2, seal 3
+2 nodes, 1 active, a round needs 2
+refused old round 2 from yweweler: {why("old round", on_host=True)}
+refused seal 3: {why("seal", on_host=True)}
 
 node      active  heard    update  counted  missed  samples  up      down     to past  to others
 theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB  0.31     -0.04
 yweweler  no      never    none    6        1       40       8000 B  9000 B   -        -
-yweweler; refused: old round 2
 
 version  seconds  counted         missing   up      down
 3        1.2      theo, yweweler  -         2500 B  4000 B
@@ -104,12 +108,13 @@ NODE = {
     "source": None,
     "history": [],
 }
-NODE_TEXT = """\
+NODE_TEXT = f"""\
 node theo of fleet garden, model keyword
 connected to mqtt://b:1883 with MQTT 5
 global adapter 7 of 20, open; training, step 3 of 8
 400 samples; accuracy 0.916
-up 12.3 kB, down 678 B since it started; refused: seal 1
+up 12.3 kB, down 678 B since it started
+refused seal 1: {why("seal", on_host=False)}
 outbox: the update of round 7, 1250 B, no receipt yet"""
 NEW_NODE = {
     **NODE,
@@ -143,15 +148,36 @@ def test_a_host_that_nobody_has_joined():
     answer = {**HOST, "nodes": [], "history": [], "deadline_s": None, "phase": "gathering"}
     assert list(describe(answer))[2:] == [
         "global adapter 7 of 20 (a1b2c3d4e5f6), gathering",
-        "0 nodes, 0 active, a round needs 2; refused: old round 2, seal 3",
+        "0 nodes, 0 active, a round needs 2",
+        f"refused old round 2: {why('old round', on_host=True)}",
+        f"refused seal 3: {why('seal', on_host=True)}",
     ]
 
 
 def test_a_drifting_node_is_named():
     theo = {**HOST["nodes"][0], "similarity_own": -0.02, "drifting": True}
     lines = list(describe({**HOST, "nodes": [theo, HOST["nodes"][1]]}))
-    assert "theo is drifting" in lines
-    assert "yweweler is drifting" not in lines
+    assert "drifting: theo" in lines
+
+
+def test_fifty_boards_stay_readable():
+    names = [f"board-{number:02}" for number in range(50)]
+    row = {**HOST["nodes"][0], "refused": {"suite": 1}, "drifting": True}
+    nodes = [{**row, "name": name} for name in names]
+    nodes[7] |= {"revoked": True, "active": False}
+    item = {**HOST["history"][0], "counted": names[::-1], "missing": names}
+    shown = {**HOST, "nodes": nodes, "refused": {"suite": 50}, "history": [item]}
+    lines = list(describe(shown))
+    some = "board-00, board-01, board-02 and 47 more"
+    assert f"refused suite 50 from {some}: {why('suite', on_host=True)}" in lines
+    assert f"drifting: {some}" in lines
+    assert sum(line.count(some) for line in lines) == 4
+    assert [line.split()[:2] for line in lines if "revoked" in line] == [["board-07", "revoked"]]
+    assert max(map(len, lines)) < 200
+
+
+def test_a_node_that_nobody_answers():
+    assert NO_ANSWER in list(describe({**NEW_NODE, "transport": LINK}))
 
 
 def test_a_node_without_evaluation_data():
@@ -230,13 +256,12 @@ def test_refusals_of_a_link_by_peer(answer):
     link = {"objects_under_way": 1, "objects_lost": 0, "refused": {"ada": {"suite": 3, "seal": 1}}}
     radio = {"dialect": "rnode", "port": "/dev/x", "connected": True, "airtime_us": 5, "link": link}
     lines = list(describe({**answer, "transport": radio}))
-    assert "the link refused from or for ada: seal 1, suite 3" in lines
+    found = "the link refused from or for ada: seal 1, suite 3 (docs/troubleshooting.md)"
+    assert found in lines
     both: dict[str, Any] = {
         "bearers": {"link": {**radio, "frames_sent": 1, "link": {}}},
         "link": link,
     }
     radio.pop("link")
     both["bearers"]["link"].pop("link")
-    assert "the link refused from or for ada: seal 1, suite 3" in list(
-        describe({**answer, "transport": both})
-    )
+    assert found in list(describe({**answer, "transport": both}))

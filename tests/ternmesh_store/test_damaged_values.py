@@ -91,7 +91,7 @@ def refused(load: Callable[[], object], file: str = STATE) -> None:
     with pytest.raises(StoreError) as caught:
         load()
     assert f"{file} holds something that was never written" in str(caught.value)
-    assert "move it away" in str(caught.value)
+    assert "the identity stays" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_damage_that_shows_later_is_a_sentence(path):
 
 def test_a_file_of_another_kind_is_left_alone(path):
     opened(path).close()
-    with pytest.raises(StoreError, match="holds something else"):
+    with pytest.raises(StoreError, match="is no state of ternmesh"):
         opened(path, Schema(SCHEMA.application + 1, 1, ()))
     assert items(opened(path)) == []
 
@@ -212,7 +212,7 @@ def test_somebody_elses_database_is_left_alone(path):
     connection.execute("CREATE TABLE precious (x)")
     connection.commit()
     connection.close()
-    with pytest.raises(StoreError, match="holds something else"):
+    with pytest.raises(StoreError, match="is no state of ternmesh"):
         opened(path)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ternmesh.federated.refusals import why
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
@@ -192,8 +193,8 @@ def test_a_mismatch_is_told_on_both_sides_and_its_end_lets_everything_through(
         assert set(link["refused"][peer]) == {"suite"}
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert sorted(told) == [
-        "the link refuses frames from or for host: suite",
-        "the link refuses frames from or for theo: suite",
+        f"the link refuses frames from or for host: suite: {why('suite', on_host=False)}",
+        f"the link refuses frames from or for theo: suite: {why('suite', on_host=True)}",
     ]
     air.crash("theo")
     found = air.run(200.0)

@@ -61,7 +61,7 @@ def test_what_is_not_finite_is_restored_from_no_checkpoint() -> None:
     stage, values, labels = tiny_stage()
     steps_of(stage, values, labels, 1)
     stage._optimizer.state[stage._parameters[0]]["exp_avg_sq"].fill_(torch.inf)
-    with pytest.raises(TernmeshError, match="begin anew"):
+    with pytest.raises(TernmeshError, match="begins another run"):
         tiny_stage()[0].restore(stage.state())
 
 
@@ -79,5 +79,5 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     stage = TorchStage(make_cut(labels_stay=False).middle, 1.0)
     other = TorchStage(nn.Linear(2, 2), 1.0)
     for state in (other.state(), b"", b"something else"):
-        with pytest.raises(TernmeshError, match="begin anew"):
+        with pytest.raises(TernmeshError, match="begins another run"):
             stage.restore(state)

@@ -1,0 +1,137 @@
+"""What each refusal means: the likely cause and what to do, on a board and on the host.
+
+SPEC.md 6.6 lists the reasons, docs/troubleshooting.md shows this table.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ternmesh.federated.events import FIRST_CONTACT, FRAME_SIZE, OTHER
+
+NAMES_SHOWN = 3  # of a long list
+LOGGED_MAX = 1024  # pairs of peer and reason that get a line in the log
+NORMAL_UP_TO = 10  # refusals for one of these reasons come with first contacts and restarts
+NORMAL = (FIRST_CONTACT, "seal")
+
+_VERSION = "the ends have different versions of ternmesh: install the same one everywhere"
+_ENROL = (
+    "run `ternmesh enrol add` on the host with the line that `ternmesh enrol identity` prints on "
+    "the board"
+)
+_BEARER = f"damaged by the bearer (a few are normal): check cable and signal; or {_VERSION}"
+_MODEL = "the model packages differ: copy the host's (`model`) to every board"
+_NAMES = "two boards have one name or radio address: give each its own"
+_TWO = f"a board lost its state_dir in mid-round, which mends itself; or {_NAMES}"
+_SPLIT = f"a number is not finite: lower learning_rate; or {_VERSION}"
+
+# Sentences that are the same on both sides
+_ALIKE = {
+    FIRST_CONTACT: "normal after each start. If it lasts, the host's answers do not arrive",
+    "suite": "one end runs with --insecure, the other with keys: start both in the same way",
+    "unknown key": f"the host does not know this key of the board: {_ENROL}",
+    "unknown node": "the board is still in another run: it says hello and joins by itself",
+    "wrong peer": _NAMES,
+    "context": f"a frame for another board: {_NAMES}",
+    "clone": "two programs use one identity, or a disk was copied or restored: see SECURITY.md",
+    "replay": "it was here before, or its sender has ended: normal, unless there are ever more",
+    "role": "the identity or the code is for another role: make a code with `enrol code --role`",
+    "signature": "another key has signed it: compare `enrol list` with `enrol identity` of both",
+    "wrong model": _MODEL,
+    "vector length": _MODEL,
+    "plan": f"the host's plan does not fit the board: {_MODEL}; or {_VERSION}",
+    "samples": "the board has no training samples, or too many: check its [data]",
+    FRAME_SIZE: (
+        "the board's bearer does not carry frames as long as this run's: give [link] of host and "
+        "boards the same service, and start the host once with --new-run if it asks for that"
+    ),
+    "future round": "the host is behind the board: was its state_dir restored from an old copy?",
+    "old round": "it came too late, and a later update carries it: if often so, raise deadline_s",
+    "kind": f"it is not for this program: check link.fleet; or {_VERSION}",
+    "bundle": "a gateway adds updates up: set run.partial_aggregates, or switch it off there",
+    "conflict": _TWO,
+    "digest": _TWO,
+    "reference": f"a global update breaks the rules: {_VERSION}",
+    "code": "this code is not valid: it has expired, was used, or is from another host",
+    "early": "the board's keys were changed within the last hour: try again later",
+    "shape": "the parts of a split training differ: export them again, and copy both",
+    "payload": _SPLIT,
+    "scale": _SPLIT,
+    "stale": "it came too late and is skipped: if often so, raise answer_s",
+    "duplicate": "nothing to do: it was here already",
+    OTHER: "further reasons, too many to count apart",
+    **dict.fromkeys(
+        ("length", "version", "control", "manifest", "coding", "trits", "bitmap", "piece"),
+        f"damaged on the way (a few are normal), or {_VERSION}",
+    ),
+    **dict.fromkeys(
+        ("batch", "crc", "damaged object", "frame", "link", "probe", "protobuf", "radio"), _BEARER
+    ),
+    **dict.fromkeys(("session", "size", "state", "symbol"), _BEARER),
+}
+# By reason: the sentence for a board, then that for the host
+SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()} | {
+    "seal": (
+        "it does not open, which is normal for a while after a start. If it lasts, the host does "
+        f"not know this key of the board: {_ENROL}",
+        "it does not open, which is normal for a while after a start. If it lasts, the board has "
+        "another key than `ternmesh enrol list` shows, or is still in an earlier run",
+    ),
+    "revoked": (
+        "the host has revoked this board's key, and it takes part no more: to come back, rename "
+        f"its file `identity`, make another with `ternmesh enrol identity`, then {_ENROL}",
+        "the key of this board was revoked: to take it back, make it a new identity and enrol that",
+    ),
+    "full": (
+        "the host takes no more boards (run.nodes_max); or this board has changed its keys as "
+        "often as is allowed: if `ternmesh enrol list` on the host still shows its present "
+        "fingerprint, stop it and rename identity.next, else enrol it under another name",
+        "there are as many boards as run.nodes_max: raise it; or a name has changed its keys as "
+        "often as it may",
+    ),
+    "ahead": (
+        "this board holds a newer global update than the host: see the host's log",
+        "the board holds a newer global update of this run than this host: was the host's "
+        "state_dir restored from an old copy? Restore a newer one; or give this run up: change a "
+        "value of [run] and start the host once with --new-run, which keeps keys and boards",
+    ),
+    "enrolment": (
+        "an enrolment or new keys that break a rule: see the host's log",
+        "a name keeps its key until that is rotated or revoked",
+    ),
+}
+NO_ANSWER = (
+    "no answer from the host yet. If this lasts: is it running, with the same bearer and "
+    f"link.fleet? If its log says `unknown key`, {_ENROL}"
+)
+
+
+def why(reason: str, *, on_host: bool) -> str:
+    """The likely cause of a refusal and what to do, as one sentence without its full stop."""
+    return SENTENCES[reason][on_host] if reason in SENTENCES else _VERSION
+
+
+def shortened(names: Iterable[str]) -> str:
+    """The names in order, cut to the first few where there are many more."""
+    known = sorted(names)
+    rest = len(known) - NAMES_SHOWN
+    if rest <= 1:  # "and 1 more" is no shorter than the name
+        return ", ".join(known)
+    return f"{', '.join(known[:NAMES_SHOWN])} and {rest} more"
+
+
+class RefusalLog:
+    """Which refusals get a line in a log: one for each peer and reason.
+
+    Those of first contacts, which are normal, get it only when they do not end.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def is_news(self, peer: str, reason: str) -> bool:
+        """Count a refusal; whether it should be logged."""
+        pair = (peer, reason)
+        if pair not in self._seen and len(self._seen) >= LOGGED_MAX:
+            return False
+        self._seen[pair] += 1
+        return self._seen[pair] == (NORMAL_UP_TO if reason in NORMAL else 1)
