@@ -8,10 +8,11 @@ since an old one would repeat a message that the broker refuses without end.
 import logging
 import math
 import random
+import secrets
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ternmesh.errors import WireError
 from ternmesh.wire.frame import SEALED_MIN
@@ -123,10 +124,11 @@ class MqttTransport:
 
     def _run(self) -> None:
         pauses = Pauses(self.settings)
+        settings = self.settings
         forget = False
         while not self._stop.is_set():
             self._connection = connection = MqttConnection(
-                self.settings,
+                settings,
                 self._choice.current,
                 self.counters,
                 self._learn,
@@ -144,10 +146,17 @@ class MqttTransport:
             hurry = connection.reached and self._choice.ended(
                 accepted=connection.accepted, refused=connection.refused_protocol
             )
-            forget = connection.oversized  # else the broker would send the same packet again
             pauses.ended(connection.ready_s, taken_over=connection.taken_over)
             rival = connection.ready_s > 0 and pauses.short > SHORT_MAX
             self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
+            if rival and settings == self.settings:
+                # Where a stranger takes our client id again and again, it cannot take this one.
+                client_id = f"{settings.identity}-{secrets.token_hex(8)}"
+                settings = replace(settings, client_id=client_id)
+                _log.warning("mqtt %s: goes on as %s", settings.role, client_id)
+            # The broker would send a packet that was too long again; and nobody asks for what it
+            # keeps for a random client id once this process has ended.
+            forget = connection.oversized or settings != self.settings
             if connection.taken_over and time.monotonic() < self._opened_at + YOUNG_S:
                 self._taken = connection.ended
                 break

@@ -219,6 +219,30 @@ def test_two_processes_with_one_name_are_told_so(mosquitto, new_end, eventually)
     eventually(lambda: any(sentence in str(end.status()["last_error"]) for end in ends))
 
 
+@pytest.mark.parametrize("protocol", VERSIONS)
+def test_who_takes_our_client_id_again_and_again_keeps_us_away_for_a_while_only(
+    mosquitto, new_end, eventually, caplog, protocol
+) -> None:
+    host = new_end(mosquitto.url, HOST)
+    ada = new_end(mosquitto.url, "ada", protocol=protocol, reconnect_min_s=0.3)
+
+    def take_over() -> None:
+        publish.single("x", port=mosquitto.port, client_id="ternmesh-barn-ada")
+
+    def has_another() -> bool:
+        if ada.connected:
+            take_over()
+        return "goes on as ternmesh-barn-ada-" in caplog.text
+
+    eventually(has_another)
+    eventually(lambda: all_connected(host, ada))
+    before = ada.status()["connects"]
+    take_over()
+    host.send("ada", [framed("here")])
+    assert ada.receive(WAIT_S).frames == (framed("here"),)
+    assert ada.status()["connects"] == before
+
+
 def test_a_password_is_used_and_a_wrong_one_is_told(
     new_mosquitto, new_end, eventually, tmp_path
 ) -> None:
