@@ -25,7 +25,7 @@ Event_co = TypeVar("Event_co", covariant=True)
 
 # Frames after which a poll takes no further arrival: a flood must not starve timers, sending and
 # the control socket, which is answered between two polls.
-FRAMES_MAX = 1024
+FRAMES_MAX = 4096
 PEERS_MAX = 1024  # whose traffic is counted apart; a bearer can bring any number of names
 OTHERS = "(others)"  # the traffic of all further peers
 BUSY_WAIT_S = 0.02  # how soon frames are offered again that the bearer was too busy for
