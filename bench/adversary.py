@@ -3,7 +3,8 @@
 A host and three boards are processes with keys. One board is stopped in the middle of a round, so
 that no other frames are sent. Then each attack is published, and each receiver must count a refusal
 for every frame. Rounds are deterministic: the adapter must be that of a run without attacks, to the
-last bit. The control is a fleet without keys.
+last bit. The control is a fleet without keys. Then floods of frames of 1 and of 15 bytes, on one
+board's topic and on that of all, must leave the fleet most of its rounds.
 """
 
 import signal
@@ -36,12 +37,13 @@ from bench.processes import (
 )
 from bench.result import Figure, Result
 from ternmesh.wire import control
-from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
+from ternmesh.wire.frame import BROADCAST, DOWN, SEALED_MIN, UNASSIGNED, Header, seal_open
 from ternmesh_cli.demo.fleet import BOARDS, HOST
 from ternmesh_service.config_file import load_model_package
 from tests.mosquitto import Mosquitto
 from transports import batch
 from transports.base import ALL
+from transports.mqtt.settings import INBOUND_MESSAGE_MAX
 
 ROUNDS, ROUNDS_QUICK = 12, 2
 FRAMES, FRAMES_QUICK = 400, 40  # of those recorded, in each attack
@@ -53,6 +55,8 @@ UP, TO_NODE, EVERYONE = f"{ROOT}/up/", f"{ROOT}/down/", f"{ROOT}/{ALL}"
 HEAD = struct.Struct("<BH3s")  # of a frame: version, suite and key phase; address; counter
 # Without another refusal for so long: a missing one never comes; the host's answers have arrived.
 MISSING_S, SETTLED_S = 5.0, 0.5
+FLOOD_RATE = 1.5e6  # bytes a second
+FLOOD_S, FLOOD_S_QUICK = 20.0, 5.0
 Reasons = Counter[str]
 Alter = Callable[[bytearray, int, np.random.Generator], bytes]
 
@@ -309,6 +313,55 @@ def play(folder: Path, rounds: int, frames: int, names: Sequence[str]) -> Run:
         return Run(attacks, shown, rounds - whole, fleet.adapter_hash())
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a fleet works for some seconds, under a flood or in peace."""
+
+    rounds_s: float  # rounds a second
+    status_s: float  # the slowest answer of an end to a status request
+
+
+def floods(folder: Path, seconds: float) -> dict[str, Pace]:
+    """The pace of a fleet by flood, in peace first; each flood is stopped before the next."""
+    folder.mkdir()
+    run = {"rounds": 60_000, "local_steps": 1}
+    with Mosquitto(folder, BROKER) as broker, started(ProcessFleet(folder, broker.url, run)) as it:
+        it.wait_version(2)
+        paces = {"peace": pace(it, broker.url, "", 1, seconds)}
+        for size in (1, SEALED_MIN):
+            for name, topic in ((BOARDS[0], UP + BOARDS[0]), ("all", EVERYONE)):
+                paces[f"{size}-byte frames to {name}"] = pace(it, broker.url, topic, size, seconds)
+                it.wait_version(status_of(it.host)["version"] + 2)
+    for name, found in paces.items():
+        print(f"{name:32} {found.rounds_s:.2f} rounds/s, status in {found.status_s:.2f} s")
+    return paces
+
+
+def pace(fleet: ProcessFleet, url: str, topic: str, size: int, seconds: float) -> Pace:
+    """The pace while messages full of frames of `size` bytes arrive on `topic`."""
+    message = batch.join([bytes(size)] * (INBOUND_MESSAGE_MAX // (size + batch.OVERHEAD)))
+    slowest, sent = 0.0, 0
+    began, before = time.monotonic(), status_of(fleet.host)["version"]
+    client, address = Client(CallbackAPIVersion.VERSION2), urlsplit(url)
+    client.connect(address.hostname or "", address.port or 0)
+    client.loop_start()
+    try:
+        while (now := time.monotonic()) < began + seconds:
+            while topic and sent < FLOOD_RATE * (now - began):
+                client.publish(topic, message)
+                sent += len(message)
+            for worker in fleet.everyone.values():
+                asked = time.monotonic()
+                status_of(worker)
+                slowest = max(slowest, time.monotonic() - asked)
+            time.sleep(POLL_S)
+        rounds = status_of(fleet.host)["version"] - before
+        return Pace(rounds / (time.monotonic() - began), slowest)
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
 def measure(*, quick: bool) -> Result:
     """A run in peace, one under attack, and the control."""
     rounds, frames = (ROUNDS_QUICK, FRAMES_QUICK) if quick else (ROUNDS, FRAMES)
@@ -319,11 +372,17 @@ def measure(*, quick: bool) -> Result:
         with attacked(place, rounds, frames, options) as (_, target):
             print("without keys:")
             control = target.attack(DOWNGRADE)
-    return result(attack, peace, control, quick=quick)
+        paces = floods(Path(folder, "floods"), FLOOD_S_QUICK if quick else FLOOD_S)
+    return result(attack, peace, control, paces, quick=quick)
 
 
-def result(run: Run, peace: Run, control: Attack, *, quick: bool) -> Result:
-    """The figures of a run under attack, of one in peace, and of an attack without keys."""
+def result(
+    run: Run, peace: Run, control: Attack, paces: Mapping[str, Pace], *, quick: bool
+) -> Result:
+    """The figures of a run under attack, of one in peace, without keys, and under floods."""
+    tiny = [found for name, found in paces.items() if name.startswith("1-byte")]
+    shortest = [found for name, found in paces.items() if name.startswith(f"{SEALED_MIN}-byte")]
+    calm = paces["peace"].rounds_s
     visible = [bool(attack.reasons) and attack.reasons <= run.shown for attack in run.attacks]
     figures = {
         "attacks": Figure(len(run.attacks)),
@@ -334,6 +393,10 @@ def result(run: Run, peace: Run, control: Attack, *, quick: bool) -> Result:
         "attacks_visible": Figure(float(np.mean(visible)), ">=1"),
         "adapter_unchanged": Figure(float(run.adapter == peace.adapter), ">=1"),
         "control_frames_accepted": Figure(control.accepted, ">=1"),
+        "flood_rounds_kept": Figure(min(p.rounds_s for p in tiny) / calm, ">=0.67"),
+        "flood_status_s": Figure(max(p.status_s for p in tiny), "<=1"),
+        "flood_15_rounds_kept": Figure(min(p.rounds_s for p in shortest) / calm),
+        "flood_15_status_s": Figure(max(p.status_s for p in shortest)),
     }
     notes = (
         "a host and three boards, processes with keys on a real mosquitto, on one machine; frames "
@@ -341,6 +404,8 @@ def result(run: Run, peace: Run, control: Attack, *, quick: bool) -> Result:
         "attacks happen while a stopped board keeps a round open; visible: in `ternmesh status`",
         "adapter_unchanged: the same SHA-256 as without attacks",
         "control: forged frames that a fleet without keys does not refuse",
+        "flood: 1.5 MB/s of frames of 1 byte (or 15) on one board's or all boards' topic, worst of "
+        "both; kept: of the rounds a second in peace; status: slowest answer of any end",
     )
     details = {attack.name: dict(attack.reasons) for attack in run.attacks}
     return Result("adversary", figures, notes=notes, details=details, quick=quick)

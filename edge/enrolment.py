@@ -1,7 +1,8 @@
 """How a board enrols over its link with a one-time code of the host, and rotates its keys.
 
 See SPEC.md section 9.6. In both cases the board repeats its request until the host answers or
-refuses it. A refusal is not authenticated: all that it can do is to make a board ask again later.
+refuses it. A refusal is not authenticated, and may be the answer to a forged request: it ends an
+attempt only if no proved answer follows soon.
 """
 
 import logging
@@ -36,6 +37,7 @@ from transports.link_config import LinkConfig
 GIVE_UP_S = 120.0  # without an answer
 REPEAT_S = 3.0  # before a request is first repeated; the interval doubles each time
 REPEAT_MAX_S = 600.0
+ANSWER_S = 2.0  # after a refusal, for the answer to the board's own request
 REFUSED_S = 60.0  # pause after a refusal of new keys
 WAIT_S = 0.25  # of one wait for an arrival
 T = TypeVar("T")
@@ -125,6 +127,7 @@ def _ask(
     frame = seal_open(Header(UNASSIGNED, 0), body)
     repeat_at = 0.0
     repeat_s = REPEAT_S
+    refused: EnrolmentRefused | None = None
     with closing(make_transport(link, name, state)) as transport:
         transport.open()
         give_up_at = time.monotonic() + GIVE_UP_S if stop is None else math.inf
@@ -134,9 +137,16 @@ def _ask(
                 repeat_s = min(2 * repeat_s, REPEAT_MAX_S)
             arrival = transport.receive(WAIT_S)
             for answer in () if arrival is None else arrival.frames:
-                found = _read(answer, read)
+                try:
+                    found = _read(answer, read)
+                except EnrolmentRefused as error:
+                    if refused is None:
+                        refused, give_up_at = error, min(give_up_at, now + ANSWER_S)
+                    continue
                 if found is not None:
                     return found
+    if refused is not None:
+        raise refused
     return None
 
 

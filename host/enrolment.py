@@ -34,7 +34,8 @@ _HEADER = Header(UNASSIGNED, 0)
 _HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
 ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
 NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0  # pause between notices to a revoked board; doubles
-REQUEST_MIN_S = 1.0  # between two requests of a peer; each costs a check of a signature
+ANSWER_MIN_S = 1.0  # between two answers, and between two refusals, to a peer
+CHECK_MIN_S = 0.02  # between two rotations of all members that cost a check of signatures
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,11 @@ class EnrolmentService(Generic[Event]):
         self._refused = refused
         self._codes = EnrolmentCodes()
         self._answers: list[tuple[str, list[bytes]]] = []
-        self._requests = RateLimiter(REQUEST_MIN_S)
+        # What is proved and what is not count apart: who sends requests in a board's name without
+        # its proof must not use up the board's answers.
+        self._proved = RateLimiter(ANSWER_MIN_S)
+        self._unproved = RateLimiter(ANSWER_MIN_S)
+        self._checks = RateLimiter(CHECK_MIN_S)
         self._rotated_at: dict[str, float] = {}  # by member
         # By fingerprint of a revoked key: when its owner may be told again, and the pause after it
         self._notices: dict[bytes, tuple[float, float]] = {}
@@ -106,11 +111,13 @@ class EnrolmentService(Generic[Event]):
             return False
         if body[0] not in (enrolment.REQUEST, ROTATION_REQUEST):
             return False
-        if self._requests.allow(peer, now):
-            self._answers.append((peer, [seal_open(_HEADER, self._answer(peer, body, now))]))
+        answer = self._answer(peer, body, now)
+        if answer is not None:
+            self._answers.append((peer, [seal_open(_HEADER, answer)]))
         return True
 
-    def _answer(self, peer: str, body: bytes, now: float) -> bytes:
+    def _answer(self, peer: str, body: bytes, now: float) -> bytes | None:
+        """The answer or refusal; None where it would be one too many."""
         try:
             handle = self._enrol if body[0] == enrolment.REQUEST else self._rotate
             return handle(peer, body, now)
@@ -118,17 +125,23 @@ class EnrolmentService(Generic[Event]):
             self._refused[error.reason] += 1
             if self._refusals.is_news(peer, error.reason):
                 _log.warning("refused to enrol or to rotate keys of %s: %s", peer, error)
+            if not self._unproved.allow(peer, now):
+                return None
             return control.write_control(Refusal(0, error.reason))
 
-    def _enrol(self, peer: str, body: bytes, now: float) -> bytes:
+    def _enrol(self, peer: str, body: bytes, now: float) -> bytes | None:
         public, answer = self._codes.accept(body, self._keyring.member_list, now, peer)
+        if not self._proved.allow(peer, now):
+            return None
         self._keyring.keep_member_list()  # on disk before the answer is sent
         _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())
         return answer
 
-    def _rotate(self, peer: str, body: bytes, now: float) -> bytes:
+    def _rotate(self, peer: str, body: bytes, now: float) -> bytes | None:
         keyring = self._keyring
         before = keyring.member_list.find(peer)
+        if not self._checks.allow("", now):
+            return None  # it asks again
         last = self._rotated_at.get(peer)
         is_early = last is not None and now < last + ROTATION_MIN_S
         if is_early and keyring.member_list.rotated(body[1:]) is None:
@@ -138,4 +151,4 @@ class EnrolmentService(Generic[Event]):
             self._rotated_at[peer] = now
             keyring.keep_rotation()
             _log.info("%s has new keys: %s", peer, public.fingerprint.hex())
-        return answer
+        return answer if self._proved.allow(peer, now) else None

@@ -15,8 +15,9 @@ import numpy as np
 
 from transports import batch
 from transports.base import Arrival, Busy, FrameTooLarge, NotConnected, Transport, check_sizes
-from transports.driver import ARRIVALS_MAX, BUSY_WAIT_S
+from transports.driver import BUSY_WAIT_S
 
+ARRIVALS_MAX = 256  # taken from below in one call
 WAITING_MAX = 4096  # frames on their way in one direction
 WAITING_BYTES_MAX = 8 << 20
 _RUN_MAX = 64  # frames passed on in one call, so that they fit the queue of the transport below

@@ -15,7 +15,7 @@ retransmits is a `ReportingTransport`, and the protocol leaves the repeating to 
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -149,39 +149,53 @@ class ReportingTransport(Transport, Protocol):
 
 
 class Inbox:
-    """Arrivals between the thread of a bearer and the driver, in order.
+    """Arrivals between the thread of a bearer and the driver: the peers in turn, each in order.
 
-    An arrival that does not fit is dropped and counted.
+    No peer's arrivals take more room than they leave free, so a flood of one peer leaves room for
+    all others. An arrival that does not fit is dropped and counted.
     """
 
-    def __init__(self, arrivals_max: int = 4096, bytes_max: int = 8 << 20) -> None:
+    def __init__(self, arrivals_max: int = 8192, bytes_max: int = 16 << 20) -> None:
         self.dropped = 0  # arrivals
-        self._arrivals_max = arrivals_max
-        self._bytes_max = bytes_max
-        self._arrivals: deque[Arrival] = deque()
-        self._bytes = 0  # of all that wait
+        self._arrivals_free = arrivals_max
+        self._bytes_free = bytes_max
+        self._waiting: dict[str, deque[Arrival]] = {}  # by peer, the next one first
+        self._bytes: Counter[str] = Counter()  # of what waits, by peer
         self._changed = threading.Condition()
 
     def put(self, arrival: Arrival) -> None:
-        """Add `arrival`, or count it as dropped where the inbox is full."""
+        """Add `arrival`, or count it as dropped where it does not fit."""
+        peer, size = arrival.peer, arrival.wire_bytes
         with self._changed:
-            is_full = len(self._arrivals) >= self._arrivals_max
-            if is_full or self._bytes + arrival.wire_bytes > self._bytes_max:
+            mine = self._waiting.get(peer, deque())
+            if len(mine) >= self._arrivals_free or self._bytes[peer] + size > self._bytes_free:
                 self.dropped += 1
                 return
-            self._arrivals.append(arrival)
-            self._bytes += arrival.wire_bytes
+            mine.append(arrival)
+            self._waiting[peer] = mine
+            self._count(peer, 1, size)
             self._changed.notify()
 
     def get(self, timeout_s: float) -> Arrival | None:
-        """The oldest arrival, or None after `timeout_s`."""
+        """The oldest arrival of the peer whose turn it is, or None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while not self._arrivals:
+            while not self._waiting:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return None
                 self._changed.wait(left_s)
-            arrival = self._arrivals.popleft()
-            self._bytes -= arrival.wire_bytes
+            peer = next(iter(self._waiting))
+            mine = self._waiting.pop(peer)
+            arrival = mine.popleft()
+            self._count(peer, -1, -arrival.wire_bytes)
+            if mine:
+                self._waiting[peer] = mine
+            else:
+                del self._bytes[peer]
             return arrival
+
+    def _count(self, peer: str, arrivals: int, size: int) -> None:
+        self._arrivals_free -= arrivals
+        self._bytes_free -= size
+        self._bytes[peer] += size

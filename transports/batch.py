@@ -21,8 +21,11 @@ def join(frames: Sequence[bytes]) -> bytes:
     return b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
 
 
-def split(message: bytes) -> tuple[bytes, ...]:
-    """The frames of `message`; WireError where a length does not fit or there is no frame."""
+def split(message: bytes, frame_min: int = 1) -> tuple[bytes, ...]:
+    """The frames of `message`; WireError where a length does not fit or there is no frame.
+
+    Also where a frame has less than `frame_min` bytes: a flood of tiny frames costs its first one.
+    """
     if not message:
         raise WireError("batch", "a message holds no frame")
     frames, at = [], 0
@@ -32,8 +35,10 @@ def split(message: bytes) -> tuple[bytes, ...]:
             raise WireError("batch", "a message ends inside a frame's length")
         (length,) = _LENGTH.unpack_from(message, at)
         at = body + length
-        if length == 0 or at > len(message):
-            raise WireError("batch", "a message ends inside a frame, or holds an empty one")
+        if length < frame_min or at > len(message):
+            raise WireError(
+                "batch", "a message ends inside a frame, or holds one that is too short"
+            )
         frames.append(message[body:at])
     return tuple(frames)
 

@@ -23,7 +23,9 @@ from transports.base import (
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
 
-ARRIVALS_MAX = 256  # taken in one poll, so that a flood cannot starve timers and sending
+# Frames after which a poll takes no further arrival: a flood must not starve timers, sending and
+# the control socket, which is answered between two polls.
+FRAMES_MAX = 4096
 PEERS_MAX = 1024  # whose traffic is counted apart; a bearer can bring any number of names
 OTHERS = "(others)"  # the traffic of all further peers
 BUSY_WAIT_S = 0.02  # how soon frames are offered again that the bearer was too busy for
@@ -114,8 +116,8 @@ class Driver(Generic[Event]):
         arrival = self.transport.receive(wait_s)
         while arrival is not None:
             self._take(arrival)
-            taken += 1
-            arrival = self.transport.receive(0.0) if taken < ARRIVALS_MAX else None
+            taken += len(arrival.frames)
+            arrival = self.transport.receive(0.0) if taken < FRAMES_MAX else None
         return taken > 0
 
     def _take(self, arrival: Arrival) -> None:

@@ -37,7 +37,7 @@ from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import Change, OpenSealing, Sealing
 from ternmesh.timers import TimerSettings
-from ternmesh.wire.frame import FRAME_MAX
+from ternmesh.wire.frame import FRAME_MAX, SEALED_MIN
 from transports import batch
 from transports.base import (
     ALL,
@@ -361,7 +361,7 @@ class ReliableTransport:
             self._handed.append((self._clock(), place, len(payload)))
             self._handed_bytes += len(payload)
             try:
-                self._arrivals.append(Arrival(peer, batch.split(payload), len(payload)))
+                self._arrivals.append(Arrival(peer, batch.split(payload, SEALED_MIN), len(payload)))
             except WireError as error:
                 self.frames_refused += 1
                 _logger.warning("an object from %s holds no frames: %s", peer, error)

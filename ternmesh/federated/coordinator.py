@@ -9,8 +9,9 @@
                                           │          v
                                           └── global update made ──> FINISHED after the last round
 
-A node that misses a deadline is inactive until it sends a frame again. A node that is silent in a
-round counts as present without an update.
+A node that misses a deadline is inactive until it sends a frame again, and after more misses, or
+where it had sent a part of its update, for some rounds besides. Whatever it sends in time counts. A
+node that is silent in a round counts as present without an update.
 """
 
 from ternmesh.codec.scale import add_q24
@@ -166,13 +167,16 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         finally:
             self._to_answer.update(self._round.contributors(place))
         for address in self._round.contributors(place):
-            self.nodes[address].heard_at = now
-            self.nodes[address].active = True
+            self._heard(self.nodes[address], now)
         if is_new:
             self._events.append(BodyAccepted(place, self.version, body))
         else:
             self.refused["duplicate"] += 1
             node.refused["duplicate"] += 1
+
+    def _heard(self, node: RegisteredNode, now: float) -> None:
+        node.heard_at = now
+        node.active |= self.version >= node.rests_until
 
     def _check_round(self, round_number: int) -> None:
         if self.phase != OPEN or round_number < self.version:
@@ -220,8 +224,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if hello.run == self.run and hello.version > self.version:
             raise WireError("ahead", f"{hello.name} has a global update that this host never made")
         node = self.nodes.take_in(hello.name, self.settings.places)
-        node.heard_at = now
-        node.active = True
+        self._heard(node, now)
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
@@ -293,17 +296,35 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._events.append(RoundOpened(self.version, self.deadline))
 
     def _deadline_passed(self, now: float) -> None:
+        awaited = self._awaited()
         for node in self.nodes.values():
             node.active = self._round.has_spoken(node.address)
         usable = self._round.count().rows
         if len(self._round.silent.union(usable)) >= self.settings.min_peers:
+            # Where each frame is sent once, an update that lacks chunks is as good as it gets.
+            enough = self._round.present().union(usable if self.plan.manifest_repeats else ())
+            for address in set(awaited) - enough:
+                self._rest(self.nodes[address])
             self._close_round(now)
         else:
             self.deadline = now + self.settings.deadline_s
             self._events.append(RoundExtended(self.version, self.deadline))
             self._announce(now)
 
+    def _rest(self, node: RegisteredNode) -> None:
+        """Note that a round waited for this node until its deadline, in vain.
+
+        The rounds that do not wait grow fourfold each time: a node that withholds its updates, or
+        only says hello, costs few deadlines, and a slow one can come back.
+        """
+        node.late += 1
+        node.rests_until = self.version + 4 ** (node.late if node.active else node.late - 1)
+        node.active = False
+
     def _close_round(self, now: float) -> None:
+        for address in self._round.present():
+            node = self.nodes[address]
+            node.active, node.late, node.rests_until = True, 0, 0
         count = self._round.count()
         version = self.version + 1
         chunks, delta_q24, self.residual = make_step(

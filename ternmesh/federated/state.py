@@ -187,5 +187,7 @@ class RegisteredNode:
     counted: Counted | None = None  # as in `NodeRecord`
     partial_aggregate: Counted | None = None  # as in `NodeRecord`
     active: bool = True  # whether the open round waits for this node
+    late: int = 0  # deadlines missed since the last round in which it was on time
+    rests_until: int = 0  # the version from which rounds may wait for it again
     heard_at: float | None = None
     refused: Counter[str] = field(default_factory=Counter)  # by reason

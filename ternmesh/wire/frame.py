@@ -15,7 +15,7 @@ SUITE_OPEN = 0
 _HEAD = struct.Struct("<BH3s")
 HEAD_SIZE, TAG_SIZE = _HEAD.size, 8
 FRAME_OVERHEAD = HEAD_SIZE + TAG_SIZE
-FRAME_MAX = 4096
+SEALED_MIN, FRAME_MAX = FRAME_OVERHEAD + 1, 4096  # bytes of a frame
 BODY_MAX = FRAME_MAX - FRAME_OVERHEAD
 UNASSIGNED = 0x0000  # the address before a node has one
 BROADCAST = 0xFFFF  # host to every node
@@ -62,8 +62,8 @@ def seal_open(header: Header, body: bytes) -> bytes:
 
 def suite_of(frame: bytes) -> int:
     """The suite in a frame's header, not authenticated; WireError for what is no frame."""
-    if not FRAME_OVERHEAD < len(frame) <= FRAME_MAX:
-        raise WireError("length", f"a frame is of {FRAME_OVERHEAD + 1} to {FRAME_MAX} bytes")
+    if not SEALED_MIN <= len(frame) <= FRAME_MAX:
+        raise WireError("length", f"a frame is of {SEALED_MIN} to {FRAME_MAX} bytes")
     if frame[0] >> 5 != VERSION or frame[0] & 1:
         raise WireError("version", f"this frame is of wire version {frame[0] >> 5}, not {VERSION}")
     return frame[0] >> 2 & 0x07

@@ -61,6 +61,8 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     what = "bytes of frames in one message"
     add_option(parser, "--message-max", number(256, INBOUND_MESSAGE_MAX), MESSAGE_MAX, what)
     add_option(parser, "--connections-max", number(2, 1_000_000), 1024, "clients at a time")
+    what = "clients at a time from one address, by connections.nft"
+    add_option(parser, "--address-max", number(1, 1_000_000), 32, what)
 
 
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +104,7 @@ def _config(arguments: argparse.Namespace) -> int:
             user=arguments.user,
             message_max=arguments.message_max,
             connections_max=arguments.connections_max,
+            address_max=arguments.address_max,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -17,6 +17,7 @@ from ternmesh_cli.broker.texts import (
     ACCESS,
     CONFIGURATION,
     DATA,
+    FIREWALL,
     PASSWORDS,
     SERVER_CERTIFICATE,
     SERVER_KEY,
@@ -56,6 +57,7 @@ def begin(folder: Path) -> None:
 
 def finish(folder: Path, broker: BrokerSettings) -> None:
     """Write the configuration. Call this last: a folder with a configuration is complete."""
+    write(folder / FIREWALL, texts.firewall(broker), PUBLIC)
     write(folder / CONFIGURATION, texts.configuration(broker), PUBLIC)
 
 

@@ -14,6 +14,7 @@ from transports.base import HOST, NAME_MAX
 from transports.mqtt.settings import MESSAGE_MAX, MqttSettings, packet_max
 
 CONFIGURATION = "mosquitto.conf"
+FIREWALL = "connections.nft"
 PASSWORDS = "passwords"
 ACCESS = "access"
 SERVER_CERTIFICATE = "server.pem"
@@ -57,6 +58,7 @@ class BrokerSettings:
     user: str = "mosquitto"  # mosquitto switches to this user when root starts it
     message_max: int = MESSAGE_MAX
     connections_max: int = 1024  # with clients that have not logged in yet
+    address_max: int = 32  # of these, from one address
 
 
 def configuration(broker: BrokerSettings) -> str:
@@ -100,6 +102,32 @@ log_dest stderr
 log_type error
 log_type warning
 log_type notice
+"""
+
+
+def firewall(broker: BrokerSettings) -> str:
+    """The text of nftables rules that limit connections by address, before any login.
+
+    mosquitto keeps a connection that says nothing for 90 s, and has no setting for that time. IPv6
+    is counted by /64, of which a stranger often has every address.
+    """
+    table = f"inet ternmesh_{broker.port}"
+    limited = f"ct count over {broker.address_max} }} reject with tcp reset"
+    new = f"tcp dport {broker.port} ct state new add"
+    return f"""\
+# Written by `ternmesh broker config`; load it with `nft -f`. Silent connections must not fill the
+# places of the broker: an address gets {broker.address_max} of {broker.connections_max}.
+table {table}
+delete table {table}
+table {table} {{
+    set ipv4 {{ type ipv4_addr; size 65535; flags dynamic; }}
+    set ipv6 {{ type ipv6_addr; size 65535; flags dynamic; }}
+    chain arriving {{
+        type filter hook input priority filter; policy accept;
+        {new} @ipv4 {{ ip saddr {limited}
+        {new} @ipv6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {limited}
+    }}
+}}
 """
 
 

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from bench.adversary import Attack, Run, result
+from bench.adversary import Attack, Pace, Run, result
 
 
 def test_what_is_accepted_hidden_lost_or_changed_shows_in_the_figures() -> None:
@@ -9,13 +9,18 @@ def test_what_is_accepted_hidden_lost_or_changed_shows_in_the_figures() -> None:
     passed = Attack("more bits", 9, 8, Counter({"seal": 8}))
     control = Attack("control", 5, 2)
     peace = Run((), Counter(), 0, "one")
-    good = result(Run([refused], shown, 0, "one"), peace, control, quick=False)
+    calm, slow = Pace(3.0, 0.1), Pace(1.9, 1.1)
+    paces = {"peace": calm, "1-byte frames to all": calm, "15-byte frames to all": slow}
+    good = result(Run([refused], shown, 0, "one"), peace, control, paces, quick=False)
     assert all(figure.holds is not False for figure in good.figures.values())
-    bad = result(Run([refused, passed], shown, 1, "two"), peace, control, quick=False)
+    paces["1-byte frames to ada"] = slow
+    bad = result(Run([refused, passed], shown, 1, "two"), peace, control, paces, quick=False)
     assert {name for name, figure in bad.figures.items() if figure.holds is False} == {
         "frames_accepted",
         "honest_rounds_lost",
         "attacks_visible",
         "adapter_unchanged",
+        "flood_rounds_kept",
+        "flood_status_s",
     }
     assert bad.figures["frames_accepted"].value == 1

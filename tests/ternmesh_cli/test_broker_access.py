@@ -16,10 +16,12 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from models.zoo import fsdd_path
+from ternmesh.wire.frame import SEALED_MIN
 from ternmesh_cli import main
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
 from tests.mosquitto import find_mosquitto, free_port, listens
+from transports import batch
 from transports.base import ALL, HOST
 from transports.link_config import LinkConfig, link_settings
 from transports.mqtt.credentials import read_credentials
@@ -103,7 +105,7 @@ class Raw:
             own = read_credentials(deployment.credentials(role), role)
             self.client.username_pw_set(own.username, password or own.password)
         if will is not None:
-            self.client.will_set(will, b"\x04\x00will", qos=1)
+            self.client.will_set(will, batch.join([framed("will")]), qos=1)
         self.client.on_connect = self._on_connect
         self.client.on_disconnect = self._on_disconnect
         self.client.on_message = lambda _c, _u, message: self.topics.append(message.topic)
@@ -166,6 +168,11 @@ def end(deployment: Deployment, eventually) -> Iterator[Callable[..., MqttTransp
         transport.close()
 
 
+def framed(text: str) -> bytes:
+    """A frame of the shortest length that begins with `text`."""
+    return text.encode().ljust(SEALED_MIN)
+
+
 def next_of(end: MqttTransport) -> tuple[str, bytes]:
     """The sender of the next frame that arrives, and the frame."""
     arrival = end.receive(WAIT_S)
@@ -175,22 +182,22 @@ def next_of(end: MqttTransport) -> tuple[str, bytes]:
 
 def test_the_ends_of_a_fleet_reach_each_other(end) -> None:
     host, ada, bob = end(HOST), end("ada"), end("bob")
-    ada.send(HOST, [b"from ada"])
-    assert next_of(host) == ("ada", b"from ada")
-    host.send("bob", [b"to bob"])
-    assert next_of(bob) == (HOST, b"to bob")
-    host.send(ALL, [b"to all"])
-    assert (next_of(ada), next_of(bob)) == ((HOST, b"to all"), (HOST, b"to all"))
+    ada.send(HOST, [framed("from ada")])
+    assert next_of(host) == ("ada", framed("from ada"))
+    host.send("bob", [framed("to bob")])
+    assert next_of(bob) == (HOST, framed("to bob"))
+    host.send(ALL, [framed("to all")])
+    assert (next_of(ada), next_of(bob)) == ((HOST, framed("to all")), (HOST, framed("to all")))
 
 
 def test_a_node_cannot_publish_as_another_nor_as_the_host(end, raw, eventually) -> None:
     host, bob, eve = end(HOST), end("bob"), raw("ada", client_id="eve")
-    frame = b"\x05\x00forge"
+    frame = batch.join([framed("forge")])
     topics = (UP + "bob", UP + "nobody", DOWN + "bob", EVERYBODY, "ternmesh/barn/up/ada", "other")
     for topic in topics:
         eve.client.publish(topic, frame, qos=1)
-    eve.client.publish(UP + "ada", b"\x04\x00mine", qos=1)
-    assert next_of(host) == ("ada", b"mine")
+    eve.client.publish(UP + "ada", batch.join([framed("mine")]), qos=1)
+    assert next_of(host) == ("ada", framed("mine"))
     host.send("bob", [b"the first that bob hears"])
     assert next_of(bob) == (HOST, b"the first that bob hears")
     eventually(lambda: len(eve.acks) == len(topics) + 1)
@@ -202,11 +209,11 @@ def test_a_node_reads_its_own_topics_whatever_it_subscribes_to(end, raw, eventua
     filters = ("#", "+/#", "$SYS/#", UP + "+", DOWN + "+", DOWN + "bob")
     shared = ("$share/thieves/" + UP + "+", "$share/thieves/" + DOWN + "bob")
     eve.client.subscribe([(name, 1) for name in (*filters, *shared, DOWN + "ada", EVERYBODY)])
-    eve.client.publish(UP + "ada", b"\x05\x00there", qos=1)  # after its subscriptions
-    assert next_of(host) == ("ada", b"there")
-    host.send("bob", [b"secret"])
-    host.send(ALL, [b"to all"])
-    host.send("ada", [b"the last"])
+    eve.client.publish(UP + "ada", batch.join([framed("there")]), qos=1)  # after its subscriptions
+    assert next_of(host) == ("ada", framed("there"))
+    host.send("bob", [framed("secret")])
+    host.send(ALL, [framed("to all")])
+    host.send("ada", [framed("the last")])
     eventually(lambda: DOWN + "ada" in eve.topics, WAIT_S)
     assert set(eve.topics) == {DOWN + "ada", EVERYBODY}
 
@@ -214,8 +221,8 @@ def test_a_node_reads_its_own_topics_whatever_it_subscribes_to(end, raw, eventua
 @pytest.mark.parametrize("client_id", ["ternmesh-attic-host", "attic~host"])
 def test_a_node_cannot_take_the_hosts_place(end, raw, client_id) -> None:
     host, eve = end(HOST), raw("ada", client_id=client_id)
-    eve.client.publish(UP + "ada", b"\x05\x00there", qos=1)
-    assert next_of(host) == ("ada", b"there")
+    eve.client.publish(UP + "ada", batch.join([framed("there")]), qos=1)
+    assert next_of(host) == ("ada", framed("there"))
     assert (host.connected, host.status()["reconnects"], eve.topics) == (True, 0, [])
 
 
@@ -223,13 +230,13 @@ def test_a_last_will_follows_the_same_rules(end, raw) -> None:
     host = end(HOST)
     raw("ada", client_id="eve", will=UP + "bob")
     again = raw("ada", client_id="eve")  # now the broker sends the will of the first
-    again.client.publish(UP + "ada", b"\x05\x00there", qos=1)
-    assert next_of(host) == ("ada", b"there")
+    again.client.publish(UP + "ada", batch.join([framed("there")]), qos=1)
+    assert next_of(host) == ("ada", framed("there"))
 
 
 def test_nobody_leaves_a_retained_message(raw, eventually) -> None:
     eve = raw("ada", client_id="eve")
-    eve.client.publish(UP + "ada", b"\x05\x00stays", qos=1, retain=True)
+    eve.client.publish(UP + "ada", batch.join([framed("stays")]), qos=1, retain=True)
     eventually(lambda: eve.ended is not None)
     assert eve.ended == "Retain not supported"
 
@@ -278,14 +285,14 @@ def test_nodes_come_and_go_while_the_broker_runs(deployment, end, eventually) ->
     ternmesh("broker", "add", *command)
     deployment.process.send_signal(signal.SIGHUP)
     dora = end("dora")
-    dora.send(HOST, [b"from dora"])
-    assert next_of(host) == ("dora", b"from dora")
+    dora.send(HOST, [framed("from dora")])
+    assert next_of(host) == ("dora", framed("from dora"))
     ternmesh("broker", "remove", *command)
     deployment.process.send_signal(signal.SIGHUP)
     eventually(lambda: "Not authorized" in str(dora.status()["last_error"]), WAIT_S)
     assert not dora.connected
-    bob.send(HOST, [b"from bob"])
-    assert next_of(host) == ("bob", b"from bob")
+    bob.send(HOST, [framed("from bob")])
+    assert next_of(host) == ("bob", framed("from bob"))
 
 
 def test_a_new_certificate_is_from_the_same_authority(deployment, end) -> None:

@@ -2,7 +2,10 @@
 
 import base64
 import json
+import os
+import shutil
 import stat
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -47,6 +50,16 @@ def test_the_configuration_says_what_may_not_be_left_to_defaults() -> None:
     assert not any(
         line.startswith(("per_listener_settings", "allow_anonymous t")) for line in lines
     )
+
+
+def test_connections_are_limited_by_address(tmp_path) -> None:
+    assert broker(tmp_path, *BEGIN, "--port", 8884, "--address-max", 5) == 0
+    text = (tmp_path / "connections.nft").read_text()
+    assert text.count("tcp dport 8884 ct state new") == text.count("ct count over 5 }") == 2
+    if shutil.which("nft", path="/usr/sbin:/usr/bin") is None or os.geteuid() != 0:
+        pytest.skip("nft is not installed, or this is not root")
+    command = ["unshare", "-n", "/usr/sbin/nft", "-c", "-f", tmp_path / "connections.nft"]
+    subprocess.run(command, check=True)
 
 
 def own_certificate(folder: Path) -> None:
@@ -102,7 +115,7 @@ def test_secrets_are_for_their_owner_alone(tmp_path) -> None:
     assert broker(tmp_path / "b", *BEGIN) == 0
     for path in [tmp_path / "b", *(tmp_path / "b").rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
-        public = path.name in ("mosquitto.conf", "authority.pem", "server.pem")
+        public = path.suffix in (".conf", ".nft", ".pem")
         assert mode == (0o644 if public else 0o700 if path.is_dir() else 0o600), path
 
 

@@ -304,7 +304,7 @@ def bad_frames(address: int, version: int) -> dict[str, list[bytes]]:
 
     good = sealed(chunks[0])
     return {
-        "length": [good[:9]],
+        "length": [sealed(chunks[0][:3])],
         "seal": [good[:-9], good[:40] + bytes([good[40] ^ 4]) + good[41:]],
         "version": [b"\xff" * 64],
         "vector length": [

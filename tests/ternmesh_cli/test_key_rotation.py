@@ -16,7 +16,12 @@ from edge import enrolment
 from host import membership
 from host.enrolment import ROTATION_MIN_S, EnrolmentService
 from ternmesh.errors import SecurityError, WireError
-from ternmesh.security.enrolment import ROTATION_ANSWER, write_rotation_request
+from ternmesh.security.enrolment import (
+    ROTATION_ANSWER,
+    read_code,
+    write_request,
+    write_rotation_request,
+)
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import HOST, REVOKED_MAX, ROTATED_MAX, MemberList
 from ternmesh.wire import control
@@ -116,7 +121,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path, monkeypatch):
+    monkeypatch.setattr(enrolment, "ANSWER_S", 0.01)
     return Fleet(tmp_path)
 
 
@@ -262,6 +268,41 @@ def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):  # R
         assert behind.heard == [other, frame[:-1], b"", b"\xff" * 30] * 3
         with pytest.raises(WireError):
             open_seal(frame[:-1])
+
+
+def test_forged_requests_take_no_place_of_the_board_in_whose_name_they_are(fleet):  # R9.6-4
+    with fleet.open("host") as host, fleet.open("ada") as ada:
+        service = desk(host)
+        text = service.issue(Role.NODE, 1e9, 0.0)
+        requests = [
+            seal_open(Header(0, 0), write_request(ada.own.public, read_code(text))),
+            seal_open(Header(0, 0), write_rotation_request(ada.begin_rotation())),
+        ]
+        for now, request in zip((0.0, 10.0), requests, strict=True):
+            _, body = open_seal(request)
+            forged = [
+                seal_open(Header(0, 0), body[:-1] + bytes((body[-1] ^ i,))) for i in range(1, 9)
+            ]
+            service.receive_frames("ada", forged, now)
+            service.receive_frames("ada", [request], now + 0.1)
+            kinds = [open_seal(frame)[1][0] for _, [frame] in service.frames_to_send(now + 0.1)]
+            assert kinds == [control.KIND, body[0] + 1], "one refusal, and the answer"
+
+
+def test_a_refusal_that_an_answer_follows_is_nothing(fleet, monkeypatch):  # R9.6-4
+    class Forged(Direct):
+        """Somebody refuses every request first."""
+
+        def send(self, peer, frames):
+            refusal = control.write_control(control.Refusal(0, "code"))
+            self._in.append(Arrival(HOST, (seal_open(Header(0, 0), refusal),), 0))
+            return super().send(peer, frames)
+
+    with fleet.open("host") as host, fleet.open("ada") as ada:
+        service = desk(host)
+        monkeypatch.setattr(enrolment, "make_transport", lambda *_: Forged(service))
+        ada.begin_rotation()
+        assert enrolment.rotate_keys(LINK, "ada", ada)
 
 
 def ask(service, frame, now):

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
+from ternmesh.wire.frame import SEALED_MIN
 from transports import batch
 from transports.base import FrameTooLarge
 
@@ -63,3 +64,14 @@ def test_a_frame_that_fits_no_message_is_refused() -> None:
 def test_frames_that_could_not_be_split_again_are_not_joined(frames: list[bytes]) -> None:
     with pytest.raises(ValueError, match="at least one frame"):
         batch.join(frames)
+
+
+@pytest.mark.parametrize(("last", "is_taken"), [(15, True), (14, False), (1, False)])
+def test_one_frame_that_is_too_short_refuses_the_message(last: int, is_taken: bool) -> None:
+    # R7.1-2
+    message = batch.join([bytes(20), bytes(last)])
+    if is_taken:
+        assert batch.split(message, SEALED_MIN) == (bytes(20), bytes(last))
+        return
+    with pytest.raises(WireError, match="too short"):
+        batch.split(message, SEALED_MIN)

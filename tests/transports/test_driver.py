@@ -148,10 +148,10 @@ def test_an_endpoint_that_stays_due_does_not_make_it_spin() -> None:
 
 def test_a_flood_is_taken_in_portions_and_nothing_of_it_is_lost() -> None:
     bench = Bench()
-    count = module.ARRIVALS_MAX + 3
-    bench.bearer.arrivals.extend(Arrival("ada", (b"x",), 3) for _ in range(count))
+    count = module.FRAMES_MAX // 4 + 3
+    bench.bearer.arrivals.extend(Arrival("ada", (b"x",) * 4, 12) for _ in range(count))
     bench.poll()
-    assert len(bench.log) == module.ARRIVALS_MAX
+    assert len(bench.log) == module.FRAMES_MAX // 4
     bench.poll()
     assert len(bench.log) == count
 

@@ -51,7 +51,8 @@ class MqttConnection:
     """One MQTT connection, from CONNECT to its end, on a paho client of its own.
 
     `run` and every callback run in the network thread. paho holds its locks in callbacks, so these
-    never take `_lock`: it must be taken before those of paho.
+    never take `_lock`: it must be taken before those of paho. With `forget` the broker drops what
+    it keeps for us.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class MqttConnection:
         counters: MqttCounters,
         learn: Callable[[BrokerLimits], None],
         take: Callable[[str, bytes], None],
+        *,
+        forget: bool = False,
     ) -> None:
         self.protocol = protocol
         self.reached = False  # a TCP or TLS connection was made
@@ -69,8 +72,11 @@ class MqttConnection:
         self.ready_s = 0.0  # how long it was ready
         self.refused_protocol = False
         self.taken_over = False  # another process connected with our client id
+        self.oversized = False  # the broker sent a packet that is longer than we take
         self.ended = ""  # a sentence with the reason
         self._settings = settings
+        self._clean = forget or settings.session_expiry_s == 0
+        self._packet_max = packet_max(settings, INBOUND_MESSAGE_MAX)
         self._counters = counters
         self._learn = learn
         self._take = take
@@ -131,13 +137,14 @@ class MqttConnection:
         settings = self._settings
         broker = settings.broker
         five = self.protocol == "5"
-        client = paho.Client(
+        client = _BoundedClient(
             CallbackAPIVersion.VERSION2,
             client_id=settings.identity,
-            clean_session=None if five else settings.session_expiry_s == 0,
+            clean_session=None if five else self._clean,
             protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             reconnect_on_failure=False,
         )
+        client.check_size = self._check_size
         client.connect_timeout = settings.connect_timeout_s
         client.max_inflight_messages_set(0)  # No limit in paho: _pump keeps the window.
         client.max_queued_messages_set(0)
@@ -165,10 +172,9 @@ class MqttConnection:
             return
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = settings.session_expiry_s
-        properties.MaximumPacketSize = packet_max(settings, INBOUND_MESSAGE_MAX)
-        clean = settings.session_expiry_s == 0
+        properties.MaximumPacketSize = self._packet_max
         self._client.connect(
-            broker.host, broker.port, keepalive_s, clean_start=clean, properties=properties
+            broker.host, broker.port, keepalive_s, clean_start=self._clean, properties=properties
         )
 
     def _is_over(self, stop: threading.Event, give_up_at: float, now: float) -> bool:
@@ -193,11 +199,22 @@ class MqttConnection:
         if sock := client.socket():
             sock.close()
         # Callbacks make a reference cycle, which would keep the sockets open.
+        del client.check_size
         client.on_connect = None
         client.on_subscribe = None
         client.on_message = None
         client.on_publish = None
         client.on_disconnect = None
+
+    def _check_size(self, size: int) -> None:
+        """OSError, with which paho ends the connection, where a packet's header claims too much."""
+        if size > self._packet_max:
+            self.oversized = True
+            self.ended = (
+                f"{self._settings.broker} sent a packet of {size} bytes, and {self._packet_max} "
+                "are the most: limit its messages (max_packet_size of mosquitto)"
+            )
+            raise OSError(self.ended)
 
     def _on_connect(
         self, client: paho.Client, _data: object, _flags: object, reason: ReasonCode, given: object
@@ -262,6 +279,19 @@ class MqttConnection:
             self.ended = f"the connection to {self._settings.broker} was {what}: {reason}"
             if not self.accepted:
                 self.ended += f"; {doubt(self._settings.tls_files)}"
+
+
+class _BoundedClient(paho.Client):
+    """A client that asks before it allocates what is left of an arriving packet.
+
+    paho reads a packet's body with one call, for as many bytes as the fixed header claims.
+    """
+
+    check_size: Callable[[int], None]
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        self.check_size(bufsize)
+        return super()._sock_recv(bufsize)
 
 
 def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:

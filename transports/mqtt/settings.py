@@ -11,7 +11,7 @@ from transports.mqtt.tls import TlsFiles
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 MESSAGE_MAX = 65_536  # bytes, unless set otherwise
-INBOUND_MESSAGE_MAX = 262_144  # bytes; longer messages are dropped, on MQTT 5 by the broker
+INBOUND_MESSAGE_MAX = 262_144  # bytes; MQTT 5 brokers drop longer messages, others are left
 LASTED = 2.0  # a connection that was ready for so many `reconnect_min_s` was a good one
 SHORT_ATTEMPT = 2  # after a shorter one, the pause is at most that of this attempt
 _ROOT = "ternmesh"

@@ -8,17 +8,18 @@ since an old one would repeat a message that the broker refuses without end.
 import logging
 import math
 import random
+import secrets
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ternmesh.errors import WireError
+from ternmesh.wire.frame import SEALED_MIN
 from transports import batch
 from transports.base import Arrival, Inbox, NameTaken, NotConnected, check_sizes
 from transports.mqtt.connection import GOODBYE_S, MqttConnection, MqttCounters
 from transports.mqtt.settings import (
-    INBOUND_MESSAGE_MAX,
     BrokerLimits,
     MqttSettings,
     Pauses,
@@ -29,6 +30,7 @@ from transports.mqtt.settings import (
 )
 from transports.mqtt.tls import explain
 
+FRAMES_MAX = 1024  # of one arrival
 YOUNG_S = 120.0  # a process that is younger gives its name up to an older one
 SHORT_MAX = 3  # short connections in a row that suggest another process of our name
 
@@ -122,9 +124,16 @@ class MqttTransport:
 
     def _run(self) -> None:
         pauses = Pauses(self.settings)
+        settings = self.settings
+        forget = False
         while not self._stop.is_set():
             self._connection = connection = MqttConnection(
-                self.settings, self._choice.current, self.counters, self._learn, self._take
+                settings,
+                self._choice.current,
+                self.counters,
+                self._learn,
+                self._take,
+                forget=forget,
             )
             try:
                 connection.run(self._stop, keepalive_s(self.settings, self._limits))
@@ -140,6 +149,14 @@ class MqttTransport:
             pauses.ended(connection.ready_s, taken_over=connection.taken_over)
             rival = connection.ready_s > 0 and pauses.short > SHORT_MAX
             self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
+            if rival and settings == self.settings:
+                # Where a stranger takes our client id again and again, it cannot take this one.
+                client_id = f"{settings.identity}-{secrets.token_hex(8)}"
+                settings = replace(settings, client_id=client_id)
+                _log.warning("mqtt %s: goes on as %s", settings.role, client_id)
+            # The broker would send a packet that was too long again; and nobody asks for what it
+            # keeps for a random client id once this process has ended.
+            forget = connection.oversized or settings != self.settings
             if connection.taken_over and time.monotonic() < self._opened_at + YOUNG_S:
                 self._taken = connection.ended
                 break
@@ -163,9 +180,7 @@ class MqttTransport:
         """Put an arrival in the inbox; a malformed message is counted, never raised."""
         try:
             peer = self.settings.peer(topic)
-            if len(payload) > INBOUND_MESSAGE_MAX:
-                raise WireError("size", f"a message of {len(payload)} bytes")
-            frames = batch.split(payload)
+            frames = batch.split(payload, SEALED_MIN)
         except (ValueError, WireError) as error:
             self.counters.malformed += 1
             _log.debug("mqtt %s: dropped a malformed message: %s", self.settings.role, error)
@@ -173,4 +188,8 @@ class MqttTransport:
         self.counters.messages_in += 1
         self.counters.frames_in += len(frames)
         self.counters.bytes_in += len(payload)
-        self._inbox.put(Arrival(peer, frames, len(payload)))
+        # In parts, as a driver takes whole arrivals: 256 KiB hold 15,420 of the shortest frames.
+        for at in range(0, len(frames), FRAMES_MAX):
+            part = frames[at : at + FRAMES_MAX]
+            wire_bytes = sum(map(len, part)) + batch.OVERHEAD * len(part)
+            self._inbox.put(Arrival(peer, part, wire_bytes))

@@ -360,6 +360,31 @@ def test_a_node_of_which_only_the_manifest_came_is_still_awaited(new_bench: New)
     assert [node.active for node in bench.host.nodes.values()] == [True, True, False]
 
 
+@pytest.mark.parametrize(("sent", "deadlines"), [("manifest", [0, 4]), ("hello", [0, 1, 5])])
+def test_withholding_costs_few_deadlines(
+    new_bench: New, sent: str, deadlines: list[int]
+) -> None:  # R6.2-4, R6.2-12
+    bench = new_bench(rounds=20, deadline_s=30)
+    bench.add("theo")
+    bench.add("yan")
+    bench.exchange()
+    hello = [seal_open(Header(0, 0), control.write_control(replace(HELLO, samples=10)))]
+    waited = []
+    for version in range(12):
+        manifest = packet(bench, 2, number=version)[:1]
+        bench.host.receive_frames("yan", manifest if sent == "manifest" else hello, bench.now)
+        bench.host.receive_frames("theo", packet(bench, 1, number=version), bench.now)
+        if bench.host.version == version:
+            waited.append(version)
+            bench.wait(31)
+        assert bench.host.version == version + 1
+    assert waited == deadlines
+    # One whole update in time, and it is waited for at once.
+    bench.host.receive_frames("yan", packet(bench, 2, number=12), bench.now)
+    bench.host.receive_frames("theo", packet(bench, 1, number=12), bench.now)
+    assert (bench.host.version, bench.host.nodes[2].active) == (13, True)
+
+
 def test_too_few_packets_extend_the_round(new_bench: New) -> None:  # R6.2-3, R6.2-11
     bench = new_bench(min_peers=2, deadline_s=30)
     bench.add("theo")

@@ -50,8 +50,8 @@ def test_clients_return_to_a_broker_that_was_started_again(eventually) -> None:
     eventually(lambda: not any(end.connected for end in ends))
     with EmbeddedBroker(port=broker.port):
         eventually(lambda: all(end.connected for end in ends))
-        ada.send(HOST, [b"back"])
-        assert host.receive(WAIT_S).frames == (b"back",)
+        ada.send(HOST, [b"back".ljust(15)])
+        assert host.receive(WAIT_S).frames == (b"back".ljust(15),)
         for end in ends:
             end.close()
 

@@ -17,10 +17,10 @@ def test_what_is_sent_while_a_node_is_briefly_away_waits_for_it(
     ada = new_end(mosquitto.url, "ada", protocol=protocol)
     eventually(lambda: host.connected and ada.connected)
     ada.close()
-    host.send("ada", [b"while away"])
+    host.send("ada", [b"while away".ljust(15)])
     eventually(lambda: host.status()["acked"] == 1)
     back = new_end(mosquitto.url, "ada", protocol=protocol)
-    assert back.receive(WAIT_S).frames == (b"while away",)
+    assert back.receive(WAIT_S).frames == (b"while away".ljust(15),)
 
 
 def test_without_a_session_nothing_waits_for_a_node(mosquitto, new_end, eventually) -> None:
@@ -29,13 +29,13 @@ def test_without_a_session_nothing_waits_for_a_node(mosquitto, new_end, eventual
     ada.close()
     # Once it has taken a message from the same name, the broker has noticed the goodbye.
     publish.single("gone", qos=1, port=mosquitto.port, client_id="ternmesh-barn-ada")
-    host.send("ada", [b"while away"])
+    host.send("ada", [b"while away".ljust(15)])
     eventually(lambda: host.status()["unheard"] == 1)
     assert host.status()["acked"] == 1  # which is why nobody may rely on it
     back = new_end(mosquitto.url, "ada", session_expiry_s=0)
     eventually(lambda: back.connected)
-    host.send("ada", [b"now"])
-    assert back.receive(WAIT_S).frames == (b"now",)
+    host.send("ada", [b"now".ljust(15)])
+    assert back.receive(WAIT_S).frames == (b"now".ljust(15),)
 
 
 def test_a_session_ends_when_its_time_is_over(mosquitto, new_end, eventually) -> None:
@@ -44,17 +44,17 @@ def test_a_session_ends_when_its_time_is_over(mosquitto, new_end, eventually) ->
     ada.close()
 
     def is_unheard() -> bool:
-        host.send("ada", [b"while away"])
+        host.send("ada", [b"while away".ljust(15)])
         return host.status()["unheard"] > 0
 
-    host.send("ada", [b"kept at first"])
+    host.send("ada", [b"kept at first".ljust(15)])
     eventually(lambda: host.status()["acked"] == 1)
     assert host.status()["unheard"] == 0
     eventually(is_unheard)
     back = new_end(mosquitto.url, "ada", session_expiry_s=1)
     eventually(lambda: back.connected)
-    host.send("ada", [b"now"])
-    assert back.receive(WAIT_S).frames == (b"now",)
+    host.send("ada", [b"now".ljust(15)])
+    assert back.receive(WAIT_S).frames == (b"now".ljust(15),)
 
 
 def test_messages_that_the_broker_does_not_let_us_send_are_counted_and_told(

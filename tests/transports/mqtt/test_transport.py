@@ -10,12 +10,19 @@ import threading
 import pytest
 from paho.mqtt import publish
 
+from ternmesh.wire.frame import SEALED_MIN
+from transports import batch
 from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NameTaken, NotConnected
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MqttSettings
-from transports.mqtt.transport import MqttTransport
+from transports.mqtt.transport import FRAMES_MAX, MqttTransport
 
 VERSIONS = ("5", "3.1.1")
 WAIT_S = 20.0
+
+
+def framed(text: str) -> bytes:
+    """A frame of the shortest length that begins with `text`."""
+    return text.encode().ljust(SEALED_MIN)
 
 
 def all_connected(*ends: MqttTransport) -> bool:
@@ -30,14 +37,14 @@ def test_nodes_reach_the_host_and_the_host_one_or_all(
     eventually(lambda: all_connected(host, ada, bob))
     assert host.status()["protocol"] == protocol
 
-    assert ada.send(HOST, [b"1", b"22"]) == 7
-    assert host.receive(WAIT_S) == Arrival("ada", (b"1", b"22"), 7)
-    host.send("ada", [b"to ada"])
-    host.send("bob", [b"to bob"])
-    host.send(ALL, [b"to all"])
-    for end, frame in ((ada, b"to ada"), (bob, b"to bob")):
-        assert end.receive(WAIT_S) == Arrival(HOST, (frame,), 8)
-        assert end.receive(WAIT_S) == Arrival(HOST, (b"to all",), 8)
+    assert ada.send(HOST, [framed("1"), framed("22")]) == 34
+    assert host.receive(WAIT_S) == Arrival("ada", (framed("1"), framed("22")), 34)
+    host.send("ada", [framed("to ada")])
+    host.send("bob", [framed("to bob")])
+    host.send(ALL, [framed("to all")])
+    for end, frame in ((ada, framed("to ada")), (bob, framed("to bob"))):
+        assert end.receive(WAIT_S) == Arrival(HOST, (frame,), 17)
+        assert end.receive(WAIT_S) == Arrival(HOST, (framed("to all"),), 17)
     eventually(lambda: host.status()["acked"] == 3)
     assert (ada.receive(0), bob.receive(0), host.receive(0)) == (None, None, None)
 
@@ -46,10 +53,10 @@ def test_nodes_reach_the_host_and_the_host_one_or_all(
         "connected": True,
         "reconnects": 0,
         "messages_out": 3,
-        "bytes_out": 24,
+        "bytes_out": 51,
         "messages_in": 1,
         "frames_in": 2,
-        "bytes_in": 7,
+        "bytes_in": 34,
         "in_flight": 0,
         "lost": 0,
     }
@@ -82,7 +89,7 @@ def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, even
 
     with pytest.raises(FrameTooLarge, match=f"exceeds the mtu {host.mtu}"):
         host.send(name, [b"x" * (host.mtu + 1)])
-    frames = [bytes([i]) * host.mtu for i in range(40)] + [b"after"]
+    frames = [bytes([i]) * host.mtu for i in range(40)] + [framed("after")]
     host.send(name, frames)
     assert [node.receive(WAIT_S).frames[0] for _ in frames] == frames
     assert host.status()["connects"] == 1
@@ -98,8 +105,8 @@ def test_a_message_that_a_3_1_1_broker_refuses_is_not_sent_for_ever(
     ada.send(HOST, [b"x" * 6000])
     eventually(lambda: ada.status()["connects"] == 2)
     for i in range(20):
-        ada.send(HOST, [bytes([i])])
-        assert host.receive(WAIT_S).frames == (bytes([i]),)
+        ada.send(HOST, [framed(str(i))])
+        assert host.receive(WAIT_S).frames == (framed(str(i)),)
     status = ada.status()
     assert (status["lost"], status["connects"]) == (1, 2)
 
@@ -109,7 +116,7 @@ def test_a_broker_without_qos_1_still_carries(new_mosquitto, new_end, eventually
     host, ada = new_end(broker.url, HOST), new_end(broker.url, "ada", inflight_max=2)
     eventually(lambda: all_connected(host, ada))
     for i in range(30):
-        ada.send(HOST, [bytes([i])])
+        ada.send(HOST, [bytes([i]) * 15])
     assert [host.receive(WAIT_S).frames[0][0] for _ in range(30)] == list(range(30))
     assert (ada.status()["limits"]["qos_max"], ada.status()["lost"]) == (0, 0)
 
@@ -129,10 +136,10 @@ def test_traffic_resumes_after_kill_9_of_the_broker(
         eventually(lambda: "cannot reach mqtt://127.0.0.1" in str(ada.status()["last_error"]))
         mosquitto.start()
         eventually(lambda: all_connected(host, ada))
-        ada.send(HOST, [b"up"])
-        host.send("ada", [b"down"])
-        assert host.receive(WAIT_S).frames == (b"up",)
-        assert ada.receive(WAIT_S).frames == (b"down",)
+        ada.send(HOST, [framed("up")])
+        host.send("ada", [framed("down")])
+        assert host.receive(WAIT_S).frames == (framed("up"),)
+        assert ada.receive(WAIT_S).frames == (framed("down"),)
         assert ada.status()["reconnects"] == count
 
 
@@ -151,7 +158,7 @@ def test_a_stalled_broker_makes_busy_and_loses_nothing(mosquitto, new_end, event
     os.kill(mosquitto.pid, signal.SIGSTOP)
     try:
         for i in range(5):
-            ada.send(HOST, [bytes([i])])
+            ada.send(HOST, [bytes([i]) * 15])
         with pytest.raises(Busy, match="3 messages wait"):
             ada.send(HOST, [b"too much"])
         assert (ada.status()["in_flight"], ada.status()["queued"]) == (2, 3)
@@ -162,29 +169,78 @@ def test_a_stalled_broker_makes_busy_and_loses_nothing(mosquitto, new_end, event
 
 
 def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eventually) -> None:
+    # R7.1-1, R7.1-2
     host, ada = new_end(mosquitto.url, HOST, protocol="3.1.1"), new_end(mosquitto.url, "ada")
     eventually(lambda: all_connected(host, ada))
+    good = batch.join([framed("good")])
     bad = [
         ("ternmesh/barn/up/eve", b""),
         ("ternmesh/barn/up/eve", b"\x05"),
         ("ternmesh/barn/up/eve", b"\x05\x00abc"),
-        ("ternmesh/barn/up/eve", b"\x01\x00x" * (INBOUND_MESSAGE_MAX // 3 + 1)),
-        ("ternmesh/barn/up/host", b"\x01\x00x"),
-        ("ternmesh/barn/up/" + "x" * 33, b"\x01\x00x"),
-        ("ternmesh/barn/up/", b"\x01\x00x"),
+        ("ternmesh/barn/up/eve", good + b"\x0e\x00" + bytes(14)),
+        ("ternmesh/barn/up/host", good),
+        ("ternmesh/barn/up/" + "x" * 33, good),
+        ("ternmesh/barn/up/", good),
     ]
     for topic, payload in bad:
         publish.single(topic, payload, qos=1, hostname="127.0.0.1", port=mosquitto.port)
-    ada.send(HOST, [b"good"])
-    assert host.receive(WAIT_S) == Arrival("ada", (b"good",), 6)
+    ada.send(HOST, [framed("good")])
+    assert host.receive(WAIT_S) == Arrival("ada", (framed("good"),), len(good))
     assert (host.status()["malformed"], host.status()["messages_in"]) == (len(bad), 1)
     assert host.status()["connects"] == 1
+
+
+def test_a_flood_of_the_shortest_frames_is_taken_in_parts(mosquitto, new_end, eventually) -> None:
+    host = new_end(mosquitto.url, HOST)
+    ada = new_end(mosquitto.url, "ada", message_max=INBOUND_MESSAGE_MAX)
+    eventually(lambda: all_connected(host, ada))
+    frames = [framed(str(i)) for i in range(FRAMES_MAX + 5)]
+    ada.send(HOST, frames)
+    arrivals = [host.receive(WAIT_S) for _ in range(2)]
+    assert [(len(a.frames), a.wire_bytes) for a in arrivals] == [(FRAMES_MAX, 17_408), (5, 85)]
+    assert [frame for arrival in arrivals for frame in arrival.frames] == frames
+
+
+def test_a_message_that_is_too_long_ends_one_connection(mosquitto, new_end, eventually) -> None:
+    # R7.2-8: by 3.1.1 the broker does not know our limit, and keeps the message for us
+    host, ada = new_end(mosquitto.url, HOST, protocol="3.1.1"), new_end(mosquitto.url, "ada")
+    eventually(lambda: all_connected(host, ada))
+    long = bytes(INBOUND_MESSAGE_MAX + 100)
+    publish.single("ternmesh/barn/up/eve", long, qos=1, hostname="127.0.0.1", port=mosquitto.port)
+    eventually(lambda: host.connected and host.status()["connects"] == 2)
+    ada.send(HOST, [framed("good")])
+    assert host.receive(WAIT_S).frames == (framed("good"),)
+    assert host.status()["connects"] == 2
 
 
 def test_two_processes_with_one_name_are_told_so(mosquitto, new_end, eventually) -> None:
     ends = [new_end(mosquitto.url, "ada") for _ in range(2)]
     sentence = "another process ternmesh-barn-ada"
     eventually(lambda: any(sentence in str(end.status()["last_error"]) for end in ends))
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+def test_who_takes_our_client_id_again_and_again_keeps_us_away_for_a_while_only(
+    mosquitto, new_end, eventually, caplog, protocol
+) -> None:
+    host = new_end(mosquitto.url, HOST)
+    ada = new_end(mosquitto.url, "ada", protocol=protocol, reconnect_min_s=0.3)
+
+    def take_over() -> None:
+        publish.single("x", port=mosquitto.port, client_id="ternmesh-barn-ada")
+
+    def has_another() -> bool:
+        if ada.connected:
+            take_over()
+        return "goes on as ternmesh-barn-ada-" in caplog.text
+
+    eventually(has_another)
+    eventually(lambda: all_connected(host, ada))
+    before = ada.status()["connects"]
+    take_over()
+    host.send("ada", [framed("here")])
+    assert ada.receive(WAIT_S).frames == (framed("here"),)
+    assert ada.status()["connects"] == before
 
 
 def test_a_password_is_used_and_a_wrong_one_is_told(
@@ -310,6 +366,15 @@ def test_one_that_has_been_there_for_long_comes_back_for_its_name(
     ada = new_end(broker.url, "ada")
     eventually(lambda: len(broker.seen) >= 4)
     assert ada.receive(0.0) is None
+
+
+def test_a_claimed_length_is_refused_before_anything_of_it_is_read(new_end, eventually) -> None:
+    # R7.2-8
+    claim = bytes([0x30]) + b"\xff\xff\xff\x7f"
+    broker = ScriptedBroker([ACCEPT_BY_5 + claim])
+    ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
+    sentence = "sent a packet of 268435455 bytes, and 262205 are the most"
+    eventually(lambda: sentence in str(ada.status()["last_error"]))
 
 
 def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:
