@@ -64,6 +64,7 @@ _NODE = (
     )""",
     "CREATE TABLE node_pending (round INTEGER NOT NULL, digest BLOB NOT NULL, received INTEGER)",
     "CREATE TABLE node_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE node_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
 _REPLAY = (
@@ -114,7 +115,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=1,  # a change of any table takes the next number
+    version=2,  # a change of any table takes the next number
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
 )
 
