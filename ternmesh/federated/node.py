@@ -64,6 +64,7 @@ from ternmesh.wire.update import read_bitmap
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
 CHAIN_BYTES_MAX = 256_000
+ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 
@@ -107,6 +108,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self.target = state.version  # the newest version that this node knows of
         self._offered = -1  # the version of the last `WorkReady`
         self._heard_at = 0.0  # when the last frame of the host came
+        self._asked_at = 0.0  # when the last hello was sent
         self._rng = rng
         self._other_runs = RateLimiter(float("inf"), OTHER_RUNS_MAX)
         self._given = RateLimiter(GIVEN_MIN_S, CHAIN_MAX)  # by version of the host
@@ -209,10 +211,20 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._update_timer.again(now)
 
     def _doubts_at(self) -> float | None:
-        """Return when the host has sent nothing for so long that it may have lost this node."""
+        """Return when the host has sent nothing for so long that it may have lost this node.
+
+        A host that goes on announcing the same round may have been restored from an old copy that
+        has neither the update nor the node.
+        """
         if not self.joined or self.plan is None or self._hello_timer.at is not None:
             return None
-        return self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
+        is_lost_at = self._asked_at + ANNOUNCES_SAME * self.plan.announce_s
+        silent_at = self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
+        return min(silent_at, is_lost_at) if self.received else silent_at
+
+    def _say_hello(self, now: float) -> None:
+        self._asked_at = now
+        super()._say_hello(now)
 
     # Joining
 
