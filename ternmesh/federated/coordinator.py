@@ -307,6 +307,11 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         """Whether a node may have global updates of this run that the host has lost."""
         return self._recovery.source is not None
 
+    @property
+    def ahead(self) -> list[str]:
+        """The nodes with a newer global update that nobody has given back."""
+        return self._recovery.unmet(self.version)
+
     def _ask_if_due(self, now: float) -> None:
         """Ask the node with the newer version; give its claim up after too many questions."""
         recovery = self._recovery

@@ -6,6 +6,8 @@ up, and the node's next ones are ignored for a while: a node could lie, and no r
 closed meanwhile.
 """
 
+import math
+
 from ternmesh.plan import Plan
 from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.global_update import object_max
@@ -27,7 +29,7 @@ class Recovery:
         self._pause_s = pause_s
         self._claims: dict[str, int] = {}  # versions by node
         self.givers: set[str] = set()  # nodes that were asked since the start
-        self._ignored: dict[str, float] = {}  # until when, by node
+        self._given_up: dict[str, tuple[int, float]] = {}  # the claim, and when it was given up
         self._tries = 0
         self._wanted_from = 0  # the version in the last question
         self._reassembler = self._new_reassembler()
@@ -42,9 +44,14 @@ class Recovery:
         """Whether the node was asked often enough."""
         return self._tries >= ASKS_MAX
 
+    def unmet(self, version: int) -> list[str]:
+        """The nodes whose claim to be beyond `version` was given up."""
+        return [name for name, (claim, _) in self._given_up.items() if claim > version]
+
     def claim(self, node: str, version: int, now: float) -> bool:
         """Note that a node has a newer version. False if its claims are ignored."""
-        if now < self._ignored.get(node, now):
+        _, given_up_at = self._given_up.get(node, (0, -math.inf))
+        if now < given_up_at + IGNORED_PAUSES * self._pause_s:
             return False
         if self.source is None:
             self.at = now
@@ -76,8 +83,7 @@ class Recovery:
     def give_up(self, now: float) -> str:
         """Ignore the node that is being asked; returns its name. The next one is due at once."""
         name = next(iter(self._claims))
-        del self._claims[name]
-        self._ignored[name] = now + IGNORED_PAUSES * self._pause_s
+        self._given_up[name] = self._claims.pop(name), now
         self._tries = 0
         self._reassembler = self._new_reassembler()
         self.at = None if self.source is None else now

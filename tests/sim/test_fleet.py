@@ -7,13 +7,7 @@ import os
 
 import pytest
 
-from tests.sim.simfleet import (
-    draw,
-    draw_with_keys,
-    draw_with_new_run,
-    draw_with_old_copy,
-    run_seed,
-)
+from tests.sim.simfleet import draw, draw_with_keys, draw_with_new_run, draw_with_old_copy, run_seed
 
 pytestmark = pytest.mark.no_cover
 
