@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import Database, Schema, StoreError
+from ternmesh_store.files import create_private_file
 from ternmesh_store.link_store import LinkStore
 
 STATE, AIRTIME = "state.sqlite", "airtime.db"
@@ -136,6 +137,31 @@ class StateFile(Database):
                 "with that version, or move these files away, enrol again and begin anew"
             )
         super().open(keep)
+
+    def take_copy(self, source: Path) -> "StateFile":
+        """A copy of a state file beside this one, checked and closed. Raises StoreError."""
+        copy = StateFile(self.folder)
+        copy.path = self.path.with_name(f"{STATE}.restored")
+        copy.path.unlink(missing_ok=True)  # of a restore that was interrupted
+        try:
+            create_private_file(copy.path, source.read_bytes())
+            copy.reached()
+        except OSError as error:
+            raise StoreError(f"cannot copy {source} to {copy.path} ({error})") from error
+        except StoreError:
+            copy.path.unlink()
+            raise
+        return copy
+
+    def reached(self) -> dict[bytes, int]:
+        """The version that a closed state has reached in each run. Raises StoreError."""
+        self.open()
+        tables = ("host_run", "node_run")
+        try:
+            found = [self.rows(f"SELECT run, version FROM {table}") for table in tables]
+        finally:
+            self.close()
+        return dict(row for rows in found for row in rows)
 
     def link(self) -> LinkStore:
         """The state of the link."""
