@@ -35,7 +35,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
-from ternmesh.federated.recovery import Recovery
+from ternmesh.federated.recovery import ASKS_MAX, Recovery
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.session import HostSession
 from ternmesh.federated.state import (
@@ -245,20 +245,15 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._advance(now)
 
     def _receive_hello(self, hello: Hello, now: float) -> None:
-        is_ahead = hello.run == self.run and hello.version > self.version
-        if is_ahead and not (
-            hello.version <= self.plan.rounds
-            and self._recovery.claim(hello.name, hello.version, now)
-        ):
-            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
         node = self.nodes.take_in(hello.name, self.settings.places)
         node.heard_at = now
         node.active = True
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
-        if is_ahead:
-            return  # the answer is the question for what the host lacks
+        if hello.run == self.run and hello.version > self.version:
+            self._hear_claim(hello, now)
+            return
         node.in_step |= (hello.run, hello.version) == (self.run, self.version)
         deadline_ms = self._deadline_ms(now)
         self._push_welcome(node, hello.instance, self.version, self.phase, deadline_ms)
@@ -312,12 +307,18 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         """The nodes with a newer global update that nobody has given back."""
         return self._recovery.unmet(self.version)
 
+    def _hear_claim(self, hello: Hello, now: float) -> None:
+        """Ask the node for what the host lacks instead of a welcome. Raises WireError."""
+        is_possible = hello.version <= self.plan.rounds
+        if not is_possible or not self._recovery.claim(hello.name, hello.version, now):
+            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
+
     def _ask_if_due(self, now: float) -> None:
         """Ask the node with the newer version; give its claim up after too many questions."""
         recovery = self._recovery
         if recovery.at is None or now < recovery.at:
             return
-        while recovery.is_spent and recovery.source is not None:
+        if recovery.tries >= ASKS_MAX:
             self._refuse(recovery.give_up(now), "ahead", now)
         node = self.nodes.named(recovery.source or "")
         if node is None:
@@ -334,11 +335,11 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._count_duplicate(node)  # the host has it already, or has given up
             return
         try:
-            content = self._recovery.add(body)
+            content = self._recovery.reassembler.add(body)
             if content is not None:
                 self._take_back(node, content, now)
         except WireError:
-            self._recovery.failed()
+            self._recovery.tries += 1
             raise
 
     def _take_back(self, node: RegisteredNode, content: bytes, now: float) -> None:

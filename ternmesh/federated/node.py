@@ -346,16 +346,13 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
     def _give_back(self, message: Wanted, now: float) -> None:
         """Send a host that is behind the next global updates after its version, if kept."""
         steps = self._chain.after(message.version, self.version)
-        if not steps or self._is_giving(message, now):
+        is_on_its_way = self._deliveries.is_held(HOST)
+        if not steps or is_on_its_way or not self._given.allow(str(message.version), now):
             return
-        for step in steps[:GIVEN_MAX]:
-            self._outgoing.cut(HOST, message.address, [step], self._known_plan.frame_mtu)
+        self._outgoing.discard(message.address, fragments.KIND)  # an answer that has not left
+        mtu = self._known_plan.frame_mtu
+        self._outgoing.cut(HOST, message.address, steps[:GIVEN_MAX], mtu)
         self._hello_timer.by(now + self._catch_up_s)
-
-    def _is_giving(self, message: Wanted, now: float) -> bool:
-        is_waiting = self._deliveries.is_held(HOST)
-        is_waiting = is_waiting or self._outgoing.holds(message.address, fragments.KIND)
-        return is_waiting or not self._given.allow(str(message.version), now)
 
     # Global updates
 

@@ -25,24 +25,19 @@ class Recovery:
 
     def __init__(self, plan: Plan, pause_s: float) -> None:
         self.at: float | None = None  # when to ask (again)
+        self.tries = 0  # questions and wrong answers since the last global update
+        self.givers: set[str] = set()  # nodes that were asked since the start
         self._plan = plan
         self._pause_s = pause_s
         self._claims: dict[str, int] = {}  # versions by node
-        self.givers: set[str] = set()  # nodes that were asked since the start
         self._given_up: dict[str, tuple[int, float]] = {}  # the claim, and when it was given up
-        self._tries = 0
         self._wanted_from = 0  # the version in the last question
-        self._reassembler = self._new_reassembler()
+        self.reassembler = self._new_reassembler()
 
     @property
     def source(self) -> str | None:
         """The node that is being asked; None while the host is not behind."""
         return next(iter(self._claims), None)
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the node was asked often enough."""
-        return self._tries >= ASKS_MAX
 
     def unmet(self, version: int) -> list[str]:
         """The nodes whose claim to be beyond `version` was given up."""
@@ -61,21 +56,13 @@ class Recovery:
     def asked(self, node: str, version: int, now: float) -> None:
         """Note that a node is asked for what comes after `version`."""
         self.givers.add(node)
-        self._tries += 1
+        self.tries += 1
         self._wanted_from = version
         self.at = now + self._pause_s
 
-    def add(self, body: bytes) -> bytes | None:
-        """Add a fragment; returns the object that it completes, if any. Raises WireError."""
-        return self._reassembler.add(body)
-
-    def failed(self) -> None:
-        """Note a wrong answer."""
-        self._tries += 1
-
     def advanced(self, version: int, now: float) -> None:
         """Note that the host has a version now; `at` is when to ask for the next one."""
-        self._tries = 0
+        self.tries = 0
         self._claims = {name: claim for name, claim in self._claims.items() if claim > version}
         is_whole = version >= self._wanted_from + GIVEN_MAX
         self.at = None if self.source is None else now + (0 if is_whole else self._pause_s)
@@ -84,8 +71,8 @@ class Recovery:
         """Ignore the node that is being asked; returns its name. The next one is due at once."""
         name = next(iter(self._claims))
         self._given_up[name] = self._claims.pop(name), now
-        self._tries = 0
-        self._reassembler = self._new_reassembler()
+        self.tries = 0
+        self.reassembler = self._new_reassembler()
         self.at = None if self.source is None else now
         return name
 

@@ -8,7 +8,7 @@ has decoded and compares the bytes.
 import hashlib
 import re
 from dataclasses import astuple, dataclass, fields
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 import cbor2
 
@@ -96,15 +96,7 @@ class Wanted:
 
 
 Control = Hello | Welcome | Receipt | Refusal | Announce | Silent | Wanted
-_TYPES: Final[tuple[type[Control], ...]] = (
-    Hello,
-    Welcome,
-    Receipt,
-    Refusal,
-    Announce,
-    Silent,
-    Wanted,
-)
+_TYPES: Final[tuple[type[Control], ...]] = get_args(Control)
 _SIZES: Final = {
     "instance": (8, 8),
     "model": (8, 8),
