@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, OPEN, Wanted
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.global_update import certify, split_certificate
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.state_file import StateFile
 from tests.sim.simdisks import HostDisk
 
 MODEL = bytes(range(32))
@@ -53,7 +56,7 @@ def copy_of(bench: Any) -> CoordinatorState:
     return disk.committed
 
 
-def restore(bench: Any, state: CoordinatorState, chain: int = 8) -> Coordinator:
+def restore(bench: Any, state: CoordinatorState) -> Coordinator:
     """A host that goes on with an old copy; the nodes notice after a while."""
     security = bench.host_security(state.counter)
     host = Coordinator(bench.plan, bench.host.settings, MODEL, bench.host.run, state, security)
@@ -286,3 +289,26 @@ def test_an_old_copy_starts_no_work_of_a_round_that_is_over(bench: Any) -> None:
     for name in bench.nodes:
         rounds = [e.round for e in bench.events[name] if isinstance(e, WorkReady)]
         assert set(rounds) <= {4}
+
+
+def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9-5
+    play(bench)
+    events = [*bench.events[HOST]]
+    old = copy_of(bench)
+    play(bench, 3)
+    host = restore(bench, old)
+    live(bench, 120)
+    file = StateFile(tmp_path)
+    file.open()
+    store = HostStore(file)
+    store.begin(host.run, bench.plan, MODEL)
+    for event in (*events, *bench.events[HOST]):
+        store.record(event)
+    store.commit()
+    found = store.load(MODEL)
+    assert found is not None
+    assert found.state.version == 4
+    assert found.state.nodes[0].counted == host.nodes[1].counted
+    assert [link.version for link in found.state.chain] == [1, 2, 3, 4]
+    assert [row.counted for row in store.history()] == [("theo", "yan")] * 4
+    file.close()
