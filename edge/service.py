@@ -23,8 +23,9 @@ from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
 from edge.report import status
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
-from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
@@ -123,7 +124,9 @@ def _serve(
             pace = pace_of(transport)
             node = Node(config, loaded, data, store, last, transport, pace=pace, keyring=keyring)
 
-            def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+            def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+                if BACKUP in request:
+                    return answer_backup(state, config.security.path(state.folder), request)
                 return {
                     **status(node),
                     "transport": transport.status(),

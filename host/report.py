@@ -29,6 +29,14 @@ HISTORY_MAX = 100
 HISTORY_CELLS_MAX = 20_000  # nodes times rounds in one answer, which has a limit of bytes
 
 
+# What the log and the status say of a node that is ahead.
+AHEAD = (
+    "holds a newer global update of this run than this host, and does not give back all those in "
+    "between. Was the host's state_dir restored from an old copy? Bring back a newer backup, or "
+    "change [run] and start once with --new-run"
+)
+
+
 class RoundCosts:
     """What was spent since the last call: bytes, from a driver's running totals, and seconds."""
 
@@ -68,6 +76,8 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
         case UpdateForgotten():
             name = _names(coordinator, [event.address % PARTIAL_AGGREGATE])
             return f"the update of {name} is not consistent: it must be sent again"
+        case GlobalUpdateMade() if event.given_by:
+            return f"global update {event.version} of {rounds} came back from {event.given_by}"
         case GlobalUpdateMade():
             counted = _names(coordinator, [entry.address for entry in event.counted])
             missing = _names(coordinator, event.missing)
@@ -111,10 +121,18 @@ def status(
             }
             for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
         ],
+        "behind": _behind(coordinator),
         "refused": refusals(coordinator.refused),
         "first_contacts": coordinator.refused[FIRST_CONTACT],
         "history": [asdict(item) for item in history[-rows:]],
     }
+
+
+def _behind(coordinator: Coordinator) -> str | None:
+    if coordinator.recovering:
+        return "this host was restored from an old copy: global updates come back from its nodes"
+    names = coordinator.ahead
+    return f"{', '.join(names)} {AHEAD}" if names else None
 
 
 def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[str, Any]:

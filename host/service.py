@@ -30,8 +30,9 @@ from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package
-from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
@@ -252,6 +253,8 @@ def run_host(
         )
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+            if BACKUP in request:
+                return answer_backup(state, config.security.path(state.folder), request)
             if membership.ASK in request:
                 return service.enrol(request)
             about = {"fleet": config.link.fleet, "model": package.name}

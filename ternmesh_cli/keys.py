@@ -16,7 +16,7 @@ from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
 from ternmesh_service.config_file import check_name, control_path
-from ternmesh_service.control_socket import NobodyAnswers, ask
+from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
 from ternmesh_service.keyring import Keyring, SecurityConfig, make_identity_file, read_identity_file
 from ternmesh_store.state_file import StateFile
 from transports.link_config import LinkConfig
@@ -36,7 +36,7 @@ class End:
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of the running process; None where it does not run."""
         try:
-            return ask(self.socket, request)
+            return ask(self.socket, request, BACKUP_S if BACKUP in request else ANSWER_S)
         except NobodyAnswers:
             return None
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import ble, enrol, pipeline, programs, radio, release, split, status
+from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.process import HelpText, Run, Subcommands, as_run, program
@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ternmesh {__version__}")
     rows = Subcommands(parser)
+    summary = "copy the state of a host or node"
+    backup.add_backup_arguments(rows.add("backup", summary, backup.run_backup))
     ble.add_arguments(rows.add("ble", "try BLE without hardware"))
     broker.add_arguments(rows.add("broker", "deploy a mosquitto for a fleet"))
     demo.add_arguments(rows.add("demo", "see three boards learn three voices", demo.run))
@@ -81,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     pipeline.add_arguments(rows.add("pipeline", "train a model in stages far apart"))
     radio.add_arguments(rows.add("radio", "plan a radio channel, and emulate radios"))
     release.add_arguments(rows.add("release", "make and install releases of a model"))
+    summary = "bring a copy of the state back"
+    backup.add_restore_arguments(rows.add("restore", summary, backup.run_restore))
     split.add_arguments(rows.add("split", "train a model cut between boards and host"))
     status.add_arguments(rows.add("status", "ask a running host, node or gateway", status.run))
     return parser

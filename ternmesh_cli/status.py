@@ -73,6 +73,8 @@ def _host(answer: Answer) -> Iterator[str]:
         f"global adapter {answer['version']} of {answer['rounds']} ({digest}), "
         f"{answer['phase']}{left}"
     )
+    if answer["behind"] is not None:
+        yield answer["behind"]
     active = sum(node["active"] for node in answer["nodes"])
     yield (f"{len(answer['nodes'])} nodes, {active} active, a round needs {answer['min_peers']}")
     yield from _refusals(answer, answer["nodes"], on_host=True)

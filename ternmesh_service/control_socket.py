@@ -22,7 +22,10 @@ from ternmesh.errors import TernmeshError
 REQUEST_MAX = 4096  # bytes, line end included
 ANSWER_MAX = 4 << 20
 CLIENTS_MAX = 16  # at once; the connection of a further one is closed
+ANSWER_S = 10.0  # how long a client waits
 CLIENT_S = 5.0  # for a whole request and its answer
+BACKUP = "backup"  # the request for a copy of the state, with its folder
+BACKUP_S = 600.0  # for a copy
 PATH_MAX = 107  # bytes in the address of a Unix socket
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -130,7 +133,7 @@ class Relay:
         reply: queue.Queue[Mapping[str, Any]] = queue.Queue(1)
         try:
             self._requests.put_nowait((request, reply))
-            return reply.get(timeout=self._timeout_s)
+            return reply.get(timeout=BACKUP_S if BACKUP in request else self._timeout_s)
         except (queue.Full, queue.Empty) as error:
             raise ControlError("the process is busy: ask again") from error
 
@@ -145,7 +148,7 @@ class Relay:
                 reply.put_nowait(answer(request))
 
 
-def ask(path: Path, request: Mapping[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
+def ask(path: Path, request: Mapping[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
     """The answer of the process that serves `path`, or ControlError."""
     _check_path(path)
     deadline = time.monotonic() + timeout_s

@@ -9,6 +9,7 @@ users' samples and keys of the fleet: only their owner may read them.
 import logging
 import sqlite3
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from ternmesh_store.files import PRIVATE, sync_folder
 
 MEMORY: Final = Path(":memory:")  # SQLite's name for a database without a file
 LOCK_WAIT_S = 1.0  # how long to wait for a process that is about to end
-DAMAGED_MAX = 3  # damaged files that are kept; a further one replaces the last
+ASIDE_MAX = 3  # damaged or replaced files that are kept; a further one replaces the last
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TABLE_DAMAGE = (*_DAMAGE, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)  # ERROR: no such table
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -113,6 +114,31 @@ class Database:
         """Make everything that was written durable. Does nothing if nothing was written."""
         if self.changed:
             self._execute("COMMIT")
+
+    def back_up(self, path: Path) -> None:
+        """Write a copy of the open file to a new file. Raises StoreError; this file stays open."""
+        self.commit()
+        try:
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            path.touch(PRIVATE, exist_ok=False)
+        except OSError as error:
+            raise StoreError(f"cannot write {path} ({error}): choose another folder") from error
+        try:
+            with closing(sqlite3.connect(path)) as copy:
+                self._connected().backup(copy)
+        except sqlite3.Error as error:
+            path.unlink()
+            raise StoreError(
+                f"cannot write {path} ({error}): check the room on its disk"
+            ) from error
+        sync_folder(path.parent)
+
+    def replace_by(self, copy: Path) -> None:
+        """Put a whole, closed file in the place of this one, which is closed, and is renamed."""
+        copy.replace(self._replacement)  # from here on a power cut leaves a whole file
+        if self.path.exists():
+            _set_aside(self.path, "replaced")
+        self._finish_replacing()
 
     def _begin(self) -> None:
         if not self.changed:
@@ -210,7 +236,7 @@ class Database:
             unfinished.unlink()
             raise error
         unfinished.replace(self._replacement)  # from here on a power cut leaves a whole file
-        aside = _set_aside(self.path)
+        aside = _set_aside(self.path, "damaged")
         self._finish_replacing()
         _log.error(
             "%s is damaged (%s): it is now %s, and a new file begins; lost: %s",
@@ -279,10 +305,10 @@ def _wal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def _set_aside(path: Path) -> Path:
-    """Rename a damaged file and its WAL to the first free name; returns that name."""
-    for number in range(1, DAMAGED_MAX + 1):
-        aside = path.with_name(f"{path.name}.damaged-{number}")
+def _set_aside(path: Path, why: str) -> Path:
+    """Rename a file and its WAL to the first free name; returns that name."""
+    for number in range(1, ASIDE_MAX + 1):
+        aside = path.with_name(f"{path.name}.{why}-{number}")
         if not aside.exists():
             break
     _wal_of(aside).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from ternmesh.federated.events import (
     UpdateReceived,
 )
 from ternmesh.federated.node import new_node_state
-from ternmesh.federated.state import NodeState
+from ternmesh.federated.state import ChainLink, NodeState
 from ternmesh.federated.state_checks import check_node
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
 from ternmesh_store.database import Database
@@ -69,6 +69,12 @@ class NodeStore(Store):
             counter=counter,
             silent=bool(silent),
             silences=silences,
+            chain=tuple(
+                ChainLink(*row)
+                for row in self._database.rows(
+                    "SELECT version, global_hash, content FROM node_chain ORDER BY version"
+                )
+            ),
         )
         check_node(state, model_hash, dimension)
         return state
@@ -108,6 +114,7 @@ class NodeStore(Store):
     def _begin(self, empty: NodeState) -> None:
         self._values.forget()
         self._drop_pending()
+        self._database.write("DELETE FROM node_chain")
         self._database.write("DELETE FROM node_run")
         begin = (empty.run, 0, "", 0, empty.global_hash)  # without an address or a plan
         self._database.insert("node_run", self._model, self._dimension, *begin, 0, 0, 0)
@@ -121,6 +128,7 @@ class NodeStore(Store):
 
     def _begin_run(self, run: bytes, plan: Plan) -> None:
         self._drop_pending()
+        self._database.write("DELETE FROM node_chain")
         self._put_vectors(new_node_state(self._dimension))
         self._database.write(
             "UPDATE node_run SET run = ?, plan = ?, version = 0, global_hash = ?, finished = 0, "
@@ -139,6 +147,10 @@ class NodeStore(Store):
             event.global_hash,
             event.finished,
         )
+        if event.content:
+            self._database.insert("node_chain", event.version, event.global_hash, event.content)
+        oldest = event.version + 1 if event.oldest is None else event.oldest
+        self._database.write("DELETE FROM node_chain WHERE version < ?", oldest)
 
     def _put_vectors(self, source: NodeState | Advanced) -> None:
         self._values.put_integers(_MODEL, source.model_q24)

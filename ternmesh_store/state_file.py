@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import Database, Schema, StoreError
+from ternmesh_store.files import create_private_file
 from ternmesh_store.link_store import LinkStore
 
 STATE, AIRTIME = "state.sqlite", "airtime.db"
@@ -64,6 +65,7 @@ _NODE = (
     )""",
     "CREATE TABLE node_pending (round INTEGER NOT NULL, digest BLOB NOT NULL, received INTEGER)",
     "CREATE TABLE node_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE node_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
 _REPLAY = (
@@ -114,7 +116,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=1,  # a change of any table takes the next number
+    version=2,  # a change of any table takes the next number
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
 )
 
@@ -135,6 +137,31 @@ class StateFile(Database):
                 "with that version; or rename these files, keep `identity`, and enrol again"
             )
         super().open(keep)
+
+    def take_copy(self, source: Path) -> "StateFile":
+        """A copy of a state file beside this one, checked and closed. Raises StoreError."""
+        copy = StateFile(self.folder)
+        copy.path = self.path.with_name(f"{STATE}.restored")
+        copy.path.unlink(missing_ok=True)  # of a restore that was interrupted
+        try:
+            create_private_file(copy.path, source.read_bytes())
+            copy.reached()
+        except OSError as error:
+            raise StoreError(f"cannot copy {source} to {copy.path} ({error})") from error
+        except StoreError:
+            copy.path.unlink()
+            raise
+        return copy
+
+    def reached(self) -> dict[bytes, int]:
+        """The version that a closed state has reached in each run. Raises StoreError."""
+        self.open()
+        tables = ("host_run", "node_run")
+        try:
+            found = [self.rows(f"SELECT run, version FROM {table}") for table in tables]
+        finally:
+            self.close()
+        return dict(row for rows in found for row in rows)
 
     def link(self) -> LinkStore:
         """The state of the link."""

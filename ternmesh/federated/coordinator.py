@@ -12,12 +12,20 @@
 A node that misses a deadline is inactive until it sends a frame again, and after more misses, or
 where it had sent a part of its update, for some rounds besides. Whatever it sends in time counts. A
 node that is silent in a round counts as present without an update.
+
+A host that hears of a higher version of its own run was restored from an old copy. It gets the
+global updates between back from its nodes (`recovery`), and neither opens nor closes a round
+meanwhile. So that it hears of it first, a deadline counts only nodes that have shown since the
+host's start that they are at its version.
 """
 
+from functools import partial
+
+from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Deliveries, Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import make_step
+from ternmesh.federated.aggregation import global_delta_q24, make_step, read_step
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -28,6 +36,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
+from ternmesh.federated.recovery import ASKS_MAX, Recovery
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.session import HostSession
 from ternmesh.federated.state import (
@@ -41,11 +50,22 @@ from ternmesh.federated.state import (
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
 from ternmesh.security.authenticator import SecurityLayer
-from ternmesh.timers import NETWORK_TIMERS, RateLimiter, TimerSettings
+from ternmesh.timers import NETWORK_TIMERS, RateLimiter, TimerSettings, earliest
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt
-from ternmesh.wire.frame import BROADCAST, DOWN
+from ternmesh.wire.control import (
+    FINISHED,
+    GATHERING,
+    OPEN,
+    Announce,
+    Hello,
+    Receipt,
+    Refusal,
+    Wanted,
+)
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 from ternmesh.wire.global_update import (
+    Certificate,
+    Counted,
     GlobalSnapshot,
     GlobalUpdate,
     certify,
@@ -57,6 +77,7 @@ from ternmesh.wire.global_update import (
 from ternmesh.wire.update import MANIFEST_KIND
 
 ALL = "all"
+UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
 
 
@@ -101,6 +122,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
         self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
+        self._recovery = Recovery(plan, pace.catch_up_s)
         # Of a transport that retransmits
         self._deliveries = Deliveries()
         self._catch_up_s = pace.catch_up_s
@@ -141,12 +163,14 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due."""
-        return min(self._announce_at, self.deadline) if self.phase == OPEN else self._announce_at
+        deadline = self.deadline if self.phase == OPEN and not self.recovering else None
+        return earliest(self._announce_at, self._recovery.at, deadline)
 
     def handle_timeout(self, now: float) -> None:
         """Close or extend the round at its deadline; announce version and phase."""
         self._outgoing.ask(now)
-        if self.phase == OPEN and now >= self.deadline:
+        self._ask_if_due(now)
+        if self.phase == OPEN and not self.recovering and now >= self.deadline:
             self._deadline_passed(now)
         if now >= self._announce_at:
             self._announce(now)
@@ -158,6 +182,9 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
     # Receiving
 
     def _receive_body(self, node: RegisteredNode, body: bytes, now: float) -> None:
+        if body[0] == fragments.KIND:
+            self._receive_fragment(node, body, now)
+            return
         self._check_round(round_of(body, self.version, self.plan, self.settings.partial_aggregates))
         place = self._round.place(node.address, body)
         if place & PARTIAL_AGGREGATE and not self.settings.partial_aggregates:
@@ -168,18 +195,22 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._to_answer.update(self._round.contributors(place))
         for address in self._round.contributors(place):
             self._heard(self.nodes[address], now)
+            self.nodes[address].in_step = True
         if is_new:
             self._events.append(BodyAccepted(place, self.version, body))
         else:
-            self.refused["duplicate"] += 1
-            node.refused["duplicate"] += 1
+            self._count_duplicate(node)
+
+    def _count_duplicate(self, node: RegisteredNode) -> None:
+        self.refused["duplicate"] += 1
+        node.refused["duplicate"] += 1
 
     def _heard(self, node: RegisteredNode, now: float) -> None:
         node.heard_at = now
         node.active |= self.version >= node.rests_until
 
     def _check_round(self, round_number: int) -> None:
-        if self.phase != OPEN or round_number < self.version:
+        if self.phase != OPEN or self.recovering or round_number < self.version:
             raise WireError("old round", f"an update for round {round_number}, which is over")
         if round_number > self.version:
             raise WireError("future round", f"an update for round {round_number}, not yet open")
@@ -212,6 +243,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._answer(address)
         self._to_answer = set()
         self._outgoing.ask(now)  # first a new broadcast key, if there is one
+        self._ask_if_due(now)
         self._advance(now)
 
     # Joining
@@ -221,13 +253,15 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._advance(now)
 
     def _receive_hello(self, hello: Hello, now: float) -> None:
-        if hello.run == self.run and hello.version > self.version:
-            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
         node = self.nodes.take_in(hello.name, self.settings.places)
         self._heard(node, now)
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
+        if hello.run == self.run and hello.version > self.version:
+            self._hear_claim(hello, now)
+            return
+        node.in_step |= (hello.run, hello.version) == (self.run, self.version)
         deadline_ms = self._deadline_ms(now)
         self._push_welcome(node, hello.instance, self.version, self.phase, deadline_ms)
         self._catch_up(node, hello, now)
@@ -268,10 +302,94 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         )
         return [self._certified(write_global_snapshot(global_snapshot))]
 
+    # Recovering
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a node may have global updates of this run that the host has lost."""
+        return self._recovery.source is not None
+
+    @property
+    def ahead(self) -> list[str]:
+        """The nodes with a newer global update that nobody has given back."""
+        return self._recovery.unmet(self.version)
+
+    def _hear_claim(self, hello: Hello, now: float) -> None:
+        """Ask the node for what the host lacks instead of a welcome. Raises WireError."""
+        is_possible = hello.version <= self.plan.rounds
+        if not is_possible or not self._recovery.claim(hello.name, hello.version, now):
+            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
+
+    def _ask_if_due(self, now: float) -> None:
+        """Ask the node with the newer version; give its claim up after too many questions."""
+        recovery = self._recovery
+        if recovery.at is None or now < recovery.at:
+            return
+        if recovery.tries >= ASKS_MAX:
+            self._refuse(recovery.give_up(now), "ahead", now)
+        node = self.nodes.named(recovery.source or "")
+        if node is None:
+            self._lead_on(now)
+            return
+        recovery.asked(node.name, self.version, now)
+        question = control.write_control(Wanted(node.address, self.version))
+        self._outgoing.push(node.name, UNASSIGNED, [question])
+
+    def _receive_fragment(self, node: RegisteredNode, body: bytes, now: float) -> None:
+        if node.name not in self._recovery.givers:
+            raise WireError("kind", "a fragment that this host did not ask for")
+        if node.name != self._recovery.source:
+            self._count_duplicate(node)  # the host has it already, or has given up
+            return
+        try:
+            content = self._recovery.reassembler.add(body)
+            if content is not None:
+                self._take_back(node, content, now)
+        except WireError:
+            self._recovery.tries += 1
+            raise
+
+    def _take_back(self, node: RegisteredNode, content: bytes, now: float) -> None:
+        """Apply a global update that this host has made, and lost. Raises WireError."""
+        check = partial(self._check_own, content)
+        step, name = read_step(content, self.plan.dimension, self._model_hash, check)
+        if isinstance(step, GlobalSnapshot):
+            raise WireError("kind", "a snapshot does not tell the host's chain")
+        if step.version != self.version + 1:
+            return  # it was here, or comes again after those before it
+        if step.parent != self.global_hash:
+            raise WireError("reference", f"{node.name} follows other global updates of this run")
+        delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, self.plan)
+        rows: dict[int, Counted] = {}
+        for row in step.counted:  # first those of nodes, then those of partial aggregates
+            if row.address in self.nodes:
+                rows.setdefault(row.address, row)
+        if self.phase == GATHERING:
+            self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
+        self.model_q24 = add_q24(self.model_q24, delta_q24)
+        self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
+        link = ChainLink(step.version, name, content)
+        self._move_on(link, Count([], rows, {}), missing=(), given_by=node.name)
+        self._recovery.advanced(self.version, now)
+        if not self.recovering:
+            self._lead_on(now)
+
+    def _check_own(self, data: bytes, content: bytes, certificate: Certificate) -> None:
+        *beside, _ = self._authenticator.objects_to_send(self.run, data)
+        self._authenticator.check_certificate(self.run, content, certificate, beside)
+
+    def _lead_on(self, now: float) -> None:
+        """Go on with the version that was reached."""
+        if self.phase == OPEN:
+            self._open_round(now)
+        self._announce(now)
+
     # Rounds
 
     def _advance(self, now: float) -> None:
         """Open the first round or close the open round, if its condition is met."""
+        if self.recovering:
+            return
         awaited = self._awaited()
         if self.phase == GATHERING and len(awaited) >= self.settings.min_peers:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
@@ -300,7 +418,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         for node in self.nodes.values():
             node.active = self._round.has_spoken(node.address)
         usable = self._round.count().rows
-        if len(self._round.silent.union(usable)) >= self.settings.min_peers:
+        in_step = [a for a in self._round.silent.union(usable) if self.nodes[a].in_step]
+        if len(in_step) >= self.settings.min_peers:
             # Where each frame is sent once, an update that lacks chunks is as good as it gets.
             enough = self._round.present().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
@@ -310,6 +429,14 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self.deadline = now + self.settings.deadline_s
             self._events.append(RoundExtended(self.version, self.deadline))
             self._announce(now)
+            self._ask_unheard()
+
+    def _ask_unheard(self) -> None:
+        """Make nodes say hello that may believe that the host has their update."""
+        body = control.write_control(Refusal(self.version, UNHEARD))
+        for node in self.nodes.values():
+            if not node.in_step:
+                self._outgoing.push(node.name, UNASSIGNED, [body])
 
     def _rest(self, node: RegisteredNode) -> None:
         """Note that a round waited for this node until its deadline, in vain.
@@ -331,51 +458,58 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             count.updates, self.residual, self._model_hash, version, self.plan
         )
         self.model_q24 = add_q24(self.model_q24, delta_q24)
-        is_last = version >= self.plan.rounds
-        self.phase = RUN_LEGAL[self.phase][RunStep.RUN_ENDED if is_last else RunStep.ROUND_CLOSED]
-        for address, row in count.rows.items():
-            node = self.nodes[address]
-            node.counted = row
-            node.partial_aggregate = count.partial_aggregates.get(address)
         self._publish(version, chunks, count, now)
-        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
-        if not is_last:
+        if self.phase == OPEN:
             self._open_round(now)
 
     def _publish(self, version: int, chunks: tuple[bytes, ...], count: Count, now: float) -> None:
-        is_last = self.phase == FINISHED
         counted = tuple(count.rows.values())
         content = write_global_update(
             GlobalUpdate(
                 version=version,
                 parent=self.global_hash,
                 model=self._model if self._authenticator.names_model else b"",
-                finished=is_last,
+                finished=version >= self.plan.rounds,
                 deadline_ms=self._round_ms,
                 counted=(*counted, *dict.fromkeys(count.partial_aggregates.values())),
                 chunks=chunks,
             )
         )
         link = ChainLink(version, hash_global_update(content), self._certified(content))
-        self._chain.append(link)
-        self.version = version
-        self.global_hash = link.global_hash
         known = count.rows.keys() | self._round.silent
+        missing = tuple(address for address in self.nodes if address not in known)
+        self._move_on(link, count, missing)
+        objects = self._authenticator.objects_to_send(self.run, link.content)
+        self._outgoing.cut(ALL, BROADCAST, objects, self.plan.frame_mtu)
+        self._announce_at = now + self.plan.announce_s
+
+    def _move_on(
+        self, link: ChainLink, count: Count, missing: tuple[int, ...], given_by: str = ""
+    ) -> None:
+        """Take the global update of `link` as the newest, and begin the round after it."""
+        is_last = link.version >= self.plan.rounds
+        self.phase = RUN_LEGAL[self.phase][RunStep.RUN_ENDED if is_last else RunStep.ROUND_CLOSED]
+        self.version = link.version
+        self.global_hash = link.global_hash
+        self._chain.append(link)
+        for address, row in count.rows.items():
+            node = self.nodes[address]
+            node.counted = row
+            node.partial_aggregate = count.partial_aggregates.get(address)
         made = GlobalUpdateMade(
-            version=version,
+            version=link.version,
             global_hash=link.global_hash,
             content=link.content,
             model_q24=self.model_q24,
             residual=self.residual,
-            counted=counted,
-            missing=tuple(address for address in self.nodes if address not in known),
+            counted=tuple(count.rows.values()),
+            missing=missing,
             finished=is_last,
             partial_aggregates=tuple(count.partial_aggregates.items()),
+            given_by=given_by,
         )
         self._events.append(made)
-        objects = self._authenticator.objects_to_send(self.run, link.content)
-        self._outgoing.cut(ALL, BROADCAST, objects, self.plan.frame_mtu)
-        self._announce_at = now + self.plan.announce_s
+        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
 
     def _certified(self, content: bytes) -> bytes:
         return certify(content, self._authenticator.certify(self.run, content))

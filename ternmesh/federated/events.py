@@ -78,6 +78,8 @@ class Advanced:
     model_q24: ModelQ24  # the global adapter: the sum of all steps
     residual: Vector
     finished: bool
+    content: bytes = b""  # the global update with its certificate; empty for a global snapshot
+    oldest: int | None = None  # the oldest version whose global update is kept; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class RoundExtended:
 
 @dataclass(frozen=True, slots=True)
 class GlobalUpdateMade:
-    """The round is closed, and the next global update was made."""
+    """The round is closed, and the next global update was made, or was given back by a node."""
 
     version: int
     global_hash: bytes
@@ -196,6 +198,7 @@ class GlobalUpdateMade:
     missing: tuple[int, ...]  # addresses of nodes that were neither counted nor silent
     finished: bool
     partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
+    given_by: str = ""  # the node that gave it back to a host that had lost it
 
 
 HostEvent = (

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
+from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
 from ternmesh.security.signatures import QUANTUM
 from ternmesh.wire.fragments import Reassembler
@@ -48,8 +49,8 @@ class GlobalReassembler:
 
     def add(
         self, body: bytes, is_for_all: bool, check: Check
-    ) -> tuple[GlobalUpdate | GlobalSnapshot, bytes] | None:
-        """Add a fragment. Return the completed object and the hash of its content, else None.
+    ) -> tuple[GlobalUpdate | GlobalSnapshot, ChainLink] | None:
+        """Add a fragment. Return the completed object, read and as it came, else None.
 
         Raises WireError, also from `check`. `check` gets the content, its certificate and the
         signatures that arrived before the object.
@@ -68,4 +69,4 @@ class GlobalReassembler:
         step, name = read_step(content, self._dimension, self._model_hash, check_all)
         if is_for_all and isinstance(step, GlobalSnapshot):
             raise WireError("kind", "a snapshot is for one node: it lists that node's rows only")
-        return step, name
+        return step, ChainLink(step.version, name, content)

@@ -39,8 +39,10 @@ from ternmesh.federated.local_update import (
     sign_again,
     update_bodies,
 )
+from ternmesh.federated.recovery import GIVEN_MAX
+from ternmesh.federated.registry import UpdateChain
 from ternmesh.federated.session import NodeSession
-from ternmesh.federated.state import NODE_LEGAL, NodePhase, NodeState, NodeStep
+from ternmesh.federated.state import NODE_LEGAL, ChainLink, NodePhase, NodeState, NodeStep
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
@@ -54,12 +56,16 @@ from ternmesh.timers import (
 )
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Welcome
+from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
 from ternmesh.wire.global_update import Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.update import read_bitmap
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
+CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
+CHAIN_BYTES_MAX = 256_000
+ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
+GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 
 def new_node_state(dimension: int) -> NodeState:
@@ -97,12 +103,15 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self.pending = state.pending
         self.received = state.received  # the host has all of the pending update, or the silence
         self.silences = state.silences
+        self._chain = UpdateChain(state.global_hash, state.chain, CHAIN_MAX, CHAIN_BYTES_MAX)
         # Of this process
         self.target = state.version  # the newest version that this node knows of
         self._offered = -1  # the version of the last `WorkReady`
         self._heard_at = 0.0  # when the last frame of the host came
+        self._asked_at = 0.0  # when the last hello was sent
         self._rng = rng
         self._other_runs = RateLimiter(float("inf"), OTHER_RUNS_MAX)
+        self._given = RateLimiter(GIVEN_MIN_S, CHAIN_MAX)  # by version of the host
         self._reassembler = GlobalReassembler(self.model_q24.size, model_hash)
         # Timers
         self._update_timer = Backoff(pace.update_s, pace.update_longest_s, rng)
@@ -202,10 +211,20 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._update_timer.again(now)
 
     def _doubts_at(self) -> float | None:
-        """Return when the host has sent nothing for so long that it may have lost this node."""
+        """Return when the host has sent nothing for so long that it may have lost this node.
+
+        A host that goes on announcing the same round may have been restored from an old copy that
+        has neither the update nor the node.
+        """
         if not self.joined or self.plan is None or self._hello_timer.at is not None:
             return None
-        return self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
+        is_lost_at = self._asked_at + ANNOUNCES_SAME * self.plan.announce_s
+        silent_at = self._heard_at + ANNOUNCES_MISSED * self.plan.announce_s
+        return min(silent_at, is_lost_at) if self.received else silent_at
+
+    def _say_hello(self, now: float) -> None:
+        self._asked_at = now
+        super()._say_hello(now)
 
     # Joining
 
@@ -234,6 +253,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self.residual = zero_residual(self.model_q24.size)
         self.pending = None
         self.silences = 0
+        self._chain.clear()
         self.phase = control.GATHERING
         self._offered = -1
         self._reassembler.forget()
@@ -247,7 +267,13 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._events.append(Joined(self.run, self.address, plan))
         self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
-        if not self._is_on_its_way(now):
+        if self._is_on_its_way(now):
+            return
+        if self.received:
+            # The answer to the hello has the receipt, unless the host's disk was set back.
+            self.received = False
+            self._update_timer.again(now)
+        else:
             self._send_work(now)
 
     def _receive_refusal(self, message: Refusal, now: float) -> None:
@@ -276,6 +302,8 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
                 self._heard_at = now
                 if self.silent and message.round == self.version:
                     self._work_received()
+            case Wanted():
+                self._give_back(message, now)
             case _:
                 super()._receive_control(message, now)
 
@@ -287,10 +315,11 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             if self._other_runs.allow(message.run.hex(), now) or self._hello_timer.at is None:
                 self._hello_timer.soon(now)
             return
-        if message.version < self.target:
-            raise WireError("replay", "an announce of an older version than the newest known one")
+        news = (message.version, message.phase)
+        if news < (self.target, self.phase):
+            raise WireError("replay", "an announce of an older state than the newest known one")
         self._heard_at = now
-        if (message.version, message.phase) <= (self.target, self.phase):
+        if news == (self.target, self.phase):
             return
         if self.phase == control.GATHERING:
             self._hello_timer.stop()
@@ -320,6 +349,17 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._update_timer.stop()
         self._refused_timer.stop()
 
+    def _give_back(self, message: Wanted, now: float) -> None:
+        """Send a host that is behind the next global updates after its version, if kept."""
+        steps = self._chain.after(message.version, self.version)
+        is_on_its_way = self._deliveries.is_held(HOST)
+        if not steps or is_on_its_way or not self._given.allow(str(message.version), now):
+            return
+        self._outgoing.discard(message.address, fragments.KIND)  # an answer that has not left
+        mtu = self._known_plan.frame_mtu
+        self._outgoing.cut(HOST, message.address, steps[:GIVEN_MAX], mtu)
+        self._hello_timer.by(now + self._catch_up_s)
+
     # Global updates
 
     def _receive_fragment(self, body: bytes, is_for_all: bool, now: float) -> None:
@@ -330,17 +370,17 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._refuse(HOST, "piece")
         if found is None:
             return
-        step, name = found
+        step, link = found
         version = self.version
         if isinstance(step, GlobalSnapshot):
             self._apply_snapshot(step, now)
         else:
-            self._apply_update(step, name, now)
+            self._apply_update(step, link, now)
         if step.version > version:
             self._heard_at = now
 
-    def _apply_update(self, step: GlobalUpdate, name: bytes, now: float) -> None:
-        if step.version < self.version or name == self.global_hash:
+    def _apply_update(self, step: GlobalUpdate, link: ChainLink, now: float) -> None:
+        if step.version < self.version or link.global_hash == self.global_hash:
             return  # a repetition
         if step.version != self.version + 1 or step.parent != self.global_hash:
             self.target = max(self.target, step.version)
@@ -348,14 +388,17 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             return
         plan = self._known_plan
         delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, plan)
-        self._advance(step, name, add_q24(self.model_q24, delta_q24), now)
+        self._chain.append(link)
+        self._advance(step, link, add_q24(self.model_q24, delta_q24), now)
 
     def _apply_snapshot(self, step: GlobalSnapshot, now: float) -> None:
         if step.version >= self.version and step.global_hash != self.global_hash:
-            self._advance(step, step.global_hash, step.state, now)
+            self._chain.clear()
+            link = ChainLink(step.version, step.global_hash, b"")
+            self._advance(step, link, step.state, now)
 
     def _advance(
-        self, step: GlobalUpdate | GlobalSnapshot, name: bytes, model_q24: ModelQ24, now: float
+        self, step: GlobalUpdate | GlobalSnapshot, link: ChainLink, model_q24: ModelQ24, now: float
     ) -> None:
         self._settle(step.counted)
         self._take_step(NodeStep.RUN_ENDED if step.finished else NodeStep.ADVANCED)
@@ -363,7 +406,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._update_timer.stop()
         self._refused_timer.stop()
         self.version = step.version
-        self.global_hash = name
+        self.global_hash = link.global_hash
         self.model_q24 = model_q24
         self.target = max(self.target, step.version)
         self.phase = max(self.phase, control.FINISHED if step.finished else control.OPEN)
@@ -372,9 +415,16 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._hello_timer.stop()
         else:
             self._hello_timer.at = now + self._catch_up_s
-        self._events.append(
-            Advanced(step.version, name, model_q24, self.residual, finished=step.finished)
+        advanced = Advanced(
+            version=step.version,
+            global_hash=link.global_hash,
+            model_q24=model_q24,
+            residual=self.residual,
+            finished=step.finished,
+            content=link.content,
+            oldest=self._chain.oldest,
         )
+        self._events.append(advanced)
 
     def _settle(self, counted: Sequence[Counted]) -> None:
         """Keep in the residual the chunks of the pending update that were not counted."""

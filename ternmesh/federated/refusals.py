@@ -90,9 +90,10 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
     ),
     "ahead": (
         "this board holds a newer global update than the host: see the host's log",
-        "the board holds a newer global update of this run than this host: was the host's "
-        "state_dir restored from an old copy? Restore a newer one; or give this run up: change a "
-        "value of [run] and start the host once with --new-run, which keeps keys and boards",
+        "the board holds a newer global update of this run than this host, and does not give back "
+        "all those in between: was the host's state_dir restored from an old copy? Restore a newer "
+        "one (`ternmesh restore`); or give this run up: change a value of [run] and start the host "
+        "once with --new-run, which keeps keys and boards",
     ),
     "enrolment": (
         "an enrolment or new keys that break a rule: see the host's log",

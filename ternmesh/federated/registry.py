@@ -1,5 +1,6 @@
 """The nodes of a run and the newest global updates, as the host keeps both."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
@@ -71,17 +72,31 @@ class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
 class UpdateChain:
     """The newest global updates as sent, each the parent of the next.
 
-    `genesis` is the hash before the first global update. At most `longest` global updates are kept;
-    the oldest is removed first.
+    `genesis` is the hash before the first global update. At most `longest` global updates are kept,
+    and together at most `bytes_max`; the oldest is removed first.
     """
 
-    def __init__(self, genesis: bytes, links: Iterable[ChainLink], longest: int) -> None:
+    def __init__(
+        self, genesis: bytes, links: Iterable[ChainLink], longest: int, bytes_max: float = math.inf
+    ) -> None:
         self._genesis = genesis
         self._links = deque(links, maxlen=longest)
+        self._bytes_max = bytes_max
 
     def append(self, link: ChainLink) -> None:
         """Add the next global update."""
         self._links.append(link)
+        while sum(len(link.content) for link in self._links) > self._bytes_max:
+            self._links.popleft()
+
+    def clear(self) -> None:
+        """Remove all: what comes next does not follow from them."""
+        self._links.clear()
+
+    @property
+    def oldest(self) -> int | None:
+        """The version of the oldest global update that is kept."""
+        return self._links[0].version if self._links else None
 
     def hash_of(self, version: int) -> bytes | None:
         """Return the hash of a version's global update; None if it is not kept any more."""
@@ -94,6 +109,9 @@ class UpdateChain:
 
         None if some of these are not kept any more, or if `known` is not the hash of `version`.
         """
+        return self.after(version, newest) if known == self.hash_of(version) else None
+
+    def after(self, version: int, newest: int) -> list[bytes] | None:
+        """Return the same, whatever the hash of `version` is."""
         steps = [link.content for link in self._links if link.version > version]
-        is_whole = len(steps) == newest - version and known == self.hash_of(version)
-        return steps if is_whole else None
+        return steps if len(steps) == newest - version else None

@@ -69,6 +69,15 @@ RUN_LEGAL: Mapping[int, Mapping[RunStep, int]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """One global update of the chain, as sent, and its hash."""
+
+    version: int
+    global_hash: bytes
+    content: bytes
+
+
 # The node
 
 
@@ -89,6 +98,7 @@ class NodeState:
     counter: int = 0  # the first seal counter that was never reserved
     silent: bool = False  # in the round of `version`
     silences: int = 0  # silent rounds since the last update
+    chain: tuple[ChainLink, ...] = ()  # the newest global updates, for a host that lost them
 
     @property
     def phase(self) -> NodePhase:
@@ -141,15 +151,6 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainLink:
-    """One global update of the chain, as sent, and its hash."""
-
-    version: int
-    global_hash: bytes
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class CoordinatorState:
     """The state that a host needs after a restart. `bodies`: of the open round, by place."""
 
@@ -190,4 +191,5 @@ class RegisteredNode:
     late: int = 0  # deadlines missed since the last round in which it was on time
     rests_until: int = 0  # the version from which rounds may wait for it again
     heard_at: float | None = None
+    in_step: bool = False  # it has shown since the host's start that it is at the host's version
     refused: Counter[str] = field(default_factory=Counter)  # by reason

@@ -44,7 +44,7 @@ def _check_node(node: NodeRecord, plan: Plan, version: int) -> None:
             read_bitmap(row.have, plan.up.count)
 
 
-def _check_chain(state: CoordinatorState) -> None:
+def _check_chain(state: CoordinatorState | NodeState) -> None:
     versions = [link.version for link in state.chain]
     first = state.version - len(versions) + 1
     _check(versions == list(range(first, state.version + 1)), "the versions of its chain")
@@ -66,6 +66,7 @@ def check_node(state: NodeState, model_hash: bytes, dimension: int) -> None:
     _check(0 <= state.counter < COUNTER_END, "its counter")
     _check(0 <= state.silences <= INTEGER_MAX, "its silent rounds")
     _check(state.model_q24.size == state.residual.size == dimension, "its vectors")
+    _check_chain(state)
     plan, pending = state.plan, state.pending
     _check(plan is None or plan.dimension == dimension, "its plan")
     if pending is None:

@@ -8,7 +8,7 @@ has decoded and compares the bytes.
 import hashlib
 import re
 from dataclasses import astuple, dataclass, fields
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 import cbor2
 
@@ -87,8 +87,16 @@ class Silent:
     round: int
 
 
-Control = Hello | Welcome | Receipt | Refusal | Announce | Silent
-_TYPES: Final[tuple[type[Control], ...]] = (Hello, Welcome, Receipt, Refusal, Announce, Silent)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A host that is behind a node asks it for the global updates after a version."""
+
+    address: int  # the node's, for its answer
+    version: int  # of the host's global adapter
+
+
+Control = Hello | Welcome | Receipt | Refusal | Announce | Silent | Wanted
+_TYPES: Final[tuple[type[Control], ...]] = get_args(Control)
 _SIZES: Final = {
     "instance": (8, 8),
     "model": (8, 8),

@@ -430,9 +430,23 @@ def test_broker(walk: Walk) -> None:
     follow(walk, document)
 
 
+def test_backup(walk: Walk) -> None:
+    """The host runs while it is copied, and is stopped to bring the copy back."""
+    prepare(walk)
+    follow(
+        walk,
+        ROOT / "docs" / "backup.md",
+        before=lambda command: walk.stop() if "./run restore" in command else None,
+    )
+
+
 @pytest.mark.parametrize(
     "document",
-    [d for d in DOCUMENTS if d.stem not in ("README", "mqtt-fleet", "own-model", "broker")],
+    [
+        d
+        for d in DOCUMENTS
+        if d.stem not in ("README", "mqtt-fleet", "own-model", "broker", "backup")
+    ],
     ids=lambda path: path.stem,
 )
 def test_guide(walk: Walk, document: Path) -> None:

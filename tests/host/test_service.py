@@ -14,12 +14,14 @@ from host.service import HostService, continue_or_begin
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import UpdateForgotten, WorkReady
 from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
 from ternmesh.federated.state import CoordinatorSettings, NodeRecord
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.enrolment import write_revocation
 from ternmesh.security.identity import rotation_text
+from ternmesh.timers import NETWORK_TIMERS
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.host_store import HostStore
@@ -374,9 +376,14 @@ def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
     bench.service.coordinator.run = bench.nodes["ada"].endpoint.run  # a copy from before round 1
     for driver in bench.nodes.values():
         driver.endpoint.start(bench.now)
+    bench.settle()
+    assert "come back from its nodes" in bench.service.status()["behind"]
     with caplog.at_level(logging.INFO):
-        bench.settle()
+        for _ in range(2 * ASKS_MAX):  # their updates do not follow this host's
+            bench.now += NETWORK_TIMERS.catch_up_s
+            bench.settle()
     assert bench.service.status()["refused"]["ahead"] >= 2
+    assert bench.service.status()["behind"].startswith("ada, bob holds a newer global update")
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 2
     assert errors[0].startswith("refused from ada: ahead: the board holds a newer global update")

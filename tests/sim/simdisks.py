@@ -54,7 +54,9 @@ class NodeDisk:
                     state = replace(fresh, run=run, plan=plan, counter=state.counter)
                     self._submitted = np.zeros(plan.dimension)
                 state = replace(state, address=address)
-            case Advanced(version, global_hash, model_q24, residual, finished):
+            case Advanced(version, global_hash, model_q24, residual, finished, content, oldest):
+                link = (ChainLink(version, global_hash, content),) if content else ()
+                chain = (*state.chain, *link)
                 state = replace(
                     state,
                     version=version,
@@ -65,6 +67,7 @@ class NodeDisk:
                     pending=None,
                     received=False,
                     silent=False,
+                    chain=tuple(kept for kept in chain if oldest and kept.version >= oldest),
                 )
             case UpdateMade(pending):
                 state = replace(state, pending=pending, received=False, silences=0)
@@ -95,6 +98,7 @@ class HostDisk:
         state = replace(new_coordinator_state(plan.dimension), counter=counter)
         self.committed = self.working = state
         self._made: list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]] = []
+        self.copy = state  # what the operator has put aside
 
     def record(self, event: HostEvent) -> None:
         state = self.working
@@ -149,6 +153,10 @@ class HostDisk:
     def forget(self) -> None:
         """A crash: what was not committed is gone."""
         self.working, self._made = self.committed, []
+
+    def set_back(self) -> None:
+        """The operator brings the copy back."""
+        self.committed = self.working = self.copy
 
 
 class GatewayDisk:

@@ -62,6 +62,7 @@ class Options:
     wait_s: float = 0.0  # of the gateway, for packets
     takes_partial_aggregates: bool = False  # the host does
     keyed: bool = False
+    old_copies: int = 0  # times that the host's disk is set back to an old copy
 
 
 def draw(seed: int) -> Options:
@@ -130,6 +131,24 @@ def draw_with_new_run(seed: int) -> Options:
     return replace(options, reset=True, rounds=rng.randint(4, 8), faults_s=rng.uniform(20, 50))
 
 
+def draw_with_old_copy(seed: int) -> Options:
+    """The same faults but for hostile frames, half with keys; old copies of the host's disk."""
+    options, rng = draw(seed), random.Random(f"old copy {seed}")
+    nodes = max(2, options.nodes)
+    return replace(
+        options,
+        min_peers=max(2, options.min_peers),  # one alone may not know how far the others are
+        rounds=rng.randint(4, 12),
+        keyed=rng.random() < 0.5,
+        old_copies=rng.randint(1, 3),
+        hostile=0.0,
+        burst=False,
+        reset=False,
+        vanish=0,
+        nodes=nodes,
+    )
+
+
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
@@ -190,6 +209,10 @@ class Fleet:
             self.after(rng.uniform(0, o.faults_s), partial(self._vanish, node))
         if o.reset:
             self.after(rng.uniform(o.faults_s / 2, o.faults_s), self.host.new_run)
+        for _ in range(o.old_copies):
+            copied, broken = sorted(rng.uniform(0, 1.5 * o.faults_s) for _ in range(2))
+            self.after(copied, self.host.copy_disk)
+            self.after(broken, self.host.set_back)
         if o.burst:
             self.after(rng.uniform(5, o.faults_s), self._burst)
         self._trouble()
@@ -224,11 +247,20 @@ class Fleet:
 
     def _done(self) -> bool:
         host = self.host.endpoint
+        if host is not None and self._is_lost(host.version):
+            return True
         return (
             host is not None
             and host.phase == control.FINISHED
             and all(self._is_done(node.endpoint) for node in self._alive())
         )
+
+    def _is_lost(self, version: int) -> bool:
+        """Whether the old copy is older than all that nodes still have to give back."""
+        chains = [node.disk.committed.chain for node in self._alive()]
+        is_given = any(link.version == version + 1 for chain in chains for link in chain)
+        is_ahead = any(node.disk.committed.version > version for node in self._alive())
+        return self.host.was_set_back and is_ahead and not is_given
 
     def _is_done(self, member: NodeProtocol | None) -> bool:
         return member is not None and member.finished and member.run == self.host.disk.run
@@ -340,6 +372,8 @@ class Fleet:
     def check(self) -> None:
         """What must hold at the end of every run."""
         state = self.host.disk.committed
+        if self._is_lost(state.version):
+            return
         expect(state.version == self.options.rounds, "the run has another number of rounds")
         for node in self._alive():
             own = node.disk.committed
@@ -351,6 +385,9 @@ class Fleet:
             )
             expect(own.pending is None, f"{node.name} waits although the run is over")
             expect(not own.silent, f"{node.name} is silent although the run is over")
+        if self.host.was_set_back:  # its work since the copy may be lost, and it is its own clone
+            self.check_bounds()
+            return
         for process in (self.host, *self.nodes.values()):
             clones = getattr(process.security.sealing, "clones", {})  # some never started
             expect(not clones, f"{process.name} has heard of a clone, and nobody was copied")

@@ -22,6 +22,7 @@ class SealDisk:
     def __init__(self) -> None:
         self._committed: dict[tuple[type, str], Change] = {}
         self._working: dict[tuple[type, str], Change] = {}
+        self.copy: dict[tuple[type, str], Change] = {}  # what the operator has put aside
 
     def record(self, event: object) -> None:
         if isinstance(event, SecurityChanged):
@@ -33,6 +34,15 @@ class SealDisk:
 
     def forget(self) -> None:
         self._working = dict(self._committed)
+
+    @property
+    def kept(self) -> dict[tuple[type, str], Change]:
+        """A copy of what was committed."""
+        return dict(self._committed)
+
+    def set_back(self) -> None:
+        """The operator brings the copy back."""
+        self._committed, self._working = dict(self.copy), dict(self.copy)
 
     @property
     def state(self) -> SealingState:

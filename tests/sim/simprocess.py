@@ -44,6 +44,7 @@ class Process:
         self.gone = False
         self.counters: set[int] = set()
         self.incarnation = 0
+        self.was_set_back = False  # its disk, to an old copy
         self._timer: float | None = None
 
     def boot(self) -> None:
@@ -118,7 +119,8 @@ class Process:
         for frame in frames:
             header = header_of(frame)
             counter = header.counter
-            expect(counter not in self.counters, f"{self.name} used counter {counter} again")
+            is_new = counter not in self.counters or self.was_set_back
+            expect(is_new, f"{self.name} used counter {counter} again")
             self.counters.add(counter)
             first_contact = 0 if header.address or not header.suite else SYNC_ROOM
             longest = self.fleet.plan.frame_mtu + first_contact
@@ -250,9 +252,23 @@ class HostProcess(Process):
         self.fleet.cut_wires()
         self.boot()
 
+    def copy_disk(self) -> None:
+        """The operator makes a backup."""
+        self.disk.copy, self.seals.copy = self.disk.committed, self.seals.kept
+
+    def set_back(self) -> None:
+        """The disk dies, and the operator brings the backup back. The ledger is of no use then."""
+        self.endpoint = None
+        self.disk.set_back()
+        self.seals.set_back()
+        self.was_set_back = True
+        self.fleet.after(self.fleet.rng.uniform(0, 20), self.boot)
+
     def commit(self) -> None:
         made = self.disk.commit()
         self.seals.commit()
+        if self.was_set_back:
+            return
         names = {node.address: node.name for node in self.disk.committed.nodes}
         for event, bodies in made:
             self.ledger.note_reference(event, bodies, names)

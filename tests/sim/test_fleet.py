@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.sim.simfleet import draw, draw_with_keys, draw_with_new_run, run_seed
+from tests.sim.simfleet import draw, draw_with_keys, draw_with_new_run, draw_with_old_copy, run_seed
 
 pytestmark = pytest.mark.no_cover
 
@@ -30,6 +30,12 @@ def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
 def test_what_was_held_back_does_not_reach_the_next_run() -> None:
     for seed in range(SEEDS // 10):
         run_seed(seed, draw_with_new_run)
+
+
+def test_a_host_that_is_set_back_to_an_old_copy_leads_the_run_to_its_end() -> None:
+    # R6.9-3, R6.9-6
+    for seed in range(SEEDS // 5):
+        run_seed(seed, draw_with_old_copy)
 
 
 def test_a_seed_replays_exactly() -> None:

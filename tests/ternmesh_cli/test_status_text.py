@@ -16,6 +16,7 @@ HOST: dict[str, Any] = {
     "rounds": 20,
     "phase": "open",
     "deadline_s": 12.4,
+    "behind": None,
     "min_peers": 2,
     "global_hash": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
     "refused": {"seal": 3, "old round": 2},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh_store import database as database_module
-from ternmesh_store.database import DAMAGED_MAX, DamagedError, Database, Schema, StoreError
+from ternmesh_store.database import ASIDE_MAX, DamagedError, Database, Schema, StoreError
 from ternmesh_store.store import StoredValues
 
 SCHEMA = Schema(
@@ -163,8 +163,8 @@ def test_a_power_cut_while_a_damaged_file_is_replaced_loses_nothing(path, monkey
         file.write((len(content) // 4096 + 1).to_bytes(4, "big"))
     set_aside = database_module._set_aside
 
-    def cut(damaged: Path) -> None:
-        set_aside(damaged)
+    def cut(damaged: Path, why: str) -> None:
+        set_aside(damaged, why)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -179,11 +179,11 @@ def test_a_power_cut_while_a_damaged_file_is_replaced_loses_nothing(path, monkey
 
 def test_files_kept_aside_do_not_fill_the_disk(path):
     path.parent.mkdir(parents=True)
-    for number in range(DAMAGED_MAX + 2):
+    for number in range(ASIDE_MAX + 2):
         path.write_bytes(b"damage number %d " % number * 100)
         opened(path, keep=()).close()
     kept = sorted(path.parent.glob("*.damaged-*"))
-    assert len(kept) == DAMAGED_MAX
+    assert len(kept) == ASIDE_MAX
     assert b"damage number 4" in kept[-1].read_bytes()
 
 

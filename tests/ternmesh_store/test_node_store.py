@@ -18,8 +18,9 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.node import new_node_state
-from ternmesh.federated.state import NO_RUN, NodeState
+from ternmesh.federated.state import NO_RUN, ChainLink, NodeState
 from ternmesh.plan import genesis, make_plan
+from ternmesh.wire.global_update import certify, hash_global_update
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 
@@ -55,6 +56,8 @@ def exact(array: np.ndarray) -> tuple[str, bytes]:
 JOINED = Joined(RUN, 7, PLAN)
 PENDING = make_update(floats(1), MODEL, 3, 9, PLAN)
 ADVANCED = Advanced(3, b"reference-hash-3", model_q24(2), floats(3), False)
+LINK = ChainLink(3, hash_global_update(b"step"), certify(b"step"))
+CHAINED = replace(ADVANCED, global_hash=LINK.global_hash, content=LINK.content, oldest=3)
 EMPTY = new_node_state(DIMENSION)
 AT_START = replace(EMPTY, run=RUN, address=7, plan=PLAN, global_hash=genesis(MODEL, RUN, PLAN))
 AT_3 = replace(
@@ -119,6 +122,22 @@ CASES: dict[str, Any] = {
         replace(
             AT_START, run=NEXT_RUN, address=2, global_hash=genesis(MODEL, NEXT_RUN, PLAN), counter=9
         ),
+    ),
+    "with its global update": (
+        [JOINED],
+        CHAINED,
+        replace(AT_3, global_hash=LINK.global_hash, chain=(LINK,)),
+    ),
+    "without global updates too many": (
+        [JOINED, CHAINED],
+        replace(CHAINED, version=4, oldest=4),
+        replace(AT_3, version=4, global_hash=LINK.global_hash, chain=(replace(LINK, version=4),)),
+    ),
+    "a snapshot ends the chain": ([JOINED, CHAINED], ADVANCED, AT_3),
+    "another run has another chain": (
+        [JOINED, CHAINED],
+        Joined(NEXT_RUN, 7, PLAN),
+        replace(AT_START, run=NEXT_RUN, global_hash=genesis(MODEL, NEXT_RUN, PLAN)),
     ),
     "another plan begins from nothing": (
         [JOINED, replace(ADVANCED, finished=True)],

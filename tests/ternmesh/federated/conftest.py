@@ -88,6 +88,10 @@ class Bench:
         node.start(self.now)
         return node
 
+    def host_security(self, counter: int) -> SecurityLayer:
+        """What the next process of the host gets."""
+        return OPEN if self.keys is None else self.keys.security(HOST, counter)
+
     def take(self, name: str) -> list[tuple[str, bytes]]:
         """What an endpoint wants to send now, after its events."""
         endpoint = self.host if name == HOST else self.nodes[name]

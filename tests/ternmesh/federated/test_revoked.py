@@ -62,6 +62,7 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
         bench.plan, bench.host.settings, bytes(range(32)), bench.host.run, state, security
     )
     again.start(bench.now)
+    again.nodes[theo.address].in_step = True  # it was heard since
     again.handle_timeout(bench.now + 3001)
     events = []
     while (event := again.next_event()) is not None:

@@ -1,0 +1,82 @@
+"""A host whose state is an old copy gets the global updates that it lacks back from its nodes.
+
+A hello of the host's own run with a higher version is a claim. The host asks the first node that
+made one, again and again, until it has reached that version. A claim that brings nothing is given
+up, and the node's next ones are ignored for a while: a node could lie, and no round is opened or
+closed meanwhile.
+"""
+
+import math
+
+from ternmesh.plan import Plan
+from ternmesh.wire.fragments import Reassembler
+from ternmesh.wire.global_update import object_max
+
+GIVEN_MAX = 4  # global updates in one answer; as many objects as a `Reassembler` holds
+ASKS_MAX = 6  # questions and wrong answers in a row without a global update
+IGNORED_PAUSES = 20 * ASKS_MAX  # a lie stops the rounds for a twentieth of the time at most
+
+
+class Recovery:
+    """The claims of nodes, and what has come of the one that is being asked.
+
+    `pause_s` is how long the host waits for an answer.
+    """
+
+    def __init__(self, plan: Plan, pause_s: float) -> None:
+        self.at: float | None = None  # when to ask (again)
+        self.tries = 0  # questions and wrong answers since the last global update
+        self.givers: set[str] = set()  # nodes that were asked since the start
+        self._plan = plan
+        self._pause_s = pause_s
+        self._claims: dict[str, int] = {}  # versions by node
+        self._given_up: dict[str, tuple[int, float]] = {}  # the claim, and when it was given up
+        self._wanted_from = 0  # the version in the last question
+        self.reassembler = self._new_reassembler()
+
+    @property
+    def source(self) -> str | None:
+        """The node that is being asked; None while the host is not behind."""
+        return next(iter(self._claims), None)
+
+    def unmet(self, version: int) -> list[str]:
+        """The nodes whose claim to be beyond `version` was given up."""
+        return [name for name, (claim, _) in self._given_up.items() if claim > version]
+
+    def claim(self, node: str, version: int, now: float) -> bool:
+        """Note that a node has a newer version. False if its claims are ignored."""
+        _, given_up_at = self._given_up.get(node, (0, -math.inf))
+        if now < given_up_at + IGNORED_PAUSES * self._pause_s:
+            return False
+        if self.source is None:
+            self.at = now
+        self._claims[node] = version
+        return True
+
+    def asked(self, node: str, version: int, now: float) -> None:
+        """Note that a node is asked for what comes after `version`."""
+        self.givers.add(node)
+        self.tries += 1
+        self._wanted_from = version
+        self.at = now + self._pause_s
+
+    def advanced(self, version: int, now: float) -> None:
+        """Note that the host has a version now; `at` is when to ask for the next one."""
+        self.tries = 0
+        self._claims = {name: claim for name, claim in self._claims.items() if claim > version}
+        is_whole = version >= self._wanted_from + GIVEN_MAX
+        self.at = None if self.source is None else now + (0 if is_whole else self._pause_s)
+
+    def give_up(self, now: float) -> str:
+        """Ignore the node that is being asked; returns its name. The next one is due at once."""
+        name = next(iter(self._claims))
+        self._given_up[name] = self._claims.pop(name), now
+        self.tries = 0
+        self.reassembler = self._new_reassembler()
+        self.at = None if self.source is None else now
+        return name
+
+    def _new_reassembler(self) -> Reassembler:
+        plan = self._plan
+        longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
+        return Reassembler(plan.frame_mtu, longest, GIVEN_MAX)

@@ -1,0 +1,314 @@
+"""A host that was restored from an old copy gets its global updates back from the nodes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.federated import node as node_module
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, WorkReady
+from ternmesh.federated.recovery import ASKS_MAX, GIVEN_MAX, IGNORED_PAUSES
+from ternmesh.federated.state import CoordinatorState
+from ternmesh.security.membership import HOST
+from ternmesh.timers import NETWORK_TIMERS
+from ternmesh.wire import control, fragments
+from ternmesh.wire.control import FINISHED, OPEN, Wanted
+from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
+from ternmesh.wire.global_update import certify, split_certificate
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.state_file import StateFile
+from tests.sim.simdisks import HostDisk
+
+MODEL = bytes(range(32))
+PAUSE_S = NETWORK_TIMERS.catch_up_s
+ROUNDS = 9
+New = Callable[..., Any]
+
+
+@pytest.fixture(params=[(), ("theo", "yan")], ids=["open", "keyed"])
+def bench(new_bench: New, request: Any) -> Any:
+    """Two nodes, and an open round; `keyed` under suite 1."""
+    made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=30, keys=request.param)
+    for name in ("theo", "yan"):
+        made.add(name)
+    live(made, 20)
+    return made
+
+
+def play(bench: Any, rounds: int = 1) -> None:
+    """Rounds with an update of each node."""
+    for _ in range(rounds):
+        for seed, node in enumerate(bench.nodes.values()):
+            node.submit(bench.host.version, bench.delta(seed), bench.now)
+        bench.exchange()
+
+
+def copy_of(bench: Any) -> CoordinatorState:
+    """What the host's disk has now."""
+    disk = HostDisk(bench.host.run, bench.plan)
+    for event in bench.events[HOST]:
+        disk.record(event)
+    disk.commit()
+    return disk.committed
+
+
+def restore(bench: Any, state: CoordinatorState) -> Coordinator:
+    """A host that goes on with an old copy; the nodes notice after a while."""
+    security = bench.host_security(state.counter)
+    host = Coordinator(bench.plan, bench.host.settings, MODEL, bench.host.run, state, security)
+    bench.host = host
+    bench.events[HOST] = []
+    host.start(bench.now)
+    bench.exchange()
+    return host
+
+
+def live(bench: Any, seconds: float) -> None:
+    for _ in range(int(seconds)):
+        bench.wait(1.0)
+        bench.exchange()
+
+
+def given(bench: Any) -> list[GlobalUpdateMade]:
+    return [e for e in bench.events[HOST] if isinstance(e, GlobalUpdateMade) and e.given_by]
+
+
+@pytest.mark.parametrize("lost", [1, GIVEN_MAX + 2])
+def test_a_restored_host_leads_on_where_the_fleet_is(bench: Any, lost: int) -> None:
+    # R6.9-1, R6.9-3, R6.9-4, R6.9-5, R6.9-6
+    play(bench)
+    old = copy_of(bench)
+    play(bench, lost)
+    before = bench.host
+    restore(bench, old)
+    live(bench, 120)
+    host = bench.host
+    assert host.version == before.version == 1 + lost
+    assert host.global_hash == before.global_hash
+    assert np.array_equal(host.model_q24, before.model_q24)
+    assert not host.residual.any()
+    assert host.phase == OPEN
+    assert not host.recovering
+    assert "ahead" not in host.refused
+    made = given(bench)
+    assert [event.version for event in made] == [*range(2, 2 + lost)]
+    assert {len(event.counted) for event in made} == {2}
+    assert host.nodes[1].counted == before.nodes[1].counted
+    play(bench, ROUNDS - 1 - lost)
+    assert host.phase == FINISHED
+    for node in bench.nodes.values():
+        assert node.global_hash == host.global_hash
+        assert np.array_equal(node.model_q24, host.model_q24)
+
+
+def test_an_update_whose_receipt_the_copy_does_not_have_comes_again(bench: Any) -> None:
+    # R6.3-7, R6.2-13
+    play(bench, 2)
+    old = copy_of(bench)
+    theo = bench.nodes["theo"]
+    theo.submit(2, bench.delta(5), bench.now)
+    bench.exchange()
+    assert theo.received
+    host = restore(bench, old)
+    live(bench, 120)
+    assert host.delivered(theo.address) == "whole"
+    assert theo.received
+    bench.nodes["yan"].submit(2, bench.delta(6), bench.now)
+    bench.exchange()
+    assert host.version == 3
+
+
+def test_a_run_that_was_over_is_over_again(bench: Any) -> None:
+    play(bench)
+    old = copy_of(bench)
+    play(bench, ROUNDS - 1)
+    host = restore(bench, old)
+    for node in bench.nodes.values():
+        node._say_hello(bench.now)
+    live(bench, 30)
+    assert (host.version, host.phase) == (ROUNDS, FINISHED)
+
+
+def test_nodes_that_joined_after_the_copy_give_back_too(bench: Any) -> None:
+    old = replace(copy_of(bench), nodes=(), started=False)
+    play(bench, 3)
+    before = bench.host
+    host = restore(bench, old)
+    live(bench, 120)
+    assert (host.version, host.global_hash) == (3, before.global_hash)
+    play(bench)
+    assert host.version == 4
+
+
+def test_no_round_closes_while_the_host_is_behind(bench: Any) -> None:  # R6.2-13, R6.9-2
+    """The copy has both updates of a round, and one is enough: the deadline would close it."""
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    play(bench)
+    bench.nodes["theo"].submit(1, bench.delta(0), bench.now)
+    bench.exchange()
+    old = copy_of(bench)
+    bench.nodes["yan"].submit(1, bench.delta(1), bench.now)
+    bench.exchange()
+    before = bench.host
+    host = restore(bench, old)
+    nodes, bench.nodes = bench.nodes, {}  # nobody can be reached for a while
+    live(bench, 100)
+    assert host.version == 1
+    bench.nodes = nodes
+    live(bench, 60)
+    assert (host.version, host.global_hash) == (2, before.global_hash)
+
+
+def claim(bench: Any, name: str, version: int) -> None:
+    """A hello of a node that says that it has a version."""
+    hello = control.Hello(name, b"instance", MODEL[:8], bench.host.run, version, bytes(16), 10)
+    bench.host.receive_frames(
+        name, [seal_open(Header(UNASSIGNED, 0), control.write_control(hello))], bench.now
+    )
+
+
+def questions(bench: Any, name: str) -> list[Wanted]:
+    bodies = [open_seal(frame)[1] for peer, frame in bench.take(HOST) if peer == name]
+    messages = [control.read_control(body) for body in bodies if body[0] == control.KIND]
+    return [message for message in messages if isinstance(message, Wanted)]
+
+
+@pytest.fixture
+def alone(new_bench: New) -> Any:
+    """A host that has led one round, its nodes out of reach, without keys."""
+    made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=30)
+    for name in ("theo", "yan"):
+        made.add(name)
+    made.exchange()
+    play(made)
+    return made
+
+
+def test_a_lie_is_given_up_and_counted(alone: Any) -> None:  # R6.9-7
+    host = alone.host
+    claim(alone, "theo", 5)
+    claim(alone, "yan", 6)
+    asked = [*questions(alone, "theo")]
+    for _ in range(2 * ASKS_MAX):
+        assert host.recovering
+        alone.now = host._recovery.at
+        host.handle_timeout(alone.now)
+        asked += questions(alone, "theo")
+    assert asked == [Wanted(1, 1)] * ASKS_MAX
+    assert not host.recovering
+    assert host.refused == {"ahead": 2}
+    claim(alone, "theo", 7)
+    assert not host.recovering
+    assert host.refused == {"ahead": 3}
+    alone.now += IGNORED_PAUSES * PAUSE_S
+    claim(alone, "theo", 7)
+    assert host.recovering
+
+
+def test_a_version_beyond_the_plan_is_no_claim(alone: Any) -> None:  # R6.9-1
+    claim(alone, "theo", ROUNDS + 1)
+    assert alone.host.refused == {"ahead": 1}
+    assert not alone.host.recovering
+
+
+def answer(bench: Any, name: str, content: bytes) -> None:
+    address = bench.nodes[name].address
+    bodies = fragments.cut(content, bench.plan.frame_mtu)
+    frames = [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
+    bench.host.receive_frames(name, frames, bench.now)
+
+
+def test_only_what_follows_the_hosts_own_is_taken(alone: Any) -> None:  # R6.9-4
+    made = alone.last(HOST, GlobalUpdateMade)
+    old = copy_of(alone)
+    play(alone)
+    other = alone.last(HOST, GlobalUpdateMade).content
+    host = restore(alone, replace(old, global_hash=bytes(16), chain=()))
+    answer(alone, "theo", other)
+    assert set(host.refused) == {"kind"}  # nobody was asked
+    claim(alone, "theo", 2)
+    answer(alone, "yan", other)
+    assert set(host.refused) == {"kind"}
+    answer(alone, "theo", made.content)  # an old one: it changes nothing
+    for _ in range(ASKS_MAX - 1):
+        answer(alone, "theo", other)
+    assert host.refused["reference"] == ASKS_MAX - 1
+    assert host.version == 1
+    alone.now = host._recovery.at
+    host.handle_timeout(alone.now)
+    assert host.refused["ahead"] == 1
+    assert not host.recovering
+
+
+def test_what_the_host_did_not_certify_is_refused(new_bench: New) -> None:  # R6.9-4
+    bench = new_bench(rounds=ROUNDS, min_peers=1, keys=("theo",))
+    theo = bench.add("theo")
+    live(bench, 20)
+    play(bench)
+    old = copy_of(bench)
+    play(bench, 2)
+    theo._chain._links = type(theo._chain._links)(
+        replace(link, content=certify(split_certificate(link.content)[0], ((0, bytes(64)),)))
+        for link in theo._chain._links
+    )
+    host = restore(bench, old)
+    live(bench, 60)
+    assert host.version == 1
+    assert host.refused["signature"]
+    assert [e.reason for e in bench.events[HOST] if isinstance(e, Refused)].count("ahead") >= 1
+
+
+def test_what_a_node_keeps_is_bounded(alone: Any, monkeypatch: Any) -> None:  # R6.9-8
+    theo = alone.nodes["theo"]
+    play(alone, 3)
+    kept = [event for event in alone.events["theo"] if isinstance(event, Advanced)]
+    assert [event.oldest for event in kept] == [1, 1, 1, 1]
+    size = len(kept[-1].content)
+    theo._chain._bytes_max = 2 * size + size // 2
+    play(alone)
+    assert alone.last("theo", Advanced).oldest == 4
+    assert node_module.CHAIN_MAX == 64
+    assert node_module.CHAIN_BYTES_MAX <= 256_000
+    wanted = seal_open(Header(UNASSIGNED, 99), control.write_control(Wanted(1, 1)))
+    theo.receive_frames(HOST, [wanted], alone.now)
+    assert not alone.take("theo")  # it has not all that follows version 1
+
+
+def test_an_old_copy_starts_no_work_of_a_round_that_is_over(bench: Any) -> None:
+    play(bench)
+    old = copy_of(bench)
+    play(bench, 3)
+    for name in bench.nodes:
+        bench.events[name].clear()
+    restore(bench, old)
+    live(bench, 120)
+    for name in bench.nodes:
+        rounds = [e.round for e in bench.events[name] if isinstance(e, WorkReady)]
+        assert set(rounds) <= {4}
+
+
+def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9-5
+    play(bench)
+    events = [*bench.events[HOST]]
+    old = copy_of(bench)
+    play(bench, 3)
+    host = restore(bench, old)
+    live(bench, 120)
+    file = StateFile(tmp_path)
+    file.open()
+    store = HostStore(file)
+    store.begin(host.run, bench.plan, MODEL)
+    for event in (*events, *bench.events[HOST]):
+        store.record(event)
+    store.commit()
+    found = store.load(MODEL)
+    assert found is not None
+    assert found.state.version == 4
+    assert found.state.nodes[0].counted == host.nodes[1].counted
+    assert [link.version for link in found.state.chain] == [1, 2, 3, 4]
+    assert [row.counted for row in store.history()] == [("theo", "yan")] * 4
+    file.close()

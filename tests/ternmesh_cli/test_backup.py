@@ -1,0 +1,175 @@
+"""`ternmesh backup` and `restore`: what a copy holds, and what is not overwritten."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.plan import make_plan
+from ternmesh_cli.main import main
+from ternmesh_service.backup import answer_backup
+from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.state_file import STATE, StateFile
+
+MODEL = bytes(range(32))
+PLAN = make_plan(8, rounds=9, local_steps=1, learning_rate=0.1)
+RUN = b"run-id-8"
+
+
+class Host:
+    """A host's configuration, its state folder, and commands for it."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder / "state"
+        self._config = folder / "host.toml"
+        self._config.write_text('state_dir = "state"\nmodel = "keyword"\n')
+        self._capsys = capsys
+
+    def ternmesh(self, command: str, folder: Path, *options: str) -> tuple[int, str]:
+        code = main([command, str(folder), "--config", str(self._config), *options])
+        shown = self._capsys.readouterr()
+        return code, shown.out + shown.err
+
+    def reach(self, version: int, run: bytes = RUN) -> None:
+        """A state whose run has this version."""
+        state = StateFile(self.folder)
+        state.open()
+        store = HostStore(state)
+        began = store.begin(run, PLAN, MODEL).state
+        made = GlobalUpdateMade(
+            version, bytes(16), b"content", began.model_q24, began.residual, (), (), False
+        )
+        store.record(made)
+        store.commit()
+        state.close()
+        (self.folder / "identity").write_text("key\n")
+
+    @property
+    def version(self) -> int:
+        return StateFile(self.folder).reached()[RUN]
+
+
+@pytest.fixture
+def host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Host:
+    made = Host(tmp_path, capsys)
+    made.reach(3)
+    return made
+
+
+def modes(folder: Path) -> dict[str, int]:
+    files = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    return {"": folder.stat().st_mode & 0o777, **files}
+
+
+def test_a_copy_brings_back_what_was_lost(host: Host, tmp_path: Path) -> None:
+    out = tmp_path / "backups" / "monday"
+    (host.folder / "airtime.db").write_bytes(b"ledger")
+    assert host.ternmesh("backup", out)[0] == 0
+    assert modes(out) == {"": 0o700, STATE: 0o600, "identity": 0o600}
+    for path in host.folder.iterdir():
+        path.unlink()
+    assert host.ternmesh("restore", out)[0] == 0
+    assert host.version == 3
+    assert (host.folder / "identity").read_text() == "key\n"
+    assert modes(host.folder) == {"": 0o700, STATE: 0o600, "identity": 0o600}
+    code, sentence = host.ternmesh("backup", out)
+    assert code == 1
+    assert "choose another folder" in sentence
+
+
+def test_a_damaged_state_is_replaced(host: Host, tmp_path: Path) -> None:
+    host.ternmesh("backup", tmp_path / "copy")
+    (host.folder / STATE).write_bytes(b"damage" * 1000)
+    assert host.ternmesh("restore", tmp_path / "copy")[0] == 0
+    assert host.version == 3
+    assert (host.folder / f"{STATE}.replaced-1").read_bytes().startswith(b"damage")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda host: host.reach(4), "has reached global update 4 of run"),
+        (lambda host: host.reach(1, b"other-id"), "holds nothing of it"),
+        (lambda host: (host.folder / "identity").write_text("new\n"), "is another identity"),
+    ],
+)
+def test_what_is_newer_or_other_is_overwritten_with_force_only(
+    host: Host, tmp_path: Path, change: Callable[[Host], Any], sentence: str
+) -> None:
+    host.ternmesh("backup", tmp_path / "copy")
+    change(host)
+    (host.folder / "identity").chmod(0o600)
+    before = (host.folder / STATE).read_bytes()
+    code, said = host.ternmesh("restore", tmp_path / "copy")
+    assert code == 1
+    assert sentence in said
+    assert "--force" in said
+    assert (host.folder / STATE).read_bytes() == before
+    assert host.ternmesh("restore", tmp_path / "copy", "--force")[0] == 0
+    assert host.version == 3
+    assert (host.folder / "identity").read_text() == "key\n"
+    assert (host.folder / f"{STATE}.replaced-1").exists()
+
+
+def test_what_is_no_copy_changes_nothing(host: Host, tmp_path: Path) -> None:
+    assert "holds no state.sqlite" in host.ternmesh("restore", tmp_path)[1]
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / STATE).write_bytes(b"damage" * 1000)
+    code, said = host.ternmesh("restore", tmp_path / "copy", "--force")
+    assert (code, host.version) == (1, 3)
+    assert "is damaged" in said
+    assert {path.name for path in host.folder.iterdir()} == {STATE, "identity"}
+
+
+@pytest.fixture
+def running(host: Host) -> Iterator[StateFile]:
+    """A program that holds the state, and answers requests for copies."""
+    state, relay, stop = StateFile(host.folder), Relay(), threading.Event()
+
+    def work() -> None:
+        state.open()
+        state.write("UPDATE host_run SET version = 5")
+        state.commit()
+        while not stop.wait(0.01):
+            relay.serve(lambda request: answer_backup(state, host.folder / "identity", request))
+        state.close()
+
+    thread = threading.Thread(target=work)
+    with ControlServer(host.folder / "control.sock", relay.ask):
+        thread.start()
+        yield state
+        stop.set()
+        thread.join()
+
+
+def test_a_running_program_makes_the_copy_itself(
+    host: Host, running: StateFile, tmp_path: Path
+) -> None:
+    code, said = host.ternmesh("backup", tmp_path / "copy")
+    assert code == 0, said
+    assert StateFile(tmp_path / "copy").reached() == {RUN: 5}
+    code, said = host.ternmesh("backup", tmp_path / "copy")
+    assert code == 1
+    assert "choose another folder" in said
+    assert running.is_open
+
+
+def test_nothing_is_restored_under_a_running_program(
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.ternmesh("backup", tmp_path / "copy")
+    state = StateFile(host.folder)
+    state.open()  # as a program does whose socket is elsewhere
+    state.write("UPDATE host_run SET version = 5")
+    code, said = host.ternmesh("restore", tmp_path / "copy", "--force")
+    assert code == 1
+    assert "another process uses" in said
+    state.close()
+    with ControlServer(host.folder / "control.sock", lambda _: {BACKUP: []}):
+        code, said = host.ternmesh("restore", tmp_path / "copy", "--force")
+    assert code == 1
+    assert "stop it" in said
