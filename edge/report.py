@@ -35,6 +35,10 @@ def status(node: Node) -> dict[str, Any]:
         "source": _source(node),
         "metric_name": node.package.metric,
         "metric": metrics[-1] if metrics else None,  # the newest
+        "best": None
+        if node.best is None
+        else {"version": node.best.version, "metric": node.best.metric},
+        "use": node.config.evaluate.use,  # which adapter is in the file `adapter`
         "outbox": _outbox(node),
         "bytes_up": traffic.bytes_out,
         "bytes_down": traffic.bytes_in,

@@ -193,7 +193,13 @@ def _activity(answer: Answer) -> str:
 def _metric(answer: Answer) -> str:
     name = answer["metric_name"].replace("_", " ")
     if answer["metric"] is not None:
-        return f"{name} {answer['metric']:.3g}"
+        best = answer["best"]
+        if best is None:
+            return f"{name} {answer['metric']:.3g}"
+        return (
+            f"{name} {answer['metric']:.3g}, best {best['metric']:.3g} with global adapter "
+            f"{best['version']}; other programs use the {answer['use']}"
+        )
     if answer["source"] is None and answer["history"]:
         return f"{name} not measured: [evaluate] names the data for that"
     return f"{name} not measured yet"
