@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -137,6 +138,9 @@ class Node:
     def start(self) -> None:
         """Write the stored global adapters into the adapter files, and start the protocol."""
         self.history.load()
+        # Under the other setting of `use`, this file was what `adapter_path` is now.
+        path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
+        path.unlink(missing_ok=True)
         self._use_global_adapter()
         if self.data.held_out is not None:
             self.best = read_best(self._store, self.package.dimension)

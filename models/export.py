@@ -58,7 +58,6 @@ OPERATOR_PATTERNS = (
 Tensors = tuple[torch.Tensor, ...]
 Arrays = Sequence[NDArray[np.generic]]
 Loss = Callable[..., torch.Tensor]
-BatchLoss = Callable[[Mapping[str, torch.Tensor], Tensors, Tensors], torch.Tensor]
 
 
 def export(
@@ -92,16 +91,15 @@ def export(
     target_names = _numbered("target", len(targets))
     with _one_sentence("the module, given the example inputs,"), torch.no_grad():
         outputs = _as_tuple(module(*inputs))
-    batch_loss = _batch_loss(module, loss)
     with _one_sentence("the loss"):
-        _check_gradients(batch_loss, adapter, inputs, targets)
+        _check_gradients(module, adapter, loss, inputs, targets)
     output_names = _numbered("output", len(outputs))
     with _one_sentence(FORWARD):
         graph = _forward_graph(module, adapter, inputs, input_names, output_names)
         forward = _serialise(graph, FORWARD)
         _check_forward(forward, module, adapter, inputs)
     with _one_sentence(TRAIN_STEP):
-        step = _train_step(batch_loss, adapter, len(inputs), input_gradient)
+        step = _train_step(module, adapter, loss, len(inputs), input_gradient)
         graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
@@ -119,14 +117,17 @@ def export(
         metric=metric,
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
     )
-    contents[DESCRIPTION] = write_model_package(package)
+    _write(Path(folder), {**contents, DESCRIPTION: write_model_package(package)})
+    return package
+
+
+def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for file, data in contents.items():
-            (Path(folder) / file).write_bytes(data)
+            (folder / file).write_bytes(data)
     except OSError as error:
         raise ExportError(f"cannot write the model package: {error}") from error
-    return package
 
 
 class _WithAdapter(nn.Module):
@@ -177,21 +178,15 @@ def _with_rank(adapter: Adapter, rank: int) -> Tensors:
     )
 
 
-def _batch_loss(module: nn.Module, loss: Loss) -> BatchLoss:
-    """The function (adapter tensors by name, inputs, targets) -> loss."""
-
-    def batch_loss(
-        parameters: Mapping[str, torch.Tensor], inputs: Tensors, targets: Tensors
-    ) -> torch.Tensor:
-        return loss(torch.func.functional_call(module, dict(parameters), inputs), *targets)
-
-    return batch_loss
-
-
 def _train_step(
-    batch_loss: BatchLoss, adapter: Adapter, inputs_count: int, input_gradient: bool
+    module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int, input_gradient: bool
 ) -> Callable[..., Tensors]:
     """The function (adapter vector, *batch) -> (loss, gradient) that becomes train_step.onnx."""
+
+    def batch_loss(
+        parameters: dict[str, torch.Tensor], inputs: Tensors, targets: Tensors
+    ) -> torch.Tensor:
+        return loss(torch.func.functional_call(module, parameters, inputs), *targets)
 
     def step(vector: torch.Tensor, *batch: torch.Tensor) -> Tensors:
         # Split before differentiating: the gradient of a split pads every tensor to length D.
@@ -371,13 +366,13 @@ def _check_arguments(module: nn.Module, example_batch: object) -> None:
 
 
 def _check_gradients(
-    batch_loss: BatchLoss, adapter: Adapter, inputs: Tensors, targets: Tensors
+    module: nn.Module, adapter: Adapter, loss: Loss, inputs: Tensors, targets: Tensors
 ) -> None:
     """ExportError unless the example batch gives each tensor of the adapter a gradient."""
     tensors = adapter.split(_random_vector(adapter))
     for tensor in tensors.values():
         tensor.requires_grad_()
-    value = batch_loss(tensors, inputs, targets)
+    value = loss(torch.func.functional_call(module, tensors, inputs), *targets)
     if not isinstance(value, torch.Tensor) or value.dim():
         raise ExportError("the loss must return one number, for example the mean over the batch")
     gradients: Sequence[torch.Tensor | None] = [None] * len(tensors)
@@ -390,8 +385,8 @@ def _check_gradients(
             )
         if not gradient.any():
             raise ExportError(
-                f"the gradient of {name} is zero for the example batch, so it cannot be compared "
-                "with torch's: take random or real samples"
+                f"the gradient of {name} is zero for the example batch, so the graph could not be "
+                "compared with torch: take random or real samples"
             )
 
 

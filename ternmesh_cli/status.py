@@ -193,13 +193,11 @@ def _activity(answer: Answer) -> str:
 def _metric(answer: Answer) -> str:
     name = answer["metric_name"].replace("_", " ")
     if answer["metric"] is not None:
-        best = answer["best"]
-        if best is None:
-            return f"{name} {answer['metric']:.3g}"
-        return (
-            f"{name} {answer['metric']:.3g}, best {best['metric']:.3g} with global adapter "
-            f"{best['version']}; other programs use the {answer['use']}"
-        )
+        shown = f"{name} {answer['metric']:.3g}"
+        if best := answer.get("best"):
+            shown += f", best {best['metric']:.3g} (global adapter {best['version']})"
+            shown += f"; {answer['adapter']} is the {answer['use']}"
+        return shown
     if answer["source"] is None and answer["history"]:
         return f"{name} not measured: [evaluate] names the data for that"
     return f"{name} not measured yet"

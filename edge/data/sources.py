@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import stat
 import struct
 import sys
 import tokenize
@@ -190,18 +189,13 @@ def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> Fol
             raise NoData(f"{path} holds no sample: its arrays are empty")
         wanted = " and ".join(f"{name} = {value!r}" for name, value in settings.where.items())
         raise NoData(f"{path} holds no sample where {wanted}")
-    arrays = {}
     for spec, dtype in zip(specs, dtypes, strict=True):
         convert(np.empty(0, dtype), spec, f"{path}: {spec.name} of all files together")
-        arrays[spec.name] = np.empty((count, *spec.shape[1:]), dtype)
-    at = 0
+    read = []
     for part in parts:
-        end = at + int(part.chosen.sum())
         with _opened(part.path) as archive:
-            _fill(
-                part, archive, {n: array[at:end] for n, array in arrays.items()}, package, settings
-            )
-        at = end
+            read.append(_samples(part, archive, package, settings))
+    arrays = {name: np.concatenate([samples[name] for samples in read]) for name in names}
     return FolderData(package, arrays, settings.divide_by)
 
 
@@ -241,7 +235,7 @@ class _Part:
 def _files(path: Path) -> list[Path]:
     """The file `path`, or the .npz files in the folder `path`."""
     try:
-        if not stat.S_ISDIR(path.stat().st_mode):
+        if not path.is_dir():
             return [path]
         files = sorted(file for file in path.iterdir() if file.suffix == ".npz")
     except OSError as error:
@@ -300,21 +294,18 @@ def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettin
     return _Part(path, chosen, dtypes)
 
 
-def _fill(
-    part: _Part,
-    archive: Any,
-    places: Mapping[str, Array],
-    package: ModelPackage,
-    settings: NpzSettings,
-) -> None:
-    """Read the wanted samples of a file to their `places`; DataError names the first bad one."""
+def _samples(
+    part: _Part, archive: Any, package: ModelPackage, settings: NpzSettings
+) -> dict[str, Array]:
+    """The wanted samples of a file by tensor name; DataError names the first bad one."""
+    arrays = {}
     inputs = input_specs(package)
     classes = label_classes(package)
     for spec in package.batch_inputs:
         name = settings.arrays.get(spec.name, spec.name)
         divide_by = settings.divide_by if spec in inputs else 1.0
         check = partial(convert, spec=spec, divide_by=divide_by, classes=classes.get(spec.name))
-        values = archive[name][part.chosen]
+        arrays[spec.name] = values = archive[name][part.chosen]
         for start in range(0, len(values), CHECKED):
             block = values[start : start + CHECKED]
             try:
@@ -324,7 +315,7 @@ def _fill(
                 for row, value in zip(rows, block, strict=False):
                     check(value, what=f"{part.path}: sample {row} of {name}")
                 raise
-        places[spec.name][:] = values
+    return arrays
 
 
 def _head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

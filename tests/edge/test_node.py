@@ -349,9 +349,14 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
     assert versions() == (2, 4)
     assert status(node)["best"] == {"version": 2, "metric": 2.0}
     world.cut_power("ada")
-    config.adapter_file(BEST).unlink()
+    other = replace(
+        config, evaluate=replace(config.evaluate, use=BEST if use == NEWEST else NEWEST)
+    )
+    world.add("ada", other)
+    world.cut_power("ada")
     node = world.add("ada", config)
     assert versions() == (2, 4)
+    assert len(list(Path(config.state_dir).glob("*.onnx_adapter"))) == 2
     assert status(node)["best"] == {"version": 2, "metric": 2.0}
     world.new_host(run=b"second  ", plan=make(rounds=2))
     node._evaluator.take = lambda: 9.0  # type: ignore[method-assign]
