@@ -99,9 +99,10 @@ def sample_bytes(package: ModelPackage) -> int:
 def label_classes(package: ModelPackage) -> dict[str, int]:
     """The number of classes by the name of the target that holds labels, if the model has one."""
     targets = target_specs(package)
-    if package.metric != "accuracy" or not targets or not package.outputs[0].shape:
+    classes = (0, *package.outputs[0].shape)[-1]
+    if package.metric != "accuracy" or not targets or classes < 1:
         return {}
-    return {targets[0].name: package.outputs[0].shape[-1]}
+    return {targets[0].name: classes}
 
 
 def convert(
@@ -266,9 +267,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _unreadable(path: Path, error: OSError) -> NoData:
-    return NoData(
-        f"{path} cannot be read ({error.strerror}): check that it exists and that you may read it"
-    )
+    why = error.strerror or error
+    return NoData(f"{path} cannot be read ({why}): check that it exists and that you may read it")
 
 
 def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettings) -> _Part:
