@@ -99,10 +99,10 @@ def sample_bytes(package: ModelPackage) -> int:
 def label_classes(package: ModelPackage) -> dict[str, int]:
     """The number of classes by the name of the target that holds labels, if the model has one."""
     targets = target_specs(package)
-    classes = (0, *package.outputs[0].shape)[-1]
-    if package.metric != "accuracy" or not targets or classes < 1:
+    if package.metric != "accuracy" or not targets:
         return {}
-    return {targets[0].name: classes}
+    classes = (0, *package.outputs[0].shape)[-1]
+    return {targets[0].name: classes} if classes > 0 else {}
 
 
 def convert(
