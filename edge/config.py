@@ -11,6 +11,7 @@ from transports.factory import check_link
 from transports.link_config import LinkConfig
 
 ADAPTER = "current.onnx_adapter"
+NEWEST, BEST = "newest", "best"
 GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
 
 
@@ -36,11 +37,14 @@ class DataConfig(NpzSettings):
 class EvaluateConfig(NpzSettings):
     """`[evaluate]`, the samples at `path` on which each new global adapter is evaluated.
 
-    Without `path`, samples of a source are evaluated when their labels come, before training.
+    Without `path`, samples of a source are evaluated when their labels come, before training. `use`
+    says which global adapter other programs find in current.onnx_adapter; the node trains from the
+    newest in any case.
     """
 
     path: str | None = field(default=None, metadata=PATH)
     samples_max: int = field(default=1000, metadata=limits(1, 1_000_000))
+    use: str = field(default=NEWEST, metadata=choices(NEWEST, BEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,13 @@ class NodeConfig:
 
     @property
     def adapter_path(self) -> Path:
-        """The file of the global adapter, for this node and for other programs."""
+        """The file of the global adapter that `evaluate.use` names, for other programs."""
         return Path(self.state_dir) / ADAPTER
+
+    def adapter_file(self, which: str) -> Path:
+        """The file of the `NEWEST` or the `BEST` global adapter."""
+        is_used = which == self.evaluate.use
+        return self.adapter_path if is_used else Path(self.state_dir) / f"{which}.onnx_adapter"
 
 
 def read_node_config(path: Path) -> NodeConfig:
@@ -113,6 +122,10 @@ def check_config(config: NodeConfig) -> NodeConfig:
     package_folder(config.model)
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
+    if config.evaluate.use == BEST and config.evaluate.path is None:
+        raise ConfigError(
+            'evaluate.use = "best" needs evaluate.path: held-out samples to compare on'
+        )
     for table, npz in (("data", config.data), ("evaluate", config.evaluate)):
         for tensor, array in npz.arrays.items():
             if not isinstance(array, str):

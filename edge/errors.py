@@ -19,6 +19,10 @@ class BoardFault(ModelError):
     """The board failed, not the model: a bad disk, or no memory. It proves nothing of the model."""
 
 
+class OutOfMemory(BoardFault):
+    """A model needs more memory than the process may have."""
+
+
 class NotSigned(ModelError):
     """A release without the signatures that this board requires."""
 

@@ -6,6 +6,7 @@ The samples are those set aside for evaluation, or new ones before the node trai
 import json
 import logging
 import math
+import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ from ternmesh_store.node_store import NodeStore
 
 ENTRIES_MAX = 256
 KEY = "history"
+BEST_KEY = "best"
+_BEST = struct.Struct("<qd")  # version and metric, before the adapter's int32
 
 Array = NDArray[Any]
 
@@ -130,3 +133,38 @@ class History:
 
     def _store(self) -> None:
         self._values.put(KEY, json.dumps([asdict(entry) for entry in self._entries]).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class BestAdapter:
+    """The global adapter of a run with the best metric on the held-out samples."""
+
+    version: int
+    metric: float
+    model_q24: NDArray[np.int32]
+
+
+def read_best(values: NodeStore, dimension: int) -> BestAdapter | None:
+    """What `write_best` stored; None if there is nothing, or it is damaged."""
+    data = values.get(BEST_KEY) or b""
+    if len(data) != _BEST.size + 4 * dimension:
+        return None
+    version, metric = _BEST.unpack_from(data)
+    if not math.isfinite(metric):
+        return None
+    return BestAdapter(version, metric, np.frombuffer(data, "<i4", offset=_BEST.size))
+
+
+def write_best(values: NodeStore, best: BestAdapter | None) -> None:
+    """Store the best adapter, durable after the next commit; None deletes it, for another run."""
+    data = b""
+    if best is not None:
+        data = _BEST.pack(best.version, best.metric) + best.model_q24.astype("<i4").tobytes()
+    values.put(BEST_KEY, data)
+
+
+def is_better(metric_name: str, metric: float, best: BestAdapter | None) -> bool:
+    """Whether `metric` is better than that of `best`: more accuracy, or less error."""
+    if best is None:
+        return True
+    return metric > best.metric if metric_name == "accuracy" else metric < best.metric

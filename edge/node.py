@@ -10,13 +10,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from edge.config import NodeConfig
+from edge.config import BEST, NEWEST, NodeConfig
 from edge.data.replay import Feed
 from edge.errors import ModelError
-from edge.evaluation import Evaluator, History, HistoryEntry, spread
+from edge.evaluation import (
+    BestAdapter,
+    Evaluator,
+    History,
+    HistoryEntry,
+    is_better,
+    read_best,
+    spread,
+    write_best,
+)
 from edge.onnx.session import Inference, LoadedModel, trim_memory, write_adapter
 from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
@@ -98,6 +108,7 @@ class Node:
         )
         self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
         self.history = History(store)
+        self.best: BestAdapter | None = None  # of this run, if there are held-out samples
         self.diverged = 0  # rounds without a delta: NaN, or samples that break the graph
         self.silent_rounds = 0  # rounds whose delta was too small for an update
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
@@ -127,9 +138,15 @@ class Node:
         self._busy_at = clock()  # when it last trained or evaluated; infinite once released
 
     def start(self) -> None:
-        """Write the stored global adapter into the adapter file, and start the protocol."""
+        """Write the stored global adapters into the adapter files, and start the protocol."""
         self.history.load()
+        # Under the other setting of `use`, this file was what `adapter_path` is now.
+        path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
+        path.unlink(missing_ok=True)
         self._use_global_adapter()
+        if self.data.held_out is not None:
+            self.best = read_best(self._store, self.package.dimension)
+            self._write_best()
         self._marked_at = self._clock()
         self._unanswered_at = self._clock() + self._unanswered_s
         self.protocol.start(self._clock())
@@ -217,9 +234,23 @@ class Node:
         self.wanted = None
         self._loss = None
         self.history.clear()
+        self.best = None
+        write_best(self._store, None)
+
+    def _keep_best(self, version: int, metric: float) -> None:
+        if is_better(self.package.metric, metric, self.best):
+            self.best = BestAdapter(version, metric, self.protocol.model_q24)
+            write_best(self._store, self.best)
+            self._write_best()
+
+    def _write_best(self) -> None:
+        """Write the best adapter file; before the first evaluation the newest is the best."""
+        best = self.best or BestAdapter(self.protocol.version, math.nan, self.protocol.model_q24)
+        vector = self._initial + to_float(best.model_q24)
+        write_adapter(self.config.adapter_file(BEST), self.package, vector, best.version)
 
     def _use_global_adapter(self) -> None:
-        path = self.config.adapter_path
+        path = self.config.adapter_file(NEWEST)
         write_adapter(path, self.package, self.global_adapter, self.protocol.version)
         self._inference.use_adapter(path)
 
@@ -241,6 +272,8 @@ class Node:
             bytes_down=moved[1] - self._marked_bytes[1],
             seconds=round(now - self._marked_at, 3),
         )
+        if held_out is not None and entry.metric is not None:
+            self._keep_best(entry.version, entry.metric)
         self._marked_bytes = moved
         self._marked_at = now
         self._loss = None

@@ -16,6 +16,7 @@ def status(node: Node) -> dict[str, Any]:
     """The node's state, ready for JSON; refusals, bytes and silent rounds since it started."""
     protocol = node.protocol
     plan = protocol.plan
+    best = node.best
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
     metrics = [entry.metric for entry in node.history if entry.metric is not None]
     return {
@@ -35,6 +36,8 @@ def status(node: Node) -> dict[str, Any]:
         "source": _source(node),
         "metric_name": node.package.metric,
         "metric": metrics[-1] if metrics else None,  # the newest
+        "best": best and {"version": best.version, "metric": best.metric},
+        "use": node.config.evaluate.use,  # which adapter is in the file `adapter`
         "outbox": _outbox(node),
         "bytes_up": traffic.bytes_out,
         "bytes_down": traffic.bytes_in,

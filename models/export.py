@@ -65,7 +65,7 @@ def export(
     adapter: Adapter,
     loss: Loss,
     example_batch: tuple[Tensors, Tensors],
-    folder: Path,
+    folder: Path | str,
     *,
     name: str,
     version: int = 1,
@@ -81,15 +81,18 @@ def export(
     [batch], which is the default for such shapes, else "mean_absolute_error". With
     `input_gradient`, the train step also returns the gradient of the inputs, after the adapter's.
     The module is exported in evaluation mode: no dropout, no batch statistics. ExportError where an
-    operator cannot be exported, the metric does not fit, or the graphs compute something else.
+    argument or the metric does not fit, an operator cannot be exported, or the graphs compute
+    something else.
     """
+    _check_arguments(module, example_batch)
     inputs, targets = example_batch
-    _check_batch(inputs + targets)
     module.eval()
     input_names = _input_names(module, len(inputs))
     target_names = _numbered("target", len(targets))
-    with torch.no_grad():
+    with _one_sentence("the module, given the example inputs,"), torch.no_grad():
         outputs = _as_tuple(module(*inputs))
+    with _one_sentence("the loss"):
+        _check_gradients(module, adapter, loss, inputs, targets)
     output_names = _numbered("output", len(outputs))
     with _one_sentence(FORWARD):
         graph = _forward_graph(module, adapter, inputs, input_names, output_names)
@@ -114,11 +117,17 @@ def export(
         metric=metric,
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, data in contents.items():
-        (folder / file).write_bytes(data)
-    (folder / DESCRIPTION).write_bytes(write_model_package(package))
+    _write(Path(folder), {**contents, DESCRIPTION: write_model_package(package)})
     return package
+
+
+def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, data in contents.items():
+            (folder / file).write_bytes(data)
+    except OSError as error:
+        raise ExportError(f"cannot write the model package: {error}") from error
 
 
 class _WithAdapter(nn.Module):
@@ -202,7 +211,10 @@ def _train_graph(
     table = cast(
         "Mapping[torch._ops.OpOverload, Callable[..., object]]", core_aten_decompositions()
     )
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels' gradients have no ONNX operator
+    # The gradients of fused kernels (attention, LSTM) have no ONNX operator. Without
+    # allow_tf32=None torch would set and warn of another flag.
+    unfused = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+    with sdpa_kernel(SDPBackend.MATH), unfused:
         traced = make_fx(step, decomposition_table=table)(*arguments)
     model = _onnx(traced, arguments, ["adapter", *batch_names], ["loss", "gradient"])
     optimise(model)
@@ -270,11 +282,6 @@ def _check_train_step(
     session = _session(graph)
     arguments = (_random_vector(adapter), *batch)
     expected = tuple(tensor.detach() for tensor in step(*arguments))
-    for name, gradient in adapter.split(expected[1][: adapter.dimension]).items():
-        if not gradient.any():
-            raise ExportError(
-                f"the loss does not depend on {name}: the module does not call that layer"
-            )
     feed = {
         value.name: tensor.numpy()
         for value, tensor in zip(session.get_inputs(), arguments, strict=True)
@@ -323,18 +330,64 @@ def _sentence(what: str, error: BaseException) -> str:
     for text in chain:
         for pattern in OPERATOR_PATTERNS:
             if match := re.search(pattern, text):
-                return f"{what} cannot be exported: onnxruntime has no operator for {match[1]}"
+                return (
+                    f"{what} cannot be exported: onnxruntime has no operator for {match[1]}, "
+                    "so use another layer or function in its place"
+                )
+        if "data-dependent" in text:
+            return (
+                f"{what} cannot be exported: it has data-dependent control flow or sizes (if, "
+                "while, .item(), a mask as an index), so use torch.where instead"
+            )
     reason = next((line for line in chain[-1].splitlines() if line.strip()), type(error).__name__)
     return f"{what} cannot be exported: {reason.strip()}"
 
 
-def _check_batch(tensors: Tensors) -> None:
+def _check_arguments(module: nn.Module, example_batch: object) -> None:
+    """ExportError unless these are (inputs, targets) of one batch, for a module in float32."""
+    parts = example_batch if isinstance(example_batch, tuple) else ()
+    if len(parts) != 2 or not all(isinstance(part, tuple) for part in parts):
+        raise ExportError("example_batch must be (inputs, targets), two tuples: ((x,), (y,))")
+    tensors = parts[0] + parts[1]
+    if not parts[0] or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise ExportError("example_batch must hold torch tensors, at least one of them an input")
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     if len(sizes) != 1 or min(sizes) < BATCH_MIN:
         raise ExportError(
             f"every example tensor needs the same batch size of at least {BATCH_MIN}"
             f" on its first axis, not {sorted(sizes)}"
         )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise ExportError(
+                f"{name} is {tensor.dtype}, and boards train in float32: call module.float(), and "
+                "convert the example batch"
+            )
+
+
+def _check_gradients(
+    module: nn.Module, adapter: Adapter, loss: Loss, inputs: Tensors, targets: Tensors
+) -> None:
+    """ExportError unless the example batch gives each tensor of the adapter a gradient."""
+    tensors = adapter.split(_random_vector(adapter))
+    for tensor in tensors.values():
+        tensor.requires_grad_()
+    value = loss(torch.func.functional_call(module, tensors, inputs), *targets)
+    if not isinstance(value, torch.Tensor) or value.dim():
+        raise ExportError("the loss must return one number, for example the mean over the batch")
+    gradients: Sequence[torch.Tensor | None] = [None] * len(tensors)
+    if value.requires_grad:
+        gradients = torch.autograd.grad(value, list(tensors.values()), allow_unused=True)
+    for name, gradient in zip(tensors, gradients, strict=True):
+        if gradient is None:
+            raise ExportError(
+                f"the loss does not depend on {name}: the module does not call that layer"
+            )
+        if not gradient.any():
+            raise ExportError(
+                f"the gradient of {name} is zero for the example batch, so the graph could not be "
+                "compared with torch: take random or real samples"
+            )
 
 
 def _metric(wanted: str | None, outputs: Tensors, targets: Tensors) -> str:
@@ -363,8 +416,13 @@ def _numbered(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
 
 
-def _as_tuple(value: torch.Tensor | Tensors) -> Tensors:
-    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+def _as_tuple(value: object) -> Tensors:
+    values = value if isinstance(value, tuple | list) else (value,)
+    if not all(isinstance(item, torch.Tensor) for item in values):
+        raise ExportError(
+            f"the module returns {type(value).__name__}: it must return a tensor or a tuple of them"
+        )
+    return tuple(values)
 
 
 def _specs(

@@ -197,7 +197,11 @@ def _activity(answer: Answer) -> str:
 def _metric(answer: Answer) -> str:
     name = answer["metric_name"].replace("_", " ")
     if answer["metric"] is not None:
-        return f"{name} {answer['metric']:.3g}"
+        shown = f"{name} {answer['metric']:.3g}"
+        if best := answer.get("best"):
+            shown += f", best {best['metric']:.3g} (global adapter {best['version']})"
+            shown += f"; {answer['adapter']} is the {answer['use']}"
+        return shown
     if answer["source"] is None and answer["history"]:
         return f"{name} not measured: [evaluate] names the data for that"
     return f"{name} not measured yet"

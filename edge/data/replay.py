@@ -20,6 +20,7 @@ from edge.data.sources import (
     Source,
     convert,
     input_specs,
+    label_classes,
     sample_bytes,
     target_specs,
 )
@@ -43,7 +44,7 @@ class ReplayCounters:
 
     samples: int = 0
     labels: int = 0
-    refused: int = 0  # wrong names, shapes or dtypes, NaN, or a key that is not a short text
+    refused: int = 0  # wrong names, shapes, dtypes or labels, NaN, a key that is no short text
     repeated: int = 0  # samples whose key is in the buffer already
     unmatched: int = 0  # labels without a waiting sample
     evicted: int = 0  # labelled samples that were deleted for newer ones
@@ -66,6 +67,7 @@ class ReplayBuffer:
         self._package = package
         self._inputs = input_specs(package)
         self._targets = target_specs(package)
+        self._classes = label_classes(package)
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self._waiting: list[int] = []
@@ -134,7 +136,7 @@ class ReplayBuffer:
         return None
 
     def _take_sample(self, sample: Sample) -> None:
-        packed = _pack(sample.key, sample.inputs, self._inputs)
+        packed = _pack(sample.key, sample.inputs, self._inputs, {})
         if self._database.rows("SELECT 1 FROM replay_sample WHERE key = ?", sample.key):
             self.counters.repeated += 1
             return
@@ -144,7 +146,7 @@ class ReplayBuffer:
         self.counters.samples += 1
 
     def _take_label(self, label: Label) -> int | None:
-        packed = _pack(label.key, label.targets, self._targets)
+        packed = _pack(label.key, label.targets, self._targets, self._classes)
         found = self._database.rows(
             "SELECT id FROM replay_sample WHERE key = ? AND targets IS NULL", label.key
         )
@@ -181,7 +183,9 @@ class ReplayBuffer:
         return len(excess)
 
 
-def _pack(key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> bytes:
+def _pack(
+    key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec], classes: Mapping[str, int]
+) -> bytes:
     """The bytes of one sample's arrays in the order of `specs`. DataError where they do not fit."""
     if not isinstance(key, str) or not 0 < len(key) <= KEY_MAX:
         raise DataError(f"a key is a text of 1 to {KEY_MAX} characters, not {key!r:.100}")
@@ -193,7 +197,8 @@ def _pack(key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) ->
         array = np.asarray(arrays[spec.name])
         if array.shape != spec.shape[1:]:
             raise DataError(f"{key}: {spec.name} has shape {array.shape}, not {spec.shape[1:]}")
-        parts.append(convert(array, spec, f"{key}: {spec.name}").tobytes())
+        what = f"{key}: {spec.name}"
+        parts.append(convert(array, spec, what, classes=classes.get(spec.name)).tobytes())
     return b"".join(parts)
 
 

@@ -7,8 +7,10 @@ import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,8 @@ from ternmesh.model_package import ModelPackage, TensorSpec
 
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays in memory
+CHECKED = 256  # samples at once: floats need more memory than bytes
+SHOWN_MAX = 20  # names in a message
 # The errors of zipfile and numpy for damaged files, and for arrays that numpy cannot read.
 DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
 UNREADABLE = (
@@ -92,8 +96,29 @@ def sample_bytes(package: ModelPackage) -> int:
     )
 
 
-def convert(array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0) -> Array:
-    """`array` in the dtype of `spec`; DataError if values would change, or are not finite."""
+def label_classes(package: ModelPackage) -> dict[str, int]:
+    """The number of classes by the name of the target that holds labels, if the model has one."""
+    targets = target_specs(package)
+    if package.metric != "accuracy" or not targets:
+        return {}
+    classes = (0, *package.outputs[0].shape)[-1]
+    return {targets[0].name: classes} if classes > 0 else {}
+
+
+def convert(
+    array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0, classes: int | None = None
+) -> Array:
+    """`array` in the dtype of `spec`; DataError if values would change, or are not finite.
+
+    Labels must be those of `classes`: a graph reads -1 as the last class, and stops at others. It
+    is NoData where no model could use the values.
+    """
+    if classes is not None and array.dtype.kind in "iu":
+        wrong = array[(array < 0) | (array >= classes)]
+        if wrong.size:
+            raise (NoData if wrong.min() < 0 else DataError)(
+                f"{what} is the label {wrong.flat[0]}: the model has the classes 0 to {classes - 1}"
+            )
     wanted = np.dtype(spec.dtype)
     if array.dtype == wanted == np.bool_:
         return array
@@ -111,7 +136,9 @@ def convert(array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0) -
     if divide_by != 1.0:
         values /= wanted.type(divide_by)
     if not np.isfinite(values).all():
-        raise DataError(f"{what} holds NaN or infinity: leave such samples out")
+        raise (DataError if np.isfinite(array).all() else NoData)(
+            f"{what} holds NaN or infinity: leave such samples out"
+        )
     return values
 
 
@@ -131,13 +158,7 @@ class FolderData:
         """The arrays of some samples by name, in the model's dtypes."""
         return {spec.name: self._part(spec, indexes) for spec in self._specs}
 
-    def check(self) -> None:
-        """DataError if any sample does not fit the model."""
-        for spec in self._specs:
-            for start in range(0, len(self), 256):  # in parts: floats need more memory
-                self._part(spec, slice(start, start + 256))
-
-    def _part(self, spec: TensorSpec, indexes: NDArray[np.int64] | slice) -> Array:
+    def _part(self, spec: TensorSpec, indexes: NDArray[np.int64]) -> Array:
         divide_by = self._divide_by if spec.name in self._inputs else 1.0
         return convert(self._arrays[spec.name][indexes], spec, spec.name, divide_by)
 
@@ -150,25 +171,33 @@ def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> Fol
             f"{', '.join(sorted(unknown))} is no tensor of {package.name}: "
             f"arrays may map {', '.join(sorted(names))}"
         )
-    try:
-        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-    except OSError as error:
-        raise NoData(f"{path} cannot be read: {error}") from error
-    if not 0 < len(files) <= FILES_MAX:
-        raise NoData(f"{path} holds {len(files)} .npz files: it must hold 1 to {FILES_MAX}")
-    parts = [_read_npz(file, package, settings) for file in files]
-    arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    if sum(array.nbytes for array in arrays.values()) > BYTES_MAX:
-        raise DataError(f"{path} holds more than {BYTES_MAX} bytes, the limit of a node")
-    data = FolderData(package, arrays, settings.divide_by)
-    if not len(data):
+    specs = package.batch_inputs
+    parts: list[_Part] = []
+    count = 0
+    for file in _files(path):
+        with _opened(file) as archive:
+            parts.append(_survey(file, archive, package, settings))
+        count += int(parts[-1].chosen.sum())
+        dtypes = [np.result_type(*found) for found in zip(*(p.dtypes for p in parts), strict=True)]
+        sample = sum(
+            math.prod(s.shape[1:]) * d.itemsize for s, d in zip(specs, dtypes, strict=True)
+        )
+        # Before any sample is read, as a small file may hold much; the masks count, too.
+        if count * sample + sum(part.chosen.size for part in parts) > BYTES_MAX:
+            raise DataError(f"{path} holds more than {BYTES_MAX} bytes, the limit of a node")
+    if not count:
+        if not any(part.chosen.size for part in parts):
+            raise NoData(f"{path} holds no sample: its arrays are empty")
         wanted = " and ".join(f"{name} = {value!r}" for name, value in settings.where.items())
-        raise NoData(f"{path} holds no sample" + (f" where {wanted}" if wanted else ""))
-    try:
-        data.check()
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-    return data
+        raise NoData(f"{path} holds no sample where {wanted}")
+    for spec, dtype in zip(specs, dtypes, strict=True):
+        convert(np.empty(0, dtype), spec, f"{path}: {spec.name} of all files together")
+    read = []
+    for part in parts:
+        with _opened(part.path) as archive:
+            read.append(_samples(part, archive, package, settings))
+    arrays = {name: np.concatenate([samples[name] for samples in read]) for name in names}
+    return FolderData(package, arrays, settings.divide_by)
 
 
 def make_source(name: str, options: Mapping[str, Any], folder: Path | None = None) -> Source:
@@ -195,66 +224,120 @@ def make_source(name: str, options: Mapping[str, Any], folder: Path | None = Non
     return made
 
 
-def _read_npz(path: Path, package: ModelPackage, settings: NpzSettings) -> dict[str, Array]:
-    if not zipfile.is_zipfile(path):
-        raise NoData(f"{path} is missing, or not an .npz file")
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one file holds, before its samples are read."""
+
+    path: Path
+    chosen: NDArray[np.bool_]  # for each sample, whether it is wanted
+    dtypes: list[np.dtype[Any]]  # of the arrays, in the order of the model's tensors
+
+
+def _files(path: Path) -> list[Path]:
+    """The file `path`, or the .npz files in the folder `path`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return _select(path, archive, package, settings)
+        if not path.is_dir():
+            return [path]
+        files = sorted(file for file in path.iterdir() if file.suffix == ".npz")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not 0 < len(files) <= FILES_MAX:
+        raise NoData(f"{path} is a folder of {len(files)} .npz files: it needs 1 to {FILES_MAX}")
+    return files
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The archive of an .npz file; what goes wrong inside is one sentence about the file."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise NoData(f"{path} is not an .npz file: write it with numpy.savez")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                yield archive
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except DAMAGED as error:
-        raise NoData(f"{path} cannot be read: {error}") from error
+        raise NoData(f"{path} is damaged ({error}): write it again") from error
+    except MemoryError as error:
+        raise NoData(f"{path} needs more memory than is free: use fewer samples") from error
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz: {error}") from error
 
 
-def _select(
-    path: Path, archive: Any, package: ModelPackage, settings: NpzSettings
-) -> dict[str, Array]:
-    """The arrays of the samples that `settings` selects, by tensor name."""
-    arrays = {}
+def _unreadable(path: Path, error: OSError) -> NoData:
+    why = error.strerror or error
+    return NoData(f"{path} cannot be read ({why}): check that it exists and that you may read it")
+
+
+def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettings) -> _Part:
+    """What the heads of the arrays say; only the arrays in `where` are read."""
+    dtypes = []
     count = -1
     for spec in package.batch_inputs:
         name = settings.arrays.get(spec.name, spec.name)
-        array = _array(path, archive, name)
-        arrays[spec.name] = array
-        if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape):
-            shape = ("samples", *spec.shape[1:])
-            raise DataError(f"{path}: {name} has shape {array.shape}, {package.name} needs {shape}")
-        if count not in (-1, len(array)):
-            raise DataError(f"{path}: {name} has {len(array)} samples, other arrays have {count}")
-        count = len(array)
+        shape, dtype = _head(path, archive, name)
+        convert(np.empty(0, dtype), spec, f"{path}: {name}")
+        if shape[1:] != spec.shape[1:] or len(shape) != len(spec.shape):
+            wanted = ("samples", *spec.shape[1:])
+            raise DataError(f"{path}: {name} has shape {shape}, {package.name} needs {wanted}")
+        if count not in (-1, shape[0]):
+            raise DataError(f"{path}: {name} has {shape[0]} samples, other arrays have {count}")
+        count = shape[0]
+        dtypes.append(dtype)
     chosen = np.ones(count, dtype=np.bool_)
-    for name, wanted in settings.where.items():
-        column = _array(path, archive, name)
-        if column.shape != (count,):
+    for name, value in settings.where.items():
+        if _head(path, archive, name)[0] != (count,):
             raise DataError(f"{path}: {name} does not hold one value for each sample")
-        chosen &= column == _look_up(path, archive, name, wanted)
-    return {name: array[chosen] for name, array in arrays.items()}
+        chosen &= archive[name] == _look_up(path, archive, name, value)
+    return _Part(path, chosen, dtypes)
 
 
-def _array(path: Path, archive: Any, name: str) -> Array:
+def _samples(
+    part: _Part, archive: Any, package: ModelPackage, settings: NpzSettings
+) -> dict[str, Array]:
+    """The wanted samples of a file by tensor name; DataError names the first bad one."""
+    arrays = {}
+    inputs = input_specs(package)
+    classes = label_classes(package)
+    for spec in package.batch_inputs:
+        name = settings.arrays.get(spec.name, spec.name)
+        divide_by = settings.divide_by if spec in inputs else 1.0
+        check = partial(convert, spec=spec, divide_by=divide_by, classes=classes.get(spec.name))
+        arrays[spec.name] = values = archive[name][part.chosen]
+        for start in range(0, len(values), CHECKED):
+            block = values[start : start + CHECKED]
+            try:
+                check(block, what=name)
+            except DataError:
+                rows = np.flatnonzero(part.chosen)[start:]
+                for row, value in zip(rows, block, strict=False):
+                    check(value, what=f"{part.path}: sample {row} of {name}")
+                raise
+    return arrays
+
+
+def _head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an array that may be read: no file needs more memory than is allowed."""
     if name not in archive.files:
-        raise DataError(f"{path} has no array {name}: it has {', '.join(archive.files)}")
+        known = ", ".join(archive.files[:SHOWN_MAX])
+        raise DataError(f"{path} has no array {name}: it has {known}")
     size = archive.zip.getinfo(f"{name}.npy").file_size
     if size > BYTES_MAX:
         raise DataError(f"{path}: {name} has {size} bytes, more than the {BYTES_MAX} allowed")
-    if (claimed := _claimed_bytes(archive, name)) > size:
-        raise DataError(f"{path}: {name} has {size} bytes, and its shape needs {claimed}")
-    array: Array = archive[name]
-    return array
-
-
-def _claimed_bytes(archive: Any, name: str) -> int:
-    """The bytes that numpy would allocate before it reads; ValueError for another format.
-
-    Items of no bytes (empty texts) count as one each: a mask has a byte for each sample.
-    """
     with archive.zip.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         if version not in _READ_HEADER:
             raise ValueError(f"{name} is in the .npy format {version}, not in 1.0 or 2.0")
         shape, _, dtype = _READ_HEADER[version](file)
-    return math.prod(shape) * max(1, int(dtype.itemsize))
+    if any(axis < 0 for axis in shape):
+        raise ValueError(f"{name} has the shape {shape}")
+    # Items of no bytes (empty texts) count as one each: a mask has a byte for each sample.
+    claimed = math.prod(shape) * max(1, int(dtype.itemsize))
+    if claimed > size:
+        raise DataError(f"{path}: {name} has {size} bytes, and its shape needs {claimed}")
+    return shape, dtype
 
 
 def _look_up(path: Path, archive: Any, name: str, wanted: object) -> object:
@@ -262,7 +345,10 @@ def _look_up(path: Path, archive: Any, name: str, wanted: object) -> object:
     names = f"{name}_names"
     if not isinstance(wanted, str) or names not in archive.files:
         return wanted
-    known = _array(path, archive, names).tolist()
-    if wanted not in known:
-        raise NoData(f"{path}: {name} {wanted!r} is none of {', '.join(map(str, known))}")
-    return known.index(wanted)
+    _head(path, archive, names)
+    known = archive[names]
+    found = np.flatnonzero(known == wanted)
+    if not found.size:
+        shown = ", ".join(map(str, known.ravel()[:SHOWN_MAX]))
+        raise NoData(f"{path}: {name} {wanted!r} is none of {shown}")
+    return found[0]

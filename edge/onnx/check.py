@@ -20,7 +20,7 @@ DOMAINS: Final = (b"", b"ai.onnx")  # two names of the same domain
 IR_VERSIONS = range(4, 15)
 OPSETS = range(13, 29)
 EXPANDED_BYTES_MAX = 1 << 28  # of expanded constants, at 8 bytes a number
-PADDED_MAX = 1 << 16  # the factor by which padding may enlarge a tensor
+GROWTH_MAX = 1 << 16  # the factor by which Pad and Concat may enlarge a tensor, in a chain too
 
 # The first paragraph is what models.export has written so far; the others are of the same kinds:
 # elementwise operators, reductions, the usual layers. Left out on purpose: control flow (Loop, If,
@@ -53,6 +53,12 @@ SIZES: Final[dict[bytes, tuple[int, ...]]] = {
     b"Pad": (1, 3),
     b"Slice": (1, 2, 3, 4),
 }
+# The operators whose results have sizes of their own: there, a chain that enlarges a tensor ends.
+PRODUCTS: Final = frozenset(
+    b"""
+    Conv ConvInteger GRU Gemm LSTM MatMul MatMulInteger QLinearConv QLinearMatMul RNN
+    """.split()
+)
 # The types that a Cast may have as its aim: numbers, as the size of text has no bound.
 CAST_TO: Final = {(kind,) for kind in ELEMENT_SIZES}
 
@@ -99,6 +105,7 @@ class _Flow:
     def __init__(self) -> None:
         self.of_data: set[bytes] = set()  # values that depend on data
         self.fixed: dict[bytes, Integers | None] = {}  # the others, with their numbers if known
+        self.growth: dict[bytes, int] = {}  # how many times Pad and Concat have enlarged a value
         self.expanded_bytes = 0
 
     def define(self, name: bytes, integers: Integers | None, *, of_data: bool) -> None:
@@ -136,12 +143,13 @@ def _check_node(node: GraphNode, flow: _Flow) -> None:
             raise ModelError(f"{shown(name)} is used before a node computes it")
     if not flow.of_data.isdisjoint(_sizes(node)):
         raise ModelError(f"the size of the result of {shown(node.operator)} depends on data")
-    _check_growth(node, flow)
+    growth = _check_growth(node, flow)
     is_size = node.operator in (b"Shape", b"Size")
     of_data = not is_size and any(name in flow.of_data for name in node.inputs)
     integers = _constant(node)
     for name in filter(None, node.outputs):
         flow.define(name, integers, of_data=of_data)
+        flow.growth[name] = growth
 
 
 def _sizes(node: GraphNode) -> list[bytes]:
@@ -149,9 +157,11 @@ def _sizes(node: GraphNode) -> list[bytes]:
     return [node.inputs[at] for at in SIZES.get(node.operator, ()) if at < len(node.inputs)]
 
 
-def _check_growth(node: GraphNode, flow: _Flow) -> None:
-    """Limit the size of expanded constants: a file of 100 bytes can ask for gigabytes."""
+def _check_growth(node: GraphNode, flow: _Flow) -> int:
+    """The growth of the results: a file of a few hundred bytes can ask for gigabytes."""
     size = next(map(flow.fixed.get, _sizes(node)), None)
+    grown = [flow.growth.get(name, 1) for name in node.inputs] or [1]
+    growth = 1 if node.operator in PRODUCTS else max(grown)
     match node.operator:
         case b"ConstantOfShape" if size is None:
             raise ModelError("the size of the result of 'ConstantOfShape' is not a constant")
@@ -159,16 +169,19 @@ def _check_growth(node: GraphNode, flow: _Flow) -> None:
             flow.expanded_bytes += 8 * math.prod(map(abs, size or ()))
             if flow.expanded_bytes > EXPANDED_BYTES_MAX:
                 raise ModelError(f"its constants expand to more than {EXPANDED_BYTES_MAX} bytes")
+        case b"Concat":
+            growth = sum(grown)
         case b"Pad":
-            _check_padding(size)
+            growth *= _padding(size)
         case b"Cast" if node.attributes.get(b"to") not in CAST_TO:
             raise ModelError("'Cast' has a data type that a board does not take")
-    _check_padding(node.attributes.get(b"pads"))
+    if max(growth, _padding(node.attributes.get(b"pads"))) > GROWTH_MAX:
+        raise ModelError(f"padding or joining enlarges a tensor more than {GROWTH_MAX} times")
+    return growth
 
 
-def _check_padding(pads: Integers | None) -> None:
-    if math.prod(1 + abs(pad) for pad in pads or ()) > PADDED_MAX:
-        raise ModelError(f"padding enlarges a tensor more than {PADDED_MAX} times")
+def _padding(pads: Integers | None) -> int:
+    return math.prod(1 + abs(pad) for pad in pads or ())
 
 
 def _constant(node: GraphNode) -> Integers | None:

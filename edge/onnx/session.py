@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import MissingEdgeExtra, ModelError
+from edge.errors import MissingEdgeExtra, ModelError, OutOfMemory
 from edge.files import entry_of, read_file
 from edge.onnx.check import check_file
 from ternmesh.errors import ModelPackageError
@@ -36,7 +36,7 @@ except ImportError as error:
 DESCRIPTION = "model.json"
 DESCRIPTION_BYTES_MAX = 4 << 20
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
-ERRORS_ONLY = 3  # at its default level, onnxruntime warns about each overridable initializer
+SILENT = 4  # onnxruntime would warn of each overridable initializer; its errors are raised as well
 PROVIDERS = ["CPUExecutionProvider"]  # onnxruntime's own first choice is a cloud service
 
 # onnxruntime's errors have no common base.
@@ -51,9 +51,11 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
     _state.NoSuchFile,
     _state.NotImplemented,
     _state.RuntimeException,
+    MemoryError,
     RuntimeError,  # a damaged adapter
     ValueError,  # a missing input
 )
+_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory")  # in errors of onnxruntime
 _WRITE_ERRORS: tuple[type[Exception], ...] = (*_ORT_ERRORS, OSError)
 
 Vector = NDArray[np.float32]
@@ -110,13 +112,20 @@ class _Session:
                     str(self._path), self._options, providers=PROVIDERS
                 )
             except _ORT_ERRORS as error:
-                raise ModelError(f"onnxruntime cannot load {self._path}: {error}") from error
+                raise self._failure("load", error) from error
         try:
             # run_with_iobinding would silently ignore the adapter in the run options.
             values: list[Any] = self._session.run(names, inputs, run_options)
         except _ORT_ERRORS as error:
-            raise ModelError(f"onnxruntime cannot run {self._path}: {error}") from error
+            raise self._failure("run", error) from error
         return values
+
+    def _failure(self, verb: str, error: Exception) -> ModelError:
+        if isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY):
+            return OutOfMemory(
+                f"{self._path} needs more memory than is free: use a smaller model or batch"
+            )
+        return ModelError(f"onnxruntime cannot {verb} {self._path}: {error}")
 
 
 class Inference(_Session):
@@ -203,7 +212,7 @@ def session_options(threads: int, *, is_training: bool) -> Any:
     where the copies take a fifth more memory to save a few percent of time.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = ERRORS_ONLY
+    options.log_severity_level = SILENT
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL

@@ -18,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.errors import BoardFault, ModelError
+from edge.errors import BoardFault, ModelError, OutOfMemory
 
 STEPS = 3  # timed, after a first one that is not
 ANSWER_MAX = 4096  # bytes
-OUT_OF_MEMORY = ("std::bad_alloc", "Failed to allocate memory")  # in errors of onnxruntime
 ROOT = Path(__file__).parents[2]
 # One arena and no idle threads: the limit counts address space, used or not.
 ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -94,7 +93,7 @@ def main() -> int:
         latency_s = _measure(Path(folder), threads, with_gradient=bool(with_gradient))
     except (MemoryError, ModelError) as error:
         sentence = " ".join(str(error).split())
-        if isinstance(error, MemoryError) or any(word in sentence for word in OUT_OF_MEMORY):
+        if isinstance(error, MemoryError | OutOfMemory):
             sentence = f"{folder}: its first steps need more than {memory_mib} MiB"
         json.dump({"error": sentence[: ANSWER_MAX // 8]}, sys.stdout)
     else:

@@ -84,6 +84,7 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ("divide_by = 255", "divide_by = 0", "data.divide_by is 0.0: it must be 1e-12"),
         ('"clips.npz"', '"a.npz"\nsource = "a:B"', "data needs either path"),
         ('path = "clips.npz"', "", "data needs either path"),
+        ('path = "dev.npz"', 'use = "best"', 'evaluate.use = "best" needs evaluate.path'),
         ('features = "x"', "features = 3", "data.arrays.features is 3: it must be text"),
         ('speaker = "theo"', "speaker = [1]", r"data.where.speaker is \[1\]: it must be text or"),
         ('arrays = { features = "x", target = "y" }', "arrays = 3", "must be a table of options"),

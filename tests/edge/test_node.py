@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, NodeConfig, TrainingConfig
+from edge.config import BEST, NEWEST, DataConfig, EvaluateConfig, NodeConfig, TrainingConfig
 from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
@@ -329,6 +329,45 @@ def test_another_run_begins_from_nothing(world: World) -> None:
     assert [entry.version for entry in node.history] == [0, 1, 2]
     np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
     assert adapter_version(node.config.adapter_path) == 2
+
+
+@pytest.mark.parametrize("use", [NEWEST, BEST])
+def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> None:
+    world.new_host(plan=make(rounds=4))
+    config = world.config("ada")
+    config = replace(config, evaluate=replace(config.evaluate, use=use))
+    node = world.add("ada", config)
+    scores = iter([5.0, 3.0, 2.0, 4.0, 3.5])
+    node._evaluator.take = lambda: next(scores)  # type: ignore[method-assign]
+    world.until(lambda: node.protocol.finished)
+
+    def versions() -> tuple[int, int]:
+        best, newest = config.adapter_file(BEST), config.adapter_file(NEWEST)
+        assert config.adapter_path == (best if use == BEST else newest)
+        return adapter_version(best), adapter_version(newest)
+
+    assert versions() == (2, 4)
+    assert status(node)["best"] == {"version": 2, "metric": 2.0}
+    world.cut_power("ada")
+    other = replace(
+        config, evaluate=replace(config.evaluate, use=BEST if use == NEWEST else NEWEST)
+    )
+    world.add("ada", other)
+    world.cut_power("ada")
+    node = world.add("ada", config)
+    assert versions() == (2, 4)
+    assert len(list(Path(config.state_dir).glob("*.onnx_adapter"))) == 2
+    assert status(node)["best"] == {"version": 2, "metric": 2.0}
+    world.new_host(run=b"second  ", plan=make(rounds=2))
+    node._evaluator.take = lambda: 9.0  # type: ignore[method-assign]
+
+    def joined() -> bool:
+        world.now += 1.0
+        return node.protocol.run == b"second  " and node.protocol.finished
+
+    world.until(joined)
+    assert status(node)["best"] == {"version": 0, "metric": 9.0}
+    assert versions() == (0, 2)
 
 
 def test_an_idle_node_frees_its_sessions_and_takes_them_up_again(world: World) -> None:

@@ -2,6 +2,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from edge.onnx.session import load_model
 from models.adapters.base import Adapter
 from models.adapters.lora import add_lora
 from models.errors import ExportError
@@ -183,8 +185,12 @@ def try_export(
     [
         (lambda x: x.median(-1, keepdim=True)[0], r"no operator for aten\.median"),
         (lambda x: nn.functional.gelu(x.bfloat16()).float(), "onnxruntime has no operator for"),
-        (lambda x: x * x.sum().item(), "cannot be exported: .*data-dependent"),
+        (lambda x: x * x.sum().item(), "cannot be exported: .*data-dependent .*torch.where"),
+        (lambda x: x if x.sum() > 0 else -x, "cannot be exported: .*data-dependent .*torch.where"),
         (lambda x: x.detach(), r"the loss does not depend on layer\.lora_A"),
+        (lambda x: 0 * x, r"the gradient of layer\.lora_A is zero for the example batch"),
+        (lambda x: {"logits": x}, "the module returns dict: it must return a tensor"),
+        (lambda x: x.reshape(5, 5), "the module, given the example inputs, cannot be exported: sh"),
     ],
 )
 def test_what_cannot_be_exported_gives_one_sentence_and_no_files(
@@ -194,6 +200,72 @@ def test_what_cannot_be_exported_gives_one_sentence_and_no_files(
         try_export(function, tmp_path / "package")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "package").exists()
+
+
+X, Y = torch.ones(4, 4), torch.ones(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("example", "sentence"),
+    [
+        ((X, Y), r"must be \(inputs, targets\), two tuples"),
+        (X, r"must be \(inputs, targets\), two tuples"),
+        (((X.numpy(),), (Y,)), "must hold torch tensors"),
+        (((), (Y,)), "at least one of them an input"),
+        (((X[:0],), (Y[:0],)), r"batch size of at least 2 .* not \[0\]"),
+        (((X.double(),), (Y,)), "given the example inputs, .* dtype"),
+        (((X,), (Y[:, :3],)), "the loss cannot be exported: The size of tensor"),
+    ],
+)
+def test_an_example_batch_that_does_not_fit_is_one_sentence(
+    example: Any, sentence: str, tmp_path: Path
+) -> None:
+    module = Wrapped(torch.tanh)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    with pytest.raises(ExportError, match=sentence) as caught:
+        export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="wrapped")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+def test_a_module_that_is_not_in_float32_is_refused(kind: torch.dtype, tmp_path: Path) -> None:
+    module = Wrapped(torch.tanh).to(kind)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    example = (X.to(kind),), (Y.to(kind),)
+    with pytest.raises(
+        ExportError, match=r"layer\.base\.weight is torch\.float.*module\.float\(\)"
+    ):
+        export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="wrapped")
+
+
+def test_a_loss_of_many_numbers_is_refused(tmp_path: Path) -> None:
+    module = Wrapped(torch.tanh)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    with pytest.raises(ExportError, match="the loss must return one number"):
+        export(module, adapter, torch.sub, ((X,), (Y,)), tmp_path, name="wrapped")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.layer = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.rnn(x)[0][:, -1])
+
+
+def test_an_lstm_can_be_exported_and_loaded_by_a_board(tmp_path: Path) -> None:
+    module = Recurrent()
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    example = (torch.randn(4, 5, 4),), (Y,)
+    export(module, adapter, nn.functional.mse_loss, example, str(tmp_path), name="lstm")
+    assert load_model(tmp_path).package.name == "lstm"
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="cannot write the model package"):
+        try_export(torch.tanh, tmp_path / "file")
 
 
 def test_a_graph_that_differs_from_torch_is_refused(

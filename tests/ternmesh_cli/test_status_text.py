@@ -186,6 +186,15 @@ def test_a_node_without_evaluation_data():
     assert "400 samples; accuracy not measured: [evaluate] names" in "\n".join(describe(answer))
 
 
+def test_the_best_adapter_is_shown_beside_the_newest():
+    best = {"version": 5, "metric": 0.934}
+    answer = {**NODE, "best": best, "use": "newest", "adapter": "s/current.onnx_adapter"}
+    line = (
+        "400 samples; accuracy 0.916, best 0.934 (global adapter 5); s/current.onnx_adapter is the"
+    )
+    assert f"{line} newest" in list(describe(answer))
+
+
 def test_an_answer_of_another_kind():
     with pytest.raises(ControlError, match="neither a host nor a node"):
         describe({"role": "satellite"})

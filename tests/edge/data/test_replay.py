@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from edge.data.replay import ReplayBuffer
 from edge.data.sources import Label, Sample, sample_bytes
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel
+from ternmesh.model_package import TensorSpec
 from ternmesh_store.state_file import STATE, StateFile
 
 
@@ -95,6 +97,20 @@ def test_items_that_do_not_fit_are_counted_and_left_out(buffer, item, sentence) 
         raise DataError(buffer.last_refusal)
 
 
+def test_a_label_outside_the_classes_is_left_out(tiny, tmp_path) -> None:
+    x = tiny.package.batch_inputs[0]
+    classes = replace(
+        tiny.package, batch_inputs=(x, TensorSpec("t", "int64", (8,))), metric="accuracy"
+    )
+    buffer = ReplayBuffer(opened(tmp_path), classes, 100, 1 << 20)
+    buffer.load()
+    for number, target in enumerate((-1, 3, 2)):
+        buffer.add([sample(number), Label(str(number), {"t": np.array(target)})])
+    assert (len(buffer), buffer.counters.refused) == (1, 2)
+    assert buffer.last_refusal == "1: t is the label 3: the model has the classes 0 to 2"
+    buffer._database.close()
+
+
 def test_the_oldest_make_room(tiny, tmp_path) -> None:
     buffer = new_buffer(tiny, tmp_path, samples_max=3)
     buffer.load()
@@ -135,8 +151,6 @@ def test_it_is_all_there_again_and_smaller_where_asked(tiny, tmp_path) -> None:
 
 
 def test_samples_of_another_model_are_deleted(tiny, tmp_path) -> None:
-    from dataclasses import replace
-
     buffer = new_buffer(tiny, tmp_path)
     buffer.load()
     buffer.add([sample(1), label(1)])

@@ -72,8 +72,8 @@ def test_the_shipped_clips_fit_the_shipped_model() -> None:
         ({"x": np.zeros((4, 6), "<U3"), "t": np.zeros((4, 3))}, "x is <U3: x must be float32"),
         ({"x": np.full((4, 6), np.nan), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
         ({"x": np.full((4, 6), 1e300), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
-        ({"x": np.zeros((0, 6)), "t": np.zeros((0, 3))}, "holds no sample$"),
-        ({"x": np.array([{}] * 4), "t": np.zeros((4, 3))}, r"cannot be read as \.npz"),
+        ({"x": np.zeros((0, 6)), "t": np.zeros((0, 3))}, "holds no sample: its arrays are empty"),
+        ({"x": np.array([{}] * 4), "t": np.zeros((4, 3))}, "x is object: x must be float32"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tiny, tmp_path, arrays, sentence) -> None:
@@ -91,19 +91,70 @@ def test_labels_beyond_their_dtype_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="target is float64: target must be int64"):
         open_folder(path, package, PLAIN)
     path = save(tmp_path / "b.npz", features=x, target=np.array([0, 2**63], np.uint64))
-    with pytest.raises(DataError, match="target has values that int64 cannot hold"):
+    with pytest.raises(DataError, match="target is the label 9223372036854775808"):
         open_folder(path, package, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("array", "value", "kind", "sentence"),
+    [
+        ("target", -1, NoData, "is the label -1: the model has the classes 0 to 9"),
+        ("target", 99, DataError, "is the label 99: the model has the classes 0 to 9"),
+        ("features", np.nan, NoData, "holds NaN or infinity"),
+    ],
+)
+def test_the_first_bad_sample_is_named(tmp_path: Path, array, value, kind, sentence) -> None:
+    package = read_model_package((package_path("keyword") / "model.json").read_bytes())
+    good: dict[str, Any] = {
+        "features": np.zeros((300, 50, 32), np.float32),
+        "target": np.zeros(300, np.int16),
+        "room": np.arange(300) % 2,
+    }
+    save(tmp_path / "a.npz", **good)
+    good[array][[4, 281, 283]] = value
+    path = save(tmp_path / "b.npz", **good)
+    with pytest.raises(DataError) as caught:
+        open_folder(tmp_path, package, NpzSettings(where={"room": 1}))
+    assert type(caught.value) is kind
+    assert f"{path}: sample 281 of {array} {sentence}" in str(caught.value)
 
 
 def test_a_file_that_is_no_npz_is_refused(tiny, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 but not really")
     np.save(tmp_path / "b.npy", np.zeros(3))
-    for name in ("a.npz", "b.npy", "missing.npz"):
-        with pytest.raises(NoData, match=name):
+    for name, sentence in (
+        ("a.npz", "is not an .npz file"),
+        ("b.npy", "is not an .npz file"),
+        ("missing.npz", "cannot be read (No such file or directory): check that it exists"),
+    ):
+        with pytest.raises(NoData) as caught:
             open_folder(tmp_path / name, tiny.package, PLAIN)
+        assert f"{tmp_path / name} {sentence}" in str(caught.value)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NoData, match=r"holds 0 \.npz files"):
+    with pytest.raises(NoData, match=r"is a folder of 0 \.npz files"):
         open_folder(tmp_path / "empty", tiny.package, PLAIN)
+
+
+@pytest.mark.parametrize("method", ["iterdir", "open"])
+def test_data_without_permission_is_neither_missing_nor_empty(
+    tiny, tiny_data, tmp_path, monkeypatch, method
+) -> None:
+    save(tmp_path / "a.npz", **tiny_data)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, method, refuse)  # root may read everything
+    with pytest.raises(NoData, match=r"cannot be read \(Permission denied\)"):
+        open_folder(tmp_path, tiny.package, PLAIN)
+
+
+def test_files_of_several_dtypes_lose_nothing(tiny, tmp_path) -> None:
+    for name, kind in (("a", np.uint8), ("b", np.float64)):
+        x = np.full((2, 6), 200 if name == "a" else 0.25, kind)
+        save(tmp_path / f"{name}.npz", x=x, t=np.zeros((2, 3)))
+    data = open_folder(tmp_path, tiny.package, PLAIN)
+    assert data.batch(np.arange(4))["x"][:, 0].tolist() == [200, 200, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("kind", ["damaged", "beyond the file system", "no such room", "no sample"])
@@ -127,8 +178,8 @@ def test_data_that_no_model_could_use_is_told_apart(tiny, tiny_data, tmp_path, k
     [
         ("<f4", (3_000_000_000, 2), "its shape needs 24000000000"),
         ("<U0", (3_000_000_000, 2), "its shape needs 6000000000"),
-        ("<f4", (0, 1 << 70), "cannot be read as .npz"),
-        ("<f4", (-1, 2), "cannot be read as .npz"),
+        ("<f4", (0, 1 << 70), "x has shape"),
+        ("<f4", (-1, 6), "cannot be read as .npz"),
     ],
 )
 def test_a_head_that_promises_too_much_is_refused(tiny, tmp_path, kind, shape, sentence) -> None:

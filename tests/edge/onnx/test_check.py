@@ -128,6 +128,22 @@ def padded(*pads: int, more: tuple[str, ...] = ()) -> bytes:
     return made.SerializeToString()
 
 
+def chain(kind: str, length: int, product_at: int = 0) -> bytes:
+    """Each node doubles the first axis; a matrix product at `product_at` begins anew."""
+    weight = onnx.numpy_helper.from_array(np.ones((3, 3), np.float32), "w")
+    nodes = []
+    for at in range(1, length + 1):
+        given = "x" if at == 1 else f"y{at - 1}"
+        if at == product_at:
+            nodes.append(node("MatMul", (given, "w"), (f"y{at}",)))
+        elif kind == "Concat":
+            nodes.append(node("Concat", (given, given), (f"y{at}",), axis=0))
+        else:
+            nodes.append(node("Pad", (given, "p"), (f"y{at}",)))
+    nodes.append(node("Relu", (f"y{length}",)))
+    return model(*nodes, constants=[weight, numbers("p", 1, 0, 0, 0)]).SerializeToString()
+
+
 def size_of_data() -> bytes:
     whole = node("Cast", ("x",), ("n",), to=INT64)
     return model(whole, node("Expand", ("x", "n"))).SerializeToString()
@@ -307,6 +323,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a Pad bomb that names its axes": (
         lambda: padded(0, 1 << 40, more=("", "a")), "padding"
     ),
+    "a chain of Concat": (lambda: chain("Concat", 17), "joining enlarges a tensor more than"),
+    "a chain of Pad": (lambda: chain("Pad", 17), "padding or joining enlarges"),
     "a Pad bomb of many axes": (lambda: padded(999, 999, 999, 999), "padding"),
     "a padding bomb in a pooling": (
         lambda: model(
@@ -430,6 +448,8 @@ def test_a_harmless_file_is_taken() -> None:
     whole = helper.make_tensor("s", INT64, [2], [2, -3])
     check(memoryview(only("Reshape", "s", constants=[whole])))
     check(memoryview(padded(0, 1, 0, 1)))
+    check(memoryview(chain("Concat", 16)))
+    check(memoryview(chain("Concat", 30, product_at=15)))
 
 
 def test_a_file_is_named_where_it_is_refused(tmp_path: Path) -> None:

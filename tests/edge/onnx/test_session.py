@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.errors import ModelError
+from edge.errors import BoardFault, ModelError
 from edge.onnx.session import (
     Inference,
     LoadedModel,
@@ -15,6 +15,7 @@ from edge.onnx.session import (
     load_model,
     write_adapter,
 )
+from models.zoo import package_path
 from ternmesh.model_package import ADAPTER, FORWARD
 
 
@@ -111,6 +112,25 @@ def test_inputs_that_do_not_fit_are_one_sentence(tiny: LoadedModel) -> None:
         step.run(tiny.initial, {"x": np.zeros((8, 6), np.float32)})
     with pytest.raises(ModelError, match=r"forward\.onnx"):
         Inference(tiny.folder, tiny.package).predict({"x": np.zeros((1, 5), np.float32)})
+
+
+def test_an_error_of_onnxruntime_is_raised_and_not_printed(capfd) -> None:
+    loaded = load_model(package_path("keyword"))
+    batch = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in loaded.package.batch_inputs}
+    batch["target"][:] = 99
+    with pytest.raises(ModelError, match="idx=99"):
+        TrainStep(loaded.folder, loaded.package).run(loaded.initial, batch)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("Status Message: std::bad_alloc")])
+def test_too_little_memory_is_the_boards_fault(tiny: LoadedModel, monkeypatch, error) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", fail)
+    with pytest.raises(BoardFault, match=r"train_step\.onnx needs more memory than is free"):
+        TrainStep(tiny.folder, tiny.package).run(tiny.initial, {})
 
 
 def test_a_changed_file_is_refused(tiny_copy: Path) -> None:
