@@ -113,6 +113,7 @@ def check_config(config: NodeConfig) -> NodeConfig:
     package_folder(config.model)
     if (config.data.path is None) == (config.data.source is None):
         raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
+    check_apart(config.data, config.evaluate)
     for table, npz in (("data", config.data), ("evaluate", config.evaluate)):
         for tensor, array in npz.arrays.items():
             if not isinstance(array, str):
@@ -123,3 +124,19 @@ def check_config(config: NodeConfig) -> NodeConfig:
                     f"{table}.where.{array} is {value!r}: it must be text or a number"
                 )
     return config
+
+
+def check_apart(data: DataConfig, evaluate: EvaluateConfig) -> None:
+    """ConfigError where a file is in [data] and in [evaluate], and both read the same samples."""
+    shared = _files(data.path) & _files(evaluate.path)
+    if shared and data.where == evaluate.where:
+        raise ConfigError(
+            f"{min(shared)} is in data.path and in evaluate.path: evaluate on samples that are not "
+            "trained on, or leave [evaluate] out"
+        )
+
+
+def _files(path: str | None) -> set[Path]:
+    """The path itself, and the .npz files in it."""
+    given = [] if path is None else [Path(path), *Path(path).glob("*.npz")]
+    return {one.resolve() for one in given}

@@ -9,7 +9,15 @@ from pathlib import Path, PurePosixPath
 
 from ternmesh.config import ConfigError
 from ternmesh_cli.broker import folder as disk
-from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
+from ternmesh_cli.broker.texts import (
+    ACCESS,
+    PASSWORDS,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    Account,
+    BrokerSettings,
+    wanted,
+)
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from transports.base import check_node
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
@@ -17,7 +25,7 @@ from transports.mqtt.tls import check_certificate
 
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-_NOTE = "Then reload a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
+_RELOAD = "reload a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +135,8 @@ def _add(arguments: argparse.Namespace) -> int:
         accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _show(arguments, folder, disk.add(folder, accounts), {"note": _NOTE})
+    note = _note(folder, PASSWORDS, ACCESS)
+    _show(arguments, folder, disk.add(folder, accounts), {"note": note})
     return 0
 
 
@@ -138,7 +147,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]
-    _show_change(arguments, {"removed": removed}, f"removed {', '.join(removed)}")
+    note = _note(folder, PASSWORDS, ACCESS)
+    _show_change(arguments, {"removed": removed}, f"removed {', '.join(removed)}", note)
     return 0
 
 
@@ -146,17 +156,26 @@ def _renew(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     names = disk.server_names(folder)
     disk.certify(folder, names, datetime.now(UTC))
-    _show_change(arguments, {"names": names}, f"a new certificate for {', '.join(names)}")
+    note = _note(folder, SERVER_CERTIFICATE, SERVER_KEY)
+    _show_change(arguments, {"names": names}, f"a new certificate for {', '.join(names)}", note)
     return 0
 
 
+def _note(folder: Path, *changed: str) -> str:
+    """What to do after a change of these files in the folder."""
+    place = disk.place(folder)
+    if place == PurePosixPath(folder):
+        return f"Then {_RELOAD}"
+    return f"Copy {' and '.join(changed)} from {folder} to {place} on the broker, then {_RELOAD}"
+
+
 def _show_change(
-    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str
+    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str, note: str
 ) -> None:
     if arguments.json:
-        print(json.dumps({"folder": str(arguments.dir), **change, "note": _NOTE}))
+        print(json.dumps({"folder": str(arguments.dir), **change, "note": note}))
     else:
-        print(f"{sentence}. {_NOTE}")
+        print(f"{sentence}. {note}")
 
 
 def _show(

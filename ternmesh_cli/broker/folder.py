@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
@@ -80,6 +80,15 @@ def server_names(folder: Path) -> list[str]:
         return names_in(_bytes(folder / SERVER_CERTIFICATE))
     except ValueError as error:
         raise BrokerError(f"{folder / SERVER_CERTIFICATE}: {error}") from error
+
+
+def place(folder: Path) -> PurePosixPath:
+    """Return the folder in which the broker reads the files: that of its password file."""
+    for line in _text(folder / CONFIGURATION).splitlines():
+        key, _, value = line.partition(" ")
+        if key == "password_file":
+            return PurePosixPath(value).parent
+    return PurePosixPath(folder)
 
 
 def known(folder: Path) -> list[Account]:
