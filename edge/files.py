@@ -65,11 +65,11 @@ def copy_file(source: Path, target: Path, size_max: int) -> None:
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; ModelError for a FIFO or a device, which could block for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise ModelError(f"{path} is no regular file: copy the model again")
-    return open(descriptor, "rb")
+    return file
 
 
 def unreadable(path: Path, error: OSError) -> ModelError:

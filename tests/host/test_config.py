@@ -17,7 +17,7 @@ GOOD = """
 state_dir = "state"
 model = "keyword"
 [link]
-url = "mqtt://ada:secret@broker.example:1884"
+url = "mqtts://ada:secret@broker.example:1884"
 fleet = "garden"
 [run]
 rounds = 7
@@ -57,7 +57,7 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",
         "garden",
-        "mqtt://broker.example:1884",
+        "mqtts://broker.example:1884",
     )
 
 
