@@ -65,11 +65,15 @@ def copy_file(source: Path, target: Path, size_max: int) -> None:
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; ModelError for a FIFO or a device, which could block for ever."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    file = open(path, "rb", opener=_without_wait)  # noqa: SIM115  (the caller closes it)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ModelError(f"{path} is no regular file: copy the model again")
     return file
+
+
+def _without_wait(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def unreadable(path: Path, error: OSError) -> ModelError:

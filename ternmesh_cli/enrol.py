@@ -234,10 +234,8 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _tell_wait(link: LinkConfig) -> None:
     """Say on stderr who is asked, and for how long."""
-    from edge.enrolment import GIVE_UP_S
-
     where = parse_url(link.url) if link.url else "this link"
-    print(f"asking the host over {where}, for at most {GIVE_UP_S:.0f} s ...", file=sys.stderr)
+    print(f"asking the host over {where}, for at most two minutes ...", file=sys.stderr)
 
 
 def _open_link(path: Path, config: End) -> LinkConfig:

@@ -9,15 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from ternmesh.config import ConfigError
 from ternmesh_cli.broker import folder as disk
-from ternmesh_cli.broker.texts import (
-    ACCESS,
-    PASSWORDS,
-    SERVER_CERTIFICATE,
-    SERVER_KEY,
-    Account,
-    BrokerSettings,
-    wanted,
-)
+from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from transports.base import check_node
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
@@ -135,8 +127,7 @@ def _add(arguments: argparse.Namespace) -> int:
         accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    note = _note(folder, PASSWORDS, ACCESS)
-    _show(arguments, folder, disk.add(folder, accounts), {"note": note})
+    _show(arguments, folder, disk.add(folder, accounts), {"note": _note(folder, *disk.ACCOUNTS)})
     return 0
 
 
@@ -147,8 +138,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]
-    note = _note(folder, PASSWORDS, ACCESS)
-    _show_change(arguments, {"removed": removed}, f"removed {', '.join(removed)}", note)
+    done = f"removed {', '.join(removed)}"
+    _show_change(arguments, {"removed": removed}, done, disk.ACCOUNTS)
     return 0
 
 
@@ -156,8 +147,8 @@ def _renew(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     names = disk.server_names(folder)
     disk.certify(folder, names, datetime.now(UTC))
-    note = _note(folder, SERVER_CERTIFICATE, SERVER_KEY)
-    _show_change(arguments, {"names": names}, f"a new certificate for {', '.join(names)}", note)
+    done = f"a new certificate for {', '.join(names)}"
+    _show_change(arguments, {"names": names}, done, disk.CERTIFICATE)
     return 0
 
 
@@ -170,8 +161,9 @@ def _note(folder: Path, *changed: str) -> str:
 
 
 def _show_change(
-    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str, note: str
+    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str, files: Sequence[str]
 ) -> None:
+    note = _note(arguments.dir, *files)
     if arguments.json:
         print(json.dumps({"folder": str(arguments.dir), **change, "note": note}))
     else:

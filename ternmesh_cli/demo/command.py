@@ -165,8 +165,6 @@ def _url(text: str) -> str:
 
 
 def _prepare(folder: Path) -> Path:
-    if folder.exists() and not folder.is_dir():
-        raise DemoError(f"{folder} is no folder: name another one with --out")
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
             raise DemoError(f"{folder} holds other files: name another folder with --out")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import read_node_config
+from edge.config import DataConfig, EvaluateConfig, read_node_config, warn_of_shared
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh_service.config_file import control_path, package_folder

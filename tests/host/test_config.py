@@ -89,7 +89,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),
         ("url =", "broker =", "link.broker is not a setting"),
-        ("mqtt://ada", "http://ada", "does not begin with mqtt://"),
+        ("mqtts://ada", "http://ada", "does not begin with mqtt://"),
         ('"garden"', '"a"\nca_file = "host.toml"', r"\[link\]: ca_file .*host.toml holds no cert"),
         ('"garden"', '"a/b"', r"\[link\]: fleet 'a/b' must be"),
         ('"keyword"', '"keywords"', "model is 'keywords': no such folder, and no model is called"),

@@ -185,7 +185,6 @@ def test_files_for_another_place_must_be_copied_before_the_reload(tmp_path, caps
     for change, files in (
         (("add", "--node", "bob"), "passwords and access"),
         (("remove", "--node", "bob"), "passwords and access"),
-        (("renew",), "server.pem and server.key"),
     ):
         capsys.readouterr()
         assert broker(tmp_path, *change) == 0

@@ -68,9 +68,10 @@ def test_what_is_wrong_with_a_line_or_a_key_is_said_with_its_place(enrol, tmp_pa
         assert code == 1
         assert sentence in shown
     (tmp_path / "ada" / "identity").write_text("junk")
-    assert f"{tmp_path / 'ada' / 'identity'}: this is not a valid private" in enrol(
-        "identity", "ada"
-    )[1]
+    assert (
+        f"{tmp_path / 'ada' / 'identity'}: this is not a valid private"
+        in enrol("identity", "ada")[1]
+    )
 
 
 def test_a_key_is_never_replaced_by_another(enrol, tmp_path):

@@ -149,10 +149,16 @@ def test_an_error_of_the_system_is_1_and_no_traceback(capsys, caplog, config, mo
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("demo --loss 0.2", "--loss has no effect with --bearer mqtt: leave it out, or choose --be"),
+        (
+            "demo --loss 0.2",
+            "--loss has no effect with --bearer mqtt: leave it out, or choose --be",
+        ),
         ("demo --bearer ble --dialect ebyte", "choose --bearer lora"),
         ("demo --bearer lora --broker mqtt://127.0.0.1", "choose --bearer mqtt or ble"),
-        ("radio emulate --text-only --dialect ebyte", "--text-only has no effect with --dialect eb"),
+        (
+            "radio emulate --text-only --dialect ebyte",
+            "--text-only has no effect with --dialect eb",
+        ),
         ("radio emulate --sf 9", "choose --dialect meshtastic"),
     ],
 )
@@ -163,7 +169,8 @@ def test_an_option_without_effect_is_2(capsys, words, sentence):
 
 def test_a_demo_in_a_place_that_is_no_folder_is_a_sentence(capsys, config):
     assert ternmesh("demo", "--out", config) == 1
-    assert capsys.readouterr().err == f"ternmesh: {config} is no folder: name another one with --out\n"
+    sentence = f"ternmesh: cannot use {config} (Not a directory): check the path\n"
+    assert capsys.readouterr().err == sentence
 
 
 def test_nobody_answers_is_1_and_a_sentence(capsys, config, tmp_path):
