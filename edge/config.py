@@ -1,5 +1,6 @@
 """The configuration of a node: its TOML file as frozen dataclasses."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from transports.link_config import LinkConfig
 ADAPTER = "current.onnx_adapter"
 NEWEST, BEST = "newest", "best"
 GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,20 @@ def check_config(config: NodeConfig) -> NodeConfig:
                     f"{table}.where.{array} is {value!r}: it must be text or a number"
                 )
     return config
+
+
+def warn_of_shared(data: DataConfig, evaluate: EvaluateConfig) -> None:
+    """Warn where a file is in [data] and in [evaluate], and both read the same samples."""
+    shared = _files(data.path) & _files(evaluate.path)
+    if shared and data.where == evaluate.where:
+        _log.warning(
+            "%s is in [data] and in [evaluate]: scores on samples that were trained on are too "
+            "good; name others in [evaluate]",
+            min(shared),
+        )
+
+
+def _files(path: str | None) -> set[Path]:
+    """The path itself, and the .npz files in it."""
+    given = [] if path is None else [Path(path), *Path(path).glob("*.npz")]
+    return {one.resolve() for one in given}

@@ -5,6 +5,8 @@ A file that is missing or too large is a ModelError, a failure of the disk a Boa
 
 import hashlib
 import os
+import stat
+from io import BufferedReader
 from pathlib import Path
 
 from edge.errors import BoardFault, ModelError
@@ -16,7 +18,7 @@ BLOCK = 1 << 20  # bytes of one read while copying
 def read_file(path: Path, size_max: int) -> bytes:
     """The content of a file of at most `size_max` bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             # Not `size_max + 1` alone: Python allocates that much, however short the file is.
             data = file.read(min(size_max, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
@@ -39,9 +41,9 @@ def read_optional(path: Path, size_max: int) -> bytes | None:
 def entry_of(path: Path) -> FileEntry:
     """The size and the SHA-256 of a file."""
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise too_large(path, FILE_BYTES_MAX)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
+                raise too_large(path, FILE_BYTES_MAX)
             digest = hashlib.file_digest(file, "sha256").digest()
             return FileEntry(file.tell(), digest)
     except OSError as error:
@@ -51,7 +53,7 @@ def entry_of(path: Path) -> FileEntry:
 def copy_file(source: Path, target: Path, size_max: int) -> None:
     """Copy a file of at most `size_max` bytes to a new file and make it durable; also OSError."""
     left = size_max
-    with source.open("rb") as reading, target.open("xb") as writing:
+    with open_regular(source) as reading, target.open("xb") as writing:
         while block := reading.read(min(BLOCK, left + 1)):
             left -= len(block)
             if left < 0:
@@ -59,6 +61,19 @@ def copy_file(source: Path, target: Path, size_max: int) -> None:
             writing.write(block)
         writing.flush()
         os.fsync(writing.fileno())
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; ModelError for a FIFO or a device, which could block for ever."""
+    file = open(path, "rb", opener=_without_wait)  # noqa: SIM115  (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ModelError(f"{path} is no regular file: copy the model again")
+    return file
+
+
+def _without_wait(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def unreadable(path: Path, error: OSError) -> ModelError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge.config import NodeConfig, check_config
+from edge.config import NodeConfig, check_config, warn_of_shared
 from edge.data.replay import Feed, ReplayBuffer
 from edge.data.sources import make_source, open_folder
 from edge.enrolment import finish_rotation
@@ -82,6 +82,7 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     StoreError, TransportError or ControlError if the node cannot start or continue.
     """
     check_config(config)
+    warn_of_shared(config.data, config.evaluate)
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     with opened(state, keyring, config.link.fleet):

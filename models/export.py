@@ -6,6 +6,7 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 
 import hashlib
 import inspect
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,6 +229,8 @@ def _onnx(
     output_names: list[str],
     dynamic_shapes: tuple[object, ...] | None = None,
 ) -> ir.Model:
+    # It warns about each operator of torchvision where that is not installed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
         program = torch.onnx.export(

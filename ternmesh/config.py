@@ -27,7 +27,7 @@ def limits(low: float, high: float) -> dict[str, Any]:
 
 
 def choices(*allowed: str) -> dict[str, Any]:
-    """Field metadata: the allowed texts."""
+    """Field metadata: the allowed texts; capitals and small letters count as the same."""
     return {"choices": allowed}
 
 
@@ -39,7 +39,7 @@ def read_config(kind: type[T], text: str) -> T:
 def read_toml(text: str) -> Table:
     """The content of a TOML text; ConfigError, also for a string with a NUL character in it."""
     try:
-        content = tomllib.loads(text)
+        content = tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin a file so
         _refuse_nul(content, "")
     except (ValueError, RecursionError) as error:  # ValueError also for a number of 4300 digits
         raise ConfigError(f"this is not TOML: {error}") from error
@@ -104,9 +104,12 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
         low, high = item.metadata["limits"]
         if not low <= value <= high:  # also for NaN
             raise ConfigError(f"{name} is {value!r}: it must be {low} to {high}")
-    if "choices" in item.metadata and value not in item.metadata["choices"]:
-        allowed = ", ".join(item.metadata["choices"])
-        raise ConfigError(f"{name} is {value!r}: it must be one of {allowed}")
+    if "choices" in item.metadata:
+        by_lower = {choice.lower(): choice for choice in item.metadata["choices"]}
+        if value.lower() not in by_lower:
+            allowed = ", ".join(item.metadata["choices"])
+            raise ConfigError(f"{name} is {value!r}: it must be one of {allowed}")
+        return by_lower[value.lower()]
     return value
 
 

@@ -28,6 +28,7 @@ from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, 
 from ternmesh_service.control_socket import ask
 from ternmesh_service.keyring import read_identity_file
 from transports.link_config import LinkConfig
+from transports.mqtt.settings import parse_url
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
 _EXAMPLE = """\
@@ -82,9 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add_option(row, "--minutes", real(0.1, 1440.0), 15.0, "how long it is valid")
         if name == "rotate":
             what = f"accept another end's line that begins with {ROTATION_MARK}, or its file"
-            row.add_argument("rotation", nargs="?", help=what)
-            row.add_argument("--line", action="store_true", help="print the line, use no link")
-            row.add_argument("--finish", action="store_true", help="the host has accepted the line")
+            one = row.add_mutually_exclusive_group()
+            one.add_argument("rotation", nargs="?", help=what)
+            one.add_argument("--line", action="store_true", help="print the line, use no link")
+            one.add_argument("--finish", action="store_true", help="the host has accepted the line")
         if name == "revoke":
             row.add_argument("name", help="of the node")
         if name == "identity":
@@ -196,6 +198,7 @@ def _join(arguments: argparse.Namespace) -> dict[str, Any]:
     config = read(arguments.config)
     code = read_code(arguments.code)
     link = link_of(arguments.config, config)
+    _tell_wait(link)
     with keyring_of(config) as keyring:
         keyring.adopt(join(link, config.name, keyring.state, keyring.own.public, code))
         return {**_shown(keyring.own.public), "host": keyring.member_list.host.fingerprint.hex()}
@@ -222,10 +225,17 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
         if link is not None:
             from edge.enrolment import rotate_keys
 
+            _tell_wait(link)
             if rotate_keys(link, config.name, keyring):
                 return _shown(keyring.own.public)
             note = f"the host does not answer: {note}"
         return {"name": config.name, "rotation": line, "note": note}
+
+
+def _tell_wait(link: LinkConfig) -> None:
+    """Say on stderr who is asked, and for how long."""
+    where = parse_url(link.url) if link.url else "this link"
+    print(f"asking the host over {where}, for at most two minutes ...", file=sys.stderr)
 
 
 def _open_link(path: Path, config: End) -> LinkConfig:
@@ -282,13 +292,16 @@ def _text(argument: str, mark: str = PUBLIC_MARK) -> str:
     if argument.startswith(mark):
         return argument
     try:
-        with Path(argument).open() as file:
+        with open(argument) as file:
             words = file.read(TEXT_FILE_MAX).split()
-        return next((word for word in words if word.startswith(mark)), "")
     except (OSError, UnicodeDecodeError) as error:
         raise SecurityError(
-            f"{argument} does not begin with {mark}, and is no file: {error}"
+            f"{argument!r} does not begin with {mark}, and is no file: {error}"
         ) from error
+    found = next((word for word in words if word.startswith(mark)), None)
+    if found is None:
+        raise SecurityError(f"{argument} holds no word that begins with {mark}")
+    return found
 
 
 def _show_qr(text: str) -> None:

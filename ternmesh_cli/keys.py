@@ -15,10 +15,11 @@ from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
-from ternmesh_service.config_file import check_name, control_path
+from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
 from ternmesh_service.keyring import Keyring, SecurityConfig, make_identity_file, read_identity_file
 from ternmesh_store.state_file import StateFile
+from transports.base import check_name, check_node
 from transports.link_config import LinkConfig
 
 
@@ -78,6 +79,13 @@ def read(path: Path) -> End:
     fleet = link.get("fleet")
     if not isinstance(name, str | None) or not isinstance(fleet, str | None):
         raise ConfigError(f"{path}: name and link.fleet must be texts")
+    try:
+        if name is not None:
+            check_node(name)
+        if fleet is not None:
+            check_name(fleet, "fleet")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
     role = Role.HOST if name is None else Role.NODE
     if is_gateway:
         role = Role.GATEWAY
@@ -97,7 +105,6 @@ def link_of(path: Path, end: End) -> LinkConfig:
 
     table = read_end(path).get("link", {})
     try:
-        check_name(end.name)
         link = read_table(LinkConfig, table, "link").anchored(path.resolve().parent)
         check_link(link, end.name)
     except ConfigError as error:

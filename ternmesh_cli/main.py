@@ -26,7 +26,7 @@ exit codes:
   1  cannot start or continue: data, disk or model is missing; a sentence on stderr says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
   3  another process uses this name on the broker already
-  130  interrupted before it was done (demo, status)
+  130  interrupted before it was done, or while it started
 """
 
 _log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (that of the process by default) and return its exit code."""
-    options = _parser().parse_args(arguments)
-    run: Run = options.run
     try:
+        options = _parser().parse_args(arguments)
+        run: Run = options.run
         return run(options)
     except ConfigError as error:
         return _complain(error, MISUSED)
@@ -50,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return REFUSED
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
+    except OSError as error:  # of a path that the user named: no error of ours
+        _log.debug("an error of the system", exc_info=error)
+        where = f"cannot use {error.filename}" if error.filename else "the system refuses"
+        return _complain(f"{where} ({error.strerror or error}): check the path", REFUSED)
     except Exception as error:  # noqa: BLE001  (the outermost frame: log any error)
         _log.critical("an error that should not happen", exc_info=error)
         return _complain(f"{type(error).__name__}: {error}", REFUSED)

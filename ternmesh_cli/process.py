@@ -9,9 +9,11 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+
+from ternmesh.config import ConfigError
 
 PROGRAM = "TERNMESH_PROGRAM"  # an environment variable: how the script `run` was called
 SEED_MAX = 2**32 - 1
@@ -33,8 +35,9 @@ def number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def real(low: float, high: float) -> Callable[[str], float]:
+def real(low: float, high: float, unit: str = "") -> Callable[[str], float]:
     """A parser of numbers from `low` to `high`, as `type` of an argument."""
+    allowed = f"a number of {low:g} to {high:g} {unit}".rstrip()
 
     def parse(text: str) -> float:
         try:
@@ -42,7 +45,7 @@ def real(low: float, high: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a number of {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} must be {allowed}")
         return value
 
     return parse
@@ -87,6 +90,26 @@ def add_option(
 ) -> None:
     """An option with a number as its value. Its help names the default."""
     parser.add_argument(name, type=parse, default=default, help=f"{what} (default: {default})")
+
+
+def add_uses(
+    parser: argparse.ArgumentParser, choice: str, uses: Mapping[str, Sequence[str]]
+) -> None:
+    """Declare the options that only some values of the option `choice` use (`refuse_unused`)."""
+    parser.set_defaults(uses=(choice, uses), default_of=parser.get_default)
+
+
+def refuse_unused(arguments: argparse.Namespace) -> None:
+    """ConfigError for an option of `add_uses` that would have no effect."""
+    choice, uses = arguments.uses
+    chosen = getattr(arguments, choice)
+    for name, values in uses.items():
+        is_given = getattr(arguments, name) != arguments.default_of(name)
+        if is_given and chosen not in values:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect with --{choice} {chosen}: leave it out, "
+                f"or choose --{choice} {' or '.join(values)}"
+            )
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:

@@ -53,10 +53,10 @@ def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--region", choices=tuple(REGIONS), required=True, help=what)
     parser.add_argument(
         "--frequency",
-        type=real(0, FREQUENCY_MAX_MHZ),
+        type=real(0, FREQUENCY_MAX_MHZ, "MHz"),
         required=True,
         metavar="MHZ",
-        help="the middle of the channel",
+        help="the middle of the channel, in MHz",
     )
     _add_modulation(parser, 7, 125)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
@@ -85,6 +85,9 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
     radio = parser.add_argument_group("meshtastic: the setting of its own tools")
     _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
+    modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), ("meshtastic",))
+    uses = {"text_only": ("reyax",), "air_rate": ("ebyte",), **modulation}
+    process.add_uses(parser, "dialect", uses)
     process.add_json(parser)
 
 
@@ -150,6 +153,7 @@ def _duration(seconds: float) -> str:
 
 def _emulate(arguments: argparse.Namespace) -> int:
     """Print the paths of the modems, and emulate them until a signal."""
+    process.refuse_unused(arguments)
     stop = process.stop_on_signals()
     try:
         if arguments.folder:

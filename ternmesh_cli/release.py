@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sign.add_argument("--identity", type=Path, metavar="FILE", help=what)
     check = rows.add("check", "check a release and run its first steps here", _check)
     _add_release(check)
+    what = "also check its signatures: host.toml, or that of any end of the fleet"
+    check.add_argument("--config", type=Path, metavar="FILE", help=what)
     add_option(check, "--memory-mib", number(16, 65_536), 512, "limit of the first steps")
     install = rows.add("install", "give a release to the node of a configuration", _install)
     _add_release(install)
@@ -123,7 +125,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from ternmesh.release import LATENCY_UNIT, LOSS_UNIT
 
     folder = arguments.release
-    manifest = Releases(folder.parent, accept_unsigned).read(folder)
+    verify = accept_unsigned if arguments.config is None else _signed_in(arguments.config)
+    manifest = Releases(folder.parent, verify).read(folder)
     load_release(folder, manifest)
     limits = TrialLimits(memory_mib=arguments.memory_mib)
     latency_s = try_model(folder, limits, with_gradient=True)
@@ -132,7 +135,10 @@ def _check(arguments: argparse.Namespace) -> int:
     latency_max_ms = manifest.latency_max * LATENCY_UNIT * 1e3
     print(f"a step takes {latency_s * 1e3:.1f} ms here; a board may take {latency_max_ms:.0f} ms")
     print(f"a loss of {manifest.loss_max * LOSS_UNIT:g} is allowed on a board's held-out data")
-    print(UNSIGNED, file=sys.stderr)
+    if arguments.config is None:
+        print(f"{UNSIGNED}: name a --config", file=sys.stderr)
+    else:
+        print(f"enough signers of the fleet in {arguments.config} have signed it")
     return 0
 
 
@@ -179,16 +185,20 @@ def _board(path: Path) -> "tuple[NodeConfig, Releases]":
     """The configuration of a node, and its releases, which its fleet's host must have signed."""
     from edge.config import read_node_config
     from edge.releases.store import Releases, accept_unsigned
-    from edge.releases.watch import signed_by
 
     config = read_node_config(path)
     if config.releases.dir is None:
         raise ConfigError(f"{path} has no releases.dir: this node takes no releases")
-    verify: Verify = accept_unsigned
-    if not config.releases.insecure:
-        fleet = keys.fleet_of(path)
-        verify = signed_by(fleet.signers, fleet.name)
+    verify = accept_unsigned if config.releases.insecure else _signed_in(path)
     return config, Releases(Path(config.releases.dir), verify)
+
+
+def _signed_in(path: Path) -> "Verify":
+    """What accepts only manifests that the fleet of this configuration has signed."""
+    from edge.releases.watch import signed_by
+
+    fleet = keys.fleet_of(path)
+    return signed_by(fleet.signers, fleet.name)
 
 
 def _named(manifest: "ReleaseManifest") -> str:

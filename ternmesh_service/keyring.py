@@ -7,6 +7,7 @@ systemd.exec(5)).
 
 import logging
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ IDENTITY = "identity"  # the name of the identity file
 CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
 NEXT = ".next"  # suffix of the identity file that replaces the present one in a key rotation
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
+GIT_S = 5.0  # the longest wait for git
+NOT_IGNORED = 1  # the exit code of `git check-ignore`; 128 is outside of a repository
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +116,10 @@ def read_identity_file(path: Path) -> Identity:
             f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
             "or start with --insecure to run without keys"
         ) from error
-    return parse_private(text)
+    try:
+        return parse_private(text)
+    except SecurityError as error:
+        raise SecurityError(f"{path}: {error}") from error
 
 
 def make_identity_file(path: Path, name: str, role: Role) -> Identity:
@@ -398,7 +404,23 @@ def opened(
     state.open(keep=(*keyring.must_keep, *groups))
     try:
         keyring.open()
+        warn_of_git(state.folder)
         keyring.check_fleet(fleet)
         yield
     finally:
         state.close()
+
+
+def warn_of_git(folder: Path) -> None:
+    """Warn where `git add` would take the files in a state folder, private keys among them."""
+    command = ["git", "-C", str(folder), "check-ignore", "--quiet", IDENTITY]
+    try:
+        found = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return  # no git on this machine
+    if found.returncode == NOT_IGNORED:
+        _log.warning(
+            "%s is in a git repository that does not ignore it, and holds private keys: name it in "
+            ".gitignore, or choose another state_dir",
+            folder,
+        )

@@ -12,7 +12,6 @@ retransmits is a `ReportingTransport`, and the protocol leaves the repeating to 
     └── MissingExtra        the Python package for this transport is not installed
 """
 
-import re
 import threading
 import time
 from collections import Counter, deque
@@ -21,19 +20,22 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ternmesh.deliveries import Delivery
+from ternmesh.wire.control import NAME
 from ternmesh.wire.frame import FRAME_MAX
 
 HOST = "host"  # the peer name of the host, as a node sees it
 ALL = "all"  # the peer name of every node at once, as the host sees it
 
 NAME_MAX = 32  # bytes
-_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NAME_MAX}}}")
 
 
 def check_name(name: str, what: str = "name") -> str:
     """`name` if it may stand in a topic or an address; ValueError with a sentence otherwise."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{what} {name!r} must be 1 to 32 letters, digits, or any of _ . -")
+    if not NAME.match(name):
+        raise ValueError(
+            f"{what} {name!r} must be 1 to 32 letters, digits, or any of _ . -, and begin with "
+            "neither . nor -"
+        )
     return name
 
 

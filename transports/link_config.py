@@ -39,6 +39,7 @@ class LinkConfig:
     key_file: str | None = None
     credentials_file: str | None = None
     message_max: int = MESSAGE_MAX
+    cleartext: bool = False  # a password may cross the network without TLS
     region: str = field(default="", metadata=choices("", *REGIONS))
     serial: Table = field(default_factory=dict)
     ble: Table = field(default_factory=dict)
@@ -111,8 +112,24 @@ def link_settings(link: LinkConfig, role: str) -> MqttSettings:
             key_file=link.key_file,
             message_max=link.message_max,
         )
+        _check_cleartext(link, settings)
         if link.certificate_file is not None and link.key_file is not None:
             check_certificate(link.certificate_file, link.key_file)
         return settings
     except ValueError as error:
         raise ConfigError(f"[link]: {error}") from error
+
+
+def _check_cleartext(link: LinkConfig, settings: MqttSettings) -> None:
+    """ValueError where `mqtt://` makes a file for TLS useless, or shows a password to others."""
+    if settings.broker.tls:
+        return
+    for key in ("ca_file", "certificate_file", "key_file"):
+        if getattr(link, key) is not None:
+            raise ValueError(f"{key} has no effect with mqtt://: write mqtts://, or leave it out")
+    has_password = (settings.password or settings.broker.password) is not None
+    if has_password and not (link.cleartext or settings.broker.host in LOOPBACK):
+        raise ValueError(
+            f"the password would go to {settings.broker} in the clear: write mqtts://, or set "
+            "cleartext = true"
+        )

@@ -26,6 +26,7 @@ from ternmesh.model_package import (
     ModelPackage,
     read_model_package,
 )
+from ternmesh_store.files import PRIVATE, unfinished_file
 
 try:
     import onnxruntime
@@ -174,7 +175,7 @@ class TrainStep(_Session):
 def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: int) -> None:
     """Replace the `.onnx_adapter` file at `path` with `vector` (float32, D) in one rename.
 
-    ModelError if it cannot be written.
+    Only its owner may read it. ModelError if it cannot be written.
     """
     tensors = {
         name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor))
@@ -184,8 +185,8 @@ def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: in
     content.set_adapter_version(version)
     content.set_model_version(package.version)
     content.set_parameters(tensors)
-    unfinished = path.with_name(path.name + ".new")
     try:
+        unfinished = unfinished_file(path, PRIVATE)  # onnxruntime keeps the mode
         content.export_adapter(str(unfinished.resolve()))
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())

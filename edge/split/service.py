@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from edge.config import warn_of_shared
 from edge.data.sources import open_folder
 from edge.enrolment import finish_rotation
 from edge.split.config import SplitBoardConfig
@@ -38,6 +39,7 @@ def run_split_board(
     parts = load_parts(Path(config.model), config.training.threads)
     package = with_labels(parts[0].package)
     assert config.data.path is not None
+    warn_of_shared(config.data, config.evaluate)
     training = open_folder(Path(config.data.path), package, config.data)
     held_out = None
     if config.evaluate.path is not None:

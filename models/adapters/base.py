@@ -100,8 +100,8 @@ class LowRankLinear(AdaptedLinear):
 def freeze(module: nn.Module, patterns: Sequence[str], rank: int = 1) -> dict[str, nn.Linear]:
     """Freeze `module` and return its linear layers whose name matches a pattern, by name.
 
-    Patterns are like those for file names: `layers.*.q` matches `layers.0.q`. ValueError where no
-    layer matches or the rank is below 1.
+    Patterns are like those for file names: `layers.*.q` matches `layers.0.q`. ValueError where a
+    pattern matches no layer, or the rank is below 1.
     """
     if rank < 1:
         raise ValueError(f"rank is {rank}: it must be at least 1")
@@ -110,8 +110,9 @@ def freeze(module: nn.Module, patterns: Sequence[str], rank: int = 1) -> dict[st
         for name, layer in module.named_modules()
         if isinstance(layer, nn.Linear) and any(fnmatchcase(name, p) for p in patterns)
     }
-    if not matches:
-        raise ValueError(f"no linear layer has a name like {', '.join(patterns)}")
+    unused = [p for p in patterns if not any(fnmatchcase(name, p) for name in matches)]
+    if unused or not matches:
+        raise ValueError(f"no linear layer has a name like {', '.join(unused) or '(no pattern)'}")
     module.requires_grad_(False)
     return matches
 

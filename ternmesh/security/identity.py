@@ -168,7 +168,10 @@ def _read(data: bytes, size: int) -> tuple[str, Role, bytes]:
 
 def _check_name(name: str) -> None:
     if NAME.match(name) is None:
-        raise SecurityError("a name has 1 to 32 letters, digits, dots, dashes and underscores")
+        raise SecurityError(
+            f"{name!r} is no name: it has 1 to 32 letters, digits, dots, dashes and underscores, "
+            "and no dot or dash begins it"
+        )
 
 
 def _to_text(mark: str, data: bytes) -> str:

@@ -18,7 +18,8 @@ from ternmesh.wire.frame import NODE_MAX
 KIND = 0x01
 CONTROL_MAX = 1024
 DEPTH_MAX = 3
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}\Z")
+# A name becomes a topic, a file and a word of a command: no dot and no dash may begin it.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
 REASON = re.compile(r"[a-z -]{1,32}\Z")
 INTEGER_MAX = 0xFFFFFFFF
 GATHERING, OPEN, FINISHED = range(3)  # the phases of a run

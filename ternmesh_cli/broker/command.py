@@ -17,7 +17,7 @@ from transports.mqtt.tls import check_certificate
 
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-_NOTE = "Then reload a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
+_RELOAD = "reload a running mosquitto: systemctl reload mosquitto, or kill -HUP its process."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def _add(arguments: argparse.Namespace) -> int:
         accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _show(arguments, folder, disk.add(folder, accounts), {"note": _NOTE})
+    _show(arguments, folder, disk.add(folder, accounts), {"note": _note(folder, *disk.ACCOUNTS)})
     return 0
 
 
@@ -141,7 +141,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]
-    _show_change(arguments, {"removed": removed}, f"removed {', '.join(removed)}")
+    done = f"removed {', '.join(removed)}"
+    _show_change(arguments, {"removed": removed}, done, disk.ACCOUNTS)
     return 0
 
 
@@ -149,17 +150,27 @@ def _renew(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     names = disk.server_names(folder)
     disk.certify(folder, names, datetime.now(UTC))
-    _show_change(arguments, {"names": names}, f"a new certificate for {', '.join(names)}")
+    done = f"a new certificate for {', '.join(names)}"
+    _show_change(arguments, {"names": names}, done, disk.CERTIFICATE)
     return 0
 
 
+def _note(folder: Path, *changed: str) -> str:
+    """What to do after a change of these files in the folder."""
+    place = disk.place(folder)
+    if place == PurePosixPath(folder):
+        return f"Then {_RELOAD}"
+    return f"Copy {' and '.join(changed)} from {folder} to {place} on the broker, then {_RELOAD}"
+
+
 def _show_change(
-    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str
+    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str, files: Sequence[str]
 ) -> None:
+    note = _note(arguments.dir, *files)
     if arguments.json:
-        print(json.dumps({"folder": str(arguments.dir), **change, "note": _NOTE}))
+        print(json.dumps({"folder": str(arguments.dir), **change, "note": note}))
     else:
-        print(f"{sentence}. {_NOTE}")
+        print(f"{sentence}. {note}")
 
 
 def _show(

@@ -1,13 +1,14 @@
 """Write and change the folder of a mosquitto deployment: configuration, accounts, certificates."""
 
 import os
+import re
 import secrets
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
@@ -24,14 +25,16 @@ from ternmesh_cli.broker.texts import (
     Account,
     BrokerSettings,
 )
+from ternmesh_store.files import PRIVATE, unfinished_file
 from transports.mqtt.credentials import Credentials, write_credentials
 
 AUTHORITY = "authority.pem"
 AUTHORITY_KEY = "authority.key"
 CREDENTIALS = "credentials"
+# What the broker reads again after a change of accounts, or of its certificate.
+ACCOUNTS, CERTIFICATE = (PASSWORDS, ACCESS), (SERVER_CERTIFICATE, SERVER_KEY)
 SUFFIX = ".credentials.toml"  # host.toml is the configuration of the host
 SECRET_BYTES = 24  # random bytes in a password
-PRIVATE = 0o600
 PUBLIC = 0o644
 
 NewAccounts = dict[Account, Credentials]
@@ -82,6 +85,14 @@ def server_names(folder: Path) -> list[str]:
         return names_in(_bytes(folder / SERVER_CERTIFICATE))
     except ValueError as error:
         raise BrokerError(f"{folder / SERVER_CERTIFICATE}: {error}") from error
+
+
+def place(folder: Path) -> PurePosixPath:
+    """Return the folder in which the broker reads the files: that of its password file."""
+    path = folder / CONFIGURATION
+    text = _text(path) if path.exists() else ""
+    found = re.search(r"^password_file (.+)$", text, re.MULTILINE)
+    return PurePosixPath(found[1]).parent if found else PurePosixPath(folder)
 
 
 def known(folder: Path) -> list[Account]:
@@ -159,11 +170,9 @@ def write(path: Path, text: str, mode: int = PRIVATE) -> None:
 
     An existing file keeps its owner and mode, so that the broker's user can still read it.
     """
-    unfinished = path.with_name(f"{path.name}.new")
     with _writing(path):
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        unfinished = unfinished_file(path, mode)
+        with unfinished.open("w", encoding="utf-8") as file:
             if path.exists():
                 before = path.stat()
                 os.fchown(file.fileno(), before.st_uid, before.st_gid)

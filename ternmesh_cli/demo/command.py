@@ -18,7 +18,7 @@ from typing import Any
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Fleet, fleet
 from ternmesh_cli.demo.record import DemoRecord, DemoRound
-from ternmesh_cli.process import add_json, add_option, number, real
+from ternmesh_cli.process import add_json, add_option, add_uses, number, real, refuse_unused
 from transports.link_config import COMPLETE, UNRELIABLE
 from transports.mqtt.settings import parse_url
 from transports.serial_lora.settings import DIALECTS
@@ -75,11 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for states, logs and the report (default: demo-run)",
     )
     add_json(parser, "show no live progress; print one JSON object at the end")
+    radio = dict.fromkeys(("dialect", "speed", "service"), (LORA,))
+    add_uses(parser, "bearer", {"broker": (MQTT, BLE), "loss": (LORA, BLE), **radio})
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ternmesh_cli.demo.report import write_report
 
+    refuse_unused(arguments)
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import read_node_config
+from edge.config import DataConfig, EvaluateConfig, read_node_config, warn_of_shared
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh_service.config_file import control_path, package_folder
@@ -104,3 +104,23 @@ def test_what_is_wrong_is_one_sentence_that_names_it(
 def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
         read_node_config(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("data", "evaluate", "where", "warnings"),
+    [
+        (".", "a.npz", {}, 1),
+        ("a.npz", ".", {}, 1),
+        ("a.npz", "a.npz", {"speaker": "theo"}, 0),
+        ("a.npz", "b.npz", {}, 0),
+        ("a.npz", None, {}, 0),
+    ],
+)
+def test_files_that_are_trained_on_and_scored_are_warned_of(
+    tmp_path, caplog, data, evaluate, where, warnings
+):
+    for name in ("a.npz", "b.npz"):
+        (tmp_path / name).touch()
+    scored = None if evaluate is None else str(tmp_path / evaluate)
+    warn_of_shared(DataConfig(path=str(tmp_path / data)), EvaluateConfig(where=where, path=scored))
+    assert len(caplog.records) == warnings

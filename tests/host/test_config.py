@@ -17,7 +17,7 @@ GOOD = """
 state_dir = "state"
 model = "keyword"
 [link]
-url = "mqtt://ada:secret@broker.example:1884"
+url = "mqtts://ada:secret@broker.example:1884"
 fleet = "garden"
 [run]
 rounds = 7
@@ -57,7 +57,7 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",
         "garden",
-        "mqtt://broker.example:1884",
+        "mqtts://broker.example:1884",
     )
 
 
@@ -89,7 +89,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),
         ("url =", "broker =", "link.broker is not a setting"),
-        ("mqtt://ada", "http://ada", "does not begin with mqtt://"),
+        ("mqtts://ada", "http://ada", "does not begin with mqtt://"),
         ('"garden"', '"a"\nca_file = "host.toml"', r"\[link\]: ca_file .*host.toml holds no cert"),
         ('"garden"', '"a/b"', r"\[link\]: fleet 'a/b' must be"),
         ('"keyword"', '"keywords"', "model is 'keywords': no such folder, and no model is called"),

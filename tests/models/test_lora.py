@@ -55,5 +55,7 @@ def test_only_named_layers_are_adapted() -> None:
     assert add_lora(small(), ("2",), rank=1, alpha=1).names == ("2.lora_A", "2.lora_B")
     with pytest.raises(ValueError, match=r"no linear layer has a name like head, layers\.\*"):
         add_lora(small(), ("head", "layers.*"), rank=1, alpha=1)
+    with pytest.raises(ValueError, match=r"no linear layer has a name like head$"):
+        add_lora(small(), ("2", "head"), rank=1, alpha=1)  # though another pattern matches
     with pytest.raises(ValueError, match="rank is 0"):
         add_lora(small(), ("*",), rank=0, alpha=1)

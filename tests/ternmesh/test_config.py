@@ -35,6 +35,10 @@ def test_defaults_and_nested_tables() -> None:
     assert read_config(Settings, text) == wanted
 
 
+def test_small_letters_and_a_byte_order_mark_do_no_harm() -> None:
+    assert read_config(Settings, "\ufeff" + 'mode = "MESH"\n' + GOOD).mode == "mesh"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

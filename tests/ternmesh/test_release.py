@@ -46,7 +46,7 @@ numbers = st.integers(1, 2**32 - 1)
 entries = st.builds(FileEntry, st.integers(0, 2**31 - 1), st.binary(min_size=32, max_size=32))
 manifests = st.builds(
     ReleaseManifest,
-    st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True),
+    st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", fullmatch=True),
     numbers,
     st.binary(min_size=32, max_size=32),
     st.tuples(*[entries] * len(FILES)),

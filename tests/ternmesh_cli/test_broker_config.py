@@ -193,6 +193,18 @@ def test_who_is_added_or_removed_leaves_the_others_as_they_were(tmp_path, capsys
     assert "has no account attic~bob" in capsys.readouterr().err
 
 
+def test_files_for_another_place_must_be_copied_before_the_reload(tmp_path, capsys) -> None:
+    assert broker(tmp_path, *BEGIN, "--place", "/etc/mosquitto/attic") == 0
+    for change, files in (
+        (("add", "--node", "bob"), "passwords and access"),
+        (("remove", "--node", "bob"), "passwords and access"),
+    ):
+        capsys.readouterr()
+        assert broker(tmp_path, *change) == 0
+        shown = capsys.readouterr().out
+        assert f"Copy {files} from {tmp_path} to /etc/mosquitto/attic on the broker" in shown
+
+
 def test_a_second_fleet_gets_a_host_of_its_own(tmp_path) -> None:
     assert broker(tmp_path, *BEGIN) == 0
     assert (

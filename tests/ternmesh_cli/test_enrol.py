@@ -49,6 +49,31 @@ def test_a_line_may_come_from_a_file(enrol, tmp_path):
     assert "no file" in sentence
 
 
+@pytest.mark.parametrize("name", ["", "host", "all", ".", "..", "-rf", "../x", "#", "a" * 33])
+def test_a_name_that_topics_files_or_commands_misread_is_refused(enrol, tmp_path, name):
+    (tmp_path / "ada.toml").write_text(NODE.format(name=name))
+    code, sentence = enrol("identity", "ada")
+    assert code == 2
+    assert "ada.toml: " in sentence
+    assert "name" in sentence
+
+
+def test_what_is_wrong_with_a_line_or_a_key_is_said_with_its_place(enrol, tmp_path):
+    (tmp_path / "note.txt").write_text("hello")
+    for given, sentence in (
+        ("", "'' does not begin with TM1:, and is no file"),
+        (str(tmp_path / "note.txt"), "note.txt holds no word that begins with TM1:"),
+    ):
+        code, shown = enrol("host", "ada", given)
+        assert code == 1
+        assert sentence in shown
+    (tmp_path / "ada" / "identity").write_text("junk")
+    assert (
+        f"{tmp_path / 'ada' / 'identity'}: this is not a valid private"
+        in enrol("identity", "ada")[1]
+    )
+
+
 def test_a_key_is_never_replaced_by_another(enrol, tmp_path):
     host = enrol("identity", "host")
     enrol("host", "ada", host["identity"])

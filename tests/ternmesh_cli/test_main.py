@@ -125,6 +125,54 @@ def test_an_interrupt_is_130_and_no_traceback(capsys, config, monkeypatch):
     assert capsys.readouterr().err == "ternmesh: interrupted\n"
 
 
+def test_an_interrupt_while_modules_are_imported_is_silent(tmp_path):
+    """A module that is imported early interrupts the process as Ctrl-C would."""
+    (tmp_path / "argparse.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    folders = f"{tmp_path}{os.pathsep}{Path(main.__file__).parents[1]}"
+    command = [sys.executable, "-m", "ternmesh_cli", "status", "--help"]
+    ended = subprocess.run(
+        command, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": folders}
+    )
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+def test_an_error_of_the_system_is_1_and_no_traceback(capsys, caplog, config, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError(13, "Permission denied", "/root/model")
+
+    monkeypatch.setattr("host.config.read_host_config", fail)
+    assert ternmesh("host", "--config", config) == 1
+    sentence = "ternmesh: cannot use /root/model (Permission denied): check the path\n"
+    assert (capsys.readouterr().err, caplog.records) == (sentence, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "demo --loss 0.2",
+            "--loss has no effect with --bearer mqtt: leave it out, or choose --be",
+        ),
+        ("demo --bearer ble --dialect ebyte", "choose --bearer lora"),
+        ("demo --bearer lora --broker mqtt://127.0.0.1", "choose --bearer mqtt or ble"),
+        (
+            "radio emulate --text-only --dialect ebyte",
+            "--text-only has no effect with --dialect eb",
+        ),
+        ("radio emulate --sf 9", "choose --dialect meshtastic"),
+    ],
+)
+def test_an_option_without_effect_is_2(capsys, words, sentence):
+    assert ternmesh(*words.split()) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_demo_in_a_place_that_is_no_folder_is_a_sentence(capsys, config):
+    assert ternmesh("demo", "--out", config) == 1
+    sentence = f"ternmesh: cannot use {config} (Not a directory): check the path\n"
+    assert capsys.readouterr().err == sentence
+
+
 def test_nobody_answers_is_1_and_a_sentence(capsys, config, tmp_path):
     for arguments in (["--config", config], ["--socket", tmp_path / "control.sock"]):
         assert ternmesh("status", *arguments) == 1

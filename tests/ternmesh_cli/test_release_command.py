@@ -193,6 +193,9 @@ def test_a_board_takes_what_its_host_has_signed(
     assert ternmesh("sign", one, "--config", tmp_path / "host.toml") == 0
     assert "is signed by host" in capsys.readouterr().out
     signed = (one / "signatures").read_bytes()
+    assert ternmesh("check", one, "--config", tmp_path / "host.toml") == 0
+    assert "have signed it" in capsys.readouterr().out
+    assert ternmesh("check", one, "--config", tmp_path / "stranger.toml") == 1
     (one / "signatures").write_bytes(signed[:-2] + bytes([signed[-2] ^ 1, signed[-1]]))
     assert ternmesh("install", one, "--config", config) == 1
     (one / "signatures").write_bytes(signed)

@@ -1,6 +1,7 @@
 """Identity files, the trust store, and what an operator is told."""
 
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from ternmesh_service.keyring import (
     hop_keys,
     make_identity_file,
     read_identity_file,
+    warn_of_git,
 )
 from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import SECURITY, STATE, StateFile
@@ -86,6 +88,17 @@ def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):
     assert SecurityConfig().path(tmp_path) == path
     assert read_identity_file(path).public.name == "ada"
     assert SecurityConfig(identity_file="other").path(tmp_path) == tmp_path / "other"
+
+
+@pytest.mark.parametrize(("ignored", "warnings"), [("", 1), ("state", 0)])
+def test_keys_that_git_would_take_are_warned_of(tmp_path, caplog, ignored, warnings):
+    (tmp_path / "state").mkdir()
+    warn_of_git(tmp_path / "state")
+    assert not caplog.records, "outside of a repository"
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text(ignored)
+    warn_of_git(tmp_path / "state")
+    assert len(caplog.records) == warnings
 
 
 def test_doing_without_keys_off_this_machine_takes_saying_it_twice(tmp_path, caplog):

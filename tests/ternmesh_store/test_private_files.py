@@ -8,6 +8,7 @@ import pytest
 
 from ternmesh.link.ledger import Moment
 from ternmesh_store.database import Database, Schema
+from ternmesh_store.files import replace_file
 from ternmesh_store.state_file import StateFile
 
 SCHEMA = Schema(0x54455354, 1, ("CREATE TABLE item (name TEXT PRIMARY KEY)",))
@@ -42,6 +43,14 @@ def test_only_its_owner_may_read_a_file(tmp_path: Path, name: str) -> None:
     OPEN[name](folder)
     assert modes(folder)[name] == 0o600
     assert set(modes(folder).values()) == {0o600}
+
+
+def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"precious")
+    (tmp_path / "signatures.new").symlink_to(tmp_path / "victim")
+    replace_file(tmp_path / "signatures", b"signed")
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    assert (tmp_path / "signatures").read_bytes() == b"signed"
 
 
 def test_what_an_earlier_version_left_open_to_all_is_closed(tmp_path, in_killed_process) -> None:

@@ -50,6 +50,7 @@ def test_an_adapter_in_use_survives_its_file(tiny: LoadedModel, tmp_path: Path) 
     x = np.ones((1, 6), dtype=np.float32)
     inference = Inference(tiny.folder, tiny.package)
     write_adapter(path, tiny.package, random_vector(tiny, 1), 1)
+    assert path.stat().st_mode & 0o777 == 0o600, "whatever the umask is"
     inference.use_adapter(path)
     before = inference.predict({"x": x})["y"]
     write_adapter(path, tiny.package, random_vector(tiny, 2), 2)

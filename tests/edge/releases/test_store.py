@@ -211,6 +211,17 @@ def test_a_folder_whose_name_is_a_number_takes_no_version(
     assert releases.begin() == Standing(current=2, floor=2, attempts=1)
 
 
+@pytest.mark.parametrize("name", [MANIFEST, SIGNATURES, FILES[0]])
+def test_a_pipe_in_a_release_does_not_hold_the_board_up(
+    releases: Releases, new_release: Release, name: str
+) -> None:
+    source = new_release(1)
+    (source / name).unlink(missing_ok=True)
+    os.mkfifo(source / name)
+    with pytest.raises(ModelError, match=f"{name} is no regular file"):
+        releases.install(source)
+
+
 def test_what_is_no_release_is_never_removed(tmp_path: Path, new_release: Release) -> None:
     releases = Releases(tmp_path / "releases", verify_good)
     for day in range(20251122, 20251122 + KEPT_MAX):

@@ -6,7 +6,7 @@ from ternmesh.errors import SecurityError
 from ternmesh.security import identity
 from ternmesh.security.identity import Identity, PublicIdentity, Role
 
-names = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", fullmatch=True)
 seeds = st.binary(min_size=64, max_size=64).filter(lambda data: len(set(data)) >= 16)
 identities = st.builds(identity.make_identity, names, st.sampled_from(Role), seeds)
 

@@ -13,7 +13,7 @@ from ternmesh.wire.frame import FRAME_OVERHEAD, NODE_MAX
 
 u32 = st.integers(0, 0xFFFFFFFF)
 eight = st.binary(min_size=8, max_size=8)
-names = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", fullmatch=True)
 hellos = st.builds(
     control.Hello, names, eight, eight, eight, u32, st.binary(min_size=16, max_size=16), u32
 )

@@ -1,5 +1,7 @@
 """Credentials of a broker in a file of their own."""
 
+from dataclasses import replace
+
 import pytest
 
 from ternmesh.config import ConfigError
@@ -47,6 +49,16 @@ def test_a_file_that_others_may_use_is_refused(path, mode) -> None:
 def test_what_is_missing_or_double_is_told(path, url, role, sentence) -> None:
     with pytest.raises(ConfigError, match=sentence):
         link_settings(LinkConfig(url, "attic", credentials_file=str(path)), role)
+
+
+def test_no_password_goes_over_a_network_in_the_clear_unasked(path) -> None:
+    link = LinkConfig("mqtt://broker", "attic", credentials_file=str(path))
+    for clear in (link, LinkConfig("mqtt://ada:s3cret@broker")):
+        with pytest.raises(ConfigError, match="in the clear: write mqtts://, or set") as caught:
+            link_settings(clear, "board-1")
+        assert "s3cret" not in str(caught.value)
+    for allowed in (replace(link, cleartext=True), replace(link, url="mqtt://127.0.0.1")):
+        assert link_settings(allowed, "board-1").password is not None
 
 
 @pytest.mark.parametrize("name", ["nowhere.toml", "."])
