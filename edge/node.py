@@ -131,8 +131,7 @@ class Node:
         self._refusals = RefusalLog()
         self._joined: Joined | None = None  # the last one that was logged
         # A node that nobody has answered by then says so, once.
-        self._unanswered_s = 2 * pace.hello_longest_s
-        self._unanswered_at = math.inf
+        self._unanswered_at = clock() + 2 * pace.hello_longest_s
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
         self._marked_at = clock()  # the time of that entry
         self._busy_at = clock()  # when it last trained or evaluated; infinite once released
@@ -148,7 +147,6 @@ class Node:
             self.best = read_best(self._store, self.package.dimension)
             self._write_best()
         self._marked_at = self._clock()
-        self._unanswered_at = self._clock() + self._unanswered_s
         self.protocol.start(self._clock())
 
     def turn(self, wait_s: float = POLL_S) -> bool:

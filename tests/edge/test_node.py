@@ -24,6 +24,7 @@ from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.refusals import NO_ANSWER
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh_store.node_store import NodeStore
@@ -500,3 +501,11 @@ def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
     entries: list[Any] = list(node.history)
     assert entries[-1].metric < 0.7 * entries[0].metric
     assert entries[-1].loss < entries[1].loss
+
+
+def test_a_node_that_nobody_answers_says_so_once(world: World, caplog) -> None:
+    node = world.add("ada")
+    world.now += 200.0
+    for _ in range(3):
+        node.turn(0.0)
+    assert caplog.messages.count(NO_ANSWER) == 1

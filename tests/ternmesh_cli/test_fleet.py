@@ -429,10 +429,12 @@ def test_a_node_that_is_revoked_is_out_and_the_others_go_on(new_fleet, capsys):
         assert main(["enrol", "revoke", "--config", config, "theo", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert [row["name"] for row in answer["members"] if row["revoked"]] == ["theo"]
-        fleet.wait_for(fleet.host, lambda status: status["refused"].get("revoked", 0) >= 1)
+        fleet.wait_for(fleet.boards["theo"], lambda status: "revoked" in status["activity"])
         fleet.host.kill9()
+        fleet.boards["theo"].kill9()
         fleet.host.start()  # and it stays so
-        fleet.wait_for(fleet.host, lambda status: status["refused"].get("revoked", 0) >= 1)
+        fleet.boards["theo"].start()
+        fleet.wait_for(fleet.boards["theo"], lambda status: "revoked" in status["activity"])
 
 
 def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 from ternmesh.federated.refusals import why
 from ternmesh.link.settings import LinkSettings
+from ternmesh.security.enrolment import write_revocation
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
 from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
@@ -212,3 +213,12 @@ def test_what_is_counted_by_name_is_bounded(fleet) -> None:
     assert len(end.refused) == REFUSED_PEERS_MAX + 1
     assert len(end.refused["peer 0"]) == REASONS_MAX + 1
     assert end.frames_refused == REFUSED_PEERS_MAX + REASONS_MAX + 100
+
+
+def test_a_sealed_link_carries_the_notice_of_a_revocation(fleet) -> None:  # R3-12, R3-13
+    air = fleet("theo", faults=Faults())
+    air.open_all()
+    ring = air.rings[HOST]
+    notice = write_revocation(ring.own, ring.member_list.fleet, bytes(16))
+    air.ends[HOST].send("theo", [notice])
+    assert [arrival.frames for arrival in air.run(5.0)["theo"]] == [(notice,)]
