@@ -97,7 +97,7 @@ class PeerSession:
         self.needs_reply = False  # and the peer should answer it
         self.changed = False  # the state must be stored
         self.clones = 0  # how often two senders with one key, or an old state, were seen
-        self.highest = 0 if state is None else state.highest  # counter of the peer's frames
+        self.highest = 0 if state is None else state.highest  # counter of the peer's process
         self._own = own
         self._fleet = fleet
         self._suite = suite
@@ -114,7 +114,8 @@ class PeerSession:
         self._bad_in_a_row = 0
         self._ask_at = 0.0  # when the next sync may be sent
         self._ask_s = ASK_FIRST_S  # the pause after it
-        self._is_behind_noted = False  # this end was found to be a copy or an old state
+        self._is_behind = False  # the peer's process began with a counter that was used before
+        self._is_behind_noted = False  # the same of this end: it is a copy, or has an old state
         if state is not None:
             self._current = self._session_of(state.ephemeral)
             if suite == SUITE_END:  # what comes may be all that the peer sends: ask at once
@@ -193,7 +194,8 @@ class PeerSession:
             session = self._session_of(self._answering)
         if session is None:
             return head
-        content = write_claims(Claims(self.highest, group)) + body
+        seen = self.highest if session is self._current else 0
+        content = write_claims(Claims(seen, group, self._is_behind)) + body
         cipher = session.cipher(counter, is_out=True)
         return head + cipher.seal(nonce(address, counter), head, content)
 
@@ -248,8 +250,8 @@ class PeerSession:
         self.held = claims.group
         self._bad_in_a_row = 0
         self.needs_reply = False
-        if claims.seen >= unused and not self._is_behind_noted:
-            self.clones += 1  # this end is the copy, or has an old disk
+        if claims.behind and not self._is_behind_noted:
+            self.clones += 1
             self._is_behind_noted = True
         if body == QUESTION:
             self.needs_sync = True
@@ -276,11 +278,13 @@ class PeerSession:
             self._answer(session.ephemeral)
             raise WireError("replay", "a new session must have opened a frame of the present time")
         if known is not None:
-            self.clones += session.ephemeral in self._ended or counter <= self.highest
+            self._is_behind = counter <= self.highest
+            self.clones += session.ephemeral in self._ended or self._is_behind
             self._ended.append(known.ephemeral)
         self._before, self._current = known, session
         session.begun, session.begun_own = counter, unused
         session.window = Window(counter)
+        self.highest = counter
         self._derived.pop(session.ephemeral, None)
         self._candidate = b""
         self._answered.clear()
@@ -300,7 +304,8 @@ class PeerSession:
             raise WireError("clone", "two senders have the same key")
         if verdict is Verdict.REPLAY:
             raise WireError("replay", "this frame has been received before")
-        self.highest = max(self.highest, counter)
+        if session is self._current:
+            self.highest = max(self.highest, counter)
         self.changed = True
 
     def _answer(self, key: bytes) -> None:

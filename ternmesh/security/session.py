@@ -29,6 +29,7 @@ ANSWER, QUESTION = bytes((SYNC, 0)), bytes((SYNC, 1))
 _ALL = (1 << SIZE) - 1
 _SPAN = 1 << COUNTER_BITS
 _CLAIMS = struct.Struct("<QI")
+_BEHIND_BIT = 63  # of the first field
 _KEYS = struct.Struct("<BI16sQ")
 _PEER = struct.Struct(f"<{FINGERPRINT_SIZE}s{EPHEMERAL_SIZE}sQ")
 _GROUP = struct.Struct(f"<{FINGERPRINT_SIZE}sI16s{EPHEMERAL_SIZE}sQ")
@@ -88,8 +89,9 @@ def whole_counter(near: int, low: int) -> int:
 class Claims:
     """What a sender says in a sync frame about the frames of its receiver."""
 
-    seen: int = 0  # the highest counter of the receiver that the sender has accepted
+    seen: int = 0  # the highest counter that the sender has accepted of the receiver's process
     group: int = 0  # the label of the broadcast key that the sender holds, 0 for none
+    behind: bool = False  # the receiver's process began with a counter that was used before
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class PeerState:
     name: str
     fingerprint: bytes  # of the peer's keys
     ephemeral: bytes  # the public key of the peer's process, 32 bytes
-    highest: int  # the highest counter of the peer that was accepted
+    highest: int  # the highest counter of that process that was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +144,15 @@ class SealingState:
 
 def write_claims(claims: Claims) -> bytes:
     """The bytes of claims, which a sync frame has before its body."""
-    return _CLAIMS.pack(claims.seen, claims.group)
+    return _CLAIMS.pack(claims.seen | claims.behind << _BEHIND_BIT, claims.group)
 
 
 def read_claims(data: bytes) -> tuple[Claims, bytes]:
     """Claims and the body after them; WireError, also for a malformed body of the sealing."""
     if len(data) <= CLAIMS_SIZE:
         raise WireError("length", "a frame with address 0 must have claims and a body")
-    claims = Claims(*_CLAIMS.unpack_from(data))
+    seen, group = _CLAIMS.unpack_from(data)
+    claims = Claims(seen & (1 << _BEHIND_BIT) - 1, group, bool(seen >> _BEHIND_BIT))
     body = data[CLAIMS_SIZE:]
     if body[0] == KEYS:
         read_keys(body)
