@@ -13,10 +13,9 @@ A node that misses a deadline is inactive until it sends a frame again, and afte
 where it had sent a part of its update, for some rounds besides. Whatever it sends in time counts. A
 node that is silent in a round counts as present without an update.
 
-A host that hears of a higher version of its own run was restored from an old copy. It gets the
-global updates between back from its nodes (`recovery`), and neither opens nor closes a round
-meanwhile. So that it hears of it first, a deadline counts only nodes that have shown since the
-host's start that they are at its version.
+A host that was restored from an old copy gets what it lacks back from its nodes (`recovery`). So
+that it hears of it first, a deadline counts only nodes that have shown since the host's start that
+they are at its version.
 """
 
 from functools import partial
@@ -25,7 +24,7 @@ from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Deliveries, Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import global_delta_q24, make_step, read_step
+from ternmesh.federated.aggregation import global_delta_q24, make_step
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -36,7 +35,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
-from ternmesh.federated.recovery import ASKS_MAX, Recovery
+from ternmesh.federated.recovery import ASKS_MAX, Recovery, read_given
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.session import HostSession
 from ternmesh.federated.state import (
@@ -52,16 +51,7 @@ from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
 from ternmesh.security.authenticator import SecurityLayer
 from ternmesh.timers import NETWORK_TIMERS, RateLimiter, TimerSettings, earliest
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import (
-    FINISHED,
-    GATHERING,
-    OPEN,
-    Announce,
-    Hello,
-    Receipt,
-    Refusal,
-    Wanted,
-)
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 from ternmesh.wire.global_update import (
     Certificate,
@@ -306,7 +296,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     @property
     def recovering(self) -> bool:
-        """Whether a node may have global updates of this run that the host has lost."""
+        """Whether a node may have global updates that the host has lost."""
         return self._recovery.source is not None
 
     @property
@@ -332,7 +322,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._lead_on(now)
             return
         recovery.asked(node.name, self.version, now)
-        question = control.write_control(Wanted(node.address, self.version))
+        question = control.write_control(control.Wanted(node.address, self.version))
         self._outgoing.push(node.name, UNASSIGNED, [question])
 
     def _receive_fragment(self, node: RegisteredNode, body: bytes, now: float) -> None:
@@ -352,13 +342,11 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
     def _take_back(self, node: RegisteredNode, content: bytes, now: float) -> None:
         """Apply a global update that this host has made, and lost. Raises WireError."""
         check = partial(self._check_own, content)
-        step, name = read_step(content, self.plan.dimension, self._model_hash, check)
-        if isinstance(step, GlobalSnapshot):
-            raise WireError("kind", "a snapshot does not tell the host's chain")
-        if step.version != self.version + 1:
+        held = self.version, self.global_hash
+        given = read_given(content, held, self.plan, self._model_hash, check)
+        if given is None:
             return  # it was here, or comes again after those before it
-        if step.parent != self.global_hash:
-            raise WireError("reference", f"{node.name} follows other global updates of this run")
+        step, link = given
         delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, self.plan)
         rows: dict[int, Counted] = {}
         for row in step.counted:  # first those of nodes, then those of partial aggregates
@@ -368,7 +356,6 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
         self.model_q24 = add_q24(self.model_q24, delta_q24)
         self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
-        link = ChainLink(step.version, name, content)
         self._move_on(link, Count([], rows, {}), missing=(), given_by=node.name)
         self._recovery.advanced(self.version, now)
         if not self.recovering:
@@ -433,7 +420,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _ask_unheard(self) -> None:
         """Make nodes say hello that may believe that the host has their update."""
-        body = control.write_control(Refusal(self.version, UNHEARD))
+        body = control.write_control(control.Refusal(self.version, UNHEARD))
         for node in self.nodes.values():
             if not node.in_step:
                 self._outgoing.push(node.name, UNASSIGNED, [body])

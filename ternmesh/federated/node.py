@@ -405,6 +405,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._outgoing.discard(self.address)
         self._update_timer.stop()
         self._refused_timer.stop()
+        self.received = False
         self.version = step.version
         self.global_hash = link.global_hash
         self.model_q24 = model_q24

@@ -7,14 +7,40 @@ closed meanwhile.
 """
 
 import math
+from collections.abc import Callable
 
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import read_step
+from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
 from ternmesh.wire.fragments import Reassembler
-from ternmesh.wire.global_update import object_max
+from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate, object_max
 
 GIVEN_MAX = 4  # global updates in one answer; as many objects as a `Reassembler` holds
 ASKS_MAX = 6  # questions and wrong answers in a row without a global update
 IGNORED_PAUSES = 20 * ASKS_MAX  # a lie stops the rounds for a twentieth of the time at most
+
+
+def read_given(
+    data: bytes,
+    held: tuple[int, bytes],
+    plan: Plan,
+    model_hash: bytes,
+    check: Callable[[bytes, Certificate], None],
+) -> tuple[GlobalUpdate, ChainLink] | None:
+    """Read an object from a node, for a host that holds this version and hash.
+
+    None for a global update of another version than the next. Raises WireError.
+    """
+    step, name = read_step(data, plan.dimension, model_hash, check)
+    version, global_hash = held
+    if isinstance(step, GlobalSnapshot):
+        raise WireError("kind", "a snapshot does not tell the host's chain")
+    if step.version != version + 1:
+        return None
+    if step.parent != global_hash:
+        raise WireError("reference", "the node follows other global updates of this run")
+    return step, ChainLink(step.version, name, data)
 
 
 class Recovery:

@@ -122,6 +122,24 @@ def test_an_update_whose_receipt_the_copy_does_not_have_comes_again(bench: Any) 
     assert host.version == 3
 
 
+def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None:  # R6.5-15
+    theo = alone.nodes["theo"]
+    theo.submit(1, alone.delta(5), alone.now)
+    alone.exchange()
+    asked_at = theo._asked_at
+    live(alone, 190)
+    assert theo._asked_at == asked_at
+    live(alone, 30)
+    assert theo._asked_at > asked_at
+    assert theo.received
+    asked_at = theo._asked_at
+    alone.nodes["yan"].submit(1, alone.delta(6), alone.now)
+    alone.exchange()
+    assert theo.version == 2
+    live(alone, 300)
+    assert theo._asked_at == asked_at  # it waits for no receipt
+
+
 def test_a_run_that_was_over_is_over_again(bench: Any) -> None:
     play(bench)
     old = copy_of(bench)
