@@ -184,7 +184,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         finally:
             self._to_answer.update(self._round.contributors(place))
         for address in self._round.contributors(place):
-            self._heard(self.nodes[address], now)
+            self.nodes[address].heard(now, self.version)
             self.nodes[address].in_step = True
         if is_new:
             self._events.append(BodyAccepted(place, self.version, body))
@@ -194,10 +194,6 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
     def _count_duplicate(self, node: RegisteredNode) -> None:
         self.refused["duplicate"] += 1
         node.refused["duplicate"] += 1
-
-    def _heard(self, node: RegisteredNode, now: float) -> None:
-        node.heard_at = now
-        node.active |= self.version >= node.rests_until
 
     def _check_round(self, round_number: int) -> None:
         if self.phase != OPEN or self.recovering or round_number < self.version:
@@ -244,7 +240,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _receive_hello(self, hello: Hello, now: float) -> None:
         node = self.nodes.take_in(hello.name, self.settings.places)
-        self._heard(node, now)
+        node.heard(now, self.version)
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
@@ -410,7 +406,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             # Where each frame is sent once, an update that lacks chunks is as good as it gets.
             enough = self._round.present().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
-                self._rest(self.nodes[address])
+                self.nodes[address].rest(self.version)
             self._close_round(now)
         else:
             self.deadline = now + self.settings.deadline_s
@@ -425,20 +421,9 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             if not node.in_step:
                 self._outgoing.push(node.name, UNASSIGNED, [body])
 
-    def _rest(self, node: RegisteredNode) -> None:
-        """Note that a round waited for this node until its deadline, in vain.
-
-        The rounds that do not wait grow fourfold each time: a node that withholds its updates, or
-        only says hello, costs few deadlines, and a slow one can come back.
-        """
-        node.late += 1
-        node.rests_until = self.version + 4 ** (node.late if node.active else node.late - 1)
-        node.active = False
-
     def _close_round(self, now: float) -> None:
         for address in self._round.present():
-            node = self.nodes[address]
-            node.active, node.late, node.rests_until = True, 0, 0
+            self.nodes[address].was_on_time()
         count = self._round.count()
         version = self.version + 1
         chunks, delta_q24, self.residual = make_step(

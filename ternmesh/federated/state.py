@@ -193,3 +193,22 @@ class RegisteredNode:
     heard_at: float | None = None
     in_step: bool = False  # it has shown since the host's start that it is at the host's version
     refused: Counter[str] = field(default_factory=Counter)  # by reason
+
+    def heard(self, now: float, version: int) -> None:
+        """Note a frame of the node, which the round of `version` may wait for again."""
+        self.heard_at = now
+        self.active |= version >= self.rests_until
+
+    def rest(self, version: int) -> None:
+        """Note that the round of `version` waited for this node until its deadline, in vain.
+
+        The rounds that do not wait grow fourfold each time: a node that withholds its updates, or
+        only says hello, costs few deadlines, and a slow one can come back.
+        """
+        self.late += 1
+        self.rests_until = version + 4 ** (self.late if self.active else self.late - 1)
+        self.active = False
+
+    def was_on_time(self) -> None:
+        """Note that a round had this node's update, or its silence, when it closed."""
+        self.active, self.late, self.rests_until = True, 0, 0
