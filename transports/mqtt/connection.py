@@ -133,7 +133,7 @@ class MqttConnection:
                 self._published += 1
                 self._client.publish(topic, message, qos=min(1, self._limits.qos_max))
 
-    def _new_client(self) -> paho.Client:
+    def _new_client(self) -> "_BoundedClient":
         settings = self._settings
         broker = settings.broker
         five = self.protocol == "5"
