@@ -10,10 +10,9 @@ def test_what_is_accepted_hidden_lost_or_changed_shows_in_the_figures() -> None:
     control = Attack("control", 5, 2)
     peace = Run((), Counter(), 0, "one")
     calm, slow = Pace(3.0, 0.1), Pace(1.9, 1.1)
-    paces = {"peace": calm, "1-byte frames to all": calm, "15-byte frames to all": slow}
-    good = result(Run([refused], shown, 0, "one"), peace, control, paces, quick=False)
+    good = result(Run([refused], shown, 0, "one"), peace, control, [calm, calm], quick=False)
     assert all(figure.holds is not False for figure in good.figures.values())
-    paces["1-byte frames to ada"] = slow
+    paces = [calm, calm, slow]
     bad = result(Run([refused, passed], shown, 1, "two"), peace, control, paces, quick=False)
     assert {name for name, figure in bad.figures.items() if figure.holds is False} == {
         "frames_accepted",

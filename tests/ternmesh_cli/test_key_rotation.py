@@ -301,6 +301,7 @@ def test_a_refusal_that_an_answer_follows_is_nothing(fleet, monkeypatch):  # R9.
     with fleet.open("host") as host, fleet.open("ada") as ada:
         service = desk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Forged(service))
+        monkeypatch.setattr(enrolment, "ANSWER_S", 20.0)
         ada.begin_rotation()
         assert enrolment.rotate_keys(LINK, "ada", ada)
 
