@@ -13,9 +13,8 @@ A node that misses a deadline is inactive until it sends a frame again, and afte
 where it had sent a part of its update, for some rounds besides. Whatever it sends in time counts. A
 node that is silent in a round counts as present without an update.
 
-A host that was restored from an old copy gets what it lacks back from its nodes (`recovery`). So
-that it hears of it first, a deadline counts only nodes that have shown since the host's start that
-they are at its version.
+A host that was restored from an old copy gets what it lacks back from its nodes (`recovery`). To
+hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
 from functools import partial
@@ -189,11 +188,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if is_new:
             self._events.append(BodyAccepted(place, self.version, body))
         else:
-            self._count_duplicate(node)
-
-    def _count_duplicate(self, node: RegisteredNode) -> None:
-        self.refused["duplicate"] += 1
-        node.refused["duplicate"] += 1
+            self.refused["duplicate"] += 1
+            node.refused["duplicate"] += 1
 
     def _check_round(self, round_number: int) -> None:
         if self.phase != OPEN or self.recovering or round_number < self.version:
@@ -325,7 +321,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if node.name not in self._recovery.givers:
             raise WireError("kind", "a fragment that this host did not ask for")
         if node.name != self._recovery.source:
-            self._count_duplicate(node)  # the host has it already, or has given up
+            node.refused["duplicate"] += 1  # the host has it already, or has given up
             return
         try:
             content = self._recovery.reassembler.add(body)
@@ -358,11 +354,10 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._lead_on(now)
 
     def _check_own(self, data: bytes, content: bytes, certificate: Certificate) -> None:
-        *beside, _ = self._authenticator.objects_to_send(self.run, data)
+        beside = self._authenticator.objects_to_send(self.run, data)[:-1]
         self._authenticator.check_certificate(self.run, content, certificate, beside)
 
     def _lead_on(self, now: float) -> None:
-        """Go on with the version that was reached."""
         if self.phase == OPEN:
             self._open_round(now)
         self._announce(now)
@@ -412,14 +407,11 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self.deadline = now + self.settings.deadline_s
             self._events.append(RoundExtended(self.version, self.deadline))
             self._announce(now)
-            self._ask_unheard()
-
-    def _ask_unheard(self) -> None:
-        """Make nodes say hello that may believe that the host has their update."""
-        body = control.write_control(control.Refusal(self.version, UNHEARD))
-        for node in self.nodes.values():
-            if not node.in_step:
-                self._outgoing.push(node.name, UNASSIGNED, [body])
+            # These may believe that the host has their update: a refusal makes them say hello.
+            unheard = control.write_control(control.Refusal(self.version, UNHEARD))
+            for node in self.nodes.values():
+                if not node.in_step:
+                    self._outgoing.push(node.name, UNASSIGNED, [unheard])
 
     def _close_round(self, now: float) -> None:
         for address in self._round.present():
