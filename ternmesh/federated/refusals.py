@@ -30,6 +30,7 @@ _ALIKE = {
     "suite": "one end runs with --insecure, the other with keys: start both in the same way",
     "unknown key": f"the host does not know this key of the board: {_ENROL}",
     "unknown node": "the board is still in another run: it says hello and joins by itself",
+    "unheard": "normal after a restart of the host: the board says hello",
     "wrong peer": _NAMES,
     "context": f"a frame for another board: {_NAMES}",
     "clone": "two programs use one identity, or a disk was copied or restored: see SECURITY.md",
