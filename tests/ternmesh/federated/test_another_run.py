@@ -27,7 +27,8 @@ def bench(new_bench: Any) -> Any:
 
 
 def restart(bench: Any, run: bytes) -> None:
-    state = replace(new_coordinator_state(bench.plan.dimension), counter=COUNTER)
+    is_open = run == bench.host.run
+    state = replace(new_coordinator_state(bench.plan.dimension), counter=COUNTER, started=is_open)
     security = bench.keys.security(HOST, COUNTER)
     model = bytes(range(32))
     bench.host = Coordinator(bench.plan, bench.host.settings, model, run, state, security)
