@@ -84,8 +84,10 @@ def met() -> tuple[KeyedSealing, KeyedSealing]:
     member_list.enrol(node.public)
     at_host = KeyedSealing(host, member_list, 1, bytes(range(32)), 0, SealingState(), hub=None)
     at_node = KeyedSealing(node, member_list, 1, bytes(range(1, 33)), 0, SealingState(), hub="host")
-    with suppress(WireError):  # it does not echo yet
-        at_node.open("host", at_host.seal("theo", UNASSIGNED, 0, ANSWER))
+    with suppress(WireError):  # an opening
+        at_host.open("theo", at_node.seal("host", UNASSIGNED, 0, ANSWER))
+    [(_, address, question)] = at_host.due(0.0)
+    at_node.open("host", at_host.seal("theo", address, 0, question))
     at_host.open("theo", at_node.seal("host", UNASSIGNED, 1, ANSWER))
     return at_host, at_node
 
