@@ -18,7 +18,7 @@ from ternmesh.federated.events import (
     refusals,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
-from ternmesh.federated.refusals import shortened, why
+from ternmesh.federated.refusals import AHEAD, shortened, why
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX
 from ternmesh.wire.control import FINISHED, OPEN, PHASES
@@ -27,14 +27,6 @@ from transports.driver import PeerTraffic
 
 HISTORY_MAX = 100
 HISTORY_CELLS_MAX = 20_000  # nodes times rounds in one answer, which has a limit of bytes
-
-
-# What the log and the status say of a node that is ahead.
-AHEAD = (
-    "holds a newer global update of this run than this host, and does not give back all those in "
-    "between. Was the host's state_dir restored from an old copy? Bring back a newer backup, or "
-    "change [run] and start once with --new-run"
-)
 
 
 class RoundCosts:

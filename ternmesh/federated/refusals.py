@@ -23,6 +23,13 @@ _MODEL = "the model packages differ: copy the host's (`model`) to every board"
 _NAMES = "two boards have one name or radio address: give each its own"
 _TWO = f"a board lost its state_dir in mid-round, which mends itself; or {_NAMES}"
 _SPLIT = f"a number is not finite: lower learning_rate; or {_VERSION}"
+# The log says it of a board, the status of all that are ahead, by their names
+AHEAD = (
+    "holds a newer global update of this run than this host, and does not give back all those in "
+    "between: was the host's state_dir restored from an old copy? Restore a newer one (`ternmesh "
+    "restore`); or give this run up: change a value of [run] and start the host once with "
+    "--new-run, which keeps keys and boards"
+)
 
 # Sentences that are the same on both sides
 _ALIKE = {
@@ -91,10 +98,7 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
     ),
     "ahead": (
         "this board holds a newer global update than the host: see the host's log",
-        "the board holds a newer global update of this run than this host, and does not give back "
-        "all those in between: was the host's state_dir restored from an old copy? Restore a newer "
-        "one (`ternmesh restore`); or give this run up: change a value of [run] and start the host "
-        "once with --new-run, which keeps keys and boards",
+        f"the board {AHEAD}",
     ),
     "enrolment": (
         "an enrolment or new keys that break a rule: see the host's log",

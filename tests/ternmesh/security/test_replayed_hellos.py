@@ -3,7 +3,7 @@
 import pytest
 
 from ternmesh.errors import WireError
-from ternmesh.security.identity import Identity
+from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.peer_session import PeerSession
 from tests.ternmesh.security.trust_ends import DOWN, End, entropy, met, someone
 
@@ -70,18 +70,23 @@ def test_a_reflected_opening_spoils_nothing() -> None:
     assert node.hear("host", again) == b"\x01welcome"
 
 
+class Thief(Identity):
+    """The host's public keys, and the secret of the two identities: all that the board has."""
+
+    stolen: Identity  # the board's
+
+    def shared(self, other: PublicIdentity) -> bytes:
+        return self.stolen.shared(self.public)
+
+
 def test_who_has_copied_a_boards_identity_does_not_pass_for_the_host() -> None:
-    """Of the host the thief knows what the board knows: its public keys, and the opening key."""
     host, node = met()
+    identity = Thief(host.identity.public, someone("thief").seeds)
+    object.__setattr__(identity, "stolen", node.identity)
     thief = PeerSession(
-        Identity(host.identity.public, someone("thief").seeds),
-        node.identity.public,
-        host.member_list.fleet,
-        1,
-        entropy("thief")[:32],
-        None,
+        identity, node.identity.public, host.member_list.fleet, 1, entropy("thief")[:32], None
     )
-    thief._pair = node.sealing._sessions["host"]._pair
+    assert thief._pair == node.sealing._sessions["host"]._pair
     before = node.sealing._sessions["host"].ephemeral
     head = bytes((1 << 5 | 1 << 2, 0, 0, 0, 0, 9))
     assert node.hear("host", thief.seal_sync(head, 0, 9 << 16, b"\x01welcome", 0)) == "sync"
