@@ -4,7 +4,6 @@ Where a proof stands in front of the content, the target makes a valid one: no f
 signature, and the reader behind it is what is tested.
 """
 
-import base64
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,7 +18,7 @@ from ternmesh.security import enrolment, identity, membership, session
 from ternmesh.security.enrolment import write_rotation_request
 from ternmesh.security.identity import PublicIdentity, Role
 from ternmesh.security.key_derivation import FLEET_SIZE
-from ternmesh.security.membership import MARK, read_fleet, write_fleet
+from ternmesh.security.membership import write_fleet
 from ternmesh.security.primitives import statement
 from ternmesh.security.signatures import (
     Signers,
@@ -154,26 +153,16 @@ def _new_keys() -> bytes:
     return _member().public.fingerprint + identity.write_identity(new)
 
 
-def _check_revocations(data: bytes) -> None:
-    signed = data + _host().sign(statement("revocations", _FLEET, data))
-    number, rows = membership.read_revocations(signed, _FLEET, _host().public)
-    same(
-        membership.write_revocations(_host(), _FLEET, number, rows), signed, "a list of revocations"
-    )
-
-
 def _check_fleet_list(data: bytes) -> None:
     known = membership.MemberList(fleet())
-    signature = _host().sign(statement("members", known.fleet, data))
-    text = MARK + base64.b64encode(data + signature).decode()
-    state = read_fleet(text, known)
-    again = write_fleet(_host(), state)
-    same(read_fleet(again, known), state, "a list of a fleet")
+    known.learn(data + _host().sign(statement("members", known.fleet, data)))
+    again = membership.MemberList(fleet())
+    again.learn(write_fleet(_host(), known.state))
+    same(again.state, known.state, "a list of a fleet")
 
 
 def _fleet_list() -> bytes:
-    text = write_fleet(_host(), fleet())
-    return base64.b64decode(text.removeprefix(MARK))[:-64]
+    return write_fleet(_host(), fleet())[:-64]
 
 
 def _only(signed: Callable[[], list[bytes]], verify: Callable[[bytes], object]) -> Call:
@@ -225,11 +214,6 @@ TARGETS = (
     Target("private_identity", lambda: [_private()], _check_private),
     Target("enrol_answer", _answers, _check_answer, (WireError, SecurityError)),
     Target("desk", _to_desk, _check_desk),
-    Target(
-        "revocations",
-        lambda: [membership.write_revocations(_host(), _FLEET, 2, [bytes(16), b"\x01" * 16])[:-64]],
-        _check_revocations,
-    ),
     Target("fleet_list", lambda: [_fleet_list()], _check_fleet_list, (SecurityError,)),
     Target("certificate", _certified, _only(_certified, _verify_certificate)),
     Target("quantum_certificate", _quantum_signed, _only(_quantum_signed, _verify_quantum)),

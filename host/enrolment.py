@@ -1,13 +1,13 @@
-"""The host's service for boards that enrol with a one-time code or change their keys (SPEC.md 9.6).
+"""The host's service for enrolment with a code, new keys and the list of members (SPEC.md 9.6).
 
-It wraps the host's endpoint. It answers enrolment and rotation requests, the two kinds of body
-without a seal, and passes all other frames on unchanged. It also tells boards that were revoked.
+It wraps the host's endpoint. It answers the three kinds of request, bodies without a seal, and
+passes all other frames on unchanged. It also tells boards that were revoked.
 """
 
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 from ternmesh.deliveries import Delivery
@@ -16,17 +16,20 @@ from ternmesh.federated.refusals import RefusalLog
 from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
     ENTROPY_SIZE,
+    LIST_REQUEST,
     ROTATION_REQUEST,
     EnrolmentCodes,
     accept_rotation,
     make_code,
+    read_list_request,
     write_revocation,
 )
 from ternmesh.security.identity import Role
+from ternmesh.security.membership import write_fleet
 from ternmesh.timers import RateLimiter
-from ternmesh.wire import control
+from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Refusal
-from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
+from ternmesh.wire.frame import FRAME_MAX, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh_service.keyring import Keyring
 from transports.driver import DeliveryHandler, Endpoint, Event
 
@@ -35,7 +38,10 @@ _HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
 ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
 NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0  # pause between notices to a revoked board; doubles
 ANSWER_MIN_S = 1.0  # between two answers, and between two refusals, to a peer
-CHECK_MIN_S = 0.02  # between two rotations of all members that cost a check of signatures
+CHECK_MIN_S = 0.02  # between two requests of all members that cost a check of signatures
+LIST_MIN_S = 10.0  # between two lists for a gateway
+
+_Handler = Callable[[str, bytes, float], Sequence[bytes]]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +60,12 @@ class EnrolmentService(Generic[Event]):
         self._proved = RateLimiter(ANSWER_MIN_S)
         self._unproved = RateLimiter(ANSWER_MIN_S)
         self._checks = RateLimiter(CHECK_MIN_S)
+        self._lists = RateLimiter(LIST_MIN_S)
+        self._handlers: dict[int, _Handler] = {
+            enrolment.REQUEST: self._enrol,
+            ROTATION_REQUEST: self._rotate,
+            LIST_REQUEST: self._list,
+        }
         self._rotated_at: dict[str, float] = {}  # by member
         # By fingerprint of a revoked key: when its owner may be told again, and the pause after it
         self._notices: dict[bytes, tuple[float, float]] = {}
@@ -109,39 +121,39 @@ class EnrolmentService(Generic[Event]):
             _, body = open_seal(frame)
         except WireError:
             return False
-        if body[0] not in (enrolment.REQUEST, ROTATION_REQUEST):
+        handle = self._handlers.get(body[0])
+        if handle is None:
             return False
-        answer = self._answer(peer, body, now)
-        if answer is not None:
-            self._answers.append((peer, [seal_open(_HEADER, answer)]))
+        answers = self._answer(handle, peer, body, now)
+        if answers:
+            self._answers.append((peer, [seal_open(_HEADER, answer) for answer in answers]))
         return True
 
-    def _answer(self, peer: str, body: bytes, now: float) -> bytes | None:
-        """The answer or refusal; None where it would be one too many."""
+    def _answer(self, handle: _Handler, peer: str, body: bytes, now: float) -> Sequence[bytes]:
+        """The answer or refusal; empty where it would be one too many."""
         try:
-            handle = self._enrol if body[0] == enrolment.REQUEST else self._rotate
             return handle(peer, body, now)
         except WireError as error:
             self._refused[error.reason] += 1
             if self._refusals.is_news(peer, error.reason):
                 _log.warning("refused to enrol or to rotate keys of %s: %s", peer, error)
             if not self._unproved.allow(peer, now):
-                return None
-            return control.write_control(Refusal(0, error.reason))
+                return ()
+            return (control.write_control(Refusal(0, error.reason)),)
 
-    def _enrol(self, peer: str, body: bytes, now: float) -> bytes | None:
+    def _enrol(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:
         public, answer = self._codes.accept(body, self._keyring.member_list, now, peer)
         if not self._proved.allow(peer, now):
-            return None
+            return ()
         self._keyring.keep_member_list()  # on disk before the answer is sent
         _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())
-        return answer
+        return (answer,)
 
-    def _rotate(self, peer: str, body: bytes, now: float) -> bytes | None:
+    def _rotate(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:
         keyring = self._keyring
         before = keyring.member_list.find(peer)
         if not self._checks.allow("", now):
-            return None  # it asks again
+            return ()  # it asks again
         last = self._rotated_at.get(peer)
         is_early = last is not None and now < last + ROTATION_MIN_S
         if is_early and keyring.member_list.rotated(body[1:]) is None:
@@ -151,4 +163,14 @@ class EnrolmentService(Generic[Event]):
             self._rotated_at[peer] = now
             keyring.keep_rotation()
             _log.info("%s has new keys: %s", peer, public.fingerprint.hex())
-        return answer if self._proved.allow(peer, now) else None
+        return (answer,) if self._proved.allow(peer, now) else ()
+
+    def _list(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:  # noqa: ARG002
+        """The membership list for a gateway, which asks in the name of one of its boards."""
+        keyring = self._keyring
+        if not self._checks.allow("", now):
+            return ()
+        gateway, number = read_list_request(body, keyring.member_list)
+        if number >= keyring.member_list.number or not self._lists.allow(gateway.name, now):
+            return ()
+        return fragments.cut(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)

@@ -6,7 +6,7 @@ from typing import Any
 from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, TernmeshError
 from ternmesh.security.identity import Role, identity_text, parse_identity, parse_rotation
-from ternmesh.security.membership import write_fleet, write_revocations
+from ternmesh.security.membership import fleet_text, write_fleet
 from ternmesh_service.keyring import Keyring, NoKeyring
 
 MINUTES_MAX = 24 * 60
@@ -35,13 +35,15 @@ def answer(
                 if keyring.member_list.enrol(parse_identity(str(request.get("identity", "")))):
                     keyring.keep_member_list()
             case "revoke":
-                _revoke(keyring, str(request.get("name", "")))
+                keyring.member_list.revoke(str(request.get("name", "")))
+                keyring.keep_member_list()
+                keyring.rekey()
             case "rotate":
                 keyring.member_list.rotate(parse_rotation(str(request.get("rotation", ""))))
                 keyring.keep_rotation()
             case "export":
                 fleet = write_fleet(keyring.own, keyring.member_list.state)
-                return {**members(keyring), "fleet_list": fleet}
+                return {**members(keyring), "fleet_list": fleet_text(fleet)}
             case "code" if service is not None:
                 return _code(service, request, now)
             case other:
@@ -81,17 +83,3 @@ def members(keyring: Keyring) -> dict[str, Any]:
             for member in state.members
         ],
     }
-
-
-def _revoke(keyring: Keyring, name: str) -> None:
-    member_list = keyring.member_list
-    state = member_list.state
-    for member in state.members:
-        if member.name == name:
-            break
-    else:
-        raise SecurityError(f"{name} is not enrolled: `ternmesh enrol list` shows the members")
-    revoked = {*state.revoked, member.fingerprint}
-    member_list.revoke(write_revocations(keyring.own, member_list.fleet, state.number + 1, revoked))
-    keyring.keep_member_list()
-    keyring.rekey()

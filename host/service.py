@@ -18,6 +18,7 @@ from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.drift import DriftWatch
 from ternmesh.federated.events import (
+    OLD_MEMBERS,
     BodyAccepted,
     GlobalUpdateMade,
     HostEvent,
@@ -176,7 +177,7 @@ class HostService:
             case Refused():
                 if not self._refusals.is_news(event.peer, event.reason):
                     return logging.DEBUG
-                return logging.ERROR if event.reason == "ahead" else logging.INFO
+                return logging.ERROR if event.reason in ("ahead", OLD_MEMBERS) else logging.INFO
             case RoundOpened() if self._has_closed:
                 return logging.DEBUG
             case _:

@@ -21,7 +21,7 @@ from ternmesh.security.identity import (
     rotation_text,
 )
 from ternmesh.security.membership import TEXT_MAX as FLEET_MAX
-from ternmesh.security.membership import found_fleet
+from ternmesh.security.membership import found_fleet, parse_fleet
 from ternmesh.security.signatures import quantum_key
 from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, real
@@ -40,10 +40,9 @@ to start a fleet:
 or, with a code to type instead of lines to copy:
   ternmesh enrol code --config host.toml           on the running host: prints a code
   ternmesh enrol join --config node.toml CODE      on the node: they exchange keys
-a gateway between radios and a broker has keys like a node; whenever the fleet changes:
+a gateway between radios and a broker has keys like a node; its boards get its keys from a file:
   ternmesh enrol export --config host.toml FILE    on the host: its members, signed
-  ternmesh enrol import --config gateway.toml FILE     on the gateway, for its boards' keys
-  ternmesh enrol import --config node.toml FILE        on its boards, for the gateway's
+  ternmesh enrol import --config node.toml FILE    on the boards of a gateway
 to change the keys of a node:
   ternmesh enrol rotate --config node.toml         on the node: tells the host over the link
 or, where radios or a gateway stand between them:
@@ -181,7 +180,7 @@ def _import(arguments: argparse.Namespace) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SecurityError(f"cannot read {arguments.file}: {error}") from error
     with keyring_of(config) as keyring:
-        keyring.learn(text)
+        keyring.learn(parse_fleet(text))
         return members(keyring)
 
 

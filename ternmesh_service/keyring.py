@@ -36,7 +36,6 @@ from ternmesh.security.membership import (
     MemberListState,
     MembersBehindGateway,
     found_fleet,
-    read_fleet,
     write_rotation,
 )
 from ternmesh.security.sealing import Change
@@ -261,10 +260,16 @@ class Keyring:
                 "another name: write that name, or enrol again for this fleet"
             )
 
-    def learn(self, text: str) -> None:
-        """Store the membership list that the host has signed. Raises SecurityError."""
-        self._member_list = MemberList(read_fleet(text, self.member_list))
+    def learn(self, data: bytes) -> bool:
+        """Store the membership list that the host has signed; True if it has changed anything.
+
+        Raises SecurityError.
+        """
+        if not self.member_list.learn(data):
+            return False
         self.keep_member_list()
+        self.rekey()
+        return True
 
     # Key rotation: both keys are kept until the host has accepted the new one.
 

@@ -12,6 +12,7 @@ from ternmesh.security.sealing import Change
 from ternmesh.security.session import (
     CloneCount,
     GroupState,
+    ListNumber,
     PeerState,
     SealingState,
     read_group,
@@ -89,3 +90,5 @@ class SecurityStore(Store):
                 case GroupState():
                     sql = "INSERT OR REPLACE INTO security_broadcast VALUES (?, ?)"
                     write(sql, layer, write_group(change))
+                case ListNumber():
+                    write("UPDATE security_fleet SET number = ?", change.number)

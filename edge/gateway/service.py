@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
+from edge.gateway.member_list import MemberListClient
 from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
@@ -110,6 +111,7 @@ class Gateway:
         radio: Transport,
         network: Mapping[str, Transport],
         aggregation: GatewayAggregation | None = None,
+        member_list: MemberListClient | None = None,
     ) -> None:
         self.frames_up = 0
         self.frames_down = 0
@@ -118,6 +120,7 @@ class Gateway:
         self._radio = radio
         self._network = network
         self._aggregation = aggregation
+        self._member_list = member_list
         self._up: dict[str, deque[Sequence[bytes]]] = {board: deque() for board in network}
         self._down: deque[tuple[str, Sequence[bytes]]] = deque()  # by peer
 
@@ -143,6 +146,7 @@ class Gateway:
                 self._aggregation.handle_timeouts()  # not without a network: frames would pile up
                 self._settle(self._aggregation)
         moved = self._forward_up() or arrival is not None
+        self._ask_for_list()
         if not self._down:
             self._receive_down()
             if self._aggregation is not None:
@@ -165,6 +169,14 @@ class Gateway:
 
     def _connected(self) -> list[str]:
         return [board for board, transport in self._network.items() if transport.connected]
+
+    def _ask_for_list(self) -> None:
+        board = next(iter(self._connected()), None)
+        if self._member_list is None or board is None:
+            return
+        request = self._member_list.request(time.monotonic())
+        if request is not None:
+            self._send(self._network[board], HOST, [request])
 
     def _queue_up(self, board: str, frames: Sequence[bytes]) -> None:
         """Queue frames for the network; without room they are lost."""
@@ -190,7 +202,10 @@ class Gateway:
             arrival = transport.receive(0.0)
             if arrival is None:
                 continue
-            for peer, frames in _by_peer(board, arrival.frames):
+            arrived: Sequence[bytes] = arrival.frames
+            if self._member_list is not None:
+                arrived = self._member_list.receive(arrived)
+            for peer, frames in _by_peer(board, arrived):
                 if not frames or (peer == ALL and board != listener):
                     continue
                 if self._aggregation is None:
@@ -242,7 +257,8 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     radio = make_transport(config.radio, HOST, state, hop_keys(keyring, config.name))
     network = {board: make_transport(config.network, board, state) for board in config.boards}
     aggregation = _aggregation(config, state)
-    gateway, relay = Gateway(radio, network, aggregation), Relay()
+    member_list = MemberListClient(keyring) if isinstance(keyring, Keyring) else None
+    gateway, relay = Gateway(radio, network, aggregation, member_list), Relay()
 
     def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -271,8 +287,8 @@ def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
     known = {member.name for member in keyring.member_list.state.members}
     if strangers := [board for board in config.boards if board not in known]:
         _log.warning(
-            "no keys of %s are known here, so their frames are refused: use `ternmesh enrol "
-            "export` on the host and `ternmesh enrol import` here",
+            "no keys of %s are known here yet, so their frames are refused until the host has "
+            "sent its list of members: enrol them there",
             ", ".join(strangers),
         )
 

@@ -48,6 +48,7 @@ from ternmesh.federated.state import (
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
 from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.membership import ALL
 from ternmesh.timers import NETWORK_TIMERS, RateLimiter, TimerSettings, earliest
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt
@@ -65,7 +66,6 @@ from ternmesh.wire.global_update import (
 )
 from ternmesh.wire.update import MANIFEST_KIND
 
-ALL = "all"
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
 
@@ -489,7 +489,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._outgoing.push(name, address | DOWN, [body])
 
     def _announce(self, now: float) -> None:
-        message = Announce(self.run, self.version, self.phase, self._deadline_ms(now))
+        number = self._authenticator.list_number
+        message = Announce(self.run, self.version, self.phase, self._deadline_ms(now), number)
         body = self._authenticator.sign_announce(control.write_control(message))
         self._outgoing.discard(BROADCAST, body[0])  # replaces a queued announce
         self._outgoing.push(ALL, BROADCAST, [body])

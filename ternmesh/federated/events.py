@@ -18,6 +18,8 @@ FIRST_CONTACT = "sync"  # every first contact begins with a refusal for this rea
 
 # The reason, also on the wire, by which a node refuses a plan that does not fit its bearer.
 FRAME_SIZE = "frame size"
+# The reason by which a node tells the host that its membership list is an old copy.
+OLD_MEMBERS = "old member list"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import global_delta_q24
 from ternmesh.federated.events import (
+    OLD_MEMBERS,
     Advanced,
     FellSilent,
     Joined,
     NodeEvent,
     ResidualChanged,
+    SecurityChanged,
     UpdateMade,
     UpdateReceived,
     WorkReady,
@@ -46,6 +48,7 @@ from ternmesh.federated.state import NODE_LEGAL, ChainLink, NodePhase, NodeState
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
+from ternmesh.security.session import ListNumber
 from ternmesh.timers import (
     ANNOUNCES_MISSED,
     NETWORK_TIMERS,
@@ -57,7 +60,7 @@ from ternmesh.timers import (
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
-from ternmesh.wire.frame import BROADCAST, FRAME_MAX
+from ternmesh.wire.frame import BROADCAST, FRAME_MAX, UNASSIGNED
 from ternmesh.wire.global_update import Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.update import read_bitmap
 
@@ -65,6 +68,7 @@ OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
 CHAIN_BYTES_MAX = 256_000
 ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
+LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 
@@ -116,6 +120,8 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         # Timers
         self._update_timer = Backoff(pace.update_s, pace.update_longest_s, rng)
         self._catch_up_s = pace.catch_up_s
+        self._list_floor = self._authenticator.list_number  # from earlier processes of the host
+        self._list_reports = RateLimiter(LIST_REPORT_MIN_S)
         # Of a transport that retransmits
         self._deliveries = Deliveries()
         self._work_sent_at = 0.0  # when the update or the silence was last sent
@@ -230,6 +236,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
 
     def _host_restarted(self, now: float) -> None:
         """Say hello soon, unless the host announces this node's run before that."""
+        self._list_floor = self._authenticator.list_number
         if self.plan is not None:
             wait_s = self._catch_up_s * (0.5 + self._rng.random())
             self._heard_at = now + wait_s - ANNOUNCES_MISSED * self.plan.announce_s
@@ -309,6 +316,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
 
     def _receive_announce(self, message: Announce, now: float) -> None:
         """Send frames only if the announce is new: anybody can replay an old announce."""
+        self._check_list_number(message.members, now)
         if not self.joined:
             return
         if message.run != self.run:
@@ -324,6 +332,15 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         if self.phase == control.GATHERING:
             self._hello_timer.stop()
         self._aim(message.version, message.phase, now)
+
+    def _check_list_number(self, number: int, now: float) -> None:
+        """Tell a host whose membership list is older than what it announced before a restart."""
+        if self._authenticator.note_list_number(number):
+            self._events.append(SecurityChanged((ListNumber(number),)))
+        elif number < self._list_floor and self._list_reports.allow(HOST, now):
+            self._refuse(HOST, OLD_MEMBERS)
+            refusal = Refusal(self._authenticator.list_number, OLD_MEMBERS)
+            self._outgoing.push(HOST, UNASSIGNED, [control.write_control(refusal)])
 
     def _aim(self, version: int, phase: int, now: float) -> None:
         """Note the newest version; if this node is behind, ask for the missing global updates."""

@@ -6,7 +6,7 @@ SPEC.md 6.6 lists the reasons, docs/troubleshooting.md shows this table.
 from collections import Counter
 from collections.abc import Iterable
 
-from ternmesh.federated.events import FIRST_CONTACT, FRAME_SIZE, OTHER
+from ternmesh.federated.events import FIRST_CONTACT, FRAME_SIZE, OLD_MEMBERS, OTHER
 
 NAMES_SHOWN = 3  # of a long list
 LOGGED_MAX = 1024  # pairs of peer and reason that get a line in the log
@@ -99,6 +99,13 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
     "ahead": (
         "this board holds a newer global update than the host: see the host's log",
         f"the board {AHEAD}",
+    ),
+    OLD_MEMBERS: (
+        "the host's membership list is older than before, so a revoked board may count again: "
+        "tell the host's owner",
+        "this host's membership list is older than one that the board knows: was its state_dir "
+        "restored from an old copy? Compare `enrol list` with your boards, then revoke and enrol "
+        "again what is missing; the message ends with the next change",
     ),
     "enrolment": (
         "an enrolment or new keys that break a rule: see the host's log",

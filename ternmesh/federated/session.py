@@ -22,6 +22,7 @@ import numpy as np
 from ternmesh.errors import WireError
 from ternmesh.federated.events import (
     FRAME_SIZE,
+    OLD_MEMBERS,
     REFUSED_SHOWN_MAX,
     CountersReserved,
     Refused,
@@ -347,10 +348,8 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
             return
         if header.address == UNASSIGNED:
             message = control.read_control(body)
-            if isinstance(message, Refusal) and message.reason == FRAME_SIZE:
-                self._refuse(peer, FRAME_SIZE, now, aloud=False)
-                if (refusing := self.nodes.named(peer)) is not None:
-                    self._node_refused(refusing, now)
+            if isinstance(message, Refusal):
+                self._receive_refusal(peer, message, now)
                 return
             hello = check_hello(message, peer, self._model)
             if not self._authenticator.may_train(peer):
@@ -360,6 +359,19 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         node = self.nodes.sender(header.address, peer)
         node.heard_at = now
         self._receive_body(node, body, now)
+
+    def _receive_refusal(self, peer: str, message: Refusal, now: float) -> None:
+        node = self.nodes.named(peer)
+        if message.reason == FRAME_SIZE:
+            if node is not None:
+                self._node_refused(node, now)
+        elif message.reason != OLD_MEMBERS:
+            raise WireError("kind", "a host takes no such refusal")
+        elif message.round <= self._authenticator.list_number:
+            return  # the list has changed since
+        else:
+            self._authenticator.claim_list_number(message.round)
+        self._refuse(peer, message.reason, now, aloud=False)
 
     def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
         """Count a refusal; with `aloud`, also send it to the peer."""

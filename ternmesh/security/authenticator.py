@@ -78,6 +78,14 @@ class OpenAuthenticator:
     def check_revocation(self, _frame: bytes) -> None:
         raise WireError("suite", "an end without keys has none that could be revoked")
 
+    list_number = 0
+
+    def note_list_number(self, _number: int) -> bool:
+        return False
+
+    def claim_list_number(self, _number: int) -> None:
+        pass
+
 
 class KeyedAuthenticator:
     """Signs with its `own` keys; accepts signatures of the member list and of the signers.
@@ -175,6 +183,21 @@ class KeyedAuthenticator:
         member_list = self._member_list
         fingerprint = self._own.public.fingerprint
         enrolment.check_revocation(frame, member_list.host, member_list.fleet, fingerprint)
+
+    @property
+    def list_number(self) -> int:
+        """The number of the host's membership list; on a node, the highest announced one."""
+        return self._member_list.number
+
+    def note_list_number(self, number: int) -> bool:
+        """On a node: note what the host has announced; True for a new number, to be stored."""
+        is_new = number > self._member_list.number
+        self._member_list.number = max(number, self._member_list.number)
+        return is_new
+
+    def claim_list_number(self, number: int) -> None:
+        """On the host: note that a node has seen this number of its list."""
+        self._member_list.claim(number)
 
     def _context(self, run: bytes) -> SigningContext:
         return SigningContext(self._member_list.fleet, run, self._model_hash)

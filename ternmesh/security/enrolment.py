@@ -8,6 +8,8 @@ valid.
 Rotation: a member announces its new keys, and the host confirms them. The old and the new key sign
 the request, so it needs no seal; the host signs the answer. A member keeps both keys until then.
 
+A gateway asks for the host's membership list with a request that it signs. The list is signed.
+
 Revocation: the host shares no session with a member that it has revoked, so it tells it so in a
 frame without a seal and with a signature. A copy of that frame tells nothing that is not true.
 """
@@ -15,6 +17,7 @@ frame without a seal and with a signature. A copy of that frame tells nothing th
 import base64
 import hashlib
 import hmac
+import struct
 from dataclasses import dataclass
 
 from ternmesh.errors import SecurityError, WireError
@@ -34,6 +37,8 @@ from ternmesh.wire.update import SIGNATURE_SIZE
 REQUEST, ANSWER = 0x0C, 0x0D
 ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10
 REVOCATION = 0x12
+LIST_REQUEST = 0x13
+_NUMBER = struct.Struct("<I")
 ENTROPY_SIZE = 12
 LABEL_SIZE = 4
 PROOF_SIZE = 16
@@ -199,6 +204,25 @@ def check_rotation_answer(body: bytes, host: PublicIdentity, fleet: bytes, rotat
 
 def _answer(fleet: bytes, rotation: bytes) -> bytes:
     return statement("rotated", fleet, rotation[: -2 * SIGNATURE_SIZE])
+
+
+def write_list_request(own: Identity, fleet: bytes, number: int) -> bytes:
+    """The body by which a gateway asks for a membership list above this number: 85 bytes."""
+    content = _NUMBER.pack(number) + own.public.fingerprint
+    signature = own.sign(statement("list request", fleet, content))
+    return bytes((LIST_REQUEST,)) + content + signature
+
+
+def read_list_request(body: bytes, member_list: MemberList) -> tuple[PublicIdentity, int]:
+    """The gateway that asks, and the number of its list; WireError."""
+    content, signature = body[1:-SIGNATURE_SIZE], body[-SIGNATURE_SIZE:]
+    if len(content) != _NUMBER.size + FINGERPRINT_SIZE or body[0] != LIST_REQUEST:
+        raise WireError("length", "a request for the membership list has a wrong size")
+    gateway = member_list.owner_of(content[_NUMBER.size :])
+    if gateway.role not in (Role.GATEWAY, Role.RELAY):
+        raise WireError("role", f"{gateway.name} is no gateway: it needs no membership list")
+    verify(gateway.verify, signature, statement("list request", member_list.fleet, content))
+    return gateway, int(_NUMBER.unpack_from(content)[0])
 
 
 def write_revocation(host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:

@@ -3,15 +3,16 @@
 A known key is never replaced on first contact: only its owner's signature rotates it, and only the
 host's list revokes it. A host of several fleets has one member list for each.
 
-The host also signs a list of the whole fleet as a line of text. With it a gateway knows its boards,
-and a board its gateway. Anybody may carry the line. An old line does no harm: a revoked key stays
-revoked.
+The host also signs a list of the whole fleet. With it a gateway knows its boards, and a board its
+gateway. Anybody may carry it. An old one does no harm: a revoked key stays revoked.
+
+The host's list has a number that rises with every change, and is in every announce: a host whose
+list is an old copy, in which a revoked key would be good again, is found out by its boards.
 """
 
 import base64
 import hashlib
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ternmesh.errors import SecurityError, WireError
@@ -34,7 +35,9 @@ ROTATED_MAX = 12  # rotations of one member; all old keys are kept, as a gateway
 OVER_MAX = REVOKED_MAX + MEMBERS_MAX * ROTATED_MAX  # revoked and rotated keys; fits a u16
 MARK = "TM1-FLEET:"  # the begin of the line with the whole fleet
 TEXT_MAX = 1 << 21
-_LIST = struct.Struct("<IH")
+CLAIM_JUMP_MAX = 1 << 16  # a board may claim a number so much above the host's: it could lie
+NUMBER_MAX = 0xFFFFFFFF
+_NUMBER = struct.Struct("<I")
 _COUNT = struct.Struct("<H")
 
 
@@ -46,7 +49,7 @@ class MemberListState:
     host: PublicIdentity
     members: tuple[PublicIdentity, ...] = ()
     revoked: tuple[bytes, ...] = ()  # fingerprints
-    number: int = 0  # of the latest list of revocations
+    number: int = 0  # rises with every change; on a board, the highest that the host has announced
     rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
 
 
@@ -62,6 +65,10 @@ class MemberList:
     """The members of one fleet, by their names on the bearer."""
 
     def __init__(self, state: MemberListState) -> None:
+        self._claimed = 0  # on the host: the highest number that a board has seen
+        self._take(state)
+
+    def _take(self, state: MemberListState) -> None:
         self.fleet = state.fleet
         self.number = state.number
         self.host = state.host
@@ -113,11 +120,12 @@ class MemberList:
         if known is None and len(self._members) >= MEMBERS_MAX:
             raise SecurityError(f"a fleet has at most {MEMBERS_MAX} members")
         self._members[public.name] = public
+        self._changed()
         return True
 
     def rotate(self, data: bytes) -> PublicIdentity:
         """Apply a member's rotation (`write_rotation`); its new identity. WireError."""
-        old, new = read_rotation(data, self.fleet, self._owner_of(data))
+        old, new = read_rotation(data, self.fleet, self.owner_of(data[:FINGERPRINT_SIZE]))
         if self._is_over(new.fingerprint):
             raise WireError("revoked", f"{new.name} cannot return to a revoked or rotated key")
         others = [self.host, *self._members.values()]
@@ -130,6 +138,7 @@ class MemberList:
             )
         self._rotated[old.fingerprint] = new.name
         self._members[new.name] = new
+        self._changed()
         return new
 
     def rotated(self, data: bytes) -> PublicIdentity | None:
@@ -142,29 +151,59 @@ class MemberList:
         has_old_key = self._rotated.get(data[:FINGERPRINT_SIZE]) == new.name
         return new if is_in_force and has_old_key else None
 
-    def revoke(self, data: bytes) -> bool:
-        """Apply the host's list (`write_revocations`); False if it is known. WireError."""
-        number, revoked = read_revocations(data, self.fleet, self.host)
-        if number < self.number:
-            raise WireError("replay", "this list of revocations is older than the one in force")
-        if number == self.number:
-            return False
-        if len(self._revoked | revoked) > OVER_MAX:
-            raise WireError("full", "too many keys were revoked in this fleet")
-        self._revoked |= revoked  # a revocation is never taken back
-        self.number = number
-        return True
+    def revoke(self, name: str) -> None:
+        """Revoke a member's key for ever. SecurityError."""
+        member = self._members.get(name)
+        if member is None:
+            raise SecurityError(f"{name} is not enrolled: `ternmesh enrol list` shows the members")
+        if member.fingerprint in self._revoked:
+            return
+        if len(self._revoked) >= REVOKED_MAX:
+            raise SecurityError(
+                f"a fleet can revoke at most {REVOKED_MAX} keys: found a new fleet (see "
+                "SECURITY.md)"
+            )
+        self._revoked.add(member.fingerprint)
+        self._changed()
+
+    def learn(self, data: bytes) -> bool:
+        """On a gateway or board: add the content of the host's list (`write_fleet`). SecurityError.
+
+        True if anything has changed. A known key stays, unless the list says that it is over.
+        """
+        before = self.state
+        content, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]
+        try:
+            verify(self.host.verify, signature, statement("members", self.fleet, content))
+            number, members, revoked = _read(content)
+        except (WireError, struct.error, IndexError) as error:
+            raise SecurityError("this list of a fleet is not signed by this end's host") from error
+        own = {fingerprint for _, fingerprint in before.rotated}
+        gone = {*before.revoked, *revoked, *own}
+        found = MemberList(replace(before, revoked=tuple(sorted(gone - own))))
+        for member in members:
+            if member.fingerprint not in gone:
+                found.enrol(member)
+        self._take(replace(found.state, number=max(before.number, number)))
+        return self.state != before
+
+    def claim(self, number: int) -> None:
+        """On the host: note that a board has seen this number. The next change passes it."""
+        if self.number < number <= self.number + CLAIM_JUMP_MAX:
+            self._claimed = max(self._claimed, number)
+
+    def _changed(self) -> None:
+        self.number = min(NUMBER_MAX, max(self.number, self._claimed) + 1)
 
     def _is_over(self, fingerprint: bytes) -> bool:
         return fingerprint in self._revoked or fingerprint in self._rotated
 
-    def _owner_of(self, data: bytes) -> PublicIdentity:
+    def owner_of(self, fingerprint: bytes) -> PublicIdentity:
+        """The member with this key; WireError "unknown key" or "revoked"."""
         for member in self._members.values():
-            if member.fingerprint == data[:FINGERPRINT_SIZE]:
-                if member.fingerprint in self._revoked:
-                    raise WireError("revoked", f"a revoked key of {member.name} cannot be rotated")
-                return member
-        raise WireError("unknown key", "this rotation is of a key that no member has")
+            if member.fingerprint == fingerprint:
+                return self.find(member.name)
+        raise WireError("unknown key", "no member has this key")
 
 
 def receive_identity(data: bytes) -> PublicIdentity:
@@ -201,37 +240,6 @@ def read_rotation(
     return old, new
 
 
-def write_revocations(
-    host: Identity, fleet: bytes, number: int, fingerprints: Iterable[bytes]
-) -> bytes:
-    """The host's signed list of revoked keys; `number` rises with every list. SecurityError."""
-    rows = sorted(set(fingerprints))
-    if any(len(row) != FINGERPRINT_SIZE for row in rows):
-        raise ValueError(f"a fingerprint has {FINGERPRINT_SIZE} bytes")
-    if len(rows) > REVOKED_MAX:
-        raise SecurityError(
-            f"a fleet can revoke at most {REVOKED_MAX} keys: found a new fleet (see SECURITY.md)"
-        )
-    content = _LIST.pack(number, len(rows)) + b"".join(rows)
-    return content + host.sign(statement("revocations", fleet, content))
-
-
-def read_revocations(data: bytes, fleet: bytes, host: PublicIdentity) -> tuple[int, set[bytes]]:
-    """Number and fingerprints of a list, after its signature is checked; WireError."""
-    content, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]
-    verify(host.verify, signature, statement("revocations", fleet, content))
-    if len(content) < _LIST.size:
-        raise WireError("length", "a list of revocations is shorter than its header")
-    number, count = _LIST.unpack_from(content)
-    body = content[_LIST.size :]
-    rows = [body[at : at + FINGERPRINT_SIZE] for at in range(0, len(body), FINGERPRINT_SIZE)]
-    if len(body) != count * FINGERPRINT_SIZE or rows != sorted(set(rows)) or count > REVOKED_MAX:
-        raise WireError(
-            "enrolment", "a list of revocations must be sorted and as long as its header says"
-        )
-    return number, set(rows)
-
-
 class MembersBehindGateway:
     """The member list of a board behind a gateway: on its radio, `host` is the gateway.
 
@@ -262,51 +270,40 @@ class MembersBehindGateway:
 Members = MemberList | MembersBehindGateway
 
 
-def write_fleet(host: Identity, state: MemberListState) -> str:
-    """The host's signed list of members and of revoked and rotated keys, as one line."""
+def write_fleet(host: Identity, state: MemberListState) -> bytes:
+    """The host's signed list of members and of revoked and rotated keys."""
     gone = {*state.revoked, *(fingerprint for _, fingerprint in state.rotated)}
     members = [write_identity(m) for m in state.members if m.fingerprint not in gone]
-    content = _COUNT.pack(len(members)) + b"".join(bytes((len(m),)) + m for m in sorted(members))
+    content = _NUMBER.pack(state.number)
+    content += _COUNT.pack(len(members)) + b"".join(bytes((len(m),)) + m for m in sorted(members))
     content += _COUNT.pack(len(gone)) + b"".join(sorted(gone))
-    signature = host.sign(statement("members", state.fleet, content))
-    return MARK + base64.b64encode(content + signature).decode()
+    return content + host.sign(statement("members", state.fleet, content))
 
 
-def read_fleet(text: str, member_list: MemberList) -> MemberListState:
-    """The state of `member_list` with the content of such a line added; SecurityError.
+def fleet_text(data: bytes) -> str:
+    """Such a list as one line of text."""
+    return MARK + base64.b64encode(data).decode()
 
-    A known key stays, unless the line says that it was revoked or rotated.
-    """
+
+def parse_fleet(text: str) -> bytes:
+    """The list in such a line; SecurityError."""
     coded = text.strip().removeprefix(MARK)
     try:
         if len(text) > TEXT_MAX or coded == text.strip():
             raise ValueError
-        data = base64.b64decode(coded, validate=True)
+        return base64.b64decode(coded, validate=True)
     except ValueError as error:
         raise SecurityError(
             f"this is not the list of a fleet: it must begin with {MARK}"
         ) from error
-    content, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]
-    try:
-        verify(member_list.host.verify, signature, statement("members", member_list.fleet, content))
-        members, revoked = _read(content)
-    except (WireError, struct.error, IndexError) as error:
-        raise SecurityError("this list of a fleet is not signed by this end's host") from error
-    state = member_list.state
-    own = {fingerprint for _, fingerprint in state.rotated}
-    gone = {*state.revoked, *revoked, *own}
-    found = MemberList(replace(state, revoked=tuple(sorted(gone - own))))
-    for member in members:
-        if member.fingerprint not in gone:
-            found.enrol(member)
-    return found.state
 
 
-def _read(content: bytes) -> tuple[list[PublicIdentity], list[bytes]]:
-    """Members and revoked fingerprints of a verified list; IndexError or struct.error."""
+def _read(content: bytes) -> tuple[int, list[PublicIdentity], list[bytes]]:
+    """Number, members and revoked fingerprints of a verified list; IndexError or struct.error."""
+    (number,) = _NUMBER.unpack_from(content)
     members = []
-    at = _COUNT.size
-    for _ in range(_count(content, 0, MEMBERS_MAX)):
+    at = _NUMBER.size + _COUNT.size
+    for _ in range(_count(content, _NUMBER.size, MEMBERS_MAX)):
         end = at + 1 + content[at]
         members.append(read_identity(content[at + 1 : end]))
         at = end
@@ -315,7 +312,7 @@ def _read(content: bytes) -> tuple[list[PublicIdentity], list[bytes]]:
     if len(content) != at + count * FINGERPRINT_SIZE:
         raise IndexError
     starts = range(at, len(content), FINGERPRINT_SIZE)
-    return members, [content[start : start + FINGERPRINT_SIZE] for start in starts]
+    return number, members, [content[start : start + FINGERPRINT_SIZE] for start in starts]
 
 
 def _count(content: bytes, at: int, most: int) -> int:

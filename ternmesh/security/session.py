@@ -134,6 +134,13 @@ class CloneCount:
 
 
 @dataclass(frozen=True, slots=True)
+class ListNumber:
+    """The highest number of its membership list that the host has announced."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SealingState:
     """The stored state of a keyed end. A new end has the defaults."""
 

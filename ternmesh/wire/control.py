@@ -79,6 +79,7 @@ class Announce:
     version: int
     phase: int
     deadline_ms: int
+    members: int = 0  # the number of the host's membership list
 
 
 @dataclass(frozen=True, slots=True)

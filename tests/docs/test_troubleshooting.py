@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ternmesh.federated.events import FRAME_SIZE, OTHER
+from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS, OTHER
 from ternmesh.federated.refusals import NAMES_SHOWN, SENTENCES, shortened, why
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +15,7 @@ GUIDE = (ROOT / "docs" / "troubleshooting.md").read_text()
 SPEC = (ROOT / "docs" / "SPEC.md").read_text().partition("### 6.6 ")[2].partition("### 6.7 ")[0]
 PACKAGES = ("ternmesh", "transports", "edge", "host", "ternmesh_service", "ternmesh_store")
 # Reasons that are counted without an error, and those that end a pipeline instead
-COUNTED = {FRAME_SIZE, OTHER, "duplicate", "damaged object", "unheard"}
+COUNTED = {FRAME_SIZE, OLD_MEMBERS, OTHER, "duplicate", "damaged object", "unheard"}
 PIPELINE = ROOT / "host" / "pipeline"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from host.service import HostService, continue_or_begin
 from ternmesh.config import ConfigError
-from ternmesh.federated.events import UpdateForgotten, WorkReady
+from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, UpdateForgotten, WorkReady
 from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
@@ -21,7 +21,9 @@ from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.enrolment import write_revocation
 from ternmesh.security.identity import rotation_text
+from ternmesh.security.session import ListNumber
 from ternmesh.timers import NETWORK_TIMERS
+from ternmesh.wire import control
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.host_store import HostStore
@@ -546,3 +548,50 @@ def test_a_notice_for_another_key_revokes_nobody(keyed):  # R9.6-8
     bench.now += PLAN.announce_s
     bench.settle()
     assert (ada.revoked, ada.joined) == (False, True)
+
+
+def announced(bench) -> None:
+    bench.now += PLAN.announce_s
+    bench.settle()
+
+
+def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R9.5-8, R9.5-9
+    """Else a revoked board would count again when an old state_dir is put back."""
+    bench, rings = keyed
+    host = rings["host"]
+    old = host.member_list.state
+    bench.service.enrol({"enrol": "revoke", "name": "ada"})
+    announced(bench)
+    bob: Any = bench.nodes["bob"].endpoint
+    assert bob._authenticator.list_number == 3
+    rings["bob"].record(SecurityChanged((ListNumber(3),)))
+    assert rings["bob"].store.member_list().number == 3
+    assert bob.refused[OLD_MEMBERS] == 0
+
+    bench.service.coordinator._authenticator._member_list._take(old)  # restored
+    announced(bench)
+    assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
+    bob._host_restarted(bench.now)
+    with caplog.at_level("ERROR"):
+        announced(bench)
+    assert bob.refused[OLD_MEMBERS] == 1
+    assert bench.service.coordinator.refused[OLD_MEMBERS] == 1
+    assert "revoke and enrol again" in caplog.text
+    bench.service.enrol({"enrol": "revoke", "name": "ada"})
+    assert host.member_list.number == 4, "above all that a board has seen"
+    announced(bench)
+    announced(bench)
+    assert bob.refused[OLD_MEMBERS] == 1
+
+
+def test_a_claim_about_the_list_that_is_no_news_is_ignored(keyed):
+    bench, rings = keyed
+    bob: Any = bench.nodes["bob"].endpoint
+    for number in (0, rings["host"].member_list.number):
+        refusal = control.write_control(control.Refusal(number, OLD_MEMBERS))
+        bob._outgoing.push("host", 0, [refusal])
+        bench.settle()
+    assert bench.service.coordinator.refused[OLD_MEMBERS] == 0
+    bob._outgoing.push("host", 0, [control.write_control(control.Refusal(9, "seal"))])
+    bench.settle()
+    assert bench.service.coordinator.refused["kind"] == 1

@@ -178,7 +178,8 @@ def someone(name: str, role: Role) -> Identity:
 def test_nothing_signed_has_bytes_left_over() -> None:
     """Of two forms of one thing, one could be signed and the other one believed."""
     host, node = someone("base", Role.HOST), someone("ada", Role.NODE)
-    fleet = membership.found_fleet("attic", host.public).fleet
+    state = membership.found_fleet("attic", host.public)
+    fleet = state.fleet
     file = release.FileEntry(10, bytes(32))
     made = release.ReleaseManifest("tiny", 3, bytes(32), (file,) * len(release.FILES), 5, 6)
     counted = (Counted(3, 0, b"abcd", b"\x01"),)
@@ -192,8 +193,8 @@ def test_nothing_signed_has_bytes_left_over() -> None:
         (read_manifest, write_manifest(Manifest(1, bytes(8), 1, bytes(4), 3))),
         (read_contributions, write_contributions(1, rows)),
         (
-            lambda d: membership.read_revocations(signed(host, fleet, d), fleet, host.public),
-            membership.write_revocations(host, fleet, 2, [bytes(16)])[:-64],
+            lambda d: membership.MemberList(state).learn(signed(host, fleet, d)),
+            membership.write_fleet(host, state)[:-64],
         ),
         (read_identity, write_identity(node.public)),
     ]
@@ -205,7 +206,7 @@ def test_nothing_signed_has_bytes_left_over() -> None:
 
 
 def signed(host: Identity, fleet: bytes, content: bytes) -> bytes:
-    return content + host.sign(statement("revocations", fleet, content))
+    return content + host.sign(statement("members", fleet, content))
 
 
 def test_a_spoilt_identity_file_is_a_sentence_that_does_not_quote_it(tmp_path: Path) -> None:

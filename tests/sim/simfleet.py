@@ -14,11 +14,11 @@ from functools import partial
 import numpy as np
 
 from ternmesh.errors import CodecError, WireError
-from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.plan import make_plan
-from ternmesh.security.membership import HOST
+from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control
 from tests.sim.simgateway import GatewayProcess, Port
 from tests.sim.simhostile import Hostile

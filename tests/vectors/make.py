@@ -273,8 +273,8 @@ def controls() -> Entries:
         "welcome": control.Welcome(b"instance", 3, RUN, 7, 1, 59_999, plan.to_numbers(PLAN)),
         "receipt": control.Receipt(7, b"\xde\xad\xbe\xef", b"\x07"),
         "refusal": control.Refusal(7, "old round"),
-        "announce": control.Announce(RUN, 20, 2, 0),
-        "longest numbers": control.Announce(RUN, 0xFFFFFFFF, 2, 0xFFFFFFFF),
+        "announce": control.Announce(RUN, 20, 2, 0, 7),
+        "longest numbers": control.Announce(RUN, 0xFFFFFFFF, 2, 0xFFFFFFFF, 0xFFFFFFFF),
         "silent": control.Silent(7),
     }
     return {
@@ -489,7 +489,7 @@ def trust_objects() -> Entries:
     signed = sign_update(node, place, 5, head, update_hash(chunks))
     receipt = control.write_control(control.Receipt(5, head.digest, b"\x07"))
     row = sign_content(host, 0, place, b"content")
-    announce = control.write_control(control.Announce(RUN, 5, control.OPEN, 0))
+    announce = control.write_control(control.Announce(RUN, 5, control.OPEN, 0, 3))
     no_run = SigningContext(fleet.fleet, bytes(8), MODEL)
     contents = {
         "identity of the host": identity.write_identity(host.public),
@@ -497,9 +497,8 @@ def trust_objects() -> Entries:
         "fingerprint": node.public.fingerprint,
         "fleet": fleet.fleet,
         "rotation": membership.write_rotation(node, new, fleet.fleet),
-        "revocations": membership.write_revocations(
-            host, fleet.fleet, 2, [node.public.fingerprint]
-        ),
+        "membership list": membership.write_fleet(host, fleet.state),
+        "list request": enrolment.write_list_request(node, fleet.fleet, 2),
         "enrolment request": request,
         "enrolment answer": enrolments.accept(request, fleet, 0.0)[1],
         "signed manifest": write_manifest(signed),

@@ -213,7 +213,7 @@ def test_boards_that_a_gateway_does_not_know_are_named(tmp_path: Path, caplog) -
     stop = threading.Event()
     stop.set()
     run_gateway(config, stop)
-    [warning] = [r.getMessage() for r in caplog.records if "enrol import" in r.getMessage()]
+    [warning] = [r.getMessage() for r in caplog.records if "enrol them" in r.getMessage()]
     assert warning.startswith("no keys of bo are known")
 
 

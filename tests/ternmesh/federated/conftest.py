@@ -7,14 +7,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, NodeState, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Identity, Role, make_identity
-from ternmesh.security.membership import HOST, MemberList, found_fleet
+from ternmesh.security.membership import ALL, HOST, MemberList, found_fleet
 from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
 from transports.driver import Endpoint
 

@@ -10,7 +10,7 @@ import pytest
 from ternmesh.errors import WireError
 from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_step, encode_update
-from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -23,7 +23,7 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.open_round import round_of
 from ternmesh.federated.state import NodeRecord, new_coordinator_state
-from ternmesh.security.membership import HOST
+from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open

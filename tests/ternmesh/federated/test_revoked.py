@@ -15,7 +15,7 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.state import CoordinatorState, NodeRecord
 from ternmesh.security.key_derivation import nonce
-from ternmesh.security.membership import HOST, write_revocations
+from ternmesh.security.membership import HOST
 
 NAMES = ("theo", "yan", "mallory")
 
@@ -34,8 +34,7 @@ def bench(new_bench: Any) -> Any:
 
 
 def revoke(bench: Any, member_list: Any) -> None:
-    fingerprint = bench.keys.members["mallory"].public.fingerprint
-    member_list.revoke(write_revocations(bench.keys.host, member_list.fleet, 1, [fingerprint]))
+    member_list.revoke("mallory")
 
 
 def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revoked(

@@ -5,17 +5,15 @@ from hypothesis import strategies as st
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.identity import Identity, Role, make_identity
 from ternmesh.security.membership import (
+    CLAIM_JUMP_MAX,
     MEMBERS_MAX,
     OVER_MAX,
     REVOKED_MAX,
     ROTATED_MAX,
     MemberList,
-    MemberListState,
     found_fleet,
-    write_revocations,
     write_rotation,
 )
-from ternmesh.security.primitives import statement
 from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
@@ -29,10 +27,10 @@ def member_list(*members: Identity) -> MemberList:
     return made
 
 
-def reason(data: bytes, fleet: MemberList, rotation: bool = True) -> str:
+def reason(data: bytes, fleet: MemberList) -> str:
     before = fleet.state
     with pytest.raises(WireError) as caught:
-        (fleet.rotate if rotation else fleet.revoke)(data)
+        fleet.rotate(data)
     assert fleet.state == before
     return caught.value.reason
 
@@ -50,7 +48,7 @@ def test_members_are_found_by_the_bearers_name_and_the_host_by_its_own() -> None
 
 def test_a_state_is_a_value() -> None:
     fleet = member_list(THEO, someone("dora"))
-    fleet.revoke(write_revocations(HOST, fleet.fleet, 3, [someone("dora").public.fingerprint]))
+    fleet.revoke("dora")
     again = MemberList(fleet.state)
     assert again.state == fleet.state
     with pytest.raises(WireError, match="revoked"):
@@ -126,9 +124,8 @@ def test_who_rotates_for_ever_takes_nobodys_place() -> None:  # R9.5-4
     assert reason(write_rotation(keys[-1], more, fleet.fleet), fleet) == "full"
     assert not fleet.state.revoked
     assert fleet.rotate(write_rotation(THEO, NEXT, fleet.fleet)) == NEXT.public
-    everyone = [number.to_bytes(16, "big") for number in range(REVOKED_MAX - 1)]
-    everyone.append(keys[-1].public.fingerprint)
-    assert fleet.revoke(write_revocations(HOST, fleet.fleet, 1, everyone))
+    fleet._revoked |= {number.to_bytes(16, "big") for number in range(REVOKED_MAX - 1)}
+    fleet.revoke("mallory")
     with pytest.raises(WireError, match="revoked"):
         fleet.find("mallory")
     assert OVER_MAX < 1 << 16
@@ -142,7 +139,7 @@ def test_none_of_the_keys_that_were_rotated_comes_back() -> None:  # R9.5-3
     for key in old:
         assert reason(write_rotation(present, key, fleet.fleet), again) == "revoked"
         assert reason(write_rotation(key, present, fleet.fleet), again) == "unknown key"
-    again.revoke(write_revocations(HOST, fleet.fleet, 1, [present.public.fingerprint]))
+    again.revoke("mallory")
     for key in old:
         with pytest.raises(SecurityError, match="rotated"):
             again.enrol(key.public)
@@ -156,53 +153,43 @@ def test_a_rotation_changes_neither_name_nor_role_nor_takes_anothers_key() -> No
     assert reason(write_rotation(THEO, twin, fleet.fleet), fleet) == "enrolment"
 
 
-def test_revocation_lists_only_grow_and_carry_rising_numbers() -> None:  # R9.5-6, R9.5-7
+def test_a_revoked_key_stays_revoked() -> None:  # R9.5-7
     fleet = member_list(THEO, someone("dora"))
-    first = write_revocations(HOST, fleet.fleet, 5, [THEO.public.fingerprint])
-    assert fleet.revoke(first)
-    assert fleet.revoke(first) is False
-    assert reason(write_revocations(HOST, fleet.fleet, 4, []), fleet, rotation=False) == "replay"
-    assert fleet.revoke(write_revocations(HOST, fleet.fleet, 6, []))
+    fleet.revoke("theo")
+    state = fleet.state
+    fleet.revoke("theo")
+    assert fleet.state == state
     with pytest.raises(WireError, match="revoked"):
         fleet.find("theo")
     with pytest.raises(SecurityError, match="revoked"):
-        member_list_with_list(fleet.state).enrol(THEO.public)
+        fleet.enrol(THEO.public)
     assert reason(write_rotation(THEO, NEXT, fleet.fleet), fleet) == "revoked"
-
-
-def member_list_with_list(state: MemberListState) -> MemberList:
-    return MemberList(MemberListState(state.fleet, state.host, (), state.revoked, state.number))
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"\x01\0\0\0\x01\0", "enrolment"),
-        (b"\x01\0\0\0\xff\xff" + bytes(16), "enrolment"),
-        (b"\x01\0\0\0\x02\0" + bytes(32), "enrolment"),
-        (b"\x01\0\0\0\x02\0" + b"\x02" * 16 + b"\x01" * 16, "enrolment"),
-        (b"\x01\0\0\0\x00\0" + bytes(1), "enrolment"),
-        (b"\x01", "length"),
-    ],
-)
-def test_a_list_that_the_host_signed_is_still_checked(content: bytes, why: str) -> None:
-    fleet = member_list(THEO)
-    data = content + HOST.sign(statement("revocations", fleet.fleet, content))
-    assert reason(data, fleet, rotation=False) == why
-
-
-def test_a_list_of_another_signer_or_fleet_is_refused() -> None:
-    fleet = member_list(THEO)
-    for data in (
-        write_revocations(THEO, fleet.fleet, 1, []),
-        write_revocations(HOST, bytes(16), 1, []),
-    ):
-        assert reason(data, fleet, rotation=False) == "signature"
-    with pytest.raises(ValueError, match="16 bytes"):
-        write_revocations(HOST, fleet.fleet, 1, [bytes(15)])
-    rows = [number.to_bytes(16, "big") for number in range(REVOKED_MAX + 1)]
+    with pytest.raises(SecurityError, match="not enrolled"):
+        fleet.revoke("yan")
+    fleet._revoked |= {number.to_bytes(16, "big") for number in range(REVOKED_MAX - 1)}
     with pytest.raises(SecurityError, match="at most"):
-        write_revocations(HOST, fleet.fleet, 1, rows)
+        fleet.revoke("dora")
+
+
+def test_the_lists_number_rises_with_every_change() -> None:  # R9.5-6
+    fleet = member_list(THEO, someone("dora"))
+    assert fleet.number == 2
+    fleet.rotate(write_rotation(THEO, NEXT, fleet.fleet))
+    fleet.revoke("dora")
+    assert fleet.number == 4
+    fleet.enrol(NEXT.public)
+    fleet.revoke("dora")
+    assert fleet.number == 4, "nothing has changed"
+
+
+def test_the_next_change_passes_every_number_that_a_board_may_have_seen() -> None:  # R9.5-8
+    fleet = member_list(THEO)
+    fleet.claim(9)
+    assert fleet.number == 1
+    fleet.claim(5)
+    fleet.claim(1 + CLAIM_JUMP_MAX + 1)  # a lie must not use the numbers up
+    fleet.revoke("theo")
+    assert fleet.number == 10
 
 
 @given(st.binary(max_size=300))
@@ -210,13 +197,12 @@ def test_any_bytes_change_nothing(data: bytes) -> None:
     fleet = member_list(THEO)
     reason(data, fleet)
     reason(THEO.public.fingerprint + data, fleet)
-    reason(data, fleet, rotation=False)
 
 
 def test_a_roster_is_bounded() -> None:  # R9.5-1
     fleet = member_list(THEO)
     fleet._members |= {str(number): THEO.public for number in range(MEMBERS_MAX - 1)}
-    fleet.revoke(write_revocations(HOST, fleet.fleet, 1, [THEO.public.fingerprint]))
+    fleet.revoke("theo")
     again = make_identity("theo", Role.NODE, entropy("theo", 2)).public
     assert fleet.enrol(again), "its place is there already"
     with pytest.raises(SecurityError, match="at most"):

@@ -44,13 +44,13 @@ def test_must_avoid_01_nothing_here_can_load_code() -> None:
 
 
 def test_must_avoid_02_no_memory_by_a_claimed_length() -> None:  # R1-2
-    """A list of revocations that claims 65,535 rows in 6 bytes, signed by the host."""
+    """A membership list that claims 65,535 members in 6 bytes, signed by the host."""
     host = someone("greenhouse", Role.HOST)
     fleet = membership.MemberList(membership.found_fleet("tomatoes", host.public))
     content = b"\x01\0\0\0\xff\xff"
-    data = content + host.sign(statement("revocations", fleet.fleet, content))
-    with pytest.raises(WireError, match="as long as its header says"):
-        fleet.revoke(data)
+    data = content + host.sign(statement("members", fleet.fleet, content))
+    with pytest.raises(SecurityError, match="not signed"):
+        fleet.learn(data)
 
 
 def test_must_avoid_02_strangers_leave_no_trace() -> None:

@@ -186,10 +186,19 @@ def test_rotation() -> None:
     successor.verify(new, spec_statement(b"rotation", spec_fleet(), content))
 
 
-def test_revocations() -> None:
-    data = kept("revocations")
-    assert data[:-64] == struct.pack("<IH", 2, 1) + spec_fingerprint("theo")
-    spec_verify("host", data[-64:], b"revocations", spec_fleet(), data[:-64])
+def test_membership_list() -> None:
+    data = kept("membership list")
+    theo = kept("identity of a node")
+    rest = struct.pack("<IHB", 1, 1, len(theo)) + theo + struct.pack("<H", 0)
+    assert data[:-64] == rest
+    spec_verify("host", data[-64:], b"members", spec_fleet(), data[:-64])
+
+
+def test_list_request() -> None:
+    data = kept("list request")
+    content = struct.pack("<I", 2) + spec_fingerprint("theo")
+    assert data[:-64] == b"\x13" + content
+    spec_verify("theo", data[-64:], b"list request", spec_fleet(), content)
 
 
 def test_enrolment() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import UNIT, to_float
-from ternmesh.federated.coordinator import ALL, Coordinator
+from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import CountersReserved, GlobalUpdateMade
 from ternmesh.federated.gateway.aggregator import TRIES, GatewayAggregator
 from ternmesh.federated.gateway.partial_aggregate import (
@@ -22,7 +22,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
 from ternmesh.federated.node import NodeProtocol, new_node_state
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import make_plan
-from ternmesh.security.membership import HOST
+from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND, read_chunk
