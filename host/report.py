@@ -14,6 +14,7 @@ from ternmesh.federated.events import (
     Refused,
     RoundExtended,
     RoundOpened,
+    RunAdopted,
     UpdateForgotten,
     refusals,
 )
@@ -68,6 +69,11 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
         case UpdateForgotten():
             name = _names(coordinator, [event.address % PARTIAL_AGGREGATE])
             return f"the update of {name} is not consistent: it must be sent again"
+        case RunAdopted():
+            return (
+                f"{event.node} follows run {event.run.hex()}, of which nothing is stored here: "
+                "the host takes it back, and goes on with it"
+            )
         case GlobalUpdateMade() if event.given_by:
             return f"global update {event.version} of {rounds} came back from {event.given_by}"
         case GlobalUpdateMade():

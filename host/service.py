@@ -208,7 +208,8 @@ def continue_or_begin(
         )
     if learned is not None:
         _log.warning("run %s is given up at global update %d", learned[0].hex(), learned[1])
-    begun = store.begin(os.urandom(RUN_SIZE), plan, model_hash)
+    is_first = stored is None and learned is None and not new_run
+    begun = store.begin(os.urandom(RUN_SIZE), plan, model_hash, is_first=is_first)
     _log.info("run %s begins: %d rounds", begun.run.hex(), plan.rounds)
     return begun
 

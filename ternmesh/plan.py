@@ -190,7 +190,7 @@ def global_snapshot_max(frame_mtu: int) -> int:
 
 
 def genesis(model_hash: bytes, run: bytes, plan: Plan) -> bytes:
-    """The 16-byte hash that the first global update of a run has as its parent."""
+    """The 16 bytes that name version 0 of a run, and stand for the run in other hashes."""
     numbers = b"".join(number.to_bytes(4, "little") for number in to_numbers(plan))
     return hashlib.sha256(b"ternmesh genesis" + model_hash + run + numbers).digest()[:16]
 

@@ -5,6 +5,7 @@ A ledger stays: it belongs to the radio, and an old one would forget airtime tha
 """
 
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def answer_backup(state: StateFile, identity: Path, request: Mapping[str, Any]) 
 def restore_backup(folder: Path, identity: Path, source: Path, *, force: bool = False) -> None:
     """Bring a copy in `source` back into the state folder of a program that does not run.
 
-    The state that was there is renamed. Raises StoreError, also where it is newer than the copy or
-    of another run, and SecurityError where the identity is another one; not with `force`.
+    The state and the identity that were there are renamed. Raises StoreError, also where the state
+    is newer or of another run, and SecurityError for another identity; not with `force`.
     """
     if not (source / STATE).is_file():
         raise StoreError(f"{source} holds no {STATE}: name a folder that `ternmesh backup` wrote")
@@ -83,7 +84,9 @@ def _check_age(state: StateFile, copy: StateFile, source: Path, *, force: bool) 
 
 def _bring_back(copy: Path, file: Path) -> None:
     if copy.exists() and not (file.exists() and file.read_bytes() == copy.read_bytes()):
-        file.unlink(missing_ok=True)
+        if file.exists():  # a private key is never deleted
+            numbers = (file.with_name(f"{file.name}.replaced-{n}") for n in count(1))
+            file.rename(next(aside for aside in numbers if not aside.exists()))
         _copy_identity(copy, file)
 
 

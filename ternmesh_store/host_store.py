@@ -11,6 +11,7 @@ from ternmesh.federated.events import (
     HostEvent,
     NodeJoined,
     RoundOpened,
+    RunAdopted,
     UpdateForgotten,
 )
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
@@ -68,13 +69,13 @@ class HostStore(Store):
     def load(self, model_hash: bytes) -> StoredRun | None:
         """The run of the last commit; None where there is none of this model."""
         found = self._database.rows(
-            "SELECT run, plan, version, global_hash, started, finished FROM host_run "
+            "SELECT run, plan, version, global_hash, started, finished, is_first FROM host_run "
             "WHERE model = ?",
             model_hash,
         )
         if not found:
             return None
-        run, plan, version, global_hash, started, finished = found[0]
+        run, plan, version, global_hash, started, finished, is_first = found[0]
         state = CoordinatorState(
             model_q24=self._values.integers(_MODEL),
             residual=self._values.floats(_RESIDUAL),
@@ -82,6 +83,7 @@ class HostStore(Store):
             global_hash=global_hash,
             started=bool(started),
             finished=bool(finished),
+            is_first=bool(is_first),
             nodes=tuple(self._nodes()),
             chain=tuple(
                 ChainLink(*row)
@@ -103,15 +105,18 @@ class HostStore(Store):
         found = self._database.rows("SELECT run, version FROM host_run WHERE version > 0")
         return found[0] if found else None
 
-    def begin(self, run: bytes, plan: Plan, model_hash: bytes) -> StoredRun:
+    def begin(
+        self, run: bytes, plan: Plan, model_hash: bytes, *, is_first: bool = False
+    ) -> StoredRun:
         """Begin a run, durably. The run before is deleted, but not the seal counter."""
         for table in _RUN_TABLES:
             self._database.write(f"DELETE FROM {table}")
         self._database.write(
-            "INSERT INTO host_run (model, run, plan) VALUES (?, ?, ?)",
+            "INSERT INTO host_run (model, run, plan, is_first) VALUES (?, ?, ?, ?)",
             model_hash,
             run,
             json.dumps(to_numbers(plan)),
+            is_first,
         )
         empty = new_coordinator_state(plan.dimension)
         self._values.put_integers(_MODEL, empty.model_q24)
@@ -144,6 +149,9 @@ class HostStore(Store):
                 self._database.write("DELETE FROM host_body WHERE address = ?", event.address)
             case GlobalUpdateMade():
                 self._advance(event)
+            case RunAdopted():
+                self._database.write("UPDATE host_run SET run = ?, is_first = 0", event.run)
+                self._database.write("DELETE FROM host_body")
             case _:
                 pass  # Nothing of the other events must survive.
 
@@ -201,6 +209,8 @@ class HostStore(Store):
             event.global_hash,
             event.finished,
         )
+        previous = event.version - 1  # not there if a node has given the host a newer adapter
+        write("DELETE FROM host_chain WHERE ? NOT IN (SELECT version FROM host_chain)", previous)
         self._database.insert("host_chain", event.version, event.global_hash, event.content)
         write("DELETE FROM host_chain WHERE version <= ?", event.version - self._chain_max)
         write("DELETE FROM host_body")

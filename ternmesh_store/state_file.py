@@ -87,7 +87,8 @@ _HOST = (
     """CREATE TABLE host_run (
         model BLOB NOT NULL, run BLOB NOT NULL, plan TEXT NOT NULL,
         version INTEGER NOT NULL DEFAULT 0, global_hash BLOB NOT NULL DEFAULT x'',
-        started INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0
+        started INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0,
+        is_first INTEGER NOT NULL DEFAULT 0
     )""",
     # counted_*: the node's update that was counted last; aggregate_*: the partial aggregate that
     # it was part of, if it was.

@@ -26,6 +26,7 @@ from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
 from ternmesh.wire.frame import BROADCAST
+from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import (
     PATH,
     check_name,
@@ -33,7 +34,7 @@ from ternmesh_service.config_file import (
     load_model_package,
     read_config_file,
 )
-from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import (
     Keyring,
     NoKeyring,
@@ -260,7 +261,9 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     member_list = MemberListClient(keyring) if isinstance(keyring, Keyring) else None
     gateway, relay = Gateway(radio, network, aggregation, member_list), Relay()
 
-    def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+        if BACKUP in request:
+            return answer_backup(state, config.security.path(state.folder), request)
         return {
             **status(gateway, radio, network),
             "partial_aggregates": None if aggregation is None else aggregation.status(),

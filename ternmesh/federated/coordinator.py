@@ -17,13 +17,11 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from functools import partial
-
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Deliveries, Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import global_delta_q24, make_step
+from ternmesh.federated.aggregation import make_step
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -31,10 +29,11 @@ from ternmesh.federated.events import (
     NodeJoined,
     RoundExtended,
     RoundOpened,
+    RunAdopted,
     UpdateForgotten,
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
-from ternmesh.federated.recovery import ASKS_MAX, Recovery, read_given
+from ternmesh.federated.recovery import ASKS_MAX, Answer, Recovery
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.session import HostSession
 from ternmesh.federated.state import (
@@ -55,10 +54,10 @@ from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Re
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 from ternmesh.wire.global_update import (
     Certificate,
-    Counted,
     GlobalSnapshot,
     GlobalUpdate,
     certify,
+    hash_adapter,
     hash_global_update,
     split_certificate,
     write_global_snapshot,
@@ -89,29 +88,28 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         ]
         registry = NodeRegistry(nodes, new=RegisteredNode)
         super().__init__(model_hash, run, to_numbers(plan), registry, state.counter, security)
-        origin = genesis(model_hash, run, plan)
         self.plan = plan
         self.settings = settings
+        self._model_hash = model_hash
+        self._origin = genesis(model_hash, run, plan)
         # Kept on disk by the program, as `CoordinatorState`
         self.phase = state.phase
         self.version = state.version
-        self.global_hash = state.global_hash or origin
+        self.global_hash = state.global_hash or self._origin
         self.model_q24 = state.model_q24
         self.residual = state.residual
-        self._chain = UpdateChain(origin, state.chain, settings.chain_max)
+        self._chain = UpdateChain(self._origin, state.chain, settings.chain_max)
         # Bodies on disk have a receipt: they count, even if partial aggregates are disabled now.
-        has_partial_aggregates = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
-        self._model_hash = model_hash
-        self._round = self._new_round(
-            may_be_aggregated=settings.partial_aggregates or has_partial_aggregates
-        )
+        stored = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
+        self._round = self._new_round(may_be_aggregated=settings.partial_aggregates or stored)
         for place, body in state.bodies:
             self._round.add(place, body)
         # Of this process
         self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
+        self._may_adopt = state.is_first
         self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
-        self._recovery = Recovery(plan, pace.catch_up_s)
+        self._recovery = Recovery(plan, model_hash, pace.catch_up_s)
         # Of a transport that retransmits
         self._deliveries = Deliveries()
         self._catch_up_s = pace.catch_up_s
@@ -240,12 +238,13 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
+        if self._may_adopt and self.version == 0 and hello.version and hello.run != self.run:
+            self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
             self._hear_claim(hello, now)
             return
         node.in_step |= (hello.run, hello.version) == (self.run, self.version)
-        deadline_ms = self._deadline_ms(now)
-        self._push_welcome(node, hello.instance, self.version, self.phase, deadline_ms)
+        self._push_welcome(node, hello.instance, self.version, self.phase, self._deadline_ms(now))
         self._catch_up(node, hello, now)
         if self.phase == OPEN:
             self._answer(node.address)
@@ -296,10 +295,20 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         """The nodes with a newer global update that nobody has given back."""
         return self._recovery.unmet(self.version)
 
+    def _adopt(self, hello: Hello) -> None:
+        """Go on with the node's run: the host has lost its own, and gets it back as a claim."""
+        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
+        self.run = hello.run
+        self._sealing.bind(self.run)
+        self.global_hash = self._origin = genesis(self._model_hash, self.run, self.plan)
+        self._chain = UpdateChain(self._origin, (), self.settings.chain_max)
+        self._may_adopt = False
+        self._events.append(RunAdopted(self.run, hello.name))
+
     def _hear_claim(self, hello: Hello, now: float) -> None:
         """Ask the node for what the host lacks instead of a welcome. Raises WireError."""
         is_possible = hello.version <= self.plan.rounds
-        if not is_possible or not self._recovery.claim(hello.name, hello.version, now):
+        if not (is_possible and self._recovery.claim(hello.name, hello.version, now)):
             raise WireError("ahead", f"{hello.name} has a global update that this host never made")
 
     def _ask_if_due(self, now: float) -> None:
@@ -323,32 +332,23 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if node.name != self._recovery.source:
             node.refused["duplicate"] += 1  # the host has it already, or has given up
             return
-        try:
-            content = self._recovery.reassembler.add(body)
-            if content is not None:
-                self._take_back(node, content, now)
-        except WireError:
-            self._recovery.tries += 1
-            raise
+        held = self.version, self.model_q24
+        answer = self._recovery.add(body, held, self.run, self._check_own)
+        if answer is not None:
+            self._take_back(answer, node.name, now)
 
-    def _take_back(self, node: RegisteredNode, content: bytes, now: float) -> None:
-        """Apply a global update that this host has made, and lost. Raises WireError."""
-        check = partial(self._check_own, content)
-        held = self.version, self.global_hash
-        given = read_given(content, held, self.plan, self._model_hash, check)
-        if given is None:
-            return  # it was here, or comes again after those before it
-        step, link = given
-        delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, self.plan)
-        rows: dict[int, Counted] = {}
-        for row in step.counted:  # first those of nodes, then those of partial aggregates
-            if row.address in self.nodes:
-                rows.setdefault(row.address, row)
+    def _take_back(self, answer: Answer, giver: str, now: float) -> None:
+        """Apply a global update that this host has made, and lost."""
+        step, link, self.model_q24 = answer
+        if step.version != self.version + 1:
+            self._chain.clear()
+        # A node's row stands before that of its partial aggregate, and the first one counts.
+        own = [(row.address, row) for row in step.counted if row.address in self.nodes]
+        rows = dict(own) | dict(reversed(own))
         if self.phase == GATHERING:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
-        self.model_q24 = add_q24(self.model_q24, delta_q24)
         self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
-        self._move_on(link, Count([], rows, {}), missing=(), given_by=node.name)
+        self._move_on(link, Count([], rows, {}), missing=(), given_by=giver)
         self._recovery.advanced(self.version, now)
         if not self.recovering:
             self._lead_on(now)
@@ -431,7 +431,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         content = write_global_update(
             GlobalUpdate(
                 version=version,
-                parent=self.global_hash,
+                adapter_hash=hash_adapter(self._origin, version, self.model_q24),
                 model=self._model if self._authenticator.names_model else b"",
                 finished=version >= self.plan.rounds,
                 deadline_ms=self._round_ms,
@@ -489,9 +489,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._outgoing.push(name, address | DOWN, [body])
 
     def _announce(self, now: float) -> None:
-        number = self._authenticator.list_number
-        message = Announce(self.run, self.version, self.phase, self._deadline_ms(now), number)
-        body = self._authenticator.sign_announce(control.write_control(message))
+        state = self.version, self.phase, self._deadline_ms(now), self._authenticator.list_number
+        body = self._authenticator.sign_announce(control.write_control(Announce(self.run, *state)))
         self._outgoing.discard(BROADCAST, body[0])  # replaces a queued announce
         self._outgoing.push(ALL, BROADCAST, [body])
         self._announce_at = now + self.plan.announce_s

@@ -203,8 +203,17 @@ class GlobalUpdateMade:
     given_by: str = ""  # the node that gave it back to a host that had lost it
 
 
+@dataclass(frozen=True, slots=True)
+class RunAdopted:
+    """The host had lost all of its runs, and goes on with the run that a node has named."""
+
+    run: bytes
+    node: str
+
+
 HostEvent = (
     SessionEvent
+    | RunAdopted
     | NodeJoined
     | BodyAccepted
     | UpdateForgotten

@@ -21,13 +21,11 @@ from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import global_delta_q24
 from ternmesh.federated.events import (
-    OLD_MEMBERS,
     Advanced,
     FellSilent,
     Joined,
     NodeEvent,
     ResidualChanged,
-    SecurityChanged,
     UpdateMade,
     UpdateReceived,
     WorkReady,
@@ -48,7 +46,6 @@ from ternmesh.federated.state import NODE_LEGAL, ChainLink, NodePhase, NodeState
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
-from ternmesh.security.session import ListNumber
 from ternmesh.timers import (
     ANNOUNCES_MISSED,
     NETWORK_TIMERS,
@@ -60,15 +57,21 @@ from ternmesh.timers import (
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
-from ternmesh.wire.frame import BROADCAST, FRAME_MAX, UNASSIGNED
-from ternmesh.wire.global_update import Counted, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.frame import BROADCAST, FRAME_MAX
+from ternmesh.wire.global_update import (
+    NO_HASH,
+    Counted,
+    GlobalSnapshot,
+    GlobalUpdate,
+    hash_adapter,
+    write_given,
+)
 from ternmesh.wire.update import read_bitmap
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
 CHAIN_BYTES_MAX = 256_000
 ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
-LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 
@@ -92,10 +95,8 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         security: SecurityLayer = OPEN,
         frame_max: Callable[[], int] = lambda: FRAME_MAX,
     ) -> None:
-        run, counter = state.run, state.counter
-        super().__init__(
-            name, model_hash, samples, instance, rng, run, counter, security, pace, frame_max
-        )
+        rest = rng, state.run, state.counter, security, pace, frame_max
+        super().__init__(name, model_hash, samples, instance, *rest)
         # Kept on disk by the program, as `NodeState`
         self.address = state.address
         self.plan = state.plan
@@ -110,6 +111,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._chain = UpdateChain(state.global_hash, state.chain, CHAIN_MAX, CHAIN_BYTES_MAX)
         # Of this process
         self.target = state.version  # the newest version that this node knows of
+        self._is_adrift = False  # a global update does not fit the adapter: a snapshot is needed
         self._offered = -1  # the version of the last `WorkReady`
         self._heard_at = 0.0  # when the last frame of the host came
         self._asked_at = 0.0  # when the last hello was sent
@@ -120,8 +122,6 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         # Timers
         self._update_timer = Backoff(pace.update_s, pace.update_longest_s, rng)
         self._catch_up_s = pace.catch_up_s
-        self._list_floor = self._authenticator.list_number  # from earlier processes of the host
-        self._list_reports = RateLimiter(LIST_REPORT_MIN_S)
         # Of a transport that retransmits
         self._deliveries = Deliveries()
         self._work_sent_at = 0.0  # when the update or the silence was last sent
@@ -236,13 +236,12 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
 
     def _host_restarted(self, now: float) -> None:
         """Say hello soon, unless the host announces this node's run before that."""
-        self._list_floor = self._authenticator.list_number
         if self.plan is not None:
             wait_s = self._catch_up_s * (0.5 + self._rng.random())
             self._heard_at = now + wait_s - ANNOUNCES_MISSED * self.plan.announce_s
 
     def _held(self) -> tuple[int, bytes]:
-        return self.version, self.global_hash
+        return self.version, NO_HASH if self._is_adrift else self.global_hash
 
     def _read_plan(self, numbers: tuple[int, ...]) -> Plan:
         plan = from_numbers(numbers)
@@ -333,15 +332,6 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._hello_timer.stop()
         self._aim(message.version, message.phase, now)
 
-    def _check_list_number(self, number: int, now: float) -> None:
-        """Tell a host whose membership list is older than what it announced before a restart."""
-        if self._authenticator.note_list_number(number):
-            self._events.append(SecurityChanged((ListNumber(number),)))
-        elif number < self._list_floor and self._list_reports.allow(HOST, now):
-            self._refuse(HOST, OLD_MEMBERS)
-            refusal = Refusal(self._authenticator.list_number, OLD_MEMBERS)
-            self._outgoing.push(HOST, UNASSIGNED, [control.write_control(refusal)])
-
     def _aim(self, version: int, phase: int, now: float) -> None:
         """Note the newest version; if this node is behind, ask for the missing global updates."""
         self.target = max(self.target, version)
@@ -367,8 +357,10 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._refused_timer.stop()
 
     def _give_back(self, message: Wanted, now: float) -> None:
-        """Send a host that is behind the next global updates after its version, if kept."""
+        """Send a host that is behind the next global updates, or the adapter with the newest."""
         steps = self._chain.after(message.version, self.version)
+        if steps is None and (last := self._chain.after(self.version - 1, self.version)):
+            steps = [write_given(last[0], self.model_q24)]
         is_on_its_way = self._deliveries.is_held(HOST)
         if not steps or is_on_its_way or not self._given.allow(str(message.version), now):
             return
@@ -399,14 +391,18 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
     def _apply_update(self, step: GlobalUpdate, link: ChainLink, now: float) -> None:
         if step.version < self.version or link.global_hash == self.global_hash:
             return  # a repetition
-        if step.version != self.version + 1 or step.parent != self.global_hash:
-            self.target = max(self.target, step.version)
-            self._hello_timer.soon(now)
-            return
         plan = self._known_plan
-        delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, plan)
-        self._chain.append(link)
-        self._advance(step, link, add_q24(self.model_q24, delta_q24), now)
+        if step.version == self.version + 1:
+            delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, plan)
+            model_q24 = add_q24(self.model_q24, delta_q24)
+            origin = genesis(self._model_hash, self.run, plan)
+            if hash_adapter(origin, step.version, model_q24) == step.adapter_hash:
+                self._chain.append(link)
+                self._advance(step, link, model_q24, now)
+                return
+            self._is_adrift = True
+        self.target = max(self.target, step.version)
+        self._hello_timer.soon(now)
 
     def _apply_snapshot(self, step: GlobalSnapshot, now: float) -> None:
         if step.version >= self.version and step.global_hash != self.global_hash:
@@ -418,6 +414,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self, step: GlobalUpdate | GlobalSnapshot, link: ChainLink, model_q24: ModelQ24, now: float
     ) -> None:
         self._settle(step.counted)
+        self._is_adrift = False
         self._take_step(NodeStep.RUN_ENDED if step.finished else NodeStep.ADVANCED)
         self._outgoing.discard(self.address)
         self._update_timer.stop()

@@ -4,43 +4,62 @@ A hello of the host's own run with a higher version is a claim. The host asks th
 made one, again and again, until it has reached that version. A claim that brings nothing is given
 up, and the node's next ones are ignored for a while: a node could lie, and no round is opened or
 closed meanwhile.
+
+A node that does not have all global updates from the host's version on gives its newest one, with
+its adapter. The host's own signature is on the hash of that adapter.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 
+from ternmesh.codec.scale import add_q24
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import read_step
+from ternmesh.federated.aggregation import global_delta_q24, read_step
 from ternmesh.federated.state import ChainLink
-from ternmesh.plan import Plan
+from ternmesh.plan import Plan, genesis
+from ternmesh.types import ModelQ24
 from ternmesh.wire.fragments import Reassembler
-from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate, object_max
+from ternmesh.wire.global_update import (
+    GIVEN,
+    Certificate,
+    GlobalSnapshot,
+    GlobalUpdate,
+    hash_adapter,
+    object_max,
+    read_given,
+)
 
 GIVEN_MAX = 4  # global updates in one answer; as many objects as a `Reassembler` holds
 ASKS_MAX = 6  # questions and wrong answers in a row without a global update
 IGNORED_PAUSES = 20 * ASKS_MAX  # a lie stops the rounds for a twentieth of the time at most
 
 
-def read_given(
-    data: bytes,
-    held: tuple[int, bytes],
-    plan: Plan,
-    model_hash: bytes,
-    check: Callable[[bytes, Certificate], None],
-) -> tuple[GlobalUpdate, ChainLink] | None:
-    """Read an object from a node, for a host that holds this version and hash.
+# The update, its certified bytes, and the adapter that it leads to
+Answer = tuple[GlobalUpdate, ChainLink, ModelQ24]
+Check = Callable[[bytes, bytes, Certificate], None]  # the object, its content and certificate
 
-    None for a global update of another version than the next. Raises WireError.
+
+def read_answer(
+    data: bytes, held: tuple[int, ModelQ24], plan: Plan, model_hash: bytes, run: bytes, check: Check
+) -> Answer | None:
+    """Read an object from a node, for a host that holds this version and adapter.
+
+    None for a global update of another version than the next. Raises WireError, also from `check`.
     """
-    step, name = read_step(data, plan.dimension, model_hash, check)
-    version, global_hash = held
+    version, model_q24 = held
+    update, given = read_given(data, plan.dimension) if data[0] == GIVEN else (data, None)
+    step, name = read_step(update, plan.dimension, model_hash, partial(check, update))
     if isinstance(step, GlobalSnapshot):
         raise WireError("kind", "a snapshot does not tell the host's chain")
-    if step.version != version + 1:
+    if step.version <= version or (given is None and step.version != version + 1):
         return None
-    if step.parent != global_hash:
-        raise WireError("reference", "the node follows other global updates of this run")
-    return step, ChainLink(step.version, name, data)
+    if given is None:
+        delta_q24 = global_delta_q24(step.chunks, model_hash, step.version, plan)
+        given = add_q24(model_q24, delta_q24)
+    if hash_adapter(genesis(model_hash, run, plan), step.version, given) != step.adapter_hash:
+        raise WireError("reference", "the node follows other global updates, or a damaged adapter")
+    return step, ChainLink(step.version, name, update), given
 
 
 class Recovery:
@@ -49,16 +68,17 @@ class Recovery:
     `pause_s` is how long the host waits for an answer.
     """
 
-    def __init__(self, plan: Plan, pause_s: float) -> None:
+    def __init__(self, plan: Plan, model_hash: bytes, pause_s: float) -> None:
         self.at: float | None = None  # when to ask (again)
         self.tries = 0  # questions and wrong answers since the last global update
         self.givers: set[str] = set()  # nodes that were asked since the start
         self._plan = plan
+        self._model_hash = model_hash
         self._pause_s = pause_s
         self._claims: dict[str, int] = {}  # versions by node
         self._given_up: dict[str, tuple[int, float]] = {}  # the claim, and when it was given up
         self._wanted_from = 0  # the version in the last question
-        self.reassembler = self._new_reassembler()
+        self._reassembler = self._new_reassembler()
 
     @property
     def source(self) -> str | None:
@@ -86,6 +106,19 @@ class Recovery:
         self._wanted_from = version
         self.at = now + self._pause_s
 
+    def add(
+        self, body: bytes, held: tuple[int, ModelQ24], run: bytes, check: Check
+    ) -> Answer | None:
+        """Add a fragment of the asked node; see `read_answer`. Raises WireError."""
+        try:
+            content = self._reassembler.add(body)
+            if content is None:
+                return None
+            return read_answer(content, held, self._plan, self._model_hash, run, check)
+        except WireError:
+            self.tries += 1
+            raise
+
     def advanced(self, version: int, now: float) -> None:
         """Note that the host has a version now; `at` is when to ask for the next one."""
         self.tries = 0
@@ -98,7 +131,7 @@ class Recovery:
         name = next(iter(self._claims))
         self._given_up[name] = self._claims.pop(name), now
         self.tries = 0
-        self.reassembler = self._new_reassembler()
+        self._reassembler = self._new_reassembler()
         self.at = None if self.source is None else now
         return name
 

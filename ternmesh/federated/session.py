@@ -34,6 +34,7 @@ from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security.authenticator import SecurityLayer
 from ternmesh.security.enrolment import is_revocation
 from ternmesh.security.membership import HOST
+from ternmesh.security.session import ListNumber
 from ternmesh.timers import Backoff, RateLimiter, TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Refusal, Welcome
@@ -42,6 +43,7 @@ from ternmesh.wire.update import MODEL_SIZE, SAMPLES_MAX
 
 REASONS_MAX = 64  # reasons of refusals that a node counts apart
 REFUSAL_MIN_S = 1.0  # at most one refusal to each peer in this time
+LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
 NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
 
@@ -67,7 +69,7 @@ class Session(ABC, Generic[Event]):
         self._authenticator = security.authenticator
         self._sealing.bind(run)
         self._outgoing = SealedQueue(counter, security.sealing)
-        self._events: deque[Event | Refused] = deque()
+        self._events: deque[Event | Refused | SecurityChanged] = deque()
 
     def next_event(self) -> Event | Refused | SecurityChanged | CountersReserved | None:
         """Return the next event to save or handle; None if there are no more."""
@@ -117,6 +119,8 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self._has_asked = False  # a hello was sent and no welcome has answered
         self._host_process: bytes | None = None  # names the process of the host; None: none known
         self._notices = RateLimiter(NOTICE_MIN_S)
+        self._list_floor = self._authenticator.list_number  # from earlier processes of the host
+        self._list_reports = RateLimiter(LIST_REPORT_MIN_S)
         # Timers; subclasses add theirs
         self._hello_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self._refused_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # to the next hello
@@ -205,6 +209,7 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
             is_restart = self._host_process is not None
             self._host_process = process
             if is_restart:
+                self._list_floor = self._authenticator.list_number
                 self._host_restarted(now)
 
     def _leave(self, now: float) -> None:
@@ -221,6 +226,15 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
     def _own_address(self) -> int:
         """The address of frames for this node alone."""
         return self.address | DOWN if self.joined else UNASSIGNED
+
+    def _check_list_number(self, number: int, now: float) -> None:
+        """Tell a host whose membership list is older than what it announced before a restart."""
+        if self._authenticator.note_list_number(number):
+            self._events.append(SecurityChanged((ListNumber(number),)))
+        elif number < self._list_floor and self._list_reports.allow(HOST, now):
+            self._refuse(HOST, OLD_MEMBERS)
+            refusal = Refusal(self._authenticator.list_number, OLD_MEMBERS)
+            self._outgoing.push(HOST, UNASSIGNED, [control.write_control(refusal)])
 
     def _receive_welcome(self, message: Welcome, now: float) -> None:
         if message.instance != self._instance:

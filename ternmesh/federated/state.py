@@ -164,6 +164,7 @@ class CoordinatorState:
     chain: tuple[ChainLink, ...] = ()
     bodies: tuple[tuple[int, bytes], ...] = ()
     counter: int = 0  # the first seal counter that was never reserved
+    is_first: bool = False  # the host knows no run before this one: it may have lost it
 
     @property
     def phase(self) -> int:

@@ -1,10 +1,11 @@
 """Global updates and global snapshots, the objects that every node applies. SPEC.md section 4.5.
 
 A global update leads from one version of the global adapter to the next: it holds the combined
-update as chunks, the list of counted updates, and the hash of the previous global update (its
-parent). A global snapshot holds the whole global adapter, for a node that is too many versions
-behind. Both objects end with a certificate: 1 to 16 signatures. The hash of an object does not
-cover its certificate.
+update as chunks, the list of counted updates, and the hash of the global adapter that it leads to.
+A global snapshot holds the whole global adapter, for a node that is too many versions behind. Both
+objects end with a certificate: 1 to 16 signatures. The hash of an object does not cover its
+certificate. A given adapter is for a host that has lost its own: a global update that the host has
+certified, and the adapter that it leads to.
 """
 
 import hashlib
@@ -19,9 +20,10 @@ from ternmesh.types import ModelQ24
 from ternmesh.wire.control import read_cbor
 from ternmesh.wire.update import DIGEST_SIZE, MODEL_SIZE, NO_SIGNATURE, SIGNATURE_SIZE
 
-UPDATE, SNAPSHOT = 1, 2  # the kinds of object
+UPDATE, SNAPSHOT, GIVEN = 1, 2, 4  # the kinds of object
 HASH_SIZE = 16
-NO_MODEL = b""  # in an object whose certificate and parent identify the model
+NO_HASH = bytes(HASH_SIZE)  # in the hello of a node that needs a snapshot
+NO_MODEL = b""  # in an object whose certificate and adapter hash identify the model
 HEAD_MAX = 1 << 20
 SIGNERS_MAX = 16
 COUNTED_MAX = 4096
@@ -46,7 +48,7 @@ class GlobalUpdate:
     """One step of the global adapter. The first global update leads to version 1."""
 
     version: int
-    parent: bytes  # the hash of the global update before this one
+    adapter_hash: bytes  # of the global adapter of this version (`hash_adapter`)
     model: bytes
     finished: bool  # whether the training run ends with this version
     deadline_ms: int  # the deadline of the round that this version opens
@@ -74,7 +76,7 @@ UNCERTIFIED: Certificate = ((0, NO_SIGNATURE),)
 def write_global_update(step: GlobalUpdate) -> bytes:
     """Return the bytes of a global update, without its certificate."""
     chunks = b"".join(_LENGTH.pack(len(body)) + body for body in step.chunks)
-    return _head(UPDATE, step, step.parent) + _LENGTH.pack(len(step.chunks)) + chunks
+    return _head(UPDATE, step, step.adapter_hash) + _LENGTH.pack(len(step.chunks)) + chunks
 
 
 def write_global_snapshot(snapshot: GlobalSnapshot) -> bytes:
@@ -107,8 +109,29 @@ def split_certificate(data: bytes) -> tuple[bytes, Certificate]:
 
 
 def hash_global_update(content: bytes) -> bytes:
-    """Return the 16-byte hash that the next global update has as its `parent`."""
+    """Return the 16-byte hash by which a node names the global update that it has applied."""
     return hashlib.sha256(content).digest()[:HASH_SIZE]
+
+
+def hash_adapter(genesis: bytes, version: int, model_q24: ModelQ24) -> bytes:
+    """Return the 16-byte hash of the global adapter of a version. `genesis` stands for the run."""
+    state = model_q24.astype("<i4").tobytes()
+    whole = b"ternmesh adapter" + genesis + version.to_bytes(4, "little") + state
+    return hashlib.sha256(whole).digest()[:HASH_SIZE]
+
+
+def write_given(update: bytes, model_q24: ModelQ24) -> bytes:
+    """Return the object with a certified global update and the adapter that it leads to."""
+    return _START.pack(GIVEN, len(update)) + update + model_q24.astype("<i4").tobytes()
+
+
+def read_given(data: bytes, dimension: int) -> tuple[bytes, ModelQ24]:
+    """Return the certified global update and the adapter in `data`. Raises WireError."""
+    size = _START.unpack_from(data)[1] if len(data) >= _START.size else 0
+    end = _START.size + size
+    if data[:1] != bytes((GIVEN,)) or len(data) != end + 4 * dimension:
+        raise WireError("vector length", f"a given adapter here has {dimension} numbers")
+    return data[_START.size : end], np.frombuffer(data, "<i4", offset=end).astype(np.int32)
 
 
 def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot:
@@ -136,7 +159,7 @@ _Head = tuple[int, bytes, bytes, bool, int, tuple[Counted, ...]]
 
 def object_max(dimension: int, chunks: int, frame_mtu: int) -> int:
     """Return the largest length of an object, in bytes, if a global update has `chunks` chunks."""
-    content = max(4 * dimension, _LENGTH.size + chunks * (_LENGTH.size + frame_mtu))
+    content = 4 * dimension + _START.size + _LENGTH.size + chunks * (_LENGTH.size + frame_mtu)
     return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER_SIZE
 
 
@@ -146,11 +169,11 @@ def _read_head(data: bytes) -> _Head:
     except WireError as error:
         raise WireError("reference", f"the header of an object: {error}") from error
     match head:
-        case (int(version), bytes(parent), bytes(model), 0 | 1 as finished, int(deadline), rows):
-            sizes_fit = len(parent) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
+        case (int(version), bytes(link), bytes(model), 0 | 1 as finished, int(deadline), rows):
+            sizes_fit = len(link) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
             if sizes_fit and type(rows) is tuple and len(rows) <= COUNTED_MAX:
                 counted = tuple(map(_read_counted, rows))
-                return version, parent, model, bool(finished), deadline, counted
+                return version, link, model, bool(finished), deadline, counted
     raise WireError("reference", "the fields of an object's header are not valid")
 
 

@@ -366,7 +366,8 @@ def test_each_kind_of_refusal_is_told_once(bench, caplog):
     assert caplog.text.count("refused from mallory: version") == 1
 
 
-def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
+def lose_state(bench) -> bytes:
+    """The host begins with an empty state; returns the run of its nodes."""
     bench.join("ada")
     bench.join("bob")
     bench.settle()
@@ -375,13 +376,32 @@ def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
     bench.state.close()
     bench.service = None
     bench.boot()
-    bench.service.coordinator.run = bench.nodes["ada"].endpoint.run  # a copy from before round 1
+    return bench.nodes["ada"].endpoint.run
+
+
+def test_a_host_whose_state_is_lost_goes_on_with_its_nodes_run(bench, caplog):  # R6.9-10
+    run = lose_state(bench)
     for driver in bench.nodes.values():
+        driver.endpoint.start(bench.now)
+    with caplog.at_level(logging.INFO):
+        bench.settle()
+    host = bench.service.coordinator
+    assert host.run == run
+    assert "the host takes it back, and goes on with it" in caplog.text
+    assert host.version == bench.nodes["ada"].endpoint.version > 0
+    kept = bench.store.load(MODEL)
+    assert (kept.run, kept.state.version) == (run, host.version)
+
+
+def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
+    lose_state(bench)
+    for driver in bench.nodes.values():
+        driver.endpoint._chain.clear()  # so no node can give it back
         driver.endpoint.start(bench.now)
     bench.settle()
     assert "come back from its nodes" in bench.service.status()["behind"]
     with caplog.at_level(logging.INFO):
-        for _ in range(2 * ASKS_MAX):  # their updates do not follow this host's
+        for _ in range(2 * ASKS_MAX):
             bench.now += NETWORK_TIMERS.catch_up_s
             bench.settle()
     assert bench.service.status()["refused"]["ahead"] >= 2
@@ -571,7 +591,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     bench.service.coordinator._authenticator._member_list._take(old)  # restored
     announced(bench)
     assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
-    bob._host_restarted(bench.now)
+    bob._note_process(b"another process", bench.now)
     with caplog.at_level("ERROR"):
         announced(bench)
     assert bob.refused[OLD_MEMBERS] == 1

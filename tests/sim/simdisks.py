@@ -19,6 +19,7 @@ from ternmesh.federated.events import (
     NodeJoined,
     ResidualChanged,
     RoundOpened,
+    RunAdopted,
     UpdateForgotten,
     UpdateMade,
     UpdateReceived,
@@ -117,6 +118,8 @@ class HostDisk:
                 state = replace(state, bodies=kept)
             case RoundOpened():
                 state = replace(state, started=True)
+            case RunAdopted(run):
+                self.run, state = run, replace(state, is_first=False, bodies=())
             case GlobalUpdateMade():
                 self._made.append((event, state.bodies))
                 state = self._advance(event)
@@ -125,6 +128,7 @@ class HostDisk:
     def _advance(self, event: GlobalUpdateMade) -> CoordinatorState:
         state, counted = self.working, {entry.address: entry for entry in event.counted}
         partial_aggregates = dict(event.partial_aggregates)
+        chain = state.chain if event.version == state.version + 1 else ()
         nodes = [
             replace(
                 n, counted=counted[n.address], partial_aggregate=partial_aggregates.get(n.address)
@@ -141,7 +145,7 @@ class HostDisk:
             residual=event.residual,
             finished=event.finished,
             nodes=tuple(nodes),
-            chain=(*state.chain, ChainLink(event.version, event.global_hash, event.content))[-8:],
+            chain=(*chain, ChainLink(event.version, event.global_hash, event.content))[-8:],
             bodies=(),
         )
 

@@ -23,11 +23,14 @@ from ternmesh.link.messages import object_name, read_message, write_message
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh.wire.global_update import (
+    GIVEN,
     GlobalSnapshot,
     certify,
     hash_global_update,
+    read_given,
     read_object,
     split_certificate,
+    write_given,
     write_global_snapshot,
     write_global_update,
 )
@@ -251,6 +254,13 @@ def test_objects(case: dict[str, Any]) -> None:
     assert certified[len(content) :] == bytes(65) + b"\x01"
     assert hash_global_update(content).hex() == case["hash"]
     (head_size,) = struct.unpack_from("<I", content, 1)
+    if content[0] == GIVEN:
+        update, adapter = read_given(content, 3)
+        assert (write_given(update, adapter), adapter.tolist()) == (content, [0, 1, 2])
+        origin = bytes.fromhex(vector("plans", "plan")["genesis"])
+        told = b"ternmesh adapter" + origin + struct.pack("<I3i", 6, 0, 1, 2)
+        assert hashlib.sha256(told).digest()[:16] in update
+        return
     step = read_object(content, dimension=(len(content) - 5 - head_size) // 4)
     write: Callable[[Any], bytes] = (
         write_global_snapshot if isinstance(step, GlobalSnapshot) else write_global_update

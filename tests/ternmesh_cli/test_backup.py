@@ -113,6 +113,8 @@ def test_what_is_newer_or_other_is_overwritten_with_force_only(
     assert host.version == 3
     assert (host.folder / "identity").read_text() == "key\n"
     assert (host.folder / f"{STATE}.replaced-1").exists()
+    if "identity" in sentence:
+        assert (host.folder / "identity.replaced-1").read_text() == "new\n"
 
 
 def test_what_is_no_copy_changes_nothing(host: Host, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ from ternmesh.wire.global_update import (
     GlobalSnapshot,
     GlobalUpdate,
     certify,
+    hash_adapter,
     hash_global_update,
+    write_given,
     write_global_snapshot,
     write_global_update,
 )
@@ -306,7 +308,7 @@ def objects() -> Entries:
     counted = Counted(3, 5, head.digest, write_bitmap(range(2), PLAN.up.count))
     step = GlobalUpdate(
         version=6,
-        parent=plan.genesis(MODEL, RUN, PLAN),
+        adapter_hash=hash_adapter(plan.genesis(MODEL, RUN, PLAN), 6, np.arange(3, dtype=np.int32)),
         model=MODEL[:8],
         finished=False,
         deadline_ms=60_000,
@@ -321,6 +323,9 @@ def objects() -> Entries:
         "snapshot": write_global_snapshot(whole),
         "snapshot of nothing": write_global_snapshot(last),
         "reference under keys": write_global_update(replace(step, model=b"")),
+        "given adapter": write_given(
+            certify(write_global_update(step)), np.arange(3, dtype=np.int32)
+        ),
     }
     return {
         name: {

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.codec.scale import to_vector
+from ternmesh.codec.scale import add_q24, to_vector
 from ternmesh.errors import CodecError
-from ternmesh.federated.aggregation import encode_step, update_delta_q24
+from ternmesh.federated.aggregation import encode_step, global_delta_q24, update_delta_q24
 from ternmesh.federated.events import (
     Advanced,
     Joined,
@@ -30,6 +30,7 @@ from ternmesh.wire.global_update import (
     GlobalSnapshot,
     GlobalUpdate,
     certify,
+    hash_adapter,
     write_global_snapshot,
     write_global_update,
 )
@@ -111,7 +112,7 @@ def test_only_the_list_settles(bench: Any) -> None:  # R6.3-4
     theo.submit(0, bench.delta(1), bench.now)
     bench.exchange()
     assert theo.received
-    step = GlobalUpdate(1, theo.global_hash, MODEL[:8], False, 0, (), new_step(bench))
+    step = new_step(bench)
     content = certify(write_global_update(step))
     for body in fragments.cut(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
@@ -119,8 +120,13 @@ def test_only_the_list_settles(bench: Any) -> None:  # R6.3-4
     assert np.array_equal(theo.residual, bench.delta(1))
 
 
-def new_step(bench: Any) -> tuple[bytes, ...]:
-    return encode_step(bench.delta(9), MODEL, 1, bench.plan)
+def new_step(bench: Any, *rows: Counted, model: bytes = MODEL[:8]) -> GlobalUpdate:
+    """The first global update, as a host would make it of one update."""
+    chunks = encode_step(bench.delta(9), MODEL, 1, bench.plan)
+    zeros = np.zeros(bench.plan.dimension, np.int32)
+    adapter = add_q24(zeros, global_delta_q24(chunks, MODEL, 1, bench.plan))
+    name = hash_adapter(genesis(MODEL, bench.host.run, bench.plan), 1, adapter)
+    return GlobalUpdate(1, name, model, False, 0, rows, chunks)
 
 
 def test_late_work_is_folded_in(bench: Any) -> None:  # R6.3-5
@@ -332,7 +338,7 @@ def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> N
     theo = bench.nodes["theo"]
     both_submit(bench, 0)
     assert (theo.version, theo._hello_timer.at) == (1, None)
-    step = GlobalUpdate(1, bytes(16), MODEL[:8], False, 0, (), new_step(bench))
+    step = new_step(bench)
     for body in fragments.cut(certify(write_global_update(step)), bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
     assert theo.version == 1
@@ -542,7 +548,7 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
     row = Counted(1, 0, theo.pending.digest, b"\xff\xff\xff")
-    step = GlobalUpdate(1, theo.global_hash, MODEL[:8], False, 0, (row,), new_step(bench))
+    step = new_step(bench, row)
     content = certify(write_global_update(step))
     residual = theo.residual.copy()
     for body in fragments.cut(content, bench.plan.frame_mtu):
@@ -554,9 +560,9 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.
 
 
 def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any) -> None:  # R4.5-4
-    """It names no model; its parent stands for that. So a run can give up its keys."""
+    """It names no model; its adapter's hash stands for that. So a run can give up its keys."""
     theo = bench.nodes["theo"]
-    step = GlobalUpdate(1, theo.global_hash, b"", False, 0, (), new_step(bench))
+    step = new_step(bench, model=b"")
     content = certify(write_global_update(step))
     for body in fragments.cut(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
@@ -571,3 +577,19 @@ def test_a_strangers_words_take_a_bounded_place(bench: Any) -> None:
         from_host(bench, theo, control.Refusal(0, word))
     assert len(theo.refused) <= REASONS_MAX + 1
     assert sum(theo.refused.values()) == 500
+
+
+def test_a_node_whose_adapter_is_damaged_gets_a_snapshot(bench: Any) -> None:  # R4.5-3
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    theo.model_q24 = theo.model_q24.copy()
+    theo.model_q24[7] ^= 64
+    both_submit(bench, 1)
+    assert (theo.version, bench.host.version) == (1, 2)
+    for _ in range(5):
+        bench.wait(2.0)
+        bench.exchange()
+    assert theo.global_hash == bench.host.global_hash
+    assert np.array_equal(theo.model_q24, bench.host.model_q24)
+    both_submit(bench, 2)
+    assert theo.version == 3

@@ -10,15 +10,15 @@ import pytest
 
 from ternmesh.federated import node as node_module
 from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, WorkReady
+from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, RunAdopted, WorkReady
 from ternmesh.federated.recovery import ASKS_MAX, GIVEN_MAX, IGNORED_PAUSES
-from ternmesh.federated.state import CoordinatorState
+from ternmesh.federated.state import CoordinatorState, new_coordinator_state
 from ternmesh.security.membership import HOST
 from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, OPEN, Wanted
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
-from ternmesh.wire.global_update import certify, split_certificate
+from ternmesh.wire.global_update import GIVEN, certify, split_certificate
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
 from tests.sim.simdisks import HostDisk
@@ -246,7 +246,7 @@ def test_only_what_follows_the_hosts_own_is_taken(alone: Any) -> None:  # R6.9-4
     old = copy_of(alone)
     play(alone)
     other = alone.last(HOST, GlobalUpdateMade).content
-    host = restore(alone, replace(old, global_hash=bytes(16), chain=()))
+    host = restore(alone, replace(old, model_q24=old.model_q24 + 1, chain=()))
     answer(alone, "theo", other)
     assert set(host.refused) == {"kind"}  # nobody was asked
     claim(alone, "theo", 2)
@@ -294,7 +294,9 @@ def test_what_a_node_keeps_is_bounded(alone: Any, monkeypatch: Any) -> None:  # 
     assert node_module.CHAIN_BYTES_MAX <= 256_000
     wanted = seal_open(Header(UNASSIGNED, 99), control.write_control(Wanted(1, 1)))
     theo.receive_frames(HOST, [wanted], alone.now)
-    assert not alone.take("theo")  # it has not all that follows version 1
+    [given, *_] = [open_seal(frame)[1] for _, frame in alone.take("theo")]
+    content = fragments.Reassembler(alone.plan.frame_mtu, 1 << 20).add(given) or b""
+    assert content[:1] in (b"", bytes((GIVEN,)))  # it has not all that follows version 1
 
 
 def test_an_old_copy_starts_no_work_of_a_round_that_is_over(bench: Any) -> None:
@@ -331,3 +333,113 @@ def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9
     assert [link.version for link in found.state.chain] == [1, 2, 3, 4]
     assert [row.counted for row in store.history()] == [("theo", "yan")] * 4
     file.close()
+
+
+def forget(bench: Any, keep: int = 1) -> None:
+    """The nodes have no more than their newest global updates."""
+    for node in bench.nodes.values():
+        node._chain._bytes_max = 1
+        node._chain._links = type(node._chain._links)(node._chain._links, maxlen=keep)
+
+
+def is_one_fleet(bench: Any) -> bool:
+    ends = [bench.host, *bench.nodes.values()]
+    hashes = {(end.run, end.version, end.global_hash) for end in ends}
+    return len(hashes) == 1 and all(np.array_equal(ends[0].model_q24, e.model_q24) for e in ends)
+
+
+def test_a_host_too_far_behind_gets_the_adapter_itself(bench: Any, tmp_path: Path) -> None:
+    # R6.9-3, R6.9-9
+    play(bench)
+    events = [*bench.events[HOST]]
+    old = copy_of(bench)
+    play(bench, 5)
+    forget(bench)
+    host = restore(bench, old)
+    live(bench, 120)
+    assert [event.version for event in given(bench)] == [6]
+    assert host.refused == {}
+    assert is_one_fleet(bench)
+    file = StateFile(tmp_path)
+    file.open()
+    store = HostStore(file)
+    store.begin(host.run, bench.plan, MODEL)
+    for event in (*events, *bench.events[HOST]):
+        store.record(event)
+    store.commit()
+    found = store.load(MODEL)
+    assert found is not None
+    assert [link.version for link in found.state.chain] == [6]
+    play(bench, ROUNDS - 6)
+    assert host.phase == FINISHED
+    assert is_one_fleet(bench)
+
+
+def test_a_damaged_adapter_is_not_taken(bench: Any) -> None:  # R6.9-9
+    play(bench)
+    old = copy_of(bench)
+    play(bench, 5)
+    forget(bench)
+    for node in bench.nodes.values():
+        node.model_q24 = node.model_q24 + 1
+    host = restore(bench, old)
+    live(bench, 100)
+    assert host.version == 1
+    assert host.refused["reference"]
+
+
+def lose(bench: Any, *, is_first: bool = True) -> Coordinator:
+    """The host's store is gone; it has kept its keys."""
+    state = replace(new_coordinator_state(bench.plan.dimension), counter=1 << 20, is_first=is_first)
+    security = bench.host_security(state.counter)
+    bench.host = Coordinator(bench.plan, bench.host.settings, MODEL, b"next run", state, security)
+    bench.events[HOST] = []
+    bench.host.start(bench.now)
+    bench.exchange()
+    return bench.host
+
+
+@pytest.mark.parametrize("rounds", [3, 6])
+def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(
+    bench: Any, rounds: int
+) -> None:  # R6.9-10
+    play(bench, rounds)
+    if rounds == 6:
+        forget(bench)
+    run = bench.host.run
+    host = lose(bench)
+    live(bench, 120)
+    assert (host.run, host.version) == (run, rounds)
+    assert is_one_fleet(bench)
+    assert bench.count(HOST, RunAdopted) == 1
+    play(bench, ROUNDS - rounds)
+    assert host.phase == FINISHED
+    assert is_one_fleet(bench)
+
+
+def test_a_new_run_is_a_new_run(bench: Any) -> None:  # R6.9-10
+    play(bench, 3)
+    host = lose(bench, is_first=False)
+    live(bench, 120)
+    assert (host.run, host.version) == (b"next run", 0)
+    assert is_one_fleet(bench)
+
+
+def test_a_node_that_lies_about_its_run_holds_nobody_up_for_long(new_bench: New) -> None:
+    # R6.9-7, R6.9-10
+    bench = new_bench(rounds=ROUNDS, min_peers=1, deadline_s=30)
+    host = lose(bench)
+    hello = control.Hello("liar", b"instance", MODEL[:8], b"no such!", 5, bytes(16), 10)
+    frame = seal_open(Header(UNASSIGNED, 0), control.write_control(hello))
+    for _ in range(2):
+        host.receive_frames("liar", [frame], bench.now)
+    assert host.run == b"no such!"
+    bench.add("theo")
+    live(bench, (ASKS_MAX + 2) * PAUSE_S)
+    for _ in range(2):
+        play(bench)
+        live(bench, 31)  # the liar is missed in the first round
+    assert (host.version, host.refused) == (2, {"ahead": 1})
+    assert is_one_fleet(bench)
+    host.receive_frames("liar", [frame.replace(b"no such!", b"other o!")], bench.now)
+    assert host.run == b"no such!", "a run that has learned is not given up"

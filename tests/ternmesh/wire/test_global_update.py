@@ -29,7 +29,7 @@ head = {
 }
 hashes = st.binary(min_size=16, max_size=16)
 chunks = st.lists(st.binary(max_size=40), max_size=5).map(tuple)
-references = st.builds(GlobalUpdate, parent=hashes, chunks=chunks, **head)
+references = st.builds(GlobalUpdate, adapter_hash=hashes, chunks=chunks, **head)
 
 
 @given(references)
