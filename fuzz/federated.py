@@ -13,7 +13,7 @@ import numpy as np
 from fuzz import wire
 from fuzz.target import Target, is_refusal, joined, parts, same, settle, steps
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import encode_step
+from ternmesh.federated.aggregation import encode_step, global_delta_q24
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
@@ -34,6 +34,7 @@ from ternmesh.wire.global_update import (
     GlobalSnapshot,
     GlobalUpdate,
     certify,
+    hash_adapter,
     write_global_snapshot,
     write_global_update,
 )
@@ -72,11 +73,10 @@ def _counted(address: int = 1) -> Counted:
 
 def _global_update(*rows: Counted) -> list[bytes]:
     """The first global update of a run on `wire.PLAN`, in fragments."""
-    origin = genesis(wire.MODEL, RUN, wire.PLAN)
     chunks = encode_step(np.ones(wire.DIMENSION, np.float32), wire.MODEL, 1, wire.PLAN)
-    content = write_global_update(
-        GlobalUpdate(1, origin, wire.MODEL[:8], False, 5000, rows, chunks)
-    )
+    adapter = global_delta_q24(chunks, wire.MODEL, 1, wire.PLAN).astype(np.int32)
+    name = hash_adapter(genesis(wire.MODEL, RUN, wire.PLAN), 1, adapter)
+    content = write_global_update(GlobalUpdate(1, name, wire.MODEL[:8], False, 5000, rows, chunks))
     return fragments.cut(certify(content), wire.PLAN.frame_mtu)
 
 

@@ -110,8 +110,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
         self._recovery = Recovery(plan, model_hash, pace.catch_up_s)
-        # Of a transport that retransmits
-        self._deliveries = Deliveries()
+        self._deliveries = Deliveries()  # of a transport that retransmits
         self._catch_up_s = pace.catch_up_s
         # Timers
         self.deadline = 0.0  # the deadline of the open round
@@ -238,7 +237,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
-        if self._may_adopt and self.version == 0 and hello.version and hello.run != self.run:
+        is_lost = self._may_adopt and self.version == 0 < hello.version <= self.plan.rounds
+        if is_lost and hello.run != self.run:
             self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
             self._hear_claim(hello, now)

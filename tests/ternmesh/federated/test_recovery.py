@@ -431,6 +431,10 @@ def test_a_node_that_lies_about_its_run_holds_nobody_up_for_long(new_bench: New)
     host = lose(bench)
     hello = control.Hello("liar", b"instance", MODEL[:8], b"no such!", 5, bytes(16), 10)
     frame = seal_open(Header(UNASSIGNED, 0), control.write_control(hello))
+    beyond = control.write_control(replace(hello, run=b"too far!", version=ROUNDS + 1))
+    host.receive_frames("liar", [seal_open(Header(UNASSIGNED, 0), beyond)], bench.now)
+    assert host.run == b"next run", "a refused frame changes nothing"
+    host.refused.clear()
     for _ in range(2):
         host.receive_frames("liar", [frame], bench.now)
     assert host.run == b"no such!"
