@@ -551,6 +551,17 @@ def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost):  # R9.
     assert bench.service.driver.traffic["ada"].frames_out - before[1] <= 10
 
 
+def test_a_question_that_waits_is_a_timeout(keyed):  # R9.3-10
+    """However long the next announce is away: over a radio that may be an hour."""
+    bench, _ = keyed
+    host = bench.service.coordinator
+    session = host._sealing._session("ada")
+    session.queue_question()
+    assert host.next_timeout() == session.due_at < host._announce_at
+    host.handle_timeout(bench.now)
+    assert host.next_timeout() > bench.now, "it is queued, and nothing is due again"
+
+
 def test_a_notice_for_another_key_revokes_nobody(keyed):  # R9.6-8
     bench, rings = keyed
     ada: Any = bench.nodes["ada"].endpoint
