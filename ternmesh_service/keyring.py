@@ -302,7 +302,7 @@ class Keyring:
     def keep_member_list(self) -> None:
         """Save the membership list to disk."""
         self.store.keep_member_list(self.member_list.state)
-        self.store.commit()
+        self.state.checkpoint()  # damage to the WAL must not bring a revoked member back
 
     def keep_rotation(self) -> None:
         """Save a member's new keys to disk. Its old keys cannot open later broadcasts."""

@@ -2,7 +2,7 @@
 
 A host and its boards are killed in the middle of a run. One of their files is damaged, and all
 start again. `TERNMESH_DAMAGES=200 pytest tests/ternmesh_store/test_damaged_files.py` makes that
-many trials with the host's files and that many with a board's.
+many trials with the host's files and that many with a board's; with `-rP` their ends are shown.
 """
 
 import logging
@@ -11,11 +11,10 @@ import random
 import shutil
 import sqlite3
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -103,7 +102,7 @@ class Fleet:
                 for wanted in work:
                     rng = np.random.default_rng([NAMES.index(name), wanted.round])
                     delta = rng.standard_normal(DIMENSION).astype(np.float32) * 0.05
-                    driver.endpoint.submit(wanted.round, delta, self.now)
+                    cast(NodeProtocol, driver.endpoint).submit(wanted.round, delta, self.now)
                     moved = True
             ends: list[Any] = [self.service.coordinator]
             ends += [driver.endpoint for driver, _, _ in self.boards.values()]
@@ -183,9 +182,8 @@ def trial(image: Path, name: str, seed: int, log: pytest.LogCaptureFixture) -> t
         log.clear()
         try:
             goes_on = Fleet(folder, stack, keys=keys).run(PLAN.rounds)
-        except (StoreError, TernmeshError) as error:
-            assert folder.as_posix() in str(error), str(error)
-            return done, SAID
+        except (StoreError, TernmeshError) as error:  # others are tracebacks
+            return done, SAID if f"{folder / name / STATE} is damaged" in str(error) else str(error)
         said = [r for r in log.records if r.name.startswith("ternmesh_store")]
         if not goes_on:
             return done, f"stands still, {'said' if said else 'silent'}"
@@ -197,13 +195,9 @@ def trial(image: Path, name: str, seed: int, log: pytest.LogCaptureFixture) -> t
 @pytest.mark.parametrize("name", [HOST, NAMES[0]])
 def test_no_damage_is_passed_over_in_silence(killed, name, caplog):
     caplog.set_level(logging.WARNING)
-    ends = Counter[str]()
+    log, ends = logging.getLogger(__name__), dict[str, list[str]]()
     for seed in range(DAMAGES):
-        try:
-            done, end = trial(killed[seed % 2 == 0], name, seed, caplog)
-        except Exception as error:
-            done, end = "?", f"traceback {type(error).__name__}"; print(repr(error), error)
-        ends[end] += 1
-        if os.environ.get("TERNMESH_DAMAGES_SHOW"): print(name, seed, done, end)
-    print(name, dict(ends))
-    assert set(ends) <= {WHOLE, SAID, LOGGED}, ends
+        done, end = trial(killed[seed % 2 == 0], name, seed, caplog)
+        ends.setdefault(end, []).append(f"{seed} {done}")
+    log.warning("%s: %s", name, {end: len(damages) for end, damages in ends.items()})
+    assert not {end: found for end, found in ends.items() if end not in (WHOLE, SAID, LOGGED)}
