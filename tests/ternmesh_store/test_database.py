@@ -242,7 +242,7 @@ def test_a_damaged_header_is_no_other_version(path, at, what):
 
 def test_damage_that_sqlite_quotes_is_a_sentence(path):
     opened(path).close()
-    path.write_bytes(path.read_bytes().replace(b"amount INTEGER", b"amount \xffNTEGER,"))
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE item", b"CREATE TA\xebLE item"))
     with pytest.raises(DamagedError):
         opened(path)
 
