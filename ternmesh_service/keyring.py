@@ -175,9 +175,9 @@ class Keyring:
     def member_list(self) -> MemberList:
         """The members of the fleet. Raises SecurityError if this process belongs to no fleet."""
         if self._member_list is None:
-            raise SecurityError(
-                f"{self.own.public.name} belongs to no fleet yet: join one with `ternmesh enrol`"
-            )
+            is_host = self.own.public.role is Role.HOST
+            how = "found one with `ternmesh enrol identity`" if is_host else "see `ternmesh enrol`"
+            raise SecurityError(f"{self.own.public.name} belongs to no fleet yet: {how}")
         return self._member_list
 
     @property
@@ -307,7 +307,7 @@ class Keyring:
     def keep_member_list(self) -> None:
         """Save the membership list to disk."""
         self.store.keep_member_list(self.member_list.state)
-        self.store.commit()
+        self.state.checkpoint()  # damage to the WAL must not bring a revoked member back
 
     def keep_rotation(self) -> None:
         """Save a member's new keys to disk. Its old keys cannot open later broadcasts."""

@@ -15,7 +15,7 @@ from ternmesh_store.store import Store, checked
 
 SCHEMA = Schema(
     application=0x544D4154,  # "TMAT"
-    version=2,
+    version=3,
     statements=(
         """CREATE TABLE airtime_ledger (
             band TEXT PRIMARY KEY,
@@ -51,7 +51,10 @@ class AirtimeStore(Store):
         existed = any(self.path.parent.glob(f"{self.path.name}*"))
         self._ledgers.clear()
         self._database.open(keep=())
-        if not self._database.rows("SELECT begun FROM airtime_begun"):
+        went_back = self._database.went_back
+        if went_back:
+            self._database.write("DELETE FROM airtime_ledger")
+        if went_back or not self._database.rows("SELECT begun FROM airtime_begun"):
             if existed:
                 self._keep(UNKNOWN, fully_spent(HOUR_US, now.now_s).settle(), now)
             self._database.write("INSERT INTO airtime_begun VALUES (1)")

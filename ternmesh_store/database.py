@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ternmesh_store import checksums
 from ternmesh_store.files import PRIVATE, sync_folder
 
 MEMORY: Final = Path(":memory:")  # SQLite's name for a database without a file
 LOCK_WAIT_S = 1.0  # how long to wait for a process that is about to end
+WAL_HEADER, WAL_FRAME = 32, 24  # bytes before all frames, and before the page of each
 ASIDE_MAX = 3  # damaged or replaced files that are kept; a further one replaces the last
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TABLE_DAMAGE = (*_DAMAGE, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)  # ERROR: no such table
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes damaged text
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _log = logging.getLogger(__name__)
@@ -28,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 # What to do about a state file that cannot be read: it also holds the members of the fleet
 WITHOUT = (
-    "bring back a copy of it. Only where there is none, rename it: the identity stays, but what "
-    "was learned and enrolled is lost"
+    "bring back a copy of it (`ternmesh restore`). Only where there is none, rename it, and enrol "
+    "again: the identity stays, but what was learned and enrolled is lost"
 )
 
 
@@ -68,6 +71,7 @@ class Database:
         self.path = path
         self._schema = schema
         self._connection: sqlite3.Connection | None = None
+        self.went_back = False  # `open` had to leave out a part of the WAL
 
     def open(self, keep: Collection[str] | None = None) -> None:
         """Open the file, or create it.
@@ -75,6 +79,7 @@ class Database:
         A damaged file is set aside, and a new one takes its place with all groups that are still
         whole. It is refused and stays as it is where a group in `keep` (all by default) is damaged.
         """
+        self.went_back = False
         try:
             self._connect()
         except DamagedError as error:
@@ -115,6 +120,11 @@ class Database:
         if self.changed:
             self._execute("COMMIT")
 
+    def checkpoint(self) -> None:
+        """Commit, and empty the WAL into the file, so that damage to it takes nothing back."""
+        self.commit()
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def back_up(self, path: Path) -> None:
         """Write a copy of the open file to a new file. Raises StoreError; this file stays open."""
         self.commit()
@@ -152,7 +162,7 @@ class Database:
         connection = self._connected()
         try:
             return connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             # Part of the transaction may be gone: the program must not go on as if it were there.
             self.close()
             raise self._explain(error) from error
@@ -164,6 +174,8 @@ class Database:
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             if self.path != MEMORY:
                 self._finish_replacing()
+                if self.path.exists() and not self.path.stat().st_size:
+                    raise DamagedError(self.path, "it is empty")  # and SQLite would drop its WAL
                 _keep_private(self.path)
             # The timeout is SQLite's own. Transactions are ours (isolation_level).
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
@@ -177,20 +189,47 @@ class Database:
         # Exclusive before the first access: WAL then needs no shared memory, and the lock stays.
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
             self._execute(f"PRAGMA {pragma}")
+        self._execute("PRAGMA journal_size_limit = 0")  # the WAL holds its own frames alone
+        checksums.prepare(self._connected())
+        self._check_wal()
         self._begin()
-        found = self.rows("PRAGMA quick_check(1)")[0][0]
-        if found != "ok":
-            self.close()
-            raise DamagedError(self.path, found)
+        self._refuse(self.rows("PRAGMA integrity_check(1)")[0][0], "ok")
         self._check_kind()
+        self._check_rows()
         self.commit()
+
+    def _refuse(self, found: object, wanted: object, what: str = "") -> None:
+        if found != wanted:
+            self.close()
+            raise DamagedError(self.path, what or found)
+
+    def _check_wal(self) -> None:
+        """Say what SQLite leaves out without a word: the WAL from its first bad frame on."""
+        frames = max(0, self.rows("PRAGMA wal_checkpoint")[0][1])  # that SQLite has read
+        whole = WAL_HEADER + frames * (WAL_FRAME + self.rows("PRAGMA page_size")[0][0])
+        wal = _wal_of(self.path)
+        size = wal.stat().st_size if wal.exists() else 0
+        if size not in (0, whole):
+            self.went_back = True
+            _log.error(
+                "%s has %d bytes that are no whole commit, and what was written last is left out. "
+                "After a power cut that is normal, and nothing is lost; otherwise check the disk: "
+                "see docs/backup.md",
+                wal,
+                size - whole if frames else size,
+            )
 
     def _check_kind(self) -> None:
         application = self.rows("PRAGMA application_id")[0][0]
         version = self.rows("PRAGMA user_version")[0][0]
-        if application == version == 0 and not self.rows("SELECT 1 FROM sqlite_master"):
+        found = [sql for (sql,) in self.rows("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
+        if application == version == 0 and not found:
             self._create()
-        elif application != self._schema.application:
+            return
+        if checksums.TABLE in found:
+            [(kind,)] = self.rows(f"SELECT value FROM {checksums.NAME} WHERE name = ''") or [(0,)]
+            self._refuse(application << 32 | version, kind, "its header")
+        if application != self._schema.application:
             self.close()
             raise StoreError(f"{self.path} is no state of ternmesh: rename that file")
         elif version != self._schema.version:
@@ -199,14 +238,34 @@ class Database:
                 f"{self.path} was written by another version of ternmesh (format {version}, "
                 f"this one reads {self._schema.version}): use that version"
             )
+        expected = sorted((*self._schema.statements, checksums.TABLE))
+        self._refuse(sorted(found), expected, "its tables")
+
+    def _check_rows(self) -> None:
+        """Compare all rows with their checksums, and keep these up to date from now on."""
+        stored = dict(self.rows(f"SELECT name, value FROM {checksums.NAME}"))
+        for table in self._tables():
+            columns = [row[1:3] for row in self.rows(f"PRAGMA table_info({table})")]
+            found = self.rows(checksums.total(table, columns))[0][0]
+            self._refuse(found, stored.get(table), f"the checksum of {table}")
+            for statement in checksums.triggers(table, columns):
+                self._execute(statement)
+
+    def _tables(self) -> list[str]:
+        sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name != ?"
+        return [name for (name,) in self.rows(sql, checksums.NAME)]
 
     def _create(self) -> None:
-        for statement in self._schema.statements:
+        for statement in (*self._schema.statements, checksums.TABLE):
             self._execute(statement)
+        kind = self._schema.application << 32 | self._schema.version
+        self.insert(checksums.NAME, "", kind)
+        for table in self._tables():
+            self.insert(checksums.NAME, table, 0)
         self._execute(f"PRAGMA application_id = {self._schema.application}")
         self._execute(f"PRAGMA user_version = {self._schema.version}")
 
-    def _explain(self, error: sqlite3.Error) -> StoreError:
+    def _explain(self, error: Exception) -> StoreError:
         code = _code(error)
         if code in _DAMAGE:
             return DamagedError(self.path, error)
@@ -255,7 +314,7 @@ class Database:
         """Copy the groups of tables that are whole in `damaged`; returns the others."""
         connection = self._connected()
         groups: dict[str, list[str]] = {}
-        for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+        for table in self._tables():
             groups.setdefault(table.split("_")[0], []).append(table)
         try:
             connection.execute("ATTACH ? AS damaged", (str(damaged),))
@@ -263,7 +322,7 @@ class Database:
                 connection.execute(f"PRAGMA damaged.{pragma}").fetchone()[0]
                 for pragma in ("application_id", "user_version")
             )
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             if _code(error) not in _DAMAGE:
                 raise self._explain(error) from error
             return set(groups)
@@ -273,24 +332,27 @@ class Database:
 
     def _copy_group(self, connection: sqlite3.Connection, tables: Sequence[str]) -> bool:
         """Copy tables from the attached file; False, with nothing copied, where one is damaged."""
+        name = checksums.NAME
+        same = f"SELECT 1 FROM main.{name} NATURAL JOIN damaged.{name} WHERE name = ?"
         try:
             with connection:  # an error rolls back
                 connection.execute("BEGIN")
                 for table in tables:
-                    found = connection.execute(f"PRAGMA damaged.quick_check({table})").fetchall()
-                    if found != [("ok",)]:
+                    connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
+                    if not connection.execute(same, (table,)).fetchall():
                         connection.rollback()
                         return False
-                    connection.execute(f"INSERT INTO main.{table} SELECT * FROM damaged.{table}")
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             if _code(error) not in _TABLE_DAMAGE:
                 raise self._explain(error) from error
             return False
         return True
 
 
-def _code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
+def _code(error: Exception) -> int:
+    is_text = isinstance(error, UnicodeDecodeError | sqlite3.OperationalError)
+    unnamed = sqlite3.SQLITE_CORRUPT if is_text else 0  # text that cannot be decoded has no code
+    return getattr(error, "sqlite_errorcode", unnamed) & 0xFF  # the primary one
 
 
 def _keep_private(path: Path) -> None:

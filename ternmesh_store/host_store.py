@@ -121,7 +121,7 @@ class HostStore(Store):
         empty = new_coordinator_state(plan.dimension)
         self._values.put_integers(_MODEL, empty.model_q24)
         self._values.put_floats(_RESIDUAL, empty.residual)
-        self.commit()
+        self._database.checkpoint()  # damage to the WAL must not begin another run
         stored = self.load(model_hash)
         assert stored is not None
         return stored

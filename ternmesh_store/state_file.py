@@ -117,7 +117,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=2,  # a change of any table takes the next number
+    version=3,  # a change of any table takes the next number
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
 )
 

@@ -29,6 +29,7 @@ from ternmesh_service.keyring import (
     warn_of_git,
 )
 from ternmesh_store.database import StoreError
+from ternmesh_store.files import create_private_file
 from ternmesh_store.state_file import SECURITY, STATE, StateFile
 from ternmesh_store.store import END, HOP
 from transports.link_config import LinkConfig
@@ -190,6 +191,19 @@ def test_the_roster_and_who_was_revoked_survive(pair, tmp_path):
     assert after["members"][0]["revoked"]
     host.state.close()
     again = opened(tmp_path / HOST)
+    assert membership.answer(again, {"enrol": "list"}) == after
+    again.state.close()
+
+
+def test_without_its_wal_a_state_still_knows_who_was_revoked(pair, tmp_path):
+    from host import membership
+
+    host, _ = pair
+    after = membership.answer(host, {"enrol": "revoke", "name": "ada"})
+    assert after["members"][0]["revoked"]
+    for name in (STATE, IDENTITY):
+        create_private_file(tmp_path / "copy" / name, (tmp_path / HOST / name).read_bytes())
+    again = opened(tmp_path / "copy")
     assert membership.answer(again, {"enrol": "list"}) == after
     again.state.close()
 

@@ -199,6 +199,92 @@ def test_damage_that_shows_later_is_a_sentence(path):
         items(database)
 
 
+def test_a_changed_bit_inside_a_value_is_damage(path, caplog):
+    filled(path)
+    content = path.read_bytes()
+    at = content.index(bytes([77]) * 100)
+    path.write_bytes(content[:at] + bytes([76]) + content[at + 1 :])
+    with pytest.raises(DamagedError, match="the checksum of other_value"):
+        opened(path)
+    with caplog.at_level(logging.ERROR):
+        database = opened(path, keep=("item",))
+    assert caplog.text.strip().endswith("lost: other")
+    assert len(items(database)) == 200
+    database.close()
+
+
+def test_every_kind_of_write_keeps_the_checksums(path):
+    database = filled(path)
+    database.open()
+    for sql in (
+        "UPDATE item SET amount = 2 WHERE name > '1'",
+        "INSERT OR REPLACE INTO item SELECT name, NULL FROM item LIMIT 5",
+        "INSERT INTO item SELECT name, 1 FROM item WHERE true ON CONFLICT DO UPDATE SET amount = 7",
+        "DELETE FROM item WHERE amount = 2",
+        "DELETE FROM other_value",
+    ):
+        database.write(sql)
+        database.commit()
+        database.close()
+        database.open()
+    database.close()
+
+
+@pytest.mark.parametrize(("at", "what"), [(60, "its header"), (68, "its header")])
+def test_a_damaged_header_is_no_other_version(path, at, what):
+    opened(path).close()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\x01\x01")
+    with pytest.raises(DamagedError, match=what):
+        opened(path)
+
+
+def test_damage_that_sqlite_quotes_is_a_sentence(path):
+    opened(path).close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE item", b"CREATE TA\xebLE item"))
+    with pytest.raises(DamagedError):
+        opened(path)
+
+
+def test_an_empty_file_is_no_new_one(path):
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(DamagedError, match="it is empty"):
+        opened(path)
+
+
+def test_what_is_left_out_of_a_wal_is_said_once(path, in_killed_process, caplog):
+    def write(*names: str) -> None:
+        database = opened(path)
+        for name in names:
+            database.write("INSERT INTO item VALUES (?, 1)", name)
+            database.commit()
+
+    in_killed_process(lambda: write("first"))
+    in_killed_process(lambda: write("second", "third"))
+    wal = path.with_name(f"{path.name}-wal")
+    content = bytearray(wal.read_bytes())
+    content[len(content) * 3 // 4] ^= 1  # in what was committed last
+    wal.write_bytes(content)
+    in_killed_process(lambda: write("fourth"))
+    with caplog.at_level(logging.ERROR):
+        wal_after, file_after = wal.read_bytes(), path.read_bytes()
+        database = opened(path)
+    assert [name for name, _ in items(database)] == ["first", "fourth", "second"]
+    assert not database.went_back
+    assert caplog.text == ""
+    database.close()
+    wal.write_bytes(wal_after[: len(wal_after) - 1])
+    path.write_bytes(file_after)
+    with caplog.at_level(logging.ERROR):
+        database = opened(path)
+    assert f"{wal} has {len(wal_after) - 1} bytes that are no whole commit" in caplog.text
+    assert database.went_back
+    assert [name for name, _ in items(database)] == ["first", "second"]
+    database.close()
+
+
 def test_a_file_of_another_kind_is_left_alone(path):
     opened(path).close()
     with pytest.raises(StoreError, match="is no state of ternmesh"):

@@ -22,8 +22,9 @@ from ternmesh.wire.control import Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh.wire.update import Contribution, write_contributions
 from ternmesh_store import host_store
+from ternmesh_store.files import create_private_file
 from ternmesh_store.host_store import HostStore, StoredRound, Tally
-from ternmesh_store.state_file import StateFile
+from ternmesh_store.state_file import STATE, StateFile
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
@@ -173,6 +174,18 @@ def load(path) -> CoordinatorState:
     store._database.close()
     assert (stored.run, stored.plan) == (RUN, PLAN)
     return stored.state
+
+
+def test_without_its_wal_a_state_still_knows_the_run(tmp_path) -> None:
+    state = StateFile(tmp_path)
+    state.open()
+    HostStore(state).begin(RUN, PLAN, MODEL)
+    create_private_file(tmp_path / "copy" / STATE, state.path.read_bytes())
+    state.close()
+    copy = StateFile(tmp_path / "copy")
+    copy.open()
+    assert HostStore(copy).load(MODEL).run == RUN
+    copy.close()
 
 
 @pytest.mark.parametrize("name", CASES)

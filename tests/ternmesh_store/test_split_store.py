@@ -1,4 +1,3 @@
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,7 +5,7 @@ import pytest
 
 from ternmesh_store.database import StoreError
 from ternmesh_store.split_store import Checkpoint, SplitStore
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.state_file import StateFile
 
 MODEL, RUN = bytes(range(32)), b"run-id-8"
 
@@ -78,12 +77,9 @@ def test_what_was_never_written_is_refused(
     store.reserve(4096)
     store.add_board(1, "theo")
     store.save(Checkpoint(MODEL, RUN, {"theo": 3}))
+    store._database.write(statement)
     store.commit()
     store._database.close()
-    connection = sqlite3.connect(path / STATE)
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
     store = opened(path)
     with pytest.raises(StoreError, match="never written"):
         read(store)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ternmesh.link.events import LinkCountersReserved, ObjectArrived
 from ternmesh.link.ledger import Moment
 from ternmesh.link.regions import EU868
 from ternmesh.security.session import CloneCount
-from ternmesh_store.database import DamagedError, StoreError
+from ternmesh_store.database import DamagedError, Database, StoreError
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
@@ -79,10 +80,8 @@ def test_the_files_of_an_older_version_are_refused_and_stay(tmp_path: Path, name
 
 
 def test_a_state_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
-    state = opened(tmp_path)
-    record_all(state)
-    state.write(f"PRAGMA user_version = {SCHEMA.version + 1}")
-    state.commit()
+    state = Database(tmp_path / STATE, replace(SCHEMA, version=SCHEMA.version + 1))
+    state.open()
     state.close()
     content = (tmp_path / STATE).read_bytes()
     with pytest.raises(
