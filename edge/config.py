@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.data.sources import NpzSettings
-from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits
+from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.factory import check_link
@@ -14,6 +14,9 @@ from transports.link_config import LinkConfig
 ADAPTER = "current.onnx_adapter"
 NEWEST, BEST = "newest", "best"
 GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
+
+_OF_SOURCE = needs("source")
+_OF_PROBES = needs("mode", ZEROTH_ORDER)
 
 _log = logging.getLogger(__name__)
 
@@ -29,11 +32,11 @@ class DataConfig(NpzSettings):
 
     path: str | None = field(default=None, metadata=PATH)
     source: str | None = None
-    source_path: str | None = field(default=None, metadata=PATH)
-    options: Table = field(default_factory=dict)
-    poll_s: float = field(default=1.0, metadata=limits(0.01, 3600.0))
-    replay_samples_max: int = field(default=4096, metadata=limits(1, 1_000_000))
-    replay_bytes_max: int = field(default=64 << 20, metadata=limits(1024, 1 << 40))
+    source_path: str | None = field(default=None, metadata=PATH | _OF_SOURCE)
+    options: Table = field(default_factory=dict, metadata=_OF_SOURCE)
+    poll_s: float = field(default=1.0, metadata=limits(0.01, 3600.0) | _OF_SOURCE)
+    replay_samples_max: int = field(default=4096, metadata=limits(1, 1_000_000) | _OF_SOURCE)
+    replay_bytes_max: int = field(default=64 << 20, metadata=limits(1024, 1 << 40) | _OF_SOURCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ class TrainingConfig:
     clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
     weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
     mode: str = field(default=GRADIENT, metadata=choices(GRADIENT, ZEROTH_ORDER))
-    probes: int = field(default=1, metadata=limits(1, 10_000))
-    epsilon: float = field(default=0.001, metadata=limits(1e-6, 1.0))
+    probes: int = field(default=1, metadata=limits(1, 10_000) | _OF_PROBES)
+    epsilon: float = field(default=0.001, metadata=limits(1e-6, 1.0) | _OF_PROBES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,9 @@ class ReleasesConfig:
     """
 
     dir: str | None = field(default=None, metadata=PATH)
-    memory_mib: int = field(default=512, metadata=limits(16, 65_536))
-    cpu_s: int = field(default=60, metadata=limits(1, 3600))
-    insecure: bool = False
+    memory_mib: int = field(default=512, metadata=limits(16, 65_536) | needs("dir"))
+    cpu_s: int = field(default=60, metadata=limits(1, 3600) | needs("dir"))
+    insecure: bool = field(default=False, metadata=needs("dir"))
 
 
 @dataclass(frozen=True, slots=True)

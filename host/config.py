@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
+from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits, needs
 from ternmesh.errors import WireError
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
@@ -39,8 +39,8 @@ class RunConfig:
     up_bytes: int = field(default=0, metadata=limits(0, BYTES_MAX))
     down_bytes: int = field(default=0, metadata=limits(0, BYTES_MAX))
     scale_max: float = field(default=1.0, metadata=limits(2.0**-24, 63.97))
-    silence: float = field(default=0.0, metadata=limits(0.0, 1.0))
-    silence_rounds: int = field(default=0, metadata=limits(0, 1000))
+    silence: float = field(default=0.0, metadata=limits(0.0, 1.0) | needs("silence_rounds"))
+    silence_rounds: int = field(default=0, metadata=limits(0, 1000) | needs("silence"))
     min_peers: int = field(default=1, metadata=limits(1, 1024))
     deadline_s: float = field(default=60.0, metadata=limits(1.0, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, 4096))

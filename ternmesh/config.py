@@ -2,7 +2,8 @@
 
 A settings class is a frozen dataclass whose fields are str, int, float, bool, optional str, tuples
 of str, free tables (`Table`, checked by the code that uses one), or other settings classes. A field
-may have limits: `field(metadata=limits(1, 10))`, or choices: `field(metadata=choices("a", "b"))`.
+may have limits: `field(metadata=limits(1, 10))`, choices: `choices("a", "b")`, or another field
+without which it has no effect: `needs("mode", "a")`.
 """
 
 import tomllib
@@ -29,6 +30,11 @@ def limits(low: float, high: float) -> dict[str, Any]:
 def choices(*allowed: str) -> dict[str, Any]:
     """Field metadata: the allowed texts; capitals and small letters count as the same."""
     return {"choices": allowed}
+
+
+def needs(other: str, value: object = None) -> dict[str, Any]:
+    """Field metadata: the field has an effect only where the field `other` is set (to `value`)."""
+    return {"needs": (other, value)}
 
 
 def read_config(kind: type[T], text: str) -> T:
@@ -86,7 +92,17 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
             if not is_dataclass(types[name]):
                 raise ConfigError(f"{prefix}{name} is missing: it has no default")
             values[name] = _table(types[name], {}, f"{prefix}{name}.")
-    return kind(**values)
+    made = kind(**values)
+    for name in content:
+        if "needs" in known[name].metadata:
+            other, value = known[name].metadata["needs"]
+            if not (getattr(made, other) if value is None else getattr(made, other) == value):
+                wanted = "" if value is None else f' = "{value}"'
+                raise ConfigError(
+                    f"{prefix}{name} has no effect without {prefix}{other}{wanted}: remove it, or "
+                    "set that"
+                )
+    return made
 
 
 def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:

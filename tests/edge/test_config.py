@@ -80,6 +80,13 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ("seed = 5", 'mode = "guess"', "training.mode is 'guess': it must be one of gradient, zer"),
         ("seed = 5", "probes = 0", "training.probes is 0: it must be 1 to"),
         ("seed = 5", "epsilon = 0.0", "training.epsilon is 0.0: it must be 1e-06 to"),
+        (
+            "seed = 5",
+            "probes = 8",
+            'training.probes has no effect without training.mode = "zeroth_order"',
+        ),
+        ("[link]", "[releases]\ncpu_s = 5\n[link]", "releases.cpu_s has no effect without rel"),
+        ('path = "clips.npz"', 'path = "clips.npz"\npoll_s = 3', "without data.source: remove it"),
         ("seed = 5", 'seed = "5"', "training.seed is '5': it must be a whole number"),
         ("divide_by = 255", "divide_by = 0", "data.divide_by is 0.0: it must be 1e-12"),
         ('"clips.npz"', '"a.npz"\nsource = "a:B"', "data needs either path"),
