@@ -7,6 +7,10 @@ of the peer whose ephemeral key the sender knows:
 no session ── opening: only the ephemeral key ──> an answer that is sealed for it
 no session, or another one ── frame that opens ──> session with that process of the peer
 session known ── frame of an ended process ──> refused, and answered
+the process before speaks on, and has opened the answer ──> its session is the present one again
+
+The last line is for two processes with one identity: a copied card, a thief. When one of them is
+gone, the other must get through.
 
 An opening changes nothing here: who has stolen this end's identity can forge one. A frame that
 opens was sealed for this very process by an end that holds the peer's identity.
@@ -50,6 +54,7 @@ BAD_ASK = 4  # wrong tags in a row, after which the peer is asked for a sync
 KEYS_KEPT = 64  # ephemeral keys of the peer that are remembered after their use
 DERIVED_MAX = 16  # sessions that are derived and not adopted: a key exchange costs time
 ASK_FIRST_S, ASK_MAX_S = 2.0, 600.0  # pauses between syncs
+IN_VAIN_MAX = 3  # syncs without a frame that opens, after which a question ends the pause
 
 
 @dataclass(slots=True)
@@ -114,6 +119,7 @@ class PeerSession:
         self._bad_in_a_row = 0
         self._ask_at = 0.0  # when the next sync may be sent
         self._ask_s = ASK_FIRST_S  # the pause after it
+        self._in_vain = 0  # syncs since the last frame of the peer that opened
         self._is_behind = False  # the peer's process began with a counter that was used before
         self._is_behind_noted = False  # the same of this end: it is a copy, or has an old state
         if state is not None:
@@ -160,6 +166,7 @@ class PeerSession:
             return None
         self._ask_at = now + self._ask_s
         self._ask_s = min(2 * self._ask_s, ASK_MAX_S)
+        self._in_vain += 1
         if self._candidate and not (self.needs_sync and self._answering):
             self._answering, self._candidate = self._candidate, b""
             return QUESTION
@@ -213,7 +220,7 @@ class PeerSession:
             except SealError:
                 continue
             self._take(known, counter, sealed)
-            self._bad_in_a_row = 0
+            self._bad_in_a_row = self._in_vain = 0
             return body
         self._note_bad()
         raise SealError("seal", "the tag is wrong: damaged, forged, or of another session or run")
@@ -244,7 +251,8 @@ class PeerSession:
             self._answer(key)
             raise WireError("sync", "the frame is for an earlier process of this end") from error
         claims, body = read_claims(plain)
-        if body[0] == KEYS and not (is_hub and session is not self._before):
+        is_late = session is self._before and not self._is_present(claims)
+        if body[0] == KEYS and (is_late or not is_hub):
             raise WireError("kind", "only the hub may send a broadcast key, in its own session")
         self._enter(session, claims, counter, sealed, unused)
         self.held = claims.group
@@ -255,6 +263,9 @@ class PeerSession:
             self._is_behind_noted = True
         if body == QUESTION:
             self.needs_sync = True
+            if self._in_vain >= IN_VAIN_MAX:
+                self._ask_at, self._ask_s = 0.0, ASK_FIRST_S
+        self._in_vain = 0
         return body
 
     def _check_opening(self, key: bytes, number: bytes, head: bytes, tag: bytes) -> None:
@@ -269,34 +280,43 @@ class PeerSession:
         self, session: _Session, claims: Claims, counter: int, sealed: bytes, unused: int
     ) -> None:
         """Enter a frame that has opened into its session, or begin that session; WireError."""
-        known = self._current
-        if session is known or session is self._before:
+        known, is_before = self._current, session is self._before
+        if session is known:
             self._take(session, counter, sealed)
             return
-        if known is not None and claims.seen < known.begun_own:
-            # An ended process may have sent this. A new one will have opened the answer.
+        if not self._is_present(claims):
+            # An ended process may have sent this. A living one will have opened the answer.
             self._answer(session.ephemeral)
+            if is_before:
+                self._take(session, counter, sealed)
+                return
             raise WireError("replay", "a new session must have opened a frame of the present time")
         if known is not None:
-            self._is_behind = counter <= self.highest
+            self._is_behind = is_before or counter <= self.highest
             self.clones += session.ephemeral in self._ended or self._is_behind
             self._ended.append(known.ephemeral)
         self._before, self._current = known, session
         session.begun, session.begun_own = counter, unused
-        session.window = Window(counter)
-        self.highest = counter
+        if not is_before:  # else two processes may take turns for long, at longer and longer pauses
+            session.window = Window(counter)
+            self._answered.clear()
+            self._ask_at = 0.0
+            self._ask_s = ASK_FIRST_S
+        self.highest = max(counter, session.window.highest)
         self._derived.pop(session.ephemeral, None)
         self._candidate = b""
-        self._answered.clear()
-        self._ask_at = 0.0
-        self._ask_s = ASK_FIRST_S
         self._take(session, counter, sealed)
+
+    def _is_present(self, claims: Claims) -> bool:
+        """Whether a sender has opened a frame of the time since the present session began."""
+        return self._current is None or claims.seen >= self._current.begun_own
 
     def _take(self, session: _Session, counter: int, sealed: bytes) -> None:
         """Enter a frame with a valid tag into its window; WireError."""
         assert self._current is not None
         if session is not self._current and counter >= self._current.begun:
-            verdict = Verdict.CLONE  # a sender never returns to a session that has ended
+            verdict = Verdict.CLONE  # the process of a session that has ended goes on
+            self._answer(session.ephemeral)
         else:
             verdict = session.window.take(counter, sealed[-TAG_SIZE:][:MARK_SIZE])
         if verdict is Verdict.CLONE:
