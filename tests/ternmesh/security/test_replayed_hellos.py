@@ -1,9 +1,11 @@
 """A recorded first word, played again and again, makes nobody talk."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from ternmesh.errors import WireError
-from ternmesh.security import peer_session
+from ternmesh.security import key_derivation, peer_session
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.peer_session import PeerSession
 from ternmesh.wire.frame import Header, write_header
@@ -88,15 +90,12 @@ def test_a_flood_of_new_keys_costs_few_key_exchanges(monkeypatch, is_new: bool) 
     node.counter = 1000
     assert host.hear("theo", node.say("host", 0, HELLO)) == HELLO
     host.sealing.due(1e7)
-    made = []
-    derive = peer_session.session_secrets
-    monkeypatch.setattr(
-        peer_session, "session_secrets", lambda *given: made.append(1) or derive(*given)
-    )
+    derive = Mock(side_effect=key_derivation.session_secrets)
+    monkeypatch.setattr(peer_session, "session_secrets", derive)
     for at in range(100):
         frame = forged(node, 500 + at + 10_000 * is_new)
         assert host.hear("theo", frame) == "sync"
-    assert len(made) == peer_session.DERIVED_MAX
+    assert derive.call_count == peer_session.DERIVED_MAX
     assert node.hear("host", host.say("theo", DOWN, b"x")) == b"x"
     node.boot()  # what was sent before does not hold it up; new forged frames do for a second
     assert (host.hear("theo", node.say("host", 0, HELLO)) == HELLO) is not is_new
