@@ -42,7 +42,7 @@ from ternmesh.federated.state import (
     CoordinatorState,
     RegisteredNode,
     RunStep,
-    awaited,
+    addresses_awaited,
 )
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
@@ -381,7 +381,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
     def _awaited(self) -> list[int]:
         """Return the addresses of the nodes that the round waits for."""
         able = [n for n in self.nodes.values() if self._authenticator.may_train(n.name)]
-        return awaited(able, self.version)
+        return addresses_awaited(able, self.version)
 
     def _new_round(self, *, may_be_aggregated: bool) -> OpenRound:
         nodes = self.nodes if may_be_aggregated else None

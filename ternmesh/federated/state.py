@@ -225,7 +225,7 @@ class RegisteredNode:
             self.late, self.late_at = self.late - 1, now
 
 
-def awaited(nodes: Iterable[RegisteredNode], version: int) -> list[int]:
+def addresses_awaited(nodes: Iterable[RegisteredNode], version: int) -> list[int]:
     """The addresses of the nodes for which the round of `version` waits.
 
     Where all active nodes rest, it waits for all: else each round would last until its deadline.

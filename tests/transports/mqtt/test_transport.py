@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from paho.mqtt import client as paho
 from paho.mqtt import publish
 
 from ternmesh.wire.frame import SEALED_MIN
@@ -395,13 +396,16 @@ def test_a_message_with_qos_2_ends_the_connection(new_end, eventually, first) ->
 
 def test_a_broker_that_reads_no_answers_is_left(new_end, eventually, monkeypatch) -> None:
     # R7.2-9
-    def small(_client: object, _data: object, sock: socket.socket) -> None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    send = paho.Client._sock_send
 
-    monkeypatch.setattr("transports.mqtt.connection._send_at_once", small)
+    def stuck(client: paho.Client, packet: bytes) -> int:
+        if packet[0] == 0x70:
+            raise BlockingIOError  # the answer to 0x62
+        return send(client, packet)
+
+    monkeypatch.setattr(paho.Client, "_sock_send", stuck)
     monkeypatch.setattr("transports.mqtt.connection.UNSENT_MAX", 100)
-    released = bytes([0x62, 2, 0, 1])  # each is answered
-    broker = ScriptedBroker([ACCEPT_BY_5 + 200_000 * released])
+    broker = ScriptedBroker([ACCEPT_BY_5 + 1000 * bytes([0x62, 2, 0, 1])])
     ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
     eventually(lambda: "does not read our answers" in str(ada.status()["last_error"]))
 
