@@ -141,7 +141,8 @@ def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[st
         "samples": node.samples,
         "revoked": revoked,
         # Whether a round waits for it: none does once the run is over
-        "active": node.active and not revoked and coordinator.phase != FINISHED,
+        "active": node.is_awaited(coordinator.version)
+        and not (revoked or coordinator.phase == FINISHED),
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
         "delivered": coordinator.delivered(node.address),
         # The gateway whose partial aggregate counted it last; None: its own update was counted.

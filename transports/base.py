@@ -27,6 +27,7 @@ HOST = "host"  # the peer name of the host, as a node sees it
 ALL = "all"  # the peer name of every node at once, as the host sees it
 
 NAME_MAX = 32  # bytes
+SHARE = 3  # times the room of one peer is the least that an inbox has free for the others
 
 
 def check_name(name: str, what: str = "name") -> str:
@@ -153,8 +154,9 @@ class ReportingTransport(Transport, Protocol):
 class Inbox:
     """Arrivals between the thread of a bearer and the driver: the peers in turn, each in order.
 
-    No peer's arrivals take more room than they leave free, so a flood of one peer leaves room for
-    all others. An arrival that does not fit is dropped and counted.
+    No peer's arrivals take more than a third of the room that all leave free: a flood of one peer
+    leaves room for the others, and what waits of it is worked off in seconds. An arrival that does
+    not fit is dropped and counted.
     """
 
     def __init__(self, arrivals_max: int = 8192, bytes_max: int = 16 << 20) -> None:
@@ -170,7 +172,8 @@ class Inbox:
         peer, size = arrival.peer, arrival.wire_bytes
         with self._changed:
             mine = self._waiting.get(peer, deque())
-            if len(mine) >= self._arrivals_free or self._bytes[peer] + size > self._bytes_free:
+            longer = len(mine) + 1, self._bytes[peer] + size
+            if longer[0] * SHARE > self._arrivals_free or longer[1] * SHARE > self._bytes_free:
                 self.dropped += 1
                 return
             mine.append(arrival)

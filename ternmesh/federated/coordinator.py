@@ -9,9 +9,8 @@
                                           │          v
                                           └── global update made ──> FINISHED after the last round
 
-A node that misses a deadline is inactive until it sends a frame again, and after more misses, or
-where it had sent a part of its update, for some rounds besides. Whatever it sends in time counts. A
-node that is silent in a round counts as present without an update.
+A node that misses a deadline is inactive until it sends a frame again, and may rest for some rounds
+besides; what it sends in time counts. A silent node counts as present without an update.
 
 A host that was restored from an old copy gets what it lacks back from its nodes (`recovery`). To
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
@@ -43,6 +42,7 @@ from ternmesh.federated.state import (
     CoordinatorState,
     RegisteredNode,
     RunStep,
+    addresses_awaited,
 )
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
@@ -180,7 +180,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         finally:
             self._to_answer.update(self._round.contributors(place))
         for address in self._round.contributors(place):
-            self.nodes[address].heard(now, self.version)
+            self.nodes[address].heard(now)
             self.nodes[address].in_step = True
         if is_new:
             self._events.append(BodyAccepted(place, self.version, body))
@@ -233,7 +233,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _receive_hello(self, hello: Hello, now: float) -> None:
         node = self.nodes.take_in(hello.name, self.settings.places)
-        node.heard(now, self.version)
+        node.heard(now)
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
@@ -380,8 +380,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _awaited(self) -> list[int]:
         """Return the addresses of the nodes that the round waits for."""
-        nodes = self.nodes.values()
-        return [n.address for n in nodes if n.active and self._authenticator.may_train(n.name)]
+        able = [n for n in self.nodes.values() if self._authenticator.may_train(n.name)]
+        return addresses_awaited(able, self.version)
 
     def _new_round(self, *, may_be_aggregated: bool) -> OpenRound:
         nodes = self.nodes if may_be_aggregated else None
@@ -401,7 +401,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             # Where each frame is sent once, an update that lacks chunks is as good as it gets.
             enough = self._round.present().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
-                self.nodes[address].rest(self.version)
+                self.nodes[address].rest(self.version, now)
             self._close_round(now)
         else:
             self.deadline = now + self.settings.deadline_s
@@ -415,7 +415,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _close_round(self, now: float) -> None:
         for address in self._round.present():
-            self.nodes[address].was_on_time()
+            self.nodes[address].was_on_time(now, self.settings.deadline_s)
         count = self._round.count()
         version = self.version + 1
         chunks, delta_q24, self.residual = make_step(

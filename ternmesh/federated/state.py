@@ -1,7 +1,7 @@
 """The state of node and host: the phases, and what is restored after a restart."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,6 +16,7 @@ from ternmesh.wire.global_update import COUNTED_MAX, Counted
 
 NO_RUN = bytes(8)
 NO_GLOBAL_HASH = bytes(16)
+LATE_KEPT = 16  # deadlines in whose time a node that is on time makes up for a late one
 NODES_AGGREGATED_MAX = COUNTED_MAX * 2 // 3  # two nodes in a partial aggregate take three rows
 
 # Phases. A table has, for each phase, the steps that it allows and the phase after each. A step
@@ -188,28 +189,46 @@ class RegisteredNode:
     samples: int = 0
     counted: Counted | None = None  # as in `NodeRecord`
     partial_aggregate: Counted | None = None  # as in `NodeRecord`
-    active: bool = True  # whether the open round waits for this node
-    late: int = 0  # deadlines missed since the last round in which it was on time
+    active: bool = True  # a frame of it has come since the last deadline without one
+    late: int = 0  # deadlines missed, see `was_on_time`
+    late_at: float = 0.0  # when `late` last changed
     rests_until: int = 0  # the version from which rounds may wait for it again
     heard_at: float | None = None
     in_step: bool = False  # it has shown since the host's start that it is at the host's version
     refused: Counter[str] = field(default_factory=Counter)  # by reason
 
-    def heard(self, now: float, version: int) -> None:
-        """Note a frame of the node, which the round of `version` may wait for again."""
+    def heard(self, now: float) -> None:
+        """Note a frame of the node."""
         self.heard_at = now
-        self.active |= version >= self.rests_until
+        self.active = True
 
-    def rest(self, version: int) -> None:
+    def is_awaited(self, version: int) -> bool:
+        """Whether the round of `version` waits for this node."""
+        return self.active and version >= self.rests_until
+
+    def rest(self, version: int, now: float) -> None:
         """Note that the round of `version` waited for this node until its deadline, in vain.
 
         The rounds that do not wait grow fourfold each time: a node that withholds its updates, or
         only says hello, costs few deadlines, and a slow one can come back.
         """
-        self.late += 1
+        self.late, self.late_at = self.late + 1, now
         self.rests_until = version + 4 ** (self.late if self.active else self.late - 1)
-        self.active = False
 
-    def was_on_time(self) -> None:
-        """Note that a round had this node's update, or its silence, when it closed."""
-        self.active, self.late, self.rests_until = True, 0, 0
+    def was_on_time(self, now: float, deadline_s: float) -> None:
+        """Note that a round had this node's update, or its silence, when it closed.
+
+        It makes up for one deadline, and that slowly: a node that is late and on time in turn costs
+        one deadline in the time of `LATE_KEPT`.
+        """
+        if self.late and now >= self.late_at + LATE_KEPT * deadline_s:
+            self.late, self.late_at = self.late - 1, now
+
+
+def addresses_awaited(nodes: Iterable[RegisteredNode], version: int) -> list[int]:
+    """The addresses of the nodes for which the round of `version` waits.
+
+    Where all active nodes rest, it waits for all: else each round would last until its deadline.
+    """
+    active = [node for node in nodes if node.active]
+    return [n.address for n in active if n.is_awaited(version)] or [n.address for n in active]

@@ -16,7 +16,7 @@ An opening changes nothing here: who has stolen this end's identity can forge on
 opens was sealed for this very process by an end that holds the peer's identity.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ternmesh.errors import SealError, SecurityError, WireError
@@ -53,6 +53,7 @@ from ternmesh.wire.frame import COUNTER_BITS, TAG_SIZE
 BAD_ASK = 4  # wrong tags in a row, after which the peer is asked for a sync
 KEYS_KEPT = 64  # ephemeral keys of the peer that are remembered after their use
 DERIVED_MAX = 16  # sessions that are derived and not adopted: a key exchange costs time
+EXCHANGES_S = 1.0  # as many key exchanges in this time, for old frames and for new ones
 ASK_FIRST_S, ASK_MAX_S = 2.0, 600.0  # pauses between syncs
 IN_VAIN_MAX = 3  # syncs without a frame that opens, after which a question ends the pause
 
@@ -116,6 +117,8 @@ class PeerSession:
         self._ended: deque[bytes] = deque(maxlen=KEYS_KEPT)  # ephemeral keys of past sessions
         self._derived: dict[bytes, _Session] = {}  # not adopted yet, by the peer's ephemeral key
         self._openings: dict[tuple[bytes, bytes], Ccm] = {}  # by sender and its ephemeral key
+        self._exchanges: Counter[bool] = Counter()  # since the last refill, see `_check_exchange`
+        self._refill_at = 0.0
         self._bad_in_a_row = 0
         self._ask_at = 0.0  # when the next sync may be sent
         self._ask_s = ASK_FIRST_S  # the pause after it
@@ -161,6 +164,9 @@ class PeerSession:
         Syncs for the session and for candidates take turns: a stranger who repeats old openings
         must not hold up the session.
         """
+        if now >= self._refill_at:
+            self._exchanges.clear()
+            self._refill_at = now + EXCHANGES_S
         at = self.due_at
         if at is None or now < at:
             return None
@@ -242,6 +248,7 @@ class PeerSession:
             raise WireError("sync", "the peer does not know this process yet")
         if len(sealed) <= CLAIMS_SIZE + TAG_SIZE:
             raise WireError("length", "a frame with address 0 must have claims and a body")
+        self._check_exchange(key, is_new=counter > self.highest)
         session = self._session_of(key)
         try:
             plain = session.cipher(counter, is_out=False).open(
@@ -275,6 +282,16 @@ class PeerSession:
         except SealError:
             self._note_bad()
             raise
+
+    def _check_exchange(self, key: bytes, *, is_new: bool) -> None:
+        """Count the key exchange that a frame costs, if it costs one; WireError for too many.
+
+        Whoever repeats old frames of the peer uses up none of the exchanges for new ones.
+        """
+        if self._known(key) is None:
+            if self._exchanges[is_new] >= DERIVED_MAX:
+                raise WireError("sync", f"too many keys of {self.other.name} at once: try again")
+            self._exchanges[is_new] += 1
 
     def _enter(
         self, session: _Session, claims: Claims, counter: int, sealed: bytes, unused: int
@@ -344,11 +361,17 @@ class PeerSession:
 
     # Keys
 
-    def _session_of(self, key: bytes) -> _Session:
-        """The session with the peer's process that has this ephemeral key; WireError."""
-        for known in (self._current, self._before, self._derived.get(key)):
+    def _known(self, key: bytes) -> _Session | None:
+        """The session with this ephemeral key of the peer that needs no key exchange."""
+        for known in (self._current, self._before):
             if known is not None and known.ephemeral == key:
                 return known
+        return self._derived.get(key)
+
+    def _session_of(self, key: bytes) -> _Session:
+        """The session with the peer's process that has this ephemeral key; WireError."""
+        if (known := self._known(key)) is not None:
+            return known
         own, other = self._own, self.other
         try:
             secrets = session_secrets(own, other, self._fleet, self._suite, self._ephemeral, key)

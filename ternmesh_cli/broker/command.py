@@ -1,6 +1,7 @@
 """`ternmesh broker`: a mosquitto for a fleet, and its accounts."""
 
 import argparse
+import ipaddress
 import json
 import re
 from collections.abc import Sequence
@@ -63,6 +64,16 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--connections-max", number(2, 1_000_000), 1024, "clients at a time")
     what = "clients at a time from one address, by connections.nft"
     add_option(parser, "--address-max", number(1, 1_000_000), 32, what)
+    what = "kB/s that one address may send, by connections.nft"
+    add_option(parser, "--address-rate", number(1, 1_000_000), 128, what)
+    parser.add_argument(
+        "--unlimited",
+        action="append",
+        default=[],
+        type=_address,
+        metavar="ADDRESS",
+        help="no such limits for this address, such as the host's; may be repeated",
+    )
 
 
 def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +116,8 @@ def _config(arguments: argparse.Namespace) -> int:
             message_max=arguments.message_max,
             connections_max=arguments.connections_max,
             address_max=arguments.address_max,
+            address_rate=arguments.address_rate,
+            unlimited=tuple(arguments.unlimited),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -249,6 +262,13 @@ def _user(text: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
     return text
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no IP address or network") from error
 
 
 def _host_name(text: str) -> str:

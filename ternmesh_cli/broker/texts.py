@@ -59,6 +59,8 @@ class BrokerSettings:
     message_max: int = MESSAGE_MAX
     connections_max: int = 1024  # with clients that have not logged in yet
     address_max: int = 32  # of these, from one address
+    address_rate: int = 128  # what one address may send, in 1,000 bytes a second
+    unlimited: tuple[str, ...] = ()  # addresses without these two limits
 
 
 def configuration(broker: BrokerSettings) -> str:
@@ -106,26 +108,42 @@ log_type notice
 
 
 def firewall(broker: BrokerSettings) -> str:
-    """The text of nftables rules that limit connections by address, before any login.
+    """The text of nftables rules that limit connections and bytes by address, before any login.
 
-    mosquitto keeps a connection that says nothing for 90 s, and has no setting for that time. IPv6
-    is counted by /64, of which a stranger often has every address.
+    mosquitto keeps a connection that says nothing for 90 s, and has no setting for that time. It
+    mixes the messages of all members for the host, who takes some thousands in a second: a flood
+    of empty ones displaces updates, and mosquitto has no setting for that either. IPv6 is counted
+    by /64, of which a stranger often has every address.
     """
     table = f"inet ternmesh_{broker.port}"
+    to_broker = f"tcp dport {broker.port}"
     limited = f"ct count over {broker.address_max} }} reject with tcp reset"
-    new = f"tcp dport {broker.port} ct state new add"
+    rate = broker.address_rate
+    slowed = f"limit rate over {rate} kbytes/second burst {8 * rate} kbytes }} drop"
+    free = "".join(
+        f"        {'ip6' if ':' in address else 'ip'} saddr {address} accept\n"
+        for address in broker.unlimited
+    )
     return f"""\
 # Written by `ternmesh broker config`; load it with `nft -f`. Silent connections must not fill the
-# places of the broker: an address gets {broker.address_max} of {broker.connections_max}.
+# places of the broker, nor a flood displace the messages of others. An address gets
+# {broker.address_max} of {broker.connections_max} places.
+# It sends {rate} kB/s, and the bytes of 8 s at once.
 table {table}
 delete table {table}
 table {table} {{
     set ipv4 {{ type ipv4_addr; size 65535; flags dynamic; }}
     set ipv6 {{ type ipv6_addr; size 65535; flags dynamic; }}
+    set rate4 {{ type ipv4_addr; size 65535; flags dynamic, timeout; timeout 1m; }}
+    set rate6 {{ type ipv6_addr; size 65535; flags dynamic, timeout; timeout 1m; }}
     chain arriving {{
         type filter hook input priority filter; policy accept;
-        {new} @ipv4 {{ ip saddr {limited}
-        {new} @ipv6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {limited}
+        iif lo accept
+{free}\
+        {to_broker} ct state new add @ipv4 {{ ip saddr {limited}
+        {to_broker} ct state new add @ipv6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {limited}
+        {to_broker} update @rate4 {{ ip saddr {slowed}
+        {to_broker} update @rate6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {slowed}
     }}
 }}
 """

@@ -52,14 +52,29 @@ def test_the_configuration_says_what_may_not_be_left_to_defaults() -> None:
     )
 
 
-def test_connections_are_limited_by_address(tmp_path) -> None:
-    assert broker(tmp_path, *BEGIN, "--port", 8884, "--address-max", 5) == 0
+def test_connections_and_bytes_are_limited_by_address(tmp_path) -> None:
+    limits = ("--address-max", 5, "--address-rate", 200)
+    free = ("--unlimited", "192.0.2.7", "--unlimited", "2001:db8::/64")
+    assert broker(tmp_path, *BEGIN, "--port", 8884, *limits, *free) == 0
     text = (tmp_path / "connections.nft").read_text()
     assert text.count("tcp dport 8884 ct state new") == text.count("ct count over 5 }") == 2
+    assert text.count("limit rate over 200 kbytes/second burst 1600 kbytes } drop") == 2
+    accepted = [line.strip() for line in text.splitlines() if line.endswith(" accept")]
+    assert accepted == [
+        "iif lo accept",
+        "ip saddr 192.0.2.7/32 accept",
+        "ip6 saddr 2001:db8::/64 accept",
+    ]
     if shutil.which("nft", path="/usr/sbin:/usr/bin") is None or os.geteuid() != 0:
         pytest.skip("nft is not installed, or this is not root")
     command = ["unshare", "-n", "/usr/sbin/nft", "-c", "-f", tmp_path / "connections.nft"]
     subprocess.run(command, check=True)
+
+
+def test_only_addresses_may_be_unlimited(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        broker(tmp_path / "b", *BEGIN, "--unlimited", "1.2.3.4 accept; #")
+    assert "is no IP address or network" in capsys.readouterr().err
 
 
 def own_certificate(folder: Path) -> None:

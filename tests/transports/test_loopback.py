@@ -64,8 +64,8 @@ def test_nobody_sends_where_the_fleet_has_no_path(ends) -> None:
 
 
 def test_an_inbox_is_bounded_by_count_and_by_bytes() -> None:
-    inbox = Inbox(arrivals_max=4, bytes_max=20)
-    small, large = Arrival("a", (b"x",), 3), Arrival("a", (b"x",), 16)
+    inbox = Inbox(arrivals_max=10, bytes_max=60)
+    small, large = Arrival("a", (b"x",), 3), Arrival("a", (b"x",), 17)
     for arrival in (small, large, small, small):
         inbox.put(arrival)
     assert inbox.dropped == 2
@@ -75,7 +75,7 @@ def test_an_inbox_is_bounded_by_count_and_by_bytes() -> None:
 
 
 def test_a_flood_of_one_peer_leaves_room_and_turns_for_the_others() -> None:
-    inbox = Inbox(arrivals_max=8, bytes_max=8 << 10)
+    inbox = Inbox(arrivals_max=16, bytes_max=8 << 10)
     floods = [Arrival("eve", (bytes([i]),), 3) for i in range(10)]
     for flood in floods:
         inbox.put(flood)

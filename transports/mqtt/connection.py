@@ -25,6 +25,8 @@ except ImportError as error:
 LOOP_S = 1.0  # longest sleep of the network thread; arrivals and sends wake it
 GOODBYE_S = 1.0  # time-out of `close` for a broker that takes no more bytes
 NO_SUBSCRIBERS = 0x10  # reason code in a PUBACK (MQTT 5)
+UNSENT_MAX = 70_000  # packets that wait in paho: answers to 65,535 ids at most, and our own
+_QOS_2 = 0x34  # the first byte of a PUBLISH above QoS 1, under this mask
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class MqttConnection:
         self.ready_s = 0.0  # how long it was ready
         self.refused_protocol = False
         self.taken_over = False  # another process connected with our client id
-        self.oversized = False  # the broker sent a packet that is longer than we take
+        self.unwanted = False  # the broker sent what no connection of ours takes
         self.ended = ""  # a sentence with the reason
         self._settings = settings
         self._clean = forget or settings.session_expiry_s == 0
@@ -144,7 +146,7 @@ class MqttConnection:
             protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             reconnect_on_failure=False,
         )
-        client.check_size = self._check_size
+        client.check_packet = self._check_packet
         client.connect_timeout = settings.connect_timeout_s
         client.max_inflight_messages_set(0)  # No limit in paho: _pump keeps the window.
         client.max_queued_messages_set(0)
@@ -199,22 +201,33 @@ class MqttConnection:
         if sock := client.socket():
             sock.close()
         # Callbacks make a reference cycle, which would keep the sockets open.
-        del client.check_size
+        del client.check_packet
         client.on_connect = None
         client.on_subscribe = None
         client.on_message = None
         client.on_publish = None
         client.on_disconnect = None
 
-    def _check_size(self, size: int) -> None:
-        """OSError, with which paho ends the connection, where a packet's header claims too much."""
+    def _check_packet(self, first: int, size: int, unsent: int) -> None:
+        """OSError, with which paho ends the connection, before a packet takes memory without end.
+
+        paho keeps each message of QoS 2 until the broker releases it, and each answer until the
+        broker reads it.
+        """
         if size > self._packet_max:
-            self.oversized = True
-            self.ended = (
-                f"{self._settings.broker} sent a packet of {size} bytes, and {self._packet_max} "
-                "are the most: limit its messages (max_packet_size of mosquitto)"
+            what = (
+                f"sent a packet of {size} bytes, and {self._packet_max} are the most: limit its "
+                "messages (max_packet_size of mosquitto)"
             )
-            raise OSError(self.ended)
+        elif first & (0xF0 | _QOS_2) == _QOS_2:
+            what = "sent a message with QoS 2, and we subscribed with 1: use another broker"
+        elif unsent > UNSENT_MAX:
+            what = "sends, and does not read our answers: use another broker"
+        else:
+            return
+        self.unwanted = True
+        self.ended = f"{self._settings.broker} {what}"
+        raise OSError(self.ended)
 
     def _on_connect(
         self, client: paho.Client, _data: object, _flags: object, reason: ReasonCode, given: object
@@ -282,15 +295,15 @@ class MqttConnection:
 
 
 class _BoundedClient(paho.Client):
-    """A client that asks before it allocates what is left of an arriving packet.
+    """A client that asks before it reads what is left of an arriving packet.
 
     paho reads a packet's body with one call, for as many bytes as the fixed header claims.
     """
 
-    check_size: Callable[[int], None]
+    check_packet: Callable[[int, int, int], None]
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        self.check_size(bufsize)
+        self.check_packet(self._in_packet["command"], bufsize, len(self._out_packet))
         return super()._sock_recv(bufsize)
 
 

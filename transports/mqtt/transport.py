@@ -154,9 +154,9 @@ class MqttTransport:
                 client_id = f"{settings.identity}-{secrets.token_hex(8)}"
                 settings = replace(settings, client_id=client_id)
                 _log.warning("mqtt %s: goes on as %s", settings.role, client_id)
-            # The broker would send a packet that was too long again; and nobody asks for what it
-            # keeps for a random client id once this process has ended.
-            forget = connection.oversized or settings != self.settings
+            # The broker would send what we did not take again; and nobody asks for what it keeps
+            # for a random client id once this process has ended.
+            forget = connection.unwanted or settings != self.settings
             if connection.taken_over and time.monotonic() < self._opened_at + YOUNG_S:
                 self._taken = connection.ended
                 break

@@ -379,10 +379,59 @@ def test_withholding_costs_few_deadlines(
             bench.wait(31)
         assert bench.host.version == version + 1
     assert waited == deadlines
-    # One whole update in time, and it is waited for at once.
-    bench.host.receive_frames("yan", packet(bench, 2, number=12), bench.now)
-    bench.host.receive_frames("theo", packet(bench, 1, number=12), bench.now)
-    assert (bench.host.version, bench.host.nodes[2].active) == (13, True)
+
+
+@pytest.mark.parametrize("between", [0, 1, 4])
+def test_a_node_that_is_late_now_and_then_costs_few_deadlines(
+    new_bench: New, between: int
+) -> None:  # R6.2-12
+    bench = new_bench(rounds=300, deadline_s=30)
+    bench.add("theo")
+    bench.add("yan")
+    bench.exchange()
+    begun, late, to_go = bench.now, 0, 0
+    for version in range(300):
+        in_time = packet(bench, 2, number=version)
+        bench.host.receive_frames("yan", in_time if to_go else in_time[:1], bench.now)
+        bench.host.receive_frames("theo", packet(bench, 1, number=version), bench.now)
+        if bench.host.version == version:
+            bench.wait(31)
+            late, to_go = late + 1, between
+        else:
+            bench.now += 1.0
+            to_go = max(0, to_go - 1)
+        assert bench.host.version == version + 1
+    assert late <= 4 + (bench.now - begun) / (16 * 30)
+
+
+def test_a_node_that_is_on_time_again_is_forgiven(new_bench: New) -> None:  # R6.2-12
+    bench = new_bench(rounds=60, deadline_s=30)
+    bench.add("theo")
+    bench.add("yan")
+    bench.exchange()
+    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.wait(31)
+    yan = bench.host.nodes[2]
+    assert (yan.late, yan.is_awaited(3), yan.is_awaited(4)) == (1, False, True)
+    for version in range(1, 20):
+        bench.now += 30.0
+        for node, name in ((2, "yan"), (1, "theo")):
+            bench.host.receive_frames(name, packet(bench, node, number=version), bench.now)
+    assert (bench.host.version, yan.late) == (20, 0)
+
+
+def test_where_all_nodes_rest_the_round_waits_for_all(new_bench: New) -> None:  # R6.2-12
+    bench = new_bench(rounds=20, deadline_s=30)
+    for name in ("theo", "yan"):
+        bench.add(name)
+    bench.exchange()
+    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
+    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
+    bench.wait(31)  # yan rests
+    bench.host.nodes[1].active = False  # theo has gone
+    bench.host.receive_frames("yan", packet(bench, 2, number=1), bench.now)
+    assert bench.host.version == 2
 
 
 def test_too_few_packets_extend_the_round(new_bench: New) -> None:  # R6.2-3, R6.2-11

@@ -1,10 +1,14 @@
 """A recorded first word, played again and again, makes nobody talk."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from ternmesh.errors import WireError
+from ternmesh.security import key_derivation, peer_session
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.peer_session import PeerSession
+from ternmesh.wire.frame import Header, write_header
 from tests.ternmesh.security.trust_ends import DOWN, End, entropy, met, someone
 
 HELLO = b"\x01hello"
@@ -68,6 +72,36 @@ def test_a_reflected_opening_spoils_nothing() -> None:
     assert node.hear("host", frame) == b"\x01welcome"
     again = host.say("theo", 0, b"\x01welcome")
     assert node.hear("host", again) == b"\x01welcome"
+
+
+def forged(node: End, counter: int) -> bytes:
+    """A frame of a process that never was: its first tag is right, and its second is not."""
+    other = PeerSession(
+        node.identity, node.member_list.host, node.member_list.fleet, 1, entropy(counter)[:32], None
+    )
+    head = write_header(Header(0, counter, 1, 0))
+    return other.seal_sync(head, 0, counter, HELLO, 0) + bytes(40)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_flood_of_new_keys_costs_few_key_exchanges(monkeypatch, is_new: bool) -> None:
+    # R9.3-15
+    host, node = met()
+    node.counter = 1000
+    assert host.hear("theo", node.say("host", 0, HELLO)) == HELLO
+    host.sealing.due(1e7)
+    derive = Mock(side_effect=key_derivation.session_secrets)
+    monkeypatch.setattr(peer_session, "session_secrets", derive)
+    for at in range(100):
+        frame = forged(node, 500 + at + 10_000 * is_new)
+        assert host.hear("theo", frame) == "sync"
+    assert derive.call_count == peer_session.DERIVED_MAX
+    assert node.hear("host", host.say("theo", DOWN, b"x")) == b"x"
+    node.boot()  # what was sent before does not hold it up; new forged frames do for a second
+    assert (host.hear("theo", node.say("host", 0, HELLO)) == HELLO) is not is_new
+    for body in host.sealing.due(1e7 + 1):
+        node.hear("host", host.say(*body))
+    assert host.hear("theo", node.say("host", 0, HELLO)) == HELLO
 
 
 class Thief(Identity):

@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from paho.mqtt import client as paho
 from paho.mqtt import publish
 
 from ternmesh.wire.frame import SEALED_MIN
@@ -284,6 +285,7 @@ class ScriptedBroker:
 
     def __init__(self, answers: list[bytes]) -> None:
         self.seen: list[int] = []  # the protocol version in each CONNECT
+        self.starts: list[int] = []  # the flags in each CONNECT
         self.rest = b""  # what came after the answers
         self._answers = answers
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -294,9 +296,11 @@ class ScriptedBroker:
         for answer in self._answers:
             connection, _ = self._server.accept()
             with connection:
-                self.seen.append(connection.recv(4096)[8])
-                connection.sendall(answer)
-                with contextlib.suppress(ConnectionResetError):  # it hung up on what we had said
+                connect = connection.recv(4096)
+                self.seen.append(connect[8])
+                self.starts.append(connect[9])
+                with contextlib.suppress(ConnectionError):  # it hung up on what we had said
+                    connection.sendall(answer)
                     while answer and (rest := connection.recv(4096)):
                         self.rest += rest
         self._server.close()
@@ -375,6 +379,35 @@ def test_a_claimed_length_is_refused_before_anything_of_it_is_read(new_end, even
     ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
     sentence = "sent a packet of 268435455 bytes, and 262205 are the most"
     eventually(lambda: sentence in str(ada.status()["last_error"]))
+
+
+@pytest.mark.parametrize("first", [0x34, 0x3C, 0x36])
+def test_a_message_with_qos_2_ends_the_connection(new_end, eventually, first) -> None:
+    # R7.2-9: paho would keep it until the broker releases it
+    message = bytes([first, 7, 0, 1]) + b"t" + bytes([0, 1, 0]) + b"x"
+    broker = ScriptedBroker([ACCEPT_BY_5 + message, ACCEPT_BY_5])
+    ada = new_end(broker.url, "ada")
+    eventually(lambda: len(broker.starts) == 2 and ada.connected)
+    assert broker.starts[1] & 2  # a clean start: the broker forgets what it would repeat
+    broker = ScriptedBroker([ACCEPT_BY_5 + message])
+    ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
+    eventually(lambda: "sent a message with QoS 2" in str(ada.status()["last_error"]))
+
+
+def test_a_broker_that_reads_no_answers_is_left(new_end, eventually, monkeypatch) -> None:
+    # R7.2-9
+    send = paho.Client._sock_send
+
+    def stuck(client: paho.Client, packet: bytes) -> int:
+        if packet[0] == 0x70:
+            raise BlockingIOError  # the answer to 0x62
+        return send(client, packet)
+
+    monkeypatch.setattr(paho.Client, "_sock_send", stuck)
+    monkeypatch.setattr("transports.mqtt.connection.UNSENT_MAX", 100)
+    broker = ScriptedBroker([ACCEPT_BY_5 + 1000 * bytes([0x62, 2, 0, 1])])
+    ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
+    eventually(lambda: "does not read our answers" in str(ada.status()["last_error"]))
 
 
 def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:
