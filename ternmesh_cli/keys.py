@@ -15,7 +15,7 @@ from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
-from ternmesh_service.config_file import control_path
+from ternmesh_service.config_file import control_path, read_settings
 from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
 from ternmesh_service.keyring import Keyring, SecurityConfig, make_identity_file, read_identity_file
 from ternmesh_store.state_file import StateFile
@@ -52,10 +52,11 @@ class FleetKeys:
 
 def read_end(path: Path) -> dict[str, Any]:
     """The tables of a configuration; ConfigError where it is no TOML."""
+    text = read_settings(path)
     try:
-        return read_toml(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        return read_toml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def socket_of(path: Path, content: Mapping[str, Any]) -> Path:

@@ -8,11 +8,13 @@ from typing import Any, Final, TypeVar
 from models.zoo import package_path
 from ternmesh.config import ConfigError, read_config
 from ternmesh.model_package import ModelPackage, read_model_package
+from ternmesh_store.files import read_file, read_text
 from transports.base import check_node
 from transports.link_config import LinkConfig
 
 CONTROL = "control.sock"  # in the state_dir
 DESCRIPTION = "model.json"  # in the folder of a model package
+SETTINGS_MAX, DESCRIPTION_MAX = 1 << 18, 4 << 20  # bytes of these files
 # Metadata of fields: a path that starts from the folder of the file; a model, which may be one.
 PATH: Final = {"path": True}
 MODEL: Final = {"model": True}
@@ -25,14 +27,19 @@ def read_config_file(kind: type[T], path: Path, finish: Callable[[T], T]) -> T:
 
     Paths (`PATH`) start from the folder of the file. `finish` checks and completes the settings.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    text = read_settings(path)
     try:
         return finish(_anchored(read_config(kind, text), path.resolve().parent))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file; ConfigError."""
+    try:
+        return read_text(path, SETTINGS_MAX)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _anchored(table: Any, folder: Path) -> Any:
@@ -68,7 +75,7 @@ def load_model_package(model: str, key: str = "model") -> ModelPackage:
     """The description of a shipped model or of a folder; ConfigError or ModelPackageError."""
     folder = package_folder(model, key)
     try:
-        return read_model_package((folder / DESCRIPTION).read_bytes())
+        return read_model_package(read_file(folder / DESCRIPTION, DESCRIPTION_MAX))
     except OSError as error:
         raise ConfigError(f"{key} is {model!r}: its {DESCRIPTION} cannot be read") from error
 

@@ -42,13 +42,14 @@ from ternmesh.security.sealing import Change
 from ternmesh.security.session import EPHEMERAL_SIZE
 from ternmesh.security.signatures import QUANTUM_FRAMES, QUANTUM_SIZE, Signers, choose_signers
 from ternmesh.wire.global_update import SIGNERS_MAX
-from ternmesh_store.files import create_private_file, sync_folder
+from ternmesh_store.files import create_private_file, read_text, sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
 from ternmesh_store.store import END, HOP
 from transports.link_config import LinkConfig
 
 IDENTITY = "identity"  # the name of the identity file
+IDENTITY_MAX = 4096  # bytes of it
 CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
 NEXT = ".next"  # suffix of the identity file that replaces the present one in a key rotation
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
@@ -106,15 +107,20 @@ def read_identity_file(path: Path) -> Identity:
     Raises SecurityError if there is no identity or if other users may read the file.
     """
     try:
-        is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
-        if path.stat().st_mode & 0o077 and not is_credential:
-            raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
-        text = path.read_text("ascii", "replace")
-    except OSError as error:
+        text = read_text(path, IDENTITY_MAX)
+        is_open = path.stat().st_mode & 0o077
+    except FileNotFoundError as error:
         raise SecurityError(
             f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
             "or start with --insecure to run without keys"
         ) from error
+    except OSError as error:
+        raise SecurityError(
+            f"the identity {path} cannot be read ({error.strerror}): it must be a file of the user "
+            "that runs this program"
+        ) from error
+    if is_open and str(path.parent) != os.environ.get(CREDENTIALS):  # systemd guards those
+        raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
     try:
         return parse_private(text)
     except SecurityError as error:

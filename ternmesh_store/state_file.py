@@ -4,6 +4,7 @@ All tables stand here, and the version of their form. A process uses only some o
 word of a table's name is its group (see `database.Schema`).
 """
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -131,7 +132,7 @@ class StateFile(Database):
 
     def open(self, keep: Collection[str] | None = None) -> None:
         """See `Database.open`. The files of an older version are refused and stay as they are."""
-        older = [name for name in OLDER_FILES if (self.folder / name).exists()]
+        older = [name for name in OLDER_FILES if os.path.exists(self.folder / name)]
         if older:
             raise StoreError(
                 f"{self.folder} holds the state of an older ternmesh ({', '.join(older)}): go on "
