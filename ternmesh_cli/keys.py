@@ -17,7 +17,13 @@ from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
 from ternmesh_service.config_file import control_path, read_settings
 from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
-from ternmesh_service.keyring import Keyring, SecurityConfig, make_identity_file, read_identity_file
+from ternmesh_service.keyring import (
+    Keyring,
+    SecurityConfig,
+    check_owner,
+    make_identity_file,
+    read_identity_file,
+)
 from ternmesh_store.state_file import StateFile
 from transports.base import check_name, check_node
 from transports.link_config import LinkConfig
@@ -150,13 +156,15 @@ def keyring_at(
     config = config or SecurityConfig()
     path = config.path(folder)
     if not path.exists():
+        state = StateFile(folder)
+        if role is Role.HOST and state.path.exists() and state.content().fleet is not None:
+            raise SecurityError(
+                f"{path} is not there, and {state.path} holds the fleet of its keys: bring that "
+                "identity back (docs/backup.md)"
+            )
         make_identity_file(path, name, role)
     with _opened(folder, config) as keyring:
-        if keyring.own.public.name != name:
-            raise SecurityError(
-                f"{path} is the identity of {keyring.own.public.name}, not of {name}: give "
-                "this configuration a state_dir of its own"
-            )
+        check_owner(path, keyring.own, name, role)
         yield keyring
 
 

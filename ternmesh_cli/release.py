@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh_cli import keys
-from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, real
+from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser, EXIT_CODES)
     make = rows.add("make", "write a model package as an unsigned release", _make)
     make.add_argument("package", type=Path, metavar="PACKAGE", help="folder with a model.json")
-    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    make.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
     make.add_argument(
         "--version", type=number(1, VERSION_MAX), required=True, help="greater than the last one"
     )

@@ -106,9 +106,17 @@ def read_identity_file(path: Path) -> Identity:
 
     Raises SecurityError if there is no identity or if other users may read the file.
     """
+    identity = parse_identity_file(path)
+    is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
+    if path.stat().st_mode & 0o077 and not is_credential:
+        raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
+    return identity
+
+
+def parse_identity_file(path: Path) -> Identity:
+    """Return the identity in a file, whoever may read it; SecurityError."""
     try:
-        text = read_text(path, IDENTITY_MAX)
-        is_open = path.stat().st_mode & 0o077
+        return parse_private(read_text(path, IDENTITY_MAX))
     except FileNotFoundError as error:
         raise SecurityError(
             f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
@@ -119,24 +127,35 @@ def read_identity_file(path: Path) -> Identity:
             f"the identity {path} cannot be read ({error.strerror}): it must be a file of the user "
             "that runs this program"
         ) from error
-    if is_open and str(path.parent) != os.environ.get(CREDENTIALS):  # systemd guards those
-        raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
-    try:
-        return parse_private(text)
     except SecurityError as error:
         raise SecurityError(f"{path}: {error}") from error
+
+
+def check_owner(path: Path, identity: Identity, name: str, role: Role) -> None:
+    """Raise SecurityError if the identity at `path` is that of another program."""
+    public = identity.public
+    if (public.name, public.role) != (name, role):
+        raise SecurityError(
+            f"{path} is the identity of {public.name} ({public.role.name.lower()}), not of {name} "
+            f"({role.name.lower()}): give this configuration a state_dir of its own"
+        )
 
 
 def make_identity_file(path: Path, name: str, role: Role) -> Identity:
     """Write a new identity to a new file. Raises SecurityError if the file exists."""
     identity = make_identity(name, role, os.urandom(ENTROPY_SIZE))
+    write_identity_file(path, identity)
+    return identity
+
+
+def write_identity_file(path: Path, identity: Identity) -> None:
+    """Write an identity to a new file. Raises SecurityError if the file exists."""
     try:
         create_private_file(path, f"{private_text(identity)}\n".encode())
     except OSError as error:
         raise SecurityError(
             f"cannot write {path} ({error.strerror}): choose another folder"
         ) from error
-    return identity
 
 
 class Keyring:

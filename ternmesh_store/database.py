@@ -181,8 +181,8 @@ class Database:
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
-                f"cannot open {self.path} ({error}): its folder must be one that may be written, also "
-                "to read from it"
+                f"cannot open {self.path} ({error}): its folder must be one that may be "
+                "written, also for what only reads"
             ) from error
         self._prepare()
 

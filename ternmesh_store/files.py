@@ -81,7 +81,8 @@ def make_private_folder(folder: Path) -> None:
         raise NotADirectoryError(
             errno.ENOTDIR, "it is no folder, or a link to none", str(folder)
         ) from error
-    (folder / GITIGNORE).write_text("*\n")  # it gets private keys or samples
+    (folder / GITIGNORE).touch(PRIVATE)
+    (folder / GITIGNORE).write_text("*\n")
 
 
 def replace_file(path: Path, content: bytes) -> None:

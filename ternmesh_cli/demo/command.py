@@ -19,7 +19,7 @@ from ternmesh.config import ConfigError
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, fleet
 from ternmesh_cli.demo.record import DemoRecord, DemoRound
-from ternmesh_cli.process import add_json, add_option, add_uses, number, real, refuse_unused
+from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
 from ternmesh_service.config_file import CONTROL
 from ternmesh_service.control_socket import PATH_MAX
 from ternmesh_store.files import GITIGNORE, make_private_folder
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         default=Path("demo-run"),
         help="folder for states, logs and the report (default: demo-run)",
     )

@@ -172,7 +172,7 @@ def test_a_file_in_the_way_is_left_alone(path):
 
 def test_a_path_that_is_too_long_is_a_sentence(tmp_path):
     path = tmp_path / ("x" * module.PATH_MAX)
-    with pytest.raises(ControlError, match="choose a state_dir with a shorter path"):
+    with pytest.raises(ControlError, match="choose a shorter path"):
         ControlServer(path, echo).__enter__()
     with pytest.raises(ControlError, match="shorter path"):
         ask(path, {})
