@@ -15,7 +15,7 @@ from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
-from ternmesh_service.config_file import control_path, read_settings
+from ternmesh_service.config_file import anchored, control_path, read_settings
 from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
 from ternmesh_service.keyring import (
     Keyring,
@@ -71,7 +71,14 @@ def socket_of(path: Path, content: Mapping[str, Any]) -> Path:
     chosen = content.get("control_socket")
     if not isinstance(state_dir, str) or not isinstance(chosen, str | None):
         raise ConfigError(f"{path}: state_dir or control_socket is missing or no text")
-    return path.resolve().parent / control_path(state_dir, chosen)
+    folder = path.resolve().parent
+    try:
+        state_dir = str(anchored(state_dir, folder, "state_dir"))
+        return control_path(
+            state_dir, str(anchored(chosen, folder, "control_socket")) if chosen else None
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def read(path: Path) -> End:

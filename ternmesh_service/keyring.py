@@ -25,7 +25,9 @@ from ternmesh.security.identity import (
     Role,
     identity_text,
     make_identity,
+    parse_identity,
     parse_private,
+    parse_quantum,
     private_text,
 )
 from ternmesh.security.key_derivation import SUITE_HOP
@@ -42,6 +44,7 @@ from ternmesh.security.sealing import Change
 from ternmesh.security.session import EPHEMERAL_SIZE
 from ternmesh.security.signatures import QUANTUM_FRAMES, QUANTUM_SIZE, Signers, choose_signers
 from ternmesh.wire.global_update import SIGNERS_MAX
+from ternmesh_service.config_file import anchored
 from ternmesh_store.files import create_private_file, read_text, sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
@@ -79,7 +82,7 @@ class SecurityConfig:
         """Return the file of the private identity; `folder` is the state folder."""
         credentials = os.environ.get(CREDENTIALS)
         if self.identity_file is not None:
-            return folder / self.identity_file
+            return anchored(self.identity_file, folder, "security.identity_file")
         if credentials is not None and (Path(credentials) / CREDENTIAL).exists():
             return Path(credentials) / CREDENTIAL
         return folder / IDENTITY
@@ -99,6 +102,15 @@ class SecurityConfig:
                 f"{QUANTUM_FRAMES} radio frames of 222 bytes: leave it out, or set "
                 "security.quantum_on_radio = true too"
             )
+        try:
+            where = "signers"
+            for line in self.signers:
+                parse_identity(line)
+            where = "quantum"
+            if self.quantum:
+                parse_quantum(self.quantum)
+        except SecurityError as error:
+            raise ConfigError(f"security.{where}: {error}") from error
 
 
 def read_identity_file(path: Path) -> Identity:

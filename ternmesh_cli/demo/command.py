@@ -20,8 +20,7 @@ from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, fleet
 from ternmesh_cli.demo.record import DemoRecord, DemoRound
 from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
-from ternmesh_service.config_file import CONTROL
-from ternmesh_service.control_socket import PATH_MAX
+from ternmesh_service.config_file import control_path
 from ternmesh_store.files import GITIGNORE, make_private_folder
 from transports.link_config import COMPLETE, UNRELIABLE
 from transports.mqtt.settings import parse_url
@@ -173,9 +172,10 @@ def _prepare(folder: Path) -> Path:
         if not (folder / MARK).exists():
             raise DemoError(f"{folder} holds other files: name another folder with --out")
         shutil.rmtree(folder)
-    socket = folder.resolve() / max(BOARDS, key=len) / CONTROL
-    if len(str(socket).encode()) > PATH_MAX:
-        raise ConfigError(f"--out is too long for {socket}: choose a shorter path")
+    try:
+        control_path(str(folder.resolve() / max(BOARDS, key=len)), None)
+    except ConfigError as error:
+        raise ConfigError(f"--out {folder}: {error}") from error
     make_private_folder(folder)
     return folder
 
