@@ -270,7 +270,7 @@ def test_an_error_that_closes_the_state_ends_the_owner_after_the_answer():
     client = threading.Thread(target=lambda: replies.append(relay.ask({})))
     client.start()
     with pytest.raises(StoreError):
-        [relay.serve(fail) for _ in iter(client.is_alive, False)]
+        all(relay.serve(fail) is None for _ in iter(client.is_alive, False))
     client.join()
     assert replies == [{"error": "cannot write state.sqlite"}]
 
