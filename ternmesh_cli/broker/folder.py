@@ -46,13 +46,14 @@ class BrokerError(TernmeshError):
 
 
 def begin(folder: Path) -> None:
-    """Make a folder without accounts. Raises ConfigError if it has a configuration already."""
+    """Make a folder without accounts. Raises ConfigError where it has any of the files already."""
     with _writing(folder):
-        if (folder / CONFIGURATION).exists():
-            raise ConfigError(
-                f"{folder} has a {CONFIGURATION}: add nodes with `ternmesh broker add`, or choose "
-                "another --dir"
-            )
+        for name in (CONFIGURATION, *ACCOUNTS, *CERTIFICATE, FIREWALL):
+            if (folder / name).exists():
+                raise ConfigError(
+                    f"{folder} has a {name}: add nodes with `ternmesh broker add`, or choose "
+                    "another --dir"
+                )
         make_private_folder(folder)
         for path in (folder / CREDENTIALS, folder / DATA):
             path.mkdir(0o700, exist_ok=True)

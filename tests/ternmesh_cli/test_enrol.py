@@ -2,12 +2,16 @@
 
 import io
 import json
+import threading
 
 import pytest
 
 from host.config import read_host_config
+from host.service import run_host
 from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError
 from ternmesh_cli.main import main
+from ternmesh_store.state_file import StateFile
 
 HOST = 'state_dir = "host"\nmodel = "keyword"\n[link]\nurl = "mqtt://broker"\nfleet = "garden"\n'
 NODE = 'name = "{name}"\nstate_dir = "{name}"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
@@ -182,6 +186,16 @@ def test_a_path_that_means_something_else_is_refused_by_its_name(
         with pytest.raises(ConfigError, match=sentence):
             read_host_config(tmp_path / "host.toml")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_no_run_begins_with_keys_that_cannot_sign_it(enrol, tmp_path, caplog):
+    enrol("identity", "host")
+    config = tmp_path / "host.toml"
+    config.write_text(HOST + '[security]\nsigner_files = ["missing"]\n')
+    with caplog.at_level("INFO"), pytest.raises(SecurityError, match=r"no identity at .*missing"):
+        run_host(read_host_config(config), threading.Event())
+    assert "begins" not in caplog.text
+    assert StateFile(tmp_path / "host").content().runs == {}
 
 
 def test_a_qr_code_can_be_shown_where_there_is_only_ascii(tmp_path, monkeypatch):

@@ -267,10 +267,14 @@ def test_an_error_that_closes_the_state_ends_the_owner_after_the_answer():
     def fail(request):
         raise StoreError("cannot write state.sqlite")
 
+    def serve():
+        while client.is_alive():
+            relay.serve(fail)
+
     client = threading.Thread(target=lambda: replies.append(relay.ask({})))
     client.start()
     with pytest.raises(StoreError):
-        all(relay.serve(fail) is None for _ in iter(client.is_alive, False))
+        serve()
     client.join()
     assert replies == [{"error": "cannot write state.sqlite"}]
 
