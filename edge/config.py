@@ -1,6 +1,7 @@
 """The configuration of a node: its TOML file as frozen dataclasses."""
 
 import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,4 +159,4 @@ def warn_of_shared(data: DataConfig, evaluate: EvaluateConfig) -> None:
 def _files(path: str | None) -> set[Path]:
     """The path itself, and the .npz files in it."""
     given = [] if path is None else [Path(path), *Path(path).glob("*.npz")]
-    return {one.resolve() for one in given}
+    return {Path(os.path.realpath(one)) for one in given}  # also of a link to itself

@@ -243,6 +243,7 @@ def run_host(
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
     needed = () if new_run else (HOST_TABLES,)
     with opened(state, keyring, config.link.fleet, *needed), closing(transport):
+        keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
         stored = continue_or_begin(store, plan, package.model_hash(), new_run=new_run)
         service = HostService(
             stored,

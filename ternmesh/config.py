@@ -15,6 +15,7 @@ from ternmesh.errors import TernmeshError
 
 T = TypeVar("T")
 Table = dict[str, Any]
+DOTS_MAX = 100  # in a line: tomllib takes time and memory for the square of the names in a key
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -45,6 +46,8 @@ def read_config(kind: type[T], text: str) -> T:
 def read_toml(text: str) -> Table:
     """The content of a TOML text; ConfigError, also for a string with a NUL character in it."""
     try:
+        if any(line.count(".") > DOTS_MAX for line in text.splitlines()):
+            raise ValueError(f"a line has more than {DOTS_MAX} dots")
         content = tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin a file so
         _refuse_nul(content, "")
     except (ValueError, RecursionError) as error:  # ValueError also for a number of 4300 digits

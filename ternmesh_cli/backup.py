@@ -1,7 +1,6 @@
 """`ternmesh backup` and `restore`: copies of the state of a host or a node."""
 
 import argparse
-from pathlib import Path
 
 from ternmesh_cli import keys, process
 from ternmesh_service.backup import make_backup, restore_backup
@@ -12,12 +11,12 @@ from ternmesh_store.state_file import StateFile
 
 def add_backup_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_config(parser, "the configuration of the host or node")
-    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder for the copy")
+    parser.add_argument("out", type=process.path, metavar="OUT", help="a new folder for the copy")
 
 
 def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_config(parser, "the configuration of the host or node")
-    parser.add_argument("source", type=Path, metavar="FROM", help="the folder of a copy")
+    parser.add_argument("source", type=process.path, metavar="FROM", help="the folder of a copy")
     what = "also over a newer state, one of another run, or another identity"
     parser.add_argument("--force", action="store_true", help=what)
 
@@ -25,7 +24,7 @@ def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
 def run_backup(arguments: argparse.Namespace) -> int:
     """Let the running program copy its state, or copy it here where none runs."""
     end = keys.read(arguments.config)
-    out = arguments.out.resolve()
+    out = arguments.out.absolute()
     answer = end.ask({BACKUP: str(out)})
     if answer is not None and BACKUP not in answer:
         raise ControlError(f"{end.name} runs and makes no copies: stop it, and ask again")
@@ -48,6 +47,11 @@ def run_restore(arguments: argparse.Namespace) -> int:
     if end.ask({"command": "status"}) is not None:
         raise ControlError(f"{end.name} runs: stop it, and restore then")
     identity = end.security.path(end.folder)
-    restore_backup(end.folder, identity, arguments.source.resolve(), force=arguments.force)
-    print(f"{end.folder} holds the state from {arguments.source}")
+    source = arguments.source.absolute()
+    has_key = restore_backup(
+        end.folder, identity, source, end.name, end.role, force=arguments.force
+    )
+    stays = "stays as it is" if identity.exists() else "is not there"
+    more = "" if has_key else f"; the copy has no identity, and {identity} {stays}"
+    print(f"{end.folder} holds the state from {arguments.source}{more}")
     return 0

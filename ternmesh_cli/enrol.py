@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +21,16 @@ from ternmesh.security.identity import (
     quantum_text,
     rotation_text,
 )
+from ternmesh.security.membership import MARK as FLEET_MARK
 from ternmesh.security.membership import TEXT_MAX as FLEET_MAX
 from ternmesh.security.membership import found_fleet, parse_fleet
 from ternmesh.security.signatures import quantum_key
 from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read
-from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, real
+from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
 from ternmesh_service.control_socket import ask
 from ternmesh_service.keyring import read_identity_file
+from ternmesh_store.files import UnfitFile, read_text, replace_file
+from transports.base import check_name
 from transports.link_config import LinkConfig
 from transports.mqtt.settings import parse_url
 
@@ -73,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name in ("host", "add"):
             row.add_argument("identity", help=f"a line that begins with {PUBLIC_MARK}, or its file")
         if name in ("export", "import"):
-            row.add_argument("file", type=Path, help="the list of members, signed by the host")
+            row.add_argument("file", type=path, help="the list of members, signed by the host")
         if name == "join":
             row.add_argument("code", help="the code that the host printed")
         if name == "code":
@@ -153,17 +157,31 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
+    try:
+        check_name(arguments.name, "name")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return _ask(arguments, {"enrol": "revoke", "name": arguments.name})
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:
     answer = _ask(arguments, {"enrol": "export"})
     if "error" not in answer:
+        file: Path = arguments.file
         try:
-            arguments.file.write_text(answer.pop("fleet_list") + "\n")
+            if os.path.lexists(file) and not _is_list(file):
+                raise SecurityError(f"{file} holds something else: name another file")
+            replace_file(file, f"{answer.pop('fleet_list')}\n".encode())
         except OSError as error:
-            raise SecurityError(f"cannot write {arguments.file}: {error.strerror}") from error
+            raise SecurityError(f"cannot write {file}: {error.strerror}") from error
     return answer
+
+
+def _is_list(file: Path) -> bool:
+    try:
+        return read_text(file, FLEET_MAX).startswith(FLEET_MARK)
+    except UnfitFile:
+        return False
 
 
 def _import(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -175,10 +193,9 @@ def _import(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{arguments.config} is of a host, which writes this list: give a node's file"
         )
     try:
-        with arguments.file.open() as file:
-            text = file.read(FLEET_MAX)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SecurityError(f"cannot read {arguments.file}: {error}") from error
+        text = read_text(arguments.file, FLEET_MAX)
+    except OSError as error:
+        raise SecurityError(f"cannot read {arguments.file}: {error.strerror}") from error
     with keyring_of(config) as keyring:
         keyring.learn(parse_fleet(text))
         return members(keyring)
@@ -287,19 +304,22 @@ def _shown(public: PublicIdentity) -> dict[str, Any]:
 
 
 def _text(argument: str, mark: str = PUBLIC_MARK) -> str:
-    """The line with this mark: the argument itself, or from the file that it names."""
-    if argument.startswith(mark):
-        return argument
+    """The line with this mark: the argument itself, or from the file that it names.
+
+    Small letters count as capitals, and an argument may have spaces in it.
+    """
+    line = "".join(argument.split()).upper()
+    if line.startswith(mark):
+        return line
     try:
-        with open(argument) as file:
-            words = file.read(TEXT_FILE_MAX).split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SecurityError(
-            f"{argument!r} does not begin with {mark}, and is no file: {error}"
+        words = read_text(Path(argument), TEXT_FILE_MAX).upper().split()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{argument!r} does not begin with {mark}, and is no file with such a line: {error}"
         ) from error
     found = next((word for word in words if word.startswith(mark)), None)
     if found is None:
-        raise SecurityError(f"{argument} holds no word that begins with {mark}")
+        raise ConfigError(f"{argument} holds no word that begins with {mark}")
     return found
 
 
@@ -310,4 +330,5 @@ def _show_qr(text: str) -> None:
         raise SecurityError(
             "QR codes need the package segno: pip install 'ternmesh[node]', or leave out --qr"
         ) from error
-    segno.make(text, error="l").terminal(out=sys.stdout, compact=True)
+    has_blocks = "utf" in (sys.stdout.encoding or "").lower()  # other terminals get wider squares
+    segno.make(text, error="l").terminal(out=sys.stdout, compact=has_blocks)

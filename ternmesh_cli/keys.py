@@ -15,9 +15,15 @@ from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
-from ternmesh_service.config_file import control_path
+from ternmesh_service.config_file import anchored, control_path, read_settings
 from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
-from ternmesh_service.keyring import Keyring, SecurityConfig, make_identity_file, read_identity_file
+from ternmesh_service.keyring import (
+    Keyring,
+    SecurityConfig,
+    check_owner,
+    make_identity_file,
+    read_identity_file,
+)
 from ternmesh_store.state_file import StateFile
 from transports.base import check_name, check_node
 from transports.link_config import LinkConfig
@@ -52,10 +58,11 @@ class FleetKeys:
 
 def read_end(path: Path) -> dict[str, Any]:
     """The tables of a configuration; ConfigError where it is no TOML."""
+    text = read_settings(path)
     try:
-        return read_toml(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        return read_toml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def socket_of(path: Path, content: Mapping[str, Any]) -> Path:
@@ -64,7 +71,14 @@ def socket_of(path: Path, content: Mapping[str, Any]) -> Path:
     chosen = content.get("control_socket")
     if not isinstance(state_dir, str) or not isinstance(chosen, str | None):
         raise ConfigError(f"{path}: state_dir or control_socket is missing or no text")
-    return path.resolve().parent / control_path(state_dir, chosen)
+    folder = path.resolve().parent
+    try:
+        state_dir = str(anchored(state_dir, folder, "state_dir"))
+        return control_path(
+            state_dir, str(anchored(chosen, folder, "control_socket")) if chosen else None
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def read(path: Path) -> End:
@@ -149,13 +163,15 @@ def keyring_at(
     config = config or SecurityConfig()
     path = config.path(folder)
     if not path.exists():
+        state = StateFile(folder)
+        if role is Role.HOST and state.path.exists() and state.content().fleet is not None:
+            raise SecurityError(
+                f"{path} is not there, and {state.path} holds the fleet of its keys: bring that "
+                "identity back (docs/backup.md)"
+            )
         make_identity_file(path, name, role)
     with _opened(folder, config) as keyring:
-        if keyring.own.public.name != name:
-            raise SecurityError(
-                f"{path} is the identity of {keyring.own.public.name}, not of {name}: give "
-                "this configuration a state_dir of its own"
-            )
+        check_owner(path, keyring.own, name, role)
         yield keyring
 
 

@@ -51,6 +51,13 @@ def real(low: float, high: float, unit: str = "") -> Callable[[str], float]:
     return parse
 
 
+def path(text: str) -> Path:
+    """A parser of paths, as `type` of an argument; "" would be the present folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is missing: . is the present folder")
+    return Path(text)
+
+
 class Subcommands:
     """The subcommands of a command."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh_cli import keys
-from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, real
+from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser, EXIT_CODES)
     make = rows.add("make", "write a model package as an unsigned release", _make)
     make.add_argument("package", type=Path, metavar="PACKAGE", help="folder with a model.json")
-    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    make.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
     make.add_argument(
         "--version", type=number(1, VERSION_MAX), required=True, help="greater than the last one"
     )
@@ -84,7 +84,9 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _sign(arguments: argparse.Namespace) -> int:
     from edge.errors import ModelError
+    from edge.files import read_file, read_optional
     from edge.releases.store import MANIFEST, SIGNATURES, Releases, accept_unsigned
+    from ternmesh.release import MANIFEST_MAX, SIGNATURES_MAX
     from ternmesh.security.signatures import own_quantum, sign_release, signatures_of
     from ternmesh_service.keyring import read_identity_file
     from ternmesh_store.files import replace_file
@@ -101,9 +103,9 @@ def _sign(arguments: argparse.Namespace) -> int:
     manifest = Releases(folder.parent, accept_unsigned).read(folder)
     if own.public.verify not in [key.verify for key in signers.keys]:
         raise SecurityError(f"{own.public.name} is none of security.signers in {arguments.config}")
-    content = (folder / MANIFEST).read_bytes()
+    content = read_file(folder / MANIFEST, MANIFEST_MAX)
     path = folder / SIGNATURES
-    before = path.read_bytes() if path.exists() else b""
+    before = read_optional(path, SIGNATURES_MAX) or b""
     signed = sign_release(own, fleet.name, content, signers, before, quantum)
     try:
         replace_file(path, signed)

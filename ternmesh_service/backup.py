@@ -4,17 +4,26 @@ A program that runs owns its state file, so it makes the copy itself, asked over
 A ledger stays: it belongs to the radio, and an old one would forget airtime that was used.
 """
 
+import os
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ternmesh.errors import SecurityError
+from ternmesh.security.identity import Identity, Role
 from ternmesh_service.control_socket import BACKUP
-from ternmesh_service.keyring import IDENTITY, NEXT
+from ternmesh_service.keyring import (
+    IDENTITY,
+    IDENTITY_MAX,
+    NEXT,
+    check_owner,
+    parse_identity_file,
+    write_identity_file,
+)
 from ternmesh_store.database import DamagedError, StoreError
-from ternmesh_store.files import create_private_file
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.files import create_private_file, read_file
+from ternmesh_store.state_file import STATE, StateContent, StateFile
 
 
 def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
@@ -34,64 +43,94 @@ def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
 
 def answer_backup(state: StateFile, identity: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of a running program to a request for a backup."""
+    folder = Path(str(request[BACKUP]))
+    if not folder.is_absolute():  # it would be in the folder where this program was started
+        return {"error": f"the path {str(request[BACKUP])!r} of a copy must begin with /"}
     try:
-        return {BACKUP: make_backup(state, identity, Path(str(request[BACKUP])))}
+        return {BACKUP: make_backup(state, identity, folder)}
     except StoreError as error:
+        if not state.is_open:
+            raise
         return {"error": str(error)}
 
 
-def restore_backup(folder: Path, identity: Path, source: Path, *, force: bool = False) -> None:
+def restore_backup(
+    folder: Path, identity: Path, source: Path, name: str, role: Role, *, force: bool = False
+) -> bool:
     """Bring a copy in `source` back into the state folder of a program that does not run.
 
-    The state and the identity that were there are renamed. Raises StoreError, also where the state
-    is newer or of another run, and SecurityError for another identity; not with `force`.
+    The state and the identity that were there are renamed. Returns whether the copy has an
+    identity. StoreError or SecurityError for a copy of another program than `name`; without `force`
+    also where it is empty, older, of another run or fleet, or has another identity.
     """
     if not (source / STATE).is_file():
         raise StoreError(f"{source} holds no {STATE}: name a folder that `ternmesh backup` wrote")
-    own = source / IDENTITY
-    is_other = own.exists() and identity.exists() and own.read_bytes() != identity.read_bytes()
-    if is_other and not force:
+    keys = {}
+    for suffix in ("", NEXT):
+        if (source / (IDENTITY + suffix)).exists():
+            keys[suffix] = parse_identity_file(source / (IDENTITY + suffix))
+            check_owner(source / (IDENTITY + suffix), keys[suffix], name, role)
+    if "" in keys and not force and _holds_other(identity, keys[""]):
         raise SecurityError(
             f"{identity} is another identity than that in {source}: move it away, or give --force"
         )
     state = StateFile(folder)
-    copy = state.take_copy(source / STATE)
+    copy, content = state.take_copy(source / STATE)
     try:
+        if others := content.groups & {kind.name.lower() for kind in Role if kind is not role}:
+            raise StoreError(f"{source} is of a {min(others)}: name a copy of {name}")
+        if not content.groups and not force:
+            raise StoreError(f"{source} holds no fleet and no run: take another, or give --force")
         if state.path.exists():
-            _check_age(state, copy, source, force=force)
-        for suffix in ("", NEXT):
-            _bring_back(source / (IDENTITY + suffix), identity.with_name(identity.name + suffix))
-        state.replace_by(copy.path)
+            _check_age(state, content, source, force=force)
+        for suffix, own in keys.items():
+            _bring_back(own, identity.with_name(identity.name + suffix))
+        state.replace_by(copy)
     finally:
-        copy.path.unlink(missing_ok=True)
+        copy.unlink(missing_ok=True)
+    return "" in keys
 
 
-def _check_age(state: StateFile, copy: StateFile, source: Path, *, force: bool) -> None:
-    """Raise StoreError where a state is in use, or newer than a copy, or of another run."""
+def _check_age(state: StateFile, kept: StateContent, source: Path, *, force: bool) -> None:
+    """Raise StoreError where a state is in use, newer than a copy, or of another run or fleet."""
     try:
-        reached = state.reached()
+        content = state.content()
     except DamagedError:
         return  # there is nothing to lose
-    kept = copy.reached()
-    for run, version in reached.items():
-        if version > kept.get(run, 0) and not force:
-            found = f"global update {kept[run]}" if run in kept else "nothing of it"
+    if force:
+        return
+    if content.fleet not in (None, kept.fleet):
+        raise StoreError(
+            f"{state.path} has the members of a fleet, and the copy in {source} does not: take "
+            "another copy, or give --force"
+        )
+    for run, version in content.runs.items():
+        if version > kept.runs.get(run, 0):
+            found = f"global update {kept.runs[run]}" if run in kept.runs else "nothing of it"
             raise StoreError(
                 f"{state.path} has reached global update {version} of run {run.hex()}, and the "
                 f"copy in {source} holds {found}: take a newer copy, or give --force"
             )
 
 
-def _bring_back(copy: Path, file: Path) -> None:
-    if copy.exists() and not (file.exists() and file.read_bytes() == copy.read_bytes()):
-        if file.exists():  # a private key is never deleted
-            numbers = (file.with_name(f"{file.name}.replaced-{n}") for n in count(1))
-            file.rename(next(aside for aside in numbers if not aside.exists()))
-        _copy_identity(copy, file)
+def _holds_other(file: Path, own: Identity) -> bool:
+    """Whether a file is there, and holds something else than this identity."""
+    try:
+        return parse_identity_file(file) != own
+    except SecurityError:
+        return os.path.lexists(file)
+
+
+def _bring_back(own: Identity, file: Path) -> None:
+    if _holds_other(file, own):  # a private key is never deleted
+        numbers = (file.with_name(f"{file.name}.replaced-{n}") for n in count(1))
+        file.rename(next(aside for aside in numbers if not aside.exists()))
+    if not file.exists():
+        write_identity_file(file, own)
 
 
 def _copy_identity(file: Path, copy: Path) -> None:
     try:
-        create_private_file(copy, file.read_bytes())
+        create_private_file(copy, read_file(file, IDENTITY_MAX))
     except OSError as error:
         raise StoreError(f"cannot copy {file} to {copy} ({error})") from error

@@ -1,5 +1,6 @@
 """Configuration files of the programs: how they are read, and settings that all of them have."""
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any, Final, TypeVar
 from models.zoo import package_path
 from ternmesh.config import ConfigError, read_config
 from ternmesh.model_package import ModelPackage, read_model_package
+from ternmesh_service.control_socket import PATH_MAX
+from ternmesh_store.files import read_file, read_text
 from transports.base import check_node
 from transports.link_config import LinkConfig
 
 CONTROL = "control.sock"  # in the state_dir
 DESCRIPTION = "model.json"  # in the folder of a model package
+SETTINGS_MAX, DESCRIPTION_MAX = 1 << 18, 4 << 20  # bytes of these files
 # Metadata of fields: a path that starts from the folder of the file; a model, which may be one.
 PATH: Final = {"path": True}
 MODEL: Final = {"model": True}
@@ -25,14 +29,22 @@ def read_config_file(kind: type[T], path: Path, finish: Callable[[T], T]) -> T:
 
     Paths (`PATH`) start from the folder of the file. `finish` checks and completes the settings.
     """
+    text = read_settings(path)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        return finish(_anchored(read_config(kind, text), path.resolve().parent))
+        made: Any = finish(_anchored(read_config(kind, text), path.resolve().parent))
+        if hasattr(made, "control_socket"):
+            control_path(made.state_dir, made.control_socket)
+        return made  # type: ignore[no-any-return]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file; ConfigError."""
+    try:
+        return read_text(path, SETTINGS_MAX)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _anchored(table: Any, folder: Path) -> Any:
@@ -46,11 +58,19 @@ def _anchored(table: Any, folder: Path) -> Any:
             changes[item.name] = _anchored(value, folder)
         elif PATH.items() <= item.metadata.items():
             is_given = value or item.default is MISSING
-            changes[item.name] = str(folder / value) if is_given else item.default
+            path = str(anchored(value, folder, item.name)) if is_given else item.default
+            changes[item.name] = path
         elif MODEL.items() <= item.metadata.items() and value is not None:
             is_folder = (folder / value).is_dir()  # otherwise it names a shipped model
             changes[item.name] = str(folder / value) if is_folder else value
     return replace(table, **changes)
+
+
+def anchored(value: str, folder: Path, name: str) -> Path:
+    """The path in the setting `name`, which starts from `folder`; ConfigError."""
+    if not value or value.startswith("~"):
+        raise ConfigError(f"{name} is {value!r}: write a path, from / or from {folder} on")
+    return folder / value
 
 
 def package_folder(model: str, key: str = "model") -> Path:
@@ -68,14 +88,21 @@ def load_model_package(model: str, key: str = "model") -> ModelPackage:
     """The description of a shipped model or of a folder; ConfigError or ModelPackageError."""
     folder = package_folder(model, key)
     try:
-        return read_model_package((folder / DESCRIPTION).read_bytes())
+        return read_model_package(read_file(folder / DESCRIPTION, DESCRIPTION_MAX))
     except OSError as error:
         raise ConfigError(f"{key} is {model!r}: its {DESCRIPTION} cannot be read") from error
 
 
 def control_path(state_dir: str, chosen: str | None) -> Path:
-    """The control socket: the chosen one, or else the one in `state_dir`."""
-    return Path(chosen or Path(state_dir) / CONTROL)
+    """The control socket: the chosen one, or else the one in `state_dir`; ConfigError."""
+    path = Path(chosen or Path(state_dir) / CONTROL)
+    if len(os.fsencode(path)) > PATH_MAX:
+        key = "control_socket" if chosen else "state_dir"
+        raise ConfigError(
+            f"{key}: {path} is longer than the {PATH_MAX} bytes of a socket's path: choose a "
+            "shorter one"
+        )
+    return path
 
 
 def check_name(name: str) -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh.errors import TernmeshError
+from ternmesh_store.database import StoreError
+from ternmesh_store.files import make_private_folder
 
 REQUEST_MAX = 4096  # bytes, line end included
 ANSWER_MAX = 4 << 20
@@ -58,7 +60,7 @@ class ControlServer:
         _clear(self.path)
         self._socket = listening = socket.socket(socket.AF_UNIX)
         try:
-            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             listening.bind(str(self.path))
             self.path.chmod(0o600)  # Before `listen`: no client can have connected.
             listening.listen(CLIENTS_MAX)
@@ -138,14 +140,22 @@ class Relay:
             raise ControlError("the process is busy: ask again") from error
 
     def serve(self, answer: Answer) -> None:
-        """Answer waiting requests; the owner calls this often, and `answer` must not raise.
+        """Answer waiting requests; the owner calls this often.
 
-        At most `CLIENTS_MAX` are answered, so that no client keeps the owner from its work.
+        At most `CLIENTS_MAX` are answered, so that no client keeps the owner from its work. Raises
+        StoreError alone, after which the state is closed; other errors reach the client only.
         """
         with contextlib.suppress(queue.Empty):
             for _ in range(CLIENTS_MAX):
                 request, reply = self._requests.get_nowait()
-                reply.put_nowait(answer(request))
+                try:
+                    reply.put_nowait(answer(request))
+                except StoreError as error:
+                    reply.put_nowait({"error": str(error)})
+                    raise
+                except Exception as error:  # noqa: BLE001  (of one request, whose program goes on)
+                    _log.warning("a request on the control socket failed", exc_info=error)
+                    reply.put_nowait({"error": f"this request cannot be answered: {error!r}"})
 
 
 def ask(path: Path, request: Mapping[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
@@ -193,8 +203,7 @@ def _error(sentence: str) -> bytes:
 def _check_path(path: Path) -> None:
     if len(str(path).encode()) > PATH_MAX:
         raise ControlError(
-            f"the control socket {path} is longer than {PATH_MAX} bytes: "
-            "choose a state_dir with a shorter path"
+            f"the control socket {path} is longer than {PATH_MAX} bytes: choose a shorter path"
         )
 
 

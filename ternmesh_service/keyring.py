@@ -25,7 +25,9 @@ from ternmesh.security.identity import (
     Role,
     identity_text,
     make_identity,
+    parse_identity,
     parse_private,
+    parse_quantum,
     private_text,
 )
 from ternmesh.security.key_derivation import SUITE_HOP
@@ -42,13 +44,15 @@ from ternmesh.security.sealing import Change
 from ternmesh.security.session import EPHEMERAL_SIZE
 from ternmesh.security.signatures import QUANTUM_FRAMES, QUANTUM_SIZE, Signers, choose_signers
 from ternmesh.wire.global_update import SIGNERS_MAX
-from ternmesh_store.files import create_private_file, sync_folder
+from ternmesh_service.config_file import anchored
+from ternmesh_store.files import create_private_file, read_text, sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
 from ternmesh_store.store import END, HOP
 from transports.link_config import LinkConfig
 
 IDENTITY = "identity"  # the name of the identity file
+IDENTITY_MAX = 4096  # bytes of it
 CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
 NEXT = ".next"  # suffix of the identity file that replaces the present one in a key rotation
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
@@ -78,7 +82,7 @@ class SecurityConfig:
         """Return the file of the private identity; `folder` is the state folder."""
         credentials = os.environ.get(CREDENTIALS)
         if self.identity_file is not None:
-            return folder / self.identity_file
+            return anchored(self.identity_file, folder, "security.identity_file")
         if credentials is not None and (Path(credentials) / CREDENTIAL).exists():
             return Path(credentials) / CREDENTIAL
         return folder / IDENTITY
@@ -98,6 +102,15 @@ class SecurityConfig:
                 f"{QUANTUM_FRAMES} radio frames of 222 bytes: leave it out, or set "
                 "security.quantum_on_radio = true too"
             )
+        try:
+            where = "signers"
+            for line in self.signers:
+                parse_identity(line)
+            where = "quantum"
+            if self.quantum:
+                parse_quantum(self.quantum)
+        except SecurityError as error:
+            raise ConfigError(f"security.{where}: {error}") from error
 
 
 def read_identity_file(path: Path) -> Identity:
@@ -105,32 +118,56 @@ def read_identity_file(path: Path) -> Identity:
 
     Raises SecurityError if there is no identity or if other users may read the file.
     """
+    identity = parse_identity_file(path)
+    is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
+    if path.stat().st_mode & 0o077 and not is_credential:
+        raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
+    return identity
+
+
+def parse_identity_file(path: Path) -> Identity:
+    """Return the identity in a file, whoever may read it; SecurityError."""
     try:
-        is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
-        if path.stat().st_mode & 0o077 and not is_credential:
-            raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
-        text = path.read_text("ascii", "replace")
-    except OSError as error:
+        return parse_private(read_text(path, IDENTITY_MAX))
+    except FileNotFoundError as error:
         raise SecurityError(
             f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
             "or start with --insecure to run without keys"
         ) from error
-    try:
-        return parse_private(text)
+    except OSError as error:
+        raise SecurityError(
+            f"the identity {path} cannot be read ({error.strerror}): it must be a file of the user "
+            "that runs this program"
+        ) from error
     except SecurityError as error:
         raise SecurityError(f"{path}: {error}") from error
+
+
+def check_owner(path: Path, identity: Identity, name: str, role: Role) -> None:
+    """Raise SecurityError if the identity at `path` is that of another program."""
+    public = identity.public
+    if (public.name, public.role) != (name, role):
+        raise SecurityError(
+            f"{path} is the identity of {public.name} ({public.role.name.lower()}), not of {name} "
+            f"({role.name.lower()}): give this configuration a state_dir of its own"
+        )
 
 
 def make_identity_file(path: Path, name: str, role: Role) -> Identity:
     """Write a new identity to a new file. Raises SecurityError if the file exists."""
     identity = make_identity(name, role, os.urandom(ENTROPY_SIZE))
+    write_identity_file(path, identity)
+    return identity
+
+
+def write_identity_file(path: Path, identity: Identity) -> None:
+    """Write an identity to a new file. Raises SecurityError if the file exists."""
     try:
         create_private_file(path, f"{private_text(identity)}\n".encode())
     except OSError as error:
         raise SecurityError(
             f"cannot write {path} ({error.strerror}): choose another folder"
         ) from error
-    return identity
 
 
 class Keyring:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ternmesh_store import checksums
-from ternmesh_store.files import PRIVATE, sync_folder
+from ternmesh_store.files import PRIVATE, make_private_folder, sync_folder
 
 MEMORY: Final = Path(":memory:")  # SQLite's name for a database without a file
 LOCK_WAIT_S = 1.0  # how long to wait for a process that is about to end
@@ -129,9 +129,9 @@ class Database:
         """Write a copy of the open file to a new file. Raises StoreError; this file stays open."""
         self.commit()
         try:
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_folder(path.parent)
             path.touch(PRIVATE, exist_ok=False)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path that the system does not take
             raise StoreError(f"cannot write {path} ({error}): choose another folder") from error
         try:
             with closing(sqlite3.connect(path)) as copy:
@@ -171,7 +171,7 @@ class Database:
 
     def _connect(self) -> None:
         try:
-            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             if self.path != MEMORY:
                 self._finish_replacing()
                 if self.path.exists() and not self.path.stat().st_size:
@@ -181,7 +181,8 @@ class Database:
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
-                f"cannot open {self.path} ({error}): choose a folder that may be written"
+                f"cannot open {self.path} ({error}): its folder must be one that may be "
+                "written, also for what only reads"
             ) from error
         self._prepare()
 

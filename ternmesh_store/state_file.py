@@ -4,15 +4,19 @@ All tables stand here, and the version of their form. A process uses only some o
 word of a table's name is its group (see `database.Schema`).
 """
 
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ternmesh_store.airtime_store import AirtimeStore
-from ternmesh_store.database import Database, Schema, StoreError
-from ternmesh_store.files import create_private_file
+from ternmesh_store.database import DamagedError, Database, Schema, StoreError
+from ternmesh_store.files import PRIVATE, copy_file, make_private_folder, open_regular
 from ternmesh_store.link_store import LinkStore
 
 STATE, AIRTIME = "state.sqlite", "airtime.db"
+HEAD = b"SQLite format 3\0"
+COPY_MAX = 1 << 40  # bytes of a state that is brought back
 SECURITY, HOST = "security", "host"  # groups without which some programs cannot go on
 # Files of the versions that had one for each group of tables.
 OLDER_FILES = (
@@ -122,6 +126,15 @@ SCHEMA = Schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class StateContent:
+    """What a state holds, as far as a restore asks for it."""
+
+    runs: Mapping[bytes, int]  # the version that was reached in each
+    fleet: bytes | None
+    groups: frozenset[str]  # of tables that have rows
+
+
 class StateFile(Database):
     """The state in `folder`. See `transports.factory.Stores` for what a transport asks of it."""
 
@@ -131,7 +144,7 @@ class StateFile(Database):
 
     def open(self, keep: Collection[str] | None = None) -> None:
         """See `Database.open`. The files of an older version are refused and stay as they are."""
-        older = [name for name in OLDER_FILES if (self.folder / name).exists()]
+        older = [name for name in OLDER_FILES if os.path.exists(self.folder / name)]
         if older:
             raise StoreError(
                 f"{self.folder} holds the state of an older ternmesh ({', '.join(older)}): go on "
@@ -139,30 +152,45 @@ class StateFile(Database):
             )
         super().open(keep)
 
-    def take_copy(self, source: Path) -> "StateFile":
+    def take_copy(self, source: Path) -> tuple[Path, StateContent]:
         """A copy of a state file beside this one, checked and closed. Raises StoreError."""
         copy = StateFile(self.folder)
-        copy.path = self.path.with_name(f"{STATE}.restored")
-        copy.path.unlink(missing_ok=True)  # of a restore that was interrupted
+        copy.path = path = self.path.with_name(f"{STATE}.restored")
         try:
-            create_private_file(copy.path, source.read_bytes())
-            copy.reached()
+            path.unlink(missing_ok=True)  # of a restore that was interrupted
+            make_private_folder(self.folder)
+            with open_regular(source) as file:
+                if (head := file.read(len(HEAD))) != HEAD:
+                    raise DamagedError(source, "it is no database" if head else "it is empty")
+            copy_file(source, path, COPY_MAX, PRIVATE)
+            return path, copy.content()
         except OSError as error:
-            raise StoreError(f"cannot copy {source} to {copy.path} ({error})") from error
-        except StoreError:
-            copy.path.unlink()
-            raise
-        return copy
+            path.unlink(missing_ok=True)
+            raise StoreError(f"cannot copy {source} to {path} ({error})") from error
+        except StoreError as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, DamagedError):
+                raise StoreError(f"{source} is damaged ({error.args[1]}): take another") from error
+            raise StoreError(str(error).replace(str(path), str(source))) from error
 
-    def reached(self) -> dict[bytes, int]:
-        """The version that a closed state has reached in each run. Raises StoreError."""
-        self.open()
-        tables = ("host_run", "node_run")
+    def content(self) -> StateContent:
+        """What a closed state holds. Raises StoreError; a damaged file stays as it is."""
+        self._connect()
         try:
-            found = [self.rows(f"SELECT run, version FROM {table}") for table in tables]
+            runs = [
+                self.rows(f"SELECT run, version FROM {table}") for table in ("host_run", "node_run")
+            ]
+            fleet = self.rows("SELECT fleet FROM security_fleet")
+            filled = {
+                table for table in self._tables() if self.rows(f"SELECT 1 FROM {table} LIMIT 1")
+            }
         finally:
             self.close()
-        return dict(row for rows in found for row in rows)
+        return StateContent(
+            dict(row for rows in runs for row in rows),
+            fleet[0][0] if fleet else None,
+            frozenset(table.split("_")[0] for table in filled),
+        )
 
     def link(self) -> LinkStore:
         """The state of the link."""

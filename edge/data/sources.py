@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edge.errors import DataError, NoData
 from ternmesh.config import Table, limits
 from ternmesh.model_package import ModelPackage, TensorSpec
+from ternmesh_store.files import open_regular
 
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays in memory
@@ -250,7 +251,7 @@ def _files(path: Path) -> list[Path]:
 def _opened(path: Path) -> Iterator[Any]:
     """The archive of an .npz file; what goes wrong inside is one sentence about the file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if not zipfile.is_zipfile(file):
                 raise NoData(f"{path} is not an .npz file: write it with numpy.savez")
             file.seek(0)

@@ -15,6 +15,7 @@ from edge.errors import ModelError
 from edge.files import unreadable
 from edge.onnx.format import ELEMENT_SIZES
 from edge.onnx.reader import Graph, GraphNode, Integers, Model, read_model, shown
+from ternmesh_store.files import open_regular
 
 DOMAINS: Final = (b"", b"ai.onnx")  # two names of the same domain
 IR_VERSIONS = range(4, 15)
@@ -69,7 +70,7 @@ def check_file(path: Path) -> None:
     The file is mapped into memory; weights are counted, not read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             # Not closed here: views of it may live on in an error. It closes with the last view.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         check(memoryview(mapped))

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edge.errors import BoardFault, ModelError
-from edge.files import copy_file, entry_of, read_file, read_optional, unreadable
+from edge.files import entry_of, read_file, read_optional, unreadable
 from edge.onnx.session import LoadedModel, load_model
 from ternmesh.errors import TernmeshError
 from ternmesh.release import (
@@ -33,7 +33,7 @@ from ternmesh.release import (
     read_manifest,
     write_manifest,
 )
-from ternmesh_store.files import replace_file, sync_folder
+from ternmesh_store.files import copy_file, replace_file, sync_folder
 
 MANIFEST = "manifest.cbor"
 SIGNATURES = "signatures"

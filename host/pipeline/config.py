@@ -10,7 +10,8 @@ from typing import Any
 
 from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig, Shape
 from ternmesh.config import ConfigError, choices, limits, read_table
-from ternmesh_service.config_file import PATH, read_config_file
+from ternmesh_service.config_file import DESCRIPTION_MAX, PATH, read_config_file
+from ternmesh_store.files import read_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
 # Settings that may differ between ranks: paths and hardware.
@@ -160,7 +161,7 @@ def _complete(config: PipelineConfig) -> PipelineConfig:
 def _shape(folder: Path, length: int) -> Shape:
     """The sizes in a Hugging Face model's config.json; ConfigError."""
     try:
-        model = json.loads((folder / "config.json").read_text("utf-8"))
+        model = json.loads(read_file(folder / "config.json", DESCRIPTION_MAX))
         names = next((names for names in SIZES if model.keys() >= {*names}), SIZES[0])
         sizes = {size: model[name] for size, name in zip(SHAPE_SIZES, names, strict=True)}
     except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:

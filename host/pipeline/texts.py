@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from host.pipeline.errors import PipelineError
+from ternmesh_store.files import open_regular
 
 Bytes = npt.NDArray[Any]  # uint8, or int32 where there is a tokenizer
 Encode = Callable[[bytes], npt.NDArray[np.int32]]
@@ -80,7 +81,7 @@ def tokenizer(folder: Path) -> Encode:
 
 
 def _read(path: Path) -> bytes:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
         data: bytes = file.read(TEXT_BYTES_MAX + 1)
     if len(data) > TEXT_BYTES_MAX:
         raise PipelineError(f"{path} is longer than {TEXT_BYTES_MAX} bytes: divide it")

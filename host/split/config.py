@@ -10,8 +10,9 @@ from ternmesh.model_package import ModelPackage, read_model_package
 from ternmesh.split.host import BOARDS_MAX, Settings
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import BITS, SAMPLES_MAX
-from ternmesh_service.config_file import DESCRIPTION, PATH, read_config_file
+from ternmesh_service.config_file import DESCRIPTION, DESCRIPTION_MAX, PATH, read_config_file
 from ternmesh_service.keyring import SecurityConfig
+from ternmesh_store.files import read_file
 from transports.base import HOST
 from transports.factory import check_link, profile_of
 from transports.link_config import LinkConfig
@@ -102,7 +103,7 @@ def read_parts(config: SplitHostConfig) -> Mapping[str, ModelPackage]:
     for name in names:
         path = Path(config.model) / name / DESCRIPTION
         try:
-            found[name] = read_model_package(path.read_bytes())
+            found[name] = read_model_package(read_file(path, DESCRIPTION_MAX))
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be read: write it with `ternmesh split export`"

@@ -214,7 +214,7 @@ def choose_signers(
         return Signers(tuple(sorted(found, key=lambda one: one.verify)), needed, key)
     except ValueError as error:
         raise SecurityError(
-            f"trust.threshold is {needed}, and trust.signers names {len(found)}: {error}"
+            f"security.threshold is {needed}, and security.signers names {len(found)}: {error}"
         ) from error
 
 
@@ -231,7 +231,7 @@ def local_signers(
         raise SecurityError(
             f"global updates need the signatures of {signers.needed} of {len(signers.keys)} "
             f"signers, but only {len(known)} of their private keys are here: add more to "
-            "trust.signer_files"
+            "security.signer_files"
         )
     return tuple(sorted((indexes[verify], one) for verify, one in known.items()))[: signers.needed]
 
@@ -248,7 +248,7 @@ def own_quantum(signers: Signers, own: Identity) -> QuantumKey | None:
     key = quantum_key(own)
     if key.public != signers.quantum:
         raise SecurityError(
-            "trust.quantum is not this host's key: `enrol identity --quantum` shows the host's key"
+            "security.quantum is not this host's key: `ternmesh enrol identity --quantum` shows it"
         )
     return key
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from ternmesh.config import ConfigError
+from ternmesh_cli import process
 from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
@@ -238,7 +239,7 @@ def _gateway(text: str) -> tuple[str, Sequence[str]]:
 
 
 def _path(text: str) -> Path:
-    path = Path(text).absolute()  # Symlinks stay: a certificate's may point to the newest.
+    path = process.path(text).absolute()  # Symlinks stay: a certificate's may point to the newest.
     _line(str(path))
     return path
 

@@ -25,7 +25,7 @@ from ternmesh_cli.broker.texts import (
     Account,
     BrokerSettings,
 )
-from ternmesh_store.files import PRIVATE, unfinished_file
+from ternmesh_store.files import PRIVATE, make_private_folder, read_file, unfinished_file
 from transports.mqtt.credentials import Credentials, write_credentials
 
 AUTHORITY = "authority.pem"
@@ -36,6 +36,7 @@ ACCOUNTS, CERTIFICATE = (PASSWORDS, ACCESS), (SERVER_CERTIFICATE, SERVER_KEY)
 SUFFIX = ".credentials.toml"  # host.toml is the configuration of the host
 SECRET_BYTES = 24  # random bytes in a password
 PUBLIC = 0o644
+FILE_MAX = 64 << 20  # bytes; an account has about 600 in all files
 
 NewAccounts = dict[Account, Credentials]
 
@@ -45,15 +46,17 @@ class BrokerError(TernmeshError):
 
 
 def begin(folder: Path) -> None:
-    """Make a folder without accounts. Raises ConfigError if it has a configuration already."""
+    """Make a folder without accounts. Raises ConfigError where it has any of the files already."""
     with _writing(folder):
-        if (folder / CONFIGURATION).exists():
-            raise ConfigError(
-                f"{folder} has a {CONFIGURATION}: add nodes with `ternmesh broker add`, or choose "
-                "another --dir"
-            )
-        for path in (folder, folder / CREDENTIALS, folder / DATA):
-            path.mkdir(0o700, parents=True, exist_ok=True)
+        for name in (CONFIGURATION, *ACCOUNTS, *CERTIFICATE, FIREWALL):
+            if (folder / name).exists():
+                raise ConfigError(
+                    f"{folder} has a {name}: add nodes with `ternmesh broker add`, or choose "
+                    "another --dir"
+                )
+        make_private_folder(folder)
+        for path in (folder / CREDENTIALS, folder / DATA):
+            path.mkdir(0o700, exist_ok=True)
     write(folder / PASSWORDS, "")
     write(folder / ACCESS, "# What is not named here is forbidden.\n\n")
 
@@ -205,7 +208,7 @@ def _text(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, FILE_MAX)
     except OSError as error:
         raise BrokerError(
             f"{path} cannot be read ({error.strerror}): `ternmesh broker config` makes it"

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ternmesh.config import ConfigError
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
-from ternmesh_cli.demo.fleet import DemoError, DemoSettings, Fleet, fleet
+from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, fleet
 from ternmesh_cli.demo.record import DemoRecord, DemoRound
-from ternmesh_cli.process import add_json, add_option, add_uses, number, real, refuse_unused
+from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
+from ternmesh_service.config_file import control_path
+from ternmesh_store.files import GITIGNORE, make_private_folder
 from transports.link_config import COMPLETE, UNRELIABLE
 from transports.mqtt.settings import parse_url
 from transports.serial_lora.settings import DIALECTS
@@ -70,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         default=Path("demo-run"),
         help="folder for states, logs and the report (default: demo-run)",
     )
@@ -165,11 +168,15 @@ def _url(text: str) -> str:
 
 
 def _prepare(folder: Path) -> Path:
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and {path.name for path in folder.iterdir()} - {GITIGNORE}:
         if not (folder / MARK).exists():
             raise DemoError(f"{folder} holds other files: name another folder with --out")
         shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        control_path(str(folder.resolve() / max(BOARDS, key=len)), None)
+    except ConfigError as error:
+        raise ConfigError(f"--out {folder}: {error}") from error
+    make_private_folder(folder)
     return folder
 
 

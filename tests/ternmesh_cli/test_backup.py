@@ -1,7 +1,10 @@
 """`ternmesh backup` and `restore`: what a copy holds, and what is not overwritten."""
 
+import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,14 @@ import pytest
 
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.plan import make_plan
+from ternmesh.security.identity import Role
+from ternmesh.security.membership import found_fleet
+from ternmesh_cli.keys import keyring_at
 from ternmesh_cli.main import main
 from ternmesh_service.backup import answer_backup
-from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, ControlError, ControlServer, Relay, ask
+from ternmesh_service.keyring import make_identity_file
+from ternmesh_store.files import GITIGNORE
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import STATE, StateFile
 
@@ -46,11 +54,17 @@ class Host:
         store.record(made)
         store.commit()
         state.close()
-        (self.folder / "identity").write_text("key\n")
+        if not (self.folder / "identity").exists():
+            make_identity_file(self.folder / "identity", "host", Role.HOST)
+
+    def found(self) -> None:
+        """Found a fleet of one board."""
+        with keyring_at(self.folder, "host", Role.HOST) as keyring:
+            keyring.adopt(found_fleet("attic", keyring.own.public))
 
     @property
     def version(self) -> int:
-        return StateFile(self.folder).reached()[RUN]
+        return StateFile(self.folder).content().runs[RUN]
 
 
 @pytest.fixture
@@ -69,12 +83,13 @@ def test_a_copy_brings_back_what_was_lost(host: Host, tmp_path: Path) -> None:
     out = tmp_path / "backups" / "monday"
     (host.folder / "airtime.db").write_bytes(b"ledger")
     assert host.ternmesh("backup", out)[0] == 0
-    assert modes(out) == {"": 0o700, STATE: 0o600, "identity": 0o600}
+    assert modes(out) == {"": 0o700, STATE: 0o600, "identity": 0o600, GITIGNORE: 0o600}
+    key = (out / "identity").read_text()
     for path in host.folder.iterdir():
         path.unlink()
     assert host.ternmesh("restore", out)[0] == 0
     assert host.version == 3
-    assert (host.folder / "identity").read_text() == "key\n"
+    assert (host.folder / "identity").read_text() == key
     assert modes(host.folder) == {"": 0o700, STATE: 0o600, "identity": 0o600}
     code, sentence = host.ternmesh("backup", out)
     assert code == 1
@@ -95,12 +110,14 @@ def test_a_damaged_state_is_replaced(host: Host, tmp_path: Path) -> None:
         (lambda host: host.reach(4), "has reached global update 4 of run"),
         (lambda host: host.reach(1, b"other-id"), "holds nothing of it"),
         (lambda host: (host.folder / "identity").write_text("new\n"), "is another identity"),
+        (lambda host: host.found(), "has the members of a fleet"),
     ],
 )
 def test_what_is_newer_or_other_is_overwritten_with_force_only(
     host: Host, tmp_path: Path, change: Callable[[Host], Any], sentence: str
 ) -> None:
     host.ternmesh("backup", tmp_path / "copy")
+    key = (host.folder / "identity").read_text()
     change(host)
     (host.folder / "identity").chmod(0o600)
     before = (host.folder / STATE).read_bytes()
@@ -111,7 +128,7 @@ def test_what_is_newer_or_other_is_overwritten_with_force_only(
     assert (host.folder / STATE).read_bytes() == before
     assert host.ternmesh("restore", tmp_path / "copy", "--force")[0] == 0
     assert host.version == 3
-    assert (host.folder / "identity").read_text() == "key\n"
+    assert (host.folder / "identity").read_text() == key
     assert (host.folder / f"{STATE}.replaced-1").exists()
     if "identity" in sentence:
         assert (host.folder / "identity.replaced-1").read_text() == "new\n"
@@ -123,8 +140,102 @@ def test_what_is_no_copy_changes_nothing(host: Host, tmp_path: Path) -> None:
     (tmp_path / "copy" / STATE).write_bytes(b"damage" * 1000)
     code, said = host.ternmesh("restore", tmp_path / "copy", "--force")
     assert (code, host.version) == (1, 3)
-    assert "is damaged" in said
-    assert {path.name for path in host.folder.iterdir()} == {STATE, "identity"}
+    assert f"{tmp_path / 'copy' / STATE} is damaged" in said
+    assert "restored" not in said
+    assert {path.name for path in host.folder.iterdir()} == {STATE, "identity", GITIGNORE}
+
+
+def copy_of(host: Host, folder: Path) -> Path:
+    host.ternmesh("backup", folder)
+    return folder
+
+
+def emptied(copy: Path) -> None:
+    (copy / STATE).unlink()
+    state = StateFile(copy)
+    state.open()
+    state.close()
+
+
+def of_a_board(copy: Path) -> None:
+    state = StateFile(copy)
+    state.open()
+    state.write("INSERT INTO node_value VALUES ('key', x'00')")
+    state.commit()
+    state.close()
+
+
+def other_identity(copy: Path, name: str, role: Role) -> None:
+    (copy / "identity").unlink()
+    make_identity_file(copy / "identity", name, role)
+
+
+def changed_schema(copy: Path, sql: str) -> None:
+    with closing(sqlite3.connect(copy / STATE)) as connection:
+        connection.execute(sql)
+        connection.commit()
+
+
+def sparse(path: Path) -> None:
+    path.unlink()
+    path.touch()
+    os.truncate(path, 6 << 30)
+
+
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda copy: os.truncate(copy / STATE, 0), "it is empty"),
+        (emptied, "holds no fleet and no run"),
+        (of_a_board, "is of a node: name a copy of host"),
+        (lambda copy: other_identity(copy, "ada", Role.NODE), "is the identity of ada (node)"),
+        (lambda copy: other_identity(copy, "host", Role.NODE), "the identity of host (node)"),
+        (lambda copy: (copy / "identity").write_text("junk"), "identity: this is not a valid"),
+        (lambda copy: sparse(copy / "identity"), "has more than the 4096 bytes"),
+        (lambda copy: linked(copy / "identity"), "is no regular file"),
+        (lambda copy: sparse(copy / STATE), "it is no database"),
+        (lambda copy: changed_schema(copy, "CREATE VIEW v AS SELECT 1"), "is damaged (its tables)"),
+        (lambda copy: changed_schema(copy, "CREATE TABLE more (a)"), "is damaged (its tables)"),
+        (
+            lambda copy: changed_schema(
+                copy, "CREATE TRIGGER t AFTER INSERT ON host_run BEGIN DELETE FROM host_run; END"
+            ),
+            "is damaged (its tables)",
+        ),
+    ],
+)
+def test_a_copy_that_is_spoilt_or_of_another_is_refused(
+    host: Host, tmp_path: Path, spoil: Callable[[Path], None], sentence: str
+) -> None:
+    copy = copy_of(host, tmp_path / "copy")
+    spoil(copy)
+    before = {path.name: path.read_bytes() for path in host.folder.iterdir()}
+    code, said = host.ternmesh("restore", copy)
+    assert code == 1
+    assert sentence in said
+    assert f"{STATE}.restored" not in said
+    assert {path.name: path.read_bytes() for path in host.folder.iterdir()} == before
+
+
+def test_a_copy_without_an_identity_is_said(host: Host, tmp_path: Path) -> None:
+    copy = copy_of(host, tmp_path / "copy")
+    (copy / "identity").unlink()
+    code, said = host.ternmesh("restore", copy)
+    assert code == 0
+    assert f"the copy has no identity, and {host.folder / 'identity'} stays as it is" in said
+    (host.folder / "identity").unlink()
+    assert "identity is not there" in host.ternmesh("restore", copy)[1]
+
+
+def test_a_copy_goes_to_no_folder_without_a_name(host: Host) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["backup", "", "--config", str(host.folder.parent / "host.toml")])
+    assert caught.value.code == 2
 
 
 @pytest.fixture
@@ -153,7 +264,7 @@ def test_a_running_program_makes_the_copy_itself(
 ) -> None:
     code, said = host.ternmesh("backup", tmp_path / "copy")
     assert code == 0, said
-    assert StateFile(tmp_path / "copy").reached() == {RUN: 5}
+    assert StateFile(tmp_path / "copy").content().runs == {RUN: 5}
     code, said = host.ternmesh("backup", tmp_path / "copy")
     assert code == 1
     assert "choose another folder" in said
@@ -175,3 +286,12 @@ def test_nothing_is_restored_under_a_running_program(
         code, said = host.ternmesh("restore", tmp_path / "copy", "--force")
     assert code == 1
     assert "stop it" in said
+
+
+@pytest.mark.parametrize("folder", ["", "copy", "/a\0b", "/tmp/\ud800/x"])
+def test_a_request_with_a_wrong_path_is_refused_and_ends_nothing(
+    host: Host, running: StateFile, tmp_path: Path, folder: str
+) -> None:
+    with pytest.raises(ControlError):
+        ask(host.folder / "control.sock", {BACKUP: folder})
+    assert host.ternmesh("backup", tmp_path / "copy")[0] == 0

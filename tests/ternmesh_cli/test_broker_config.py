@@ -126,6 +126,12 @@ def test_a_known_answer_of_the_password_hash() -> None:
     assert texts.password_line(Account("attic", "ada"), "secret", salt) == line
 
 
+def test_a_folder_with_files_of_others_is_left_alone(tmp_path) -> None:
+    (tmp_path / "passwords").write_text("precious")
+    assert broker(tmp_path, *BEGIN) == 2
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
+
+
 def test_secrets_are_for_their_owner_alone(tmp_path) -> None:
     assert broker(tmp_path / "b", *BEGIN) == 0
     for path in [tmp_path / "b", *(tmp_path / "b").rglob("*")]:

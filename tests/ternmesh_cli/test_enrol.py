@@ -1,10 +1,17 @@
 """`ternmesh enrol` as an operator uses it: lines are copied from one end to the other."""
 
+import io
 import json
+import threading
 
 import pytest
 
+from host.config import read_host_config
+from host.service import run_host
+from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError
 from ternmesh_cli.main import main
+from ternmesh_store.state_file import StateFile
 
 HOST = 'state_dir = "host"\nmodel = "keyword"\n[link]\nurl = "mqtt://broker"\nfleet = "garden"\n'
 NODE = 'name = "{name}"\nstate_dir = "{name}"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
@@ -45,7 +52,7 @@ def test_a_line_may_come_from_a_file(enrol, tmp_path):
     (tmp_path / "ada.txt").write_text(enrol("identity", "ada")["identity"] + "\n")
     assert len(enrol("add", "host", str(tmp_path / "ada.txt"))["members"]) == 1
     code, sentence = enrol("add", "host", str(tmp_path / "nothing.txt"))
-    assert code == 1
+    assert code == 2
     assert "no file" in sentence
 
 
@@ -65,7 +72,7 @@ def test_what_is_wrong_with_a_line_or_a_key_is_said_with_its_place(enrol, tmp_pa
         (str(tmp_path / "note.txt"), "note.txt holds no word that begins with TM1:"),
     ):
         code, shown = enrol("host", "ada", given)
-        assert code == 1
+        assert code == 2
         assert sentence in shown
     (tmp_path / "ada" / "identity").write_text("junk")
     assert (
@@ -114,6 +121,89 @@ def test_wrong_ends_and_lines_are_sentences(enrol):
     code, sentence = enrol("host", "ada", ada[:-3])
     assert code == 1
     assert "copy it again" in sentence
+
+
+def test_a_line_may_have_small_letters_and_spaces(enrol, tmp_path):
+    host = enrol("identity", "host")
+    line = enrol("identity", "ada")["identity"].lower()
+    assert len(enrol("add", "host", f" {line[:9]} {line[9:]} ")["members"]) == 1
+    (tmp_path / "line.txt").write_text(host["identity"].lower())
+    assert enrol("host", "ada", str(tmp_path / "line.txt"))["host"] == host["fingerprint"]
+
+
+def test_a_name_that_nobody_may_have_is_not_revoked(enrol):
+    enrol("identity", "host")
+    code, sentence = enrol("revoke", "host", "")
+    assert code == 2
+    assert "name ''" in sentence
+
+
+def test_a_list_replaces_no_other_file(enrol, tmp_path):
+    enrol("identity", "host")
+    before = (tmp_path / "host" / "identity").read_bytes()
+    for name in ("identity", "state.sqlite"):
+        code, sentence = enrol("export", "host", str(tmp_path / "host" / name))
+        assert code == 1
+        assert "name another file" in sentence
+    assert (tmp_path / "host" / "identity").read_bytes() == before
+    for _ in range(2):
+        enrol("export", "host", str(tmp_path / "list.txt"))
+    assert (tmp_path / "list.txt").read_text().startswith("TM1-FLEET:")
+    (tmp_path / "shed.toml").write_text(GATEWAY)
+    code, sentence = enrol("import", "shed", "/bin/true")
+    assert code == 1
+    assert "codec" not in sentence
+
+
+def test_a_host_that_lost_its_identity_gets_no_other(enrol, tmp_path):
+    enrol("identity", "host")
+    (tmp_path / "host" / "identity").rename(tmp_path / "kept")
+    code, sentence = enrol("identity", "host")
+    assert code == 1
+    assert "bring that identity back (docs/backup.md)" in sentence
+    assert not (tmp_path / "host" / "identity").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ('state_dir = ""', "state_dir is ''"),
+        ('state_dir = "~/x"', "state_dir is '~/x': write a path"),
+        (f'state_dir = "{"x" * 120}"', "state_dir: "),
+        (f'control_socket = "{"x" * 120}"\nstate_dir = "x"', "control_socket: "),
+        ('state_dir = "x"\n[security]\nidentity_file = "~/key"', "security.identity_file is "),
+    ],
+)
+def test_a_path_that_means_something_else_is_refused_by_its_name(
+    enrol, tmp_path, setting, sentence
+):
+    (tmp_path / "host.toml").write_text(setting)
+    code, said = enrol("identity", "host")
+    assert code == 2
+    assert sentence in said
+    if "security" not in setting:
+        (tmp_path / "host.toml").write_text(f"{setting}\n{HOST.partition(chr(10))[2]}")
+        with pytest.raises(ConfigError, match=sentence):
+            read_host_config(tmp_path / "host.toml")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_no_run_begins_with_keys_that_cannot_sign_it(enrol, tmp_path, caplog):
+    enrol("identity", "host")
+    config = tmp_path / "host.toml"
+    config.write_text(HOST + '[security]\nsigner_files = ["missing"]\n')
+    with caplog.at_level("INFO"), pytest.raises(SecurityError, match=r"no identity at .*missing"):
+        run_host(read_host_config(config), threading.Event())
+    assert "begins" not in caplog.text
+    assert StateFile(tmp_path / "host").content().runs == {}
+
+
+def test_a_qr_code_can_be_shown_where_there_is_only_ascii(tmp_path, monkeypatch):
+    (tmp_path / "ada.toml").write_text(NODE.format(name="ada"))
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, "ascii", write_through=True))
+    assert main(["enrol", "identity", "--config", str(tmp_path / "ada.toml"), "--qr"]) == 0
+    assert out.getvalue().count(b"\n") > 10
 
 
 def test_a_qr_code_can_be_shown(tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 from ternmesh import __version__
 from ternmesh_cli import main, process
+from ternmesh_cli.demo.command import _prepare
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken
@@ -171,6 +172,18 @@ def test_a_demo_in_a_place_that_is_no_folder_is_a_sentence(capsys, config):
     assert ternmesh("demo", "--out", config) == 1
     sentence = f"ternmesh: cannot use {config} (Not a directory): check the path\n"
     assert capsys.readouterr().err == sentence
+
+
+def test_a_demo_whose_sockets_would_have_too_long_paths_is_2(capsys, tmp_path):
+    out = tmp_path / ("x" * 100)
+    assert ternmesh("demo", "--out", out) == 2
+    assert f"--out {out}: " in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_demo_is_not_for_git_and_an_unused_folder_of_one_is_used(tmp_path):
+    assert _prepare(tmp_path / "d") == _prepare(tmp_path / "d")
+    assert (tmp_path / "d" / ".gitignore").read_text() == "*\n"
 
 
 def test_nobody_answers_is_1_and_a_sentence(capsys, config, tmp_path):

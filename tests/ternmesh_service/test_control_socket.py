@@ -10,6 +10,7 @@ import pytest
 
 from ternmesh_service import control_socket as module
 from ternmesh_service.control_socket import ControlError, ControlServer, Relay, ask
+from ternmesh_store.database import StoreError
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_a_file_in_the_way_is_left_alone(path):
 
 def test_a_path_that_is_too_long_is_a_sentence(tmp_path):
     path = tmp_path / ("x" * module.PATH_MAX)
-    with pytest.raises(ControlError, match="choose a state_dir with a shorter path"):
+    with pytest.raises(ControlError, match="choose a shorter path"):
         ControlServer(path, echo).__enter__()
     with pytest.raises(ControlError, match="shorter path"):
         ask(path, {})
@@ -236,6 +237,46 @@ def test_a_relay_answers_in_the_thread_of_the_owner(path):
         client.join()
     assert answers == [{"asked": {"number": 1}}]
     assert owners == [threading.current_thread()]
+
+
+def test_an_error_of_one_answer_does_not_reach_the_owner(path):
+    relay, stop = Relay(), threading.Event()
+
+    def answer(request):
+        if "path" in request:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+        return request
+
+    def work() -> None:
+        while not stop.wait(0.01):
+            relay.serve(answer)
+
+    owner = threading.Thread(target=work)
+    owner.start()
+    with ControlServer(path, relay.ask):
+        with pytest.raises(ControlError, match=r"cannot be answered: Unicode"):
+            ask(path, {"path": 1})
+        assert ask(path, {"a": 1}) == {"a": 1}
+    stop.set()
+    owner.join()
+
+
+def test_an_error_that_closes_the_state_ends_the_owner_after_the_answer():
+    relay, replies = Relay(), []
+
+    def fail(request):
+        raise StoreError("cannot write state.sqlite")
+
+    def serve():
+        while client.is_alive():
+            relay.serve(fail)
+
+    client = threading.Thread(target=lambda: replies.append(relay.ask({})))
+    client.start()
+    with pytest.raises(StoreError):
+        serve()
+    client.join()
+    assert replies == [{"error": "cannot write state.sqlite"}]
 
 
 def test_an_owner_that_is_busy_is_a_sentence(path):

@@ -11,7 +11,7 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.security.authenticator import OPEN
-from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.identity import Role, identity_text, make_identity, quantum_text
 from ternmesh.security.key_derivation import SUITE_HOP
 from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
@@ -78,6 +78,31 @@ def test_an_identity_file_is_its_owners_alone(tmp_path):
 def test_without_an_identity_the_sentence_says_what_to_do(tmp_path):
     with pytest.raises(SecurityError, match=r"ternmesh enrol identity.*--insecure"):
         opened(tmp_path)
+
+
+def test_an_identity_that_is_there_and_cannot_be_read_is_not_missing(tmp_path, monkeypatch):
+    path = tmp_path / IDENTITY
+    path.mkdir()
+    with pytest.raises(SecurityError, match=r"cannot be read \(Is a directory\): it must be"):
+        read_identity_file(path)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ternmesh_service.keyring.read_text", refuse)  # root may read everything
+    with pytest.raises(SecurityError, match=r"denied\): it must be a file of the user that runs"):
+        read_identity_file(path)
+
+
+def test_keys_in_a_folder_that_we_make_are_not_for_git(tmp_path, caplog):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    for name in ("identity", "identity.old"):
+        make_identity_file(tmp_path / "keys" / name, "ada", Role.NODE)
+    subprocess.run(["git", "-C", tmp_path, "add", "-A"], check=True)
+    staged = subprocess.run(["git", "-C", tmp_path, "ls-files"], capture_output=True, check=True)
+    assert staged.stdout == b""
+    warn_of_git(tmp_path / "keys")
+    assert not caplog.records
 
 
 def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):
@@ -283,17 +308,26 @@ def test_a_board_behind_a_gateway_speaks_to_that(pair, tmp_path):
 
 
 def test_a_rule_for_signers_is_checked_before_anything_starts():
-    SecurityConfig(signers=("a", "b"), threshold=2).check(has_radio=True)
+    ends = [make_identity(name, Role.NODE, os.urandom(64)) for name in ("a", "b")]
+    lines = tuple(identity_text(end.public) for end in ends)
+    SecurityConfig(signers=lines, threshold=2).check(has_radio=True)
     for rule in (SecurityConfig(threshold=2), SecurityConfig(signers=("a", "a"))):
         with pytest.raises(ConfigError, match="threshold"):
             rule.check(has_radio=False)
+    for name, wrong in (
+        ("signers", SecurityConfig(signers=("TM1:AAAA",))),
+        ("quantum", SecurityConfig(quantum="xx")),
+    ):
+        with pytest.raises(ConfigError, match=f"^security.{name}: this "):
+            wrong.check(has_radio=False)
 
 
 def test_a_quantum_signature_over_a_radio_is_refused_with_its_price():
-    SecurityConfig(quantum="x").check(has_radio=False)
+    key = quantum_text(bytes(1312))
+    SecurityConfig(quantum=key).check(has_radio=False)
     with pytest.raises(ConfigError, match=r"2,438 bytes.*13 radio frames.*quantum_on_radio = true"):
-        SecurityConfig(quantum="x").check(has_radio=True)
-    SecurityConfig(quantum="x", quantum_on_radio=True).check(has_radio=True)
+        SecurityConfig(quantum=key).check(has_radio=True)
+    SecurityConfig(quantum=key, quantum_on_radio=True).check(has_radio=True)
 
 
 def test_a_fleet_of_another_name_is_refused_at_the_start(pair):

@@ -9,6 +9,7 @@ import pytest
 
 from ternmesh_store import database as database_module
 from ternmesh_store.database import ASIDE_MAX, DamagedError, Database, Schema, StoreError
+from ternmesh_store.files import GITIGNORE
 from ternmesh_store.store import StoredValues
 
 SCHEMA = Schema(
@@ -124,7 +125,7 @@ def test_a_damaged_file_is_replaced_only_where_it_may_be(path, damage, caplog):
         with pytest.raises(DamagedError, match="bring back a copy"):
             opened(path, keep=keep)
         assert path.read_bytes() == damaged
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert {file.name for file in path.parent.iterdir()} == {path.name, GITIGNORE}
     with caplog.at_level(logging.ERROR):
         database = opened(path, keep=())
     assert items(database) == []
@@ -311,7 +312,7 @@ def test_a_file_of_another_version_is_left_alone(path, version):
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "state").write_text("a file where the folder should be")
-    with pytest.raises(StoreError, match="choose a folder that may be written"):
+    with pytest.raises(StoreError, match="its folder must be one that may be written"):
         opened(tmp_path / "state" / "test.sqlite")
 
 

@@ -133,3 +133,12 @@ def test_each_radio_has_a_ledger_of_its_own_beside_the_state(tmp_path: Path) -> 
     assert second.path.parent == tmp_path / "link-far"
     for file in (first, second, state):
         file.close()
+
+
+def test_a_folder_that_may_not_be_read_is_a_sentence_about_the_state(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.stat", refuse)  # root may read everything
+    with pytest.raises(StoreError, match=r"cannot open .*state\.sqlite .*Permission denied"):
+        opened(tmp_path)

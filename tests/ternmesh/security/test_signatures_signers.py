@@ -28,7 +28,7 @@ def test_the_order_of_the_lines_says_nothing() -> None:
 
 def test_rules_that_nobody_could_meet_are_refused() -> None:
     for lines, needed in ((LINES, 4), ((), 2), ([*LINES, LINES[0]], 2), (LINES, 0)):
-        with pytest.raises(SecurityError, match=r"trust\.threshold"):
+        with pytest.raises(SecurityError, match=r"security\.threshold"):
             choose_signers(HOST.public, lines, needed)
     with pytest.raises(SecurityError, match="TM1:"):
         choose_signers(HOST.public, ["ann"], 1)

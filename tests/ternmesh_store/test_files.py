@@ -1,0 +1,105 @@
+"""Files are read with a limit: what is no regular file is refused at once."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge.config import DataConfig, EvaluateConfig, read_node_config, warn_of_shared
+from edge.data.sources import NpzSettings, open_folder
+from edge.errors import DataError
+from edge.onnx.check import check_file
+from edge.onnx.session import load_model
+from models.zoo import package_path
+from ternmesh.config import ConfigError, read_toml
+from ternmesh.errors import TernmeshError
+from ternmesh_cli import keys
+from ternmesh_service.config_file import load_model_package
+from ternmesh_service.keyring import read_identity_file
+from ternmesh_store.files import GITIGNORE, UnfitFile, copy_file, make_private_folder, read_file
+
+PACKAGE = load_model(package_path("keyword")).package
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    path.touch(0o600)
+    os.truncate(path, 1 << 40)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "settings": read_node_config,
+    "settings for keys": keys.read,
+    "identity": read_identity_file,
+    "data": lambda path: open_folder(path, PACKAGE, NpzSettings()),
+    "data in a folder": lambda path: open_folder(path.parent, PACKAGE, NpzSettings()),
+    "model": lambda path: load_model_package(str(path.parent)),
+    "graph": check_file,
+}
+
+
+IN_PARTS = ("data", "data in a folder", "graph")  # these may be large
+
+
+@pytest.mark.parametrize(
+    ("make", "reader"),
+    [(make, name) for name in READERS for make in (fifo, device, huge)[: 3 - (name in IN_PARTS)]],
+)
+def test_what_is_no_file_of_the_kind_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], None], reader: str
+) -> None:
+    path = tmp_path / {"model": "model.json"}.get(reader, "a.npz")
+    make(path)
+    with pytest.raises(TernmeshError, match=r"no regular file|more than the|cannot be read"):
+        READERS[reader](path)
+
+
+def test_a_copy_has_a_limit_and_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1234")
+    copy_file(tmp_path / "a", tmp_path / "b", 4, 0o600)
+    assert (tmp_path / "b").read_bytes() == b"1234"
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UnfitFile, match="more than the 3 bytes"):
+        copy_file(tmp_path / "a", tmp_path / "c", 3)
+    assert read_file(tmp_path / "a", 4) == b"1234"
+
+
+def test_a_key_of_many_names_is_refused_before_it_takes_memory() -> None:
+    with pytest.raises(ConfigError, match="a line has more than 100 dots"):
+        read_toml(".".join("a" * 30_000) + " = 1\n")
+
+
+@pytest.mark.parametrize("content", ["name = 'ä'".encode("latin-1"), "name = 1".encode("utf-16")])
+def test_settings_in_another_encoding_are_a_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "node.toml"
+    path.write_bytes(content)
+    for read in (read_node_config, keys.read):
+        with pytest.raises(ConfigError, match=r"cannot be read \(it is no text in UTF-8\)"):
+            read(path)
+
+
+def test_data_that_links_to_itself_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "loop"
+    path.symlink_to(path)
+    warn_of_shared(DataConfig(path=str(path)), EvaluateConfig(path=str(path)))
+    with pytest.raises(DataError, match="cannot be read"):
+        open_folder(path, PACKAGE, NpzSettings())
+
+
+def test_a_folder_that_we_make_is_its_owners_and_not_for_git(tmp_path: Path) -> None:
+    make_private_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a" / "b" / GITIGNORE).read_text() == "*\n"
+    make_private_folder(tmp_path)
+    assert not (tmp_path / GITIGNORE).exists()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(NotADirectoryError, match="no folder, or a link to none"):
+        make_private_folder(tmp_path / "link")
