@@ -7,6 +7,7 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 import hashlib
 import inspect
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see edge.onnx.session
 try:
     import onnx_ir as ir
     import onnx_ir.passes.common as common

@@ -28,6 +28,8 @@ from ternmesh.model_package import (
 )
 from ternmesh_store.files import PRIVATE, unfinished_file
 
+# Read at the import: without it, onnxruntime keeps a device id and reports to its maker.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as _state

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from edge.onnx.session import (
 from models.zoo import package_path
 from ternmesh.model_package import ADAPTER, FORWARD
 
+CACHE = "XDG_CACHE_HOME"  # where it is set, the device id would be there
+
 
 def by_hand(tiny: LoadedModel, x: np.ndarray, vector: np.ndarray) -> np.ndarray:
     tensors = tiny.package.split(vector)
@@ -27,6 +30,14 @@ def by_hand(tiny: LoadedModel, x: np.ndarray, vector: np.ndarray) -> np.ndarray:
 
 def random_vector(tiny: LoadedModel, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(tiny.initial.size).astype(np.float32)
+
+
+@pytest.mark.parametrize("module", ["edge.onnx.session", "models.export"])
+def test_onnxruntime_neither_keeps_a_device_id_nor_reports(module: str, tmp_path: Path) -> None:
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    home = {name: v for name, v in home.items() if name not in ("ORT_DISABLE_TELEMETRY", CACHE)}
+    subprocess.run([sys.executable, "-c", f"import {module}"], env=home, check=True)
+    assert not list(tmp_path.rglob("*onnxruntime*"))
 
 
 def test_adapters_are_swapped_without_a_new_session(tiny: LoadedModel, tmp_path: Path) -> None:
