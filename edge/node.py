@@ -43,7 +43,7 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.refusals import NO_ANSWER, RefusalLog, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, RefusalLog, why
 from ternmesh.federated.state import NodeState
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.types import Vector
@@ -344,7 +344,7 @@ class Node:
         self.diverged += 1
         self._loss = None
         self.trainer.stop(forget=True)
-        _log.warning("round %d has no delta: %s", round_number + 1, error)
+        _log.warning("round %d has no delta (%s): %s", round_number + 1, error, DIVERGED)
         zeros = np.zeros(self.package.dimension, np.float32)
         self.protocol.submit(round_number, zeros, self._clock())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ternmesh.federated.refusals import NO_ANSWER, shortened, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, shortened, why
 from ternmesh_cli.keys import read_end, socket_of
 from ternmesh_cli.process import add_json
 from ternmesh_service.control_socket import ControlError, ask
@@ -99,6 +99,8 @@ def _node(answer: Answer) -> Iterator[str]:
     yield f"global adapter {answer['version']}{total}, {answer['phase']}; {_activity(answer)}"
     yield f"{answer['samples']} samples; {_metric(answer)}"
     yield f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
+    if answer["diverged"]:
+        yield f"rounds without a delta, as training diverged: {answer['diverged']}; {DIVERGED}"
     yield from _refusals(answer, on_host=False)
     if answer["activity"] == JOINING and answer["transport"].get("connected", True):
         yield NO_ANSWER

@@ -116,6 +116,10 @@ NO_ANSWER = (
     "no answer from the host yet. If this lasts: is it running, with the same bearer and "
     f"link.fleet? If its log says `unknown key`, {_ENROL}"
 )
+DIVERGED = (
+    "its update holds only what earlier rounds left over: lower run.learning_rate on the host, or "
+    "check and scale the samples ([data] divide_by)"
+)
 
 
 def why(reason: str, *, on_host: bool) -> str:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ternmesh.federated.refusals import NO_ANSWER, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, why
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError
 
@@ -90,6 +90,7 @@ version  seconds  counted         missing   up      down
 
 NODE = {
     "role": "node",
+    "diverged": 0,
     "name": "theo",
     "fleet": "garden",
     "model": "keyword",
@@ -179,6 +180,11 @@ def test_fifty_boards_stay_readable():
 
 def test_a_node_that_nobody_answers():
     assert NO_ANSWER in list(describe({**NEW_NODE, "transport": LINK}))
+
+
+def test_a_node_whose_training_diverges():
+    (line,) = (line for line in describe({**NODE, "diverged": 3}) if "diverge" in line)
+    assert line.endswith(f"diverged: 3; {DIVERGED}")
 
 
 def test_a_node_without_evaluation_data():
