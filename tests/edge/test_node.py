@@ -265,9 +265,7 @@ class Broken:
         return loss, gradient
 
 
-def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(
-    world: World, caplog
-) -> None:
+def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: World, caplog) -> None:
     world.new_host(min_peers=1)
     config = world.config("ada")
     kept = replace(config, training=replace(config.training, keep_moments=True))
