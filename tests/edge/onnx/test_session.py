@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -192,3 +193,18 @@ def test_a_node_never_imports_torch() -> None:
     code = "import sys, edge.service, transports.mqtt.transport; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_adapter_file_that_cannot_be_written_is_one_sentence(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(ModelError, match=r"a: is the disk full\? Make room and restart$"):
+            write_adapter(tmp_path / "a", tiny.package, tiny.initial, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelError, match=r"cannot write .*folder: Is a directory$"):
+        write_adapter(tmp_path / "folder", tiny.package, tiny.initial, 1)
