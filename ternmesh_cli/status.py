@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, shortened, why
+from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_cli.keys import read_end, socket_of
 from ternmesh_cli.process import add_json
 from ternmesh_service.control_socket import ControlError, ask
@@ -76,11 +77,13 @@ def _host(answer: Answer) -> Iterator[str]:
     if answer["behind"] is not None:
         yield answer["behind"]
     active = sum(node["active"] for node in answer["nodes"])
-    yield (f"{len(answer['nodes'])} nodes, {active} active, a round needs {answer['min_peers']}")
+    is_over = answer["phase"] == PHASES[FINISHED]
+    rest = "the run is over" if is_over else f"{active} active, a round needs {answer['min_peers']}"
+    yield f"{len(answer['nodes'])} nodes, {rest}"
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
-        yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
+        yield from _table(NODE_HEADS, [_node_row(node, is_over) for node in answer["nodes"]])
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
@@ -292,11 +295,12 @@ def _counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
 
 
-def _node_row(node: Answer) -> tuple[str, ...]:
+def _node_row(node: Answer, is_over: bool) -> tuple[str, ...]:
     heard = node["heard_s_ago"]
+    active = "-" if is_over else "yes" if node["active"] else "no"
     return (
         node["name"],
-        "revoked" if node["revoked"] else "yes" if node["active"] else "no",
+        "revoked" if node["revoked"] else active,
         "never" if heard is None else f"{heard:.0f} s ago",
         node["delivered"],
         str(node["rounds_counted"]),

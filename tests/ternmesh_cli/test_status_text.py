@@ -156,6 +156,13 @@ def test_a_host_that_nobody_has_joined():
     ]
 
 
+def test_after_the_run_no_node_is_called_inactive():
+    nodes = [{**node, "active": False} for node in HOST["nodes"]]
+    text = "\n".join(describe({**HOST, "phase": "finished", "deadline_s": None, "nodes": nodes}))
+    assert "2 nodes, the run is over" in text
+    assert "theo      -       0 s ago" in text
+
+
 def test_a_drifting_node_is_named():
     theo = {**HOST["nodes"][0], "similarity_own": -0.02, "drifting": True}
     lines = list(describe({**HOST, "nodes": [theo, HOST["nodes"][1]]}))
