@@ -1,8 +1,8 @@
 import contextlib
 import io
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
