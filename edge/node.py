@@ -56,6 +56,7 @@ from transports.factory import frame_max
 
 POLL_S = 0.25  # longest wait of an idle node
 RELEASE_AFTER_S = 20.0  # an idle node keeps its onnxruntime sessions for this time
+UNANSWERED = 15  # usual waits for an answer, after which a node that has none says so
 INSTANCE_SIZE = 8  # bytes
 
 _log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class Node:
         self._refusals = RefusalLog()
         self._joined: Joined | None = None  # the last one that was logged
         # A node that nobody has answered by then says so, once.
-        self._unanswered_at = clock() + 2 * pace.hello_longest_s
+        self._unanswered_at = clock() + UNANSWERED * pace.hello_s
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
         self._marked_at = clock()  # the time of that entry
         self._busy_at = clock()  # when it last trained or evaluated; infinite once released

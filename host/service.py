@@ -1,6 +1,7 @@
 """The host program: a coordinator with its transport, its store and its control socket."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
-from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
@@ -44,6 +45,7 @@ from transports.factory import make_transport, pace_of, profile_of
 
 POLL_S = 0.1  # the longest wait of a status request or a stop
 RUN_SIZE = 8
+GATHERING_S = 15.0  # after which a host that waits for its first round says so
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class HostService:
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
         self._refusals = RefusalLog()
+        self._gathering_at = clock() + GATHERING_S  # when it says what it waits for, once
 
     def start(self) -> None:
         """Begin the run, or continue it."""
@@ -105,6 +108,11 @@ class HostService:
             self._store.commit()
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
+        if self._clock() >= self._gathering_at:
+            self._gathering_at = math.inf
+            here, needed = len(self.coordinator.awaited()), self.coordinator.settings.min_peers
+            if self.coordinator.phase == GATHERING:
+                _log.info("the run waits for boards: %d of run.min_peers = %d here", here, needed)
         if self._finished_at is None and self.coordinator.phase == FINISHED:
             self._finished_at = self._clock()
         return moved

@@ -506,7 +506,7 @@ def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
 
 def test_a_node_that_nobody_answers_says_so_once(world: World, caplog) -> None:
     node = world.add("ada")
-    world.now += 200.0
+    world.now += 15.0
     for _ in range(3):
         node.turn(0.0)
     assert caplog.messages.count(NO_ANSWER) == 1

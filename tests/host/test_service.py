@@ -111,6 +111,15 @@ def bench(tmp_path):
     bench.state.close()
 
 
+def test_a_host_that_waits_for_boards_says_so_once(bench, caplog):
+    caplog.set_level(logging.INFO)
+    bench.join("ada")
+    for _ in range(3):
+        bench.settle()
+        bench.now += 10.0
+    assert caplog.text.count("the run waits for boards: 1 of run.min_peers = 2 here") == 1
+
+
 def test_status_before_anybody_came(bench):
     status = bench.service.status()
     assert (status["role"], status["phase"], status["version"]) == ("host", "gathering", 0)
