@@ -89,6 +89,7 @@ class HostService:
         self._drift = DriftWatch(stored.plan, model_hash)  # starts empty with each process
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
+        self._lines: list[tuple[int, str]] = []  # level and text, logged once the disk has it
         self._made: list[int] = []  # versions of this poll's global updates, rarely more than one
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
@@ -166,15 +167,17 @@ class HostService:
                 self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.coordinator, now)
         if line is not None:
-            _log.log(self._level(event), "%s", line)
+            self._lines.append((self._level(event), line))
 
     def _commit(self) -> None:
-        if not self._store.changed:
-            return  # refusals alone must not wear the disk
-        is_open = self.coordinator.phase == OPEN
-        seconds = self._costs.take_seconds(self._clock()) if is_open else 0.0
-        self._charge(self.coordinator.version + 1, seconds)
-        self._store.commit()
+        if self._store.changed:  # refusals alone must not wear the disk
+            is_open = self.coordinator.phase == OPEN
+            seconds = self._costs.take_seconds(self._clock()) if is_open else 0.0
+            self._charge(self.coordinator.version + 1, seconds)
+            self._store.commit()
+        for level, line in self._lines:
+            _log.log(level, "%s", line)
+        self._lines.clear()
 
     def _charge(self, version: int, seconds: float) -> None:
         self._store.charge(version, self._costs.take_bytes(), seconds)
