@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, shortened, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL, NORMAL_UP_TO, shortened, why
 from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_cli.keys import read_end, socket_of
-from ternmesh_cli.process import add_json
+from ternmesh_cli.process import add_json, as_run
 from ternmesh_service.control_socket import ControlError, ask
 
 ROUNDS_SHOWN = 5
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
     answer = ask(socket, {"command": "status"})
-    print(json.dumps(answer, indent=1) if arguments.json else "\n".join(describe(answer)))
+    print(json.dumps(answer, indent=1) if arguments.json else as_run("\n".join(describe(answer))))
     return 0
 
 
@@ -284,8 +284,10 @@ def _objects(link: Answer) -> str:
 
 
 def _refusals(answer: Answer, peers: Sequence[Answer] = (), *, on_host: bool) -> Iterator[str]:
-    """A line for each reason: how often, of whom, and what to do."""
+    """A line for each reason, unless it is normal so far: how often, of whom, and what to do."""
     for reason, count in sorted(answer["refused"].items()):
+        if reason in NORMAL and count < NORMAL_UP_TO:
+            continue
         names = [peer["name"] for peer in peers if reason in peer["refused"]]
         of = f" from {shortened(names)}" if names else ""
         yield f"refused {reason} {count}{of}: {why(reason, on_host=on_host)}"

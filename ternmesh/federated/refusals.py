@@ -79,8 +79,8 @@ _ALIKE = {
 # By reason: the sentence for a board, then that for the host
 SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()} | {
     "seal": (
-        "it does not open, which is normal for a while after a start. If it lasts, the host does "
-        f"not know this key of the board: {_ENROL}",
+        "it does not open, which is normal for a while after a start. If it lasts, another program "
+        f"uses this identity (SECURITY.md), or the host does not know this key: {_ENROL}",
         "it does not open, which is normal for a while after a start. If it lasts, the board has "
         "another key than `ternmesh enrol list` shows, or is still in an earlier run",
     ),
