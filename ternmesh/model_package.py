@@ -127,7 +127,7 @@ def read_model_package(data: bytes) -> ModelPackage:
         package = ModelPackage(**content)
     except _MALFORMED as error:
         raise ModelPackageError(
-            f"model.json does not describe a model package: {error!r}"
+            f"model.json does not describe a model package ({error}): copy it again"
         ) from error
     _check_types(package)
     _check_values(package)

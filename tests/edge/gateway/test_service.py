@@ -240,6 +240,7 @@ def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
         ("mqtt://127.0.0.1", "", r"\[link\] has no url"),
         ("ada = 1", "ada = 0", "1 to 254"),
         ("[radio.serial]", "[radio.ble]", "radio.region has no effect without radio.serial"),
+        ("[network]", '[network]\nservice = "unreliable"', r"in \[network\]: link.service is"),
         ("[network]", "[network]\nmultipath = true", "needs one broker"),
         ("state_dir", 'name = "host"\nstate_dir', "may not be called 'host'"),
         ("[radio]", '[radio]\ngateway = "barn"', "link.gateway is for boards"),
