@@ -243,7 +243,7 @@ def test_a_module_and_an_adapter_that_do_not_fit_are_refused(tmp_path: Path) -> 
 
 
 class Named(Wrapped):
-    def forward(self, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, target: torch.Tensor) -> torch.Tensor:
         return super().forward(target)
 
 
