@@ -43,7 +43,7 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.refusals import NO_ANSWER, RefusalLog, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, RefusalLog, why
 from ternmesh.federated.state import NodeState
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.types import Vector
@@ -56,6 +56,7 @@ from transports.factory import frame_max
 
 POLL_S = 0.25  # longest wait of an idle node
 RELEASE_AFTER_S = 20.0  # an idle node keeps its onnxruntime sessions for this time
+UNANSWERED = 15  # usual waits for an answer, after which a node that has none says so
 INSTANCE_SIZE = 8  # bytes
 
 _log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class Node:
         self._refusals = RefusalLog()
         self._joined: Joined | None = None  # the last one that was logged
         # A node that nobody has answered by then says so, once.
-        self._unanswered_at = clock() + 2 * pace.hello_longest_s
+        self._unanswered_at = clock() + UNANSWERED * pace.hello_s
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
         self._marked_at = clock()  # the time of that entry
         self._busy_at = clock()  # when it last trained or evaluated; infinite once released
@@ -344,7 +345,7 @@ class Node:
         self.diverged += 1
         self._loss = None
         self.trainer.stop(forget=True)
-        _log.warning("round %d has no delta: %s", round_number + 1, error)
+        _log.warning("round %d has no delta (%s): %s", round_number + 1, error, DIVERGED)
         zeros = np.zeros(self.package.dimension, np.float32)
         self.protocol.submit(round_number, zeros, self._clock())
 

@@ -68,6 +68,8 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             return f"round {event.round + 1} goes on: too few updates by its deadline"
         case UpdateForgotten():
             name = _names(coordinator, [event.address % PARTIAL_AGGREGATE])
+            if coordinator.is_excluded(name):
+                return f"{name} is revoked: its update does not count"
             return f"the update of {name} is not consistent: it must be sent again"
         case RunAdopted():
             return (

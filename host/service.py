@@ -1,6 +1,7 @@
 """The host program: a coordinator with its transport, its store and its control socket."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
-from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
@@ -44,6 +45,7 @@ from transports.factory import make_transport, pace_of, profile_of
 
 POLL_S = 0.1  # the longest wait of a status request or a stop
 RUN_SIZE = 8
+GATHERING_S = 15.0  # after which a host that waits for its first round says so
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +89,12 @@ class HostService:
         self._drift = DriftWatch(stored.plan, model_hash)  # starts empty with each process
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
+        self._lines: list[tuple[int, str]] = []  # level and text, logged once the disk has it
         self._made: list[int] = []  # versions of this poll's global updates, rarely more than one
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
         self._refusals = RefusalLog()
+        self._gathering_at = clock() + GATHERING_S  # when it says what it waits for, once
 
     def start(self) -> None:
         """Begin the run, or continue it."""
@@ -105,6 +109,11 @@ class HostService:
             self._store.commit()
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
+        if self._clock() >= self._gathering_at:
+            self._gathering_at = math.inf
+            here, needed = len(self.coordinator.awaited()), self.coordinator.settings.min_peers
+            if self.coordinator.phase == GATHERING:
+                _log.info("the run waits for boards: %d of run.min_peers = %d here", here, needed)
         if self._finished_at is None and self.coordinator.phase == FINISHED:
             self._finished_at = self._clock()
         return moved
@@ -158,15 +167,17 @@ class HostService:
                 self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.coordinator, now)
         if line is not None:
-            _log.log(self._level(event), "%s", line)
+            self._lines.append((self._level(event), line))
 
     def _commit(self) -> None:
-        if not self._store.changed:
-            return  # refusals alone must not wear the disk
-        is_open = self.coordinator.phase == OPEN
-        seconds = self._costs.take_seconds(self._clock()) if is_open else 0.0
-        self._charge(self.coordinator.version + 1, seconds)
-        self._store.commit()
+        if self._store.changed:  # refusals alone must not wear the disk
+            is_open = self.coordinator.phase == OPEN
+            seconds = self._costs.take_seconds(self._clock()) if is_open else 0.0
+            self._charge(self.coordinator.version + 1, seconds)
+            self._store.commit()
+        for level, line in self._lines:
+            _log.log(level, "%s", line)
+        self._lines.clear()
 
     def _charge(self, version: int, seconds: float) -> None:
         self._store.charge(version, self._costs.take_bytes(), seconds)

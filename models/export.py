@@ -7,16 +7,16 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 import hashlib
 import inspect
 import logging
-import re
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see edge.onnx.session
 try:
     import onnx_ir as ir
     import onnx_ir.passes.common as common
@@ -33,12 +33,15 @@ except ImportError as error:
     ) from error
 
 from models.adapters.base import Adapter
-from models.errors import ExportError
+from models.errors import ExportError, one_sentence
 from models.graph_passes import make_overridable, name_by_place, optimise
 from ternmesh.model_package import (
     ADAPTER,
+    DOMAINS,
+    FILES,
     FORWARD,
     METRICS,
+    OPERATORS,
     TRAIN_STEP,
     ModelPackage,
     TensorSpec,
@@ -51,10 +54,9 @@ TINY = 1e-30  # keeps an error relative to zero finite
 BATCH_MIN = 2  # torch.export treats sizes 0 and 1 as constants
 RANK_TRACED = 2  # for the same reason
 GRAPH_BYTES_MAX = (1 << 31) - 1  # the limit of a protobuf file
-OPERATOR_PATTERNS = (
-    r"OpOverload\(op='([\w.:]+)'",  # torch.onnx has no translation
-    r"implementation for ([\w.:]+)",  # onnxruntime has no kernel
-)
+
+_TRAINED_APART = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+_log = logging.getLogger(__name__)
 
 Tensors = tuple[torch.Tensor, ...]
 Arrays = Sequence[NDArray[np.generic]]
@@ -72,6 +74,7 @@ def export(
     version: int = 1,
     metric: str | None = None,
     input_gradient: bool = False,
+    replace: bool = False,
 ) -> ModelPackage:
     """Write the model package of `module` to `folder` and return its description.
 
@@ -81,31 +84,30 @@ def export(
     ternmesh.model_package.METRICS: "accuracy" for logits [batch, classes] and whole numbers
     [batch], which is the default for such shapes, else "mean_absolute_error". With
     `input_gradient`, the train step also returns the gradient of the inputs, after the adapter's.
-    The module is exported in evaluation mode: no dropout, no batch statistics. ExportError where an
-    argument or the metric does not fit, an operator cannot be exported, or the graphs compute
-    something else.
+    The module is exported in evaluation mode: no dropout, no batch statistics. With `replace`, an
+    earlier package in `folder` is overwritten. ExportError where an argument or the metric does not
+    fit, an operator cannot be exported, or the graphs compute something else.
     """
-    _check_arguments(module, example_batch)
-    inputs, targets = example_batch
-    module.eval()
-    input_names = _input_names(module, len(inputs))
-    target_names = _numbered("target", len(targets))
-    with _one_sentence("the module, given the example inputs,"), torch.no_grad():
-        outputs = _as_tuple(module(*inputs))
-    with _one_sentence("the loss"):
+    _check_folder(Path(folder), replace)
+    _check_arguments(module, adapter, example_batch)
+    inputs, targets = (tuple(tensor.detach() for tensor in part) for part in example_batch)
+    with one_sentence("the module, given the example inputs,"):
+        outputs = _outputs(module, inputs)
+    with one_sentence("the loss"):
         _check_gradients(module, adapter, loss, inputs, targets)
+    target_names = _numbered("target", len(targets))
     output_names = _numbered("output", len(outputs))
-    with _one_sentence(FORWARD):
+    input_names = _input_names(module, adapter, len(inputs), [*target_names, *output_names])
+    with one_sentence(FORWARD):
         graph = _forward_graph(module, adapter, inputs, input_names, output_names)
         forward = _serialise(graph, FORWARD)
         _check_forward(forward, module, adapter, inputs)
-    with _one_sentence(TRAIN_STEP):
+    with one_sentence(TRAIN_STEP):
         step = _train_step(module, adapter, loss, len(inputs), input_gradient)
         graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
 
-    metric = _metric(metric, outputs, targets)
     vector = adapter.vector().astype("<f4").tobytes()
     contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
     package = ModelPackage(
@@ -115,7 +117,7 @@ def export(
         outputs=_specs(output_names, outputs, batch_free=True),
         batch_inputs=_specs([*input_names, *target_names], inputs + targets),
         adapter=_specs(adapter.names, adapter.initial),
-        metric=metric,
+        metric=_metric(metric, outputs, targets),
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
     )
     _write(Path(folder), {**contents, DESCRIPTION: write_model_package(package)})
@@ -129,6 +131,30 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
             (folder / file).write_bytes(data)
     except OSError as error:
         raise ExportError(f"cannot write the model package: {error}") from error
+
+
+def _check_folder(folder: Path, replace: bool) -> None:
+    """ExportError if files would be overwritten that are no earlier package to `replace`."""
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if others := found.difference(FILES, {DESCRIPTION}):
+        raise ExportError(f"{folder} holds {min(others)}, no part of a package: give a new folder")
+    if found and not replace:
+        raise ExportError(f"{folder} holds a package: give another folder, or replace=True")
+
+
+def _outputs(module: nn.Module, inputs: Tensors) -> Tensors:
+    """The outputs in evaluation mode; ExportError where a second call gives others."""
+    if any(part.training and isinstance(part, _TRAINED_APART) for part in module.modules()):
+        _log.warning("exported in evaluation mode: no dropout, and fixed batch statistics")
+    module.eval()
+    with torch.no_grad():
+        outputs, again = _as_tuple(module(*inputs)), _as_tuple(module(*inputs))
+    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(outputs, again, strict=True)):
+        raise ExportError(
+            "the module gives other outputs for the same inputs: its forward must be "
+            "deterministic, without random numbers and without a memory"
+        )
+    return outputs
 
 
 class _WithAdapter(nn.Module):
@@ -229,10 +255,14 @@ def _onnx(
     output_names: list[str],
     dynamic_shapes: tuple[object, ...] | None = None,
 ) -> ir.Model:
-    # It warns about each operator of torchvision where that is not installed.
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    # One warns about each operator of torchvision where that is not installed, the other about
+    # what it leaves as it is.
+    for name in ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
+        # An LSTM or GRU keeps a list of its own weights.
+        warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
         program = torch.onnx.export(
             module.eval(),
             arguments,
@@ -258,6 +288,13 @@ def _serialise(model: ir.Model, file: str) -> bytes:
         raise ExportError(
             f"{file} would hold {size} bytes of weights: the limit of a file is {GRAPH_BYTES_MAX}"
         )
+    for node in model.graph:
+        is_known = node.domain.encode() in DOMAINS and node.op_type.encode() in OPERATORS
+        if not is_known:
+            raise ExportError(
+                f"{file} needs the operator {node.op_type}, which boards do not run: use another "
+                "layer or function in its place"
+            )
     name_by_place(model)
     common.ClearMetadataAndDocStringPass()(model)
     data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
@@ -314,40 +351,13 @@ def _session(graph: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-@contextmanager
-def _one_sentence(what: str) -> Iterator[None]:
-    """Turn any error of an exporter into an ExportError that names the operator."""
-    try:
-        yield
-    except ExportError:
-        raise
-    except Exception as error:
-        raise ExportError(_sentence(what, error)) from error
-
-
-def _sentence(what: str, error: BaseException) -> str:
-    chain = [str(error)]
-    while error.__cause__ is not None:
-        error = error.__cause__
-        chain.append(str(error))
-    for text in chain:
-        for pattern in OPERATOR_PATTERNS:
-            if match := re.search(pattern, text):
-                return (
-                    f"{what} cannot be exported: onnxruntime has no operator for {match[1]}, "
-                    "so use another layer or function in its place"
-                )
-        if "data-dependent" in text:
-            return (
-                f"{what} cannot be exported: it has data-dependent control flow or sizes (if, "
-                "while, .item(), a mask as an index), so use torch.where instead"
-            )
-    reason = next((line for line in chain[-1].splitlines() if line.strip()), type(error).__name__)
-    return f"{what} cannot be exported: {reason.strip()}"
-
-
-def _check_arguments(module: nn.Module, example_batch: object) -> None:
+def _check_arguments(module: nn.Module, adapter: Adapter, example_batch: object) -> None:
     """ExportError unless these are (inputs, targets) of one batch, for a module in float32."""
+    foreign = set(adapter.names).difference(
+        name for name, _ in module.named_parameters(remove_duplicate=False)
+    )
+    if foreign:
+        raise ExportError(f"the adapter is of another module: this one has no {min(foreign)}")
     parts = example_batch if isinstance(example_batch, tuple) else ()
     if len(parts) != 2 or not all(isinstance(part, tuple) for part in parts):
         raise ExportError("example_batch must be (inputs, targets), two tuples: ((x,), (y,))")
@@ -360,6 +370,8 @@ def _check_arguments(module: nn.Module, example_batch: object) -> None:
             f"every example tensor needs the same batch size of at least {BATCH_MIN}"
             f" on its first axis, not {sorted(sizes)}"
         )
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise ExportError("example_batch holds NaN or infinity: take random or real samples")
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ExportError(
@@ -384,7 +396,8 @@ def _check_gradients(
     for name, gradient in zip(tensors, gradients, strict=True):
         if gradient is None:
             raise ExportError(
-                f"the loss does not depend on {name}: the module does not call that layer"
+                f"the loss does not depend on {name}: the module does not call that layer, or "
+                "something after it has no gradient (argmax, round, detach)"
             )
         if not gradient.any():
             raise ExportError(
@@ -410,8 +423,12 @@ def _metric(wanted: str | None, outputs: Tensors, targets: Tensors) -> str:
     return metric
 
 
-def _input_names(module: nn.Module, count: int) -> list[str]:
+def _input_names(
+    module: nn.Module, adapter: Adapter, count: int, others: Sequence[str]
+) -> list[str]:
     names = list(inspect.signature(module.forward).parameters)[:count]
+    if taken := set(names).intersection([*others, *adapter.names, "adapter", "loss", "gradient"]):
+        raise ExportError(f"forward has an argument `{min(taken)}`, a name of ours: rename it")
     return names if len(names) == count else [f"input_{index}" for index in range(count)]
 
 

@@ -137,9 +137,8 @@ def main() -> None:
     model = pretrain(clips, digits, steps=steps, seed=options.seed, report=show)
     adapter = add_keyword_lora(model)
     example = (clips[:BATCH_ON_BOARD],), (digits[:BATCH_ON_BOARD],)
-    package = export(
-        model, adapter, functional.cross_entropy, example, options.out, name=NAME, version=VERSION
-    )
+    loss, out = functional.cross_entropy, options.out
+    package = export(model, adapter, loss, example, out, name=NAME, version=VERSION, replace=True)
     sys.stdout.write(f"\n{options.out}: {package.name}, adapter of {package.dimension} numbers\n")
 
 

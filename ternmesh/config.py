@@ -126,7 +126,7 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
     if "choices" in item.metadata:
         by_lower = {choice.lower(): choice for choice in item.metadata["choices"]}
         if value.lower() not in by_lower:
-            allowed = ", ".join(item.metadata["choices"])
+            allowed = ", ".join(filter(None, item.metadata["choices"]))
             raise ConfigError(f"{name} is {value!r}: it must be one of {allowed}")
         return by_lower[value.lower()]
     return value

@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,29 @@ FILES = (FORWARD, TRAIN_STEP, ADAPTER)
 TENSORS_MAX = 4096
 DIMENSION_MAX = 1 << 26
 METRICS = ("accuracy", "mean_absolute_error")
+DOMAINS: Final = (b"", b"ai.onnx")  # of operators: two names of the same domain
+# The operators that a board runs. The first paragraph is what models.export has written so far; the
+# others are of the same kinds: elementwise operators, reductions, the usual layers. Left out on
+# purpose: control flow (Loop, If, Scan), random numbers, text, sequences, sizes from values
+# (NonZero, Unique, Compress, OneHot, Range, Tile, Resize), and the newest kernels.
+OPERATORS: Final = frozenset(
+    b"""
+    Abs Add Cast Concat Constant ConstantOfShape Conv Div Equal Erf Exp Expand GRU Gather
+    GatherElements Gelu Gemm Greater LayerNormalization Less LogSoftmax MatMul MaxPool Mul Neg Not
+    Pad ReduceMax ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Slice
+    Softmax Split Squeeze Sub Tanh Transpose Unsqueeze Where
+
+    And Ceil Clip Cos Elu Floor GreaterOrEqual HardSigmoid HardSwish Identity IsNaN LeakyRelu
+    LessOrEqual Log Max Mean Min Mish Mod Or PRelu Pow Reciprocal Round Selu Sign Sin Softplus
+    Softsign Sqrt Sum Xor
+    ArgMax ArgMin CumSum ReduceL1 ReduceL2 ReduceLogSumExp ReduceMin ReduceProd ReduceSumSquare
+    AveragePool GlobalAveragePool GlobalMaxPool LSTM RNN
+    BatchNormalization GroupNormalization InstanceNormalization
+    Flatten GatherND Size Trilu
+    ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul
+    QuantizeLinear
+    """.split()
+)
 # The errors of json and int for a text that is not a description, or is too deep or too large.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -103,7 +127,7 @@ def read_model_package(data: bytes) -> ModelPackage:
         package = ModelPackage(**content)
     except _MALFORMED as error:
         raise ModelPackageError(
-            f"model.json does not describe a model package: {error!r}"
+            f"model.json does not describe a model package ({error}): copy it again"
         ) from error
     _check_types(package)
     _check_values(package)

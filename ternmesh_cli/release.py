@@ -10,6 +10,7 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
+from ternmesh_service.config_file import package_folder
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
@@ -29,7 +30,7 @@ UNSIGNED = "the signature of this release is not checked"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser, EXIT_CODES)
     make = rows.add("make", "write a model package as an unsigned release", _make)
-    make.add_argument("package", type=Path, metavar="PACKAGE", help="folder with a model.json")
+    make.add_argument("package", type=Path, metavar="PACKAGE", help="a shipped one or a folder")
     make.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
     make.add_argument(
         "--version", type=number(1, VERSION_MAX), required=True, help="greater than the last one"
@@ -75,9 +76,10 @@ def _make(arguments: argparse.Namespace) -> int:
     from edge.releases.store import make_release
 
     limits = (arguments.loss_max, arguments.latency_max_ms / 1000)
-    manifest = make_release(
-        arguments.package, arguments.out, arguments.version, limits, arguments.previous
-    )
+    package: Path = arguments.package
+    if not package.is_dir():
+        package = package_folder(str(package), "PACKAGE")
+    manifest = make_release(package, arguments.out, arguments.version, limits, arguments.previous)
     print(f"{arguments.out}: {_named(manifest)}, not signed")
     return 0
 

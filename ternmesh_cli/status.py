@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ternmesh.federated.refusals import NO_ANSWER, shortened, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL, NORMAL_UP_TO, shortened, why
+from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_cli.keys import read_end, socket_of
-from ternmesh_cli.process import add_json
+from ternmesh_cli.process import add_json, as_run
 from ternmesh_service.control_socket import ControlError, ask
 
 ROUNDS_SHOWN = 5
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
     answer = ask(socket, {"command": "status"})
-    print(json.dumps(answer, indent=1) if arguments.json else "\n".join(describe(answer)))
+    print(json.dumps(answer, indent=1) if arguments.json else as_run("\n".join(describe(answer))))
     return 0
 
 
@@ -76,11 +77,13 @@ def _host(answer: Answer) -> Iterator[str]:
     if answer["behind"] is not None:
         yield answer["behind"]
     active = sum(node["active"] for node in answer["nodes"])
-    yield (f"{len(answer['nodes'])} nodes, {active} active, a round needs {answer['min_peers']}")
+    is_over = answer["phase"] == PHASES[FINISHED]
+    rest = "the run is over" if is_over else f"{active} active, a round needs {answer['min_peers']}"
+    yield f"{len(answer['nodes'])} nodes, {rest}"
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
-        yield from _table(NODE_HEADS, [_node_row(node) for node in answer["nodes"]])
+        yield from _table(NODE_HEADS, [_node_row(node, is_over) for node in answer["nodes"]])
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
@@ -99,6 +102,8 @@ def _node(answer: Answer) -> Iterator[str]:
     yield f"global adapter {answer['version']}{total}, {answer['phase']}; {_activity(answer)}"
     yield f"{answer['samples']} samples; {_metric(answer)}"
     yield f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
+    if answer["diverged"]:
+        yield f"rounds without a delta, as training diverged: {answer['diverged']}; {DIVERGED}"
     yield from _refusals(answer, on_host=False)
     if answer["activity"] == JOINING and answer["transport"].get("connected", True):
         yield NO_ANSWER
@@ -279,8 +284,10 @@ def _objects(link: Answer) -> str:
 
 
 def _refusals(answer: Answer, peers: Sequence[Answer] = (), *, on_host: bool) -> Iterator[str]:
-    """A line for each reason: how often, of whom, and what to do."""
+    """A line for each reason, unless it is normal so far: how often, of whom, and what to do."""
     for reason, count in sorted(answer["refused"].items()):
+        if reason in NORMAL and count < NORMAL_UP_TO:
+            continue
         names = [peer["name"] for peer in peers if reason in peer["refused"]]
         of = f" from {shortened(names)}" if names else ""
         yield f"refused {reason} {count}{of}: {why(reason, on_host=on_host)}"
@@ -290,11 +297,12 @@ def _counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
 
 
-def _node_row(node: Answer) -> tuple[str, ...]:
+def _node_row(node: Answer, is_over: bool) -> tuple[str, ...]:
     heard = node["heard_s_ago"]
+    active = "-" if is_over else "yes" if node["active"] else "no"
     return (
         node["name"],
-        "revoked" if node["revoked"] else "yes" if node["active"] else "no",
+        "revoked" if node["revoked"] else active,
         "never" if heard is None else f"{heard:.0f} s ago",
         node["delivered"],
         str(node["rounds_counted"]),

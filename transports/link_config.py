@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ternmesh.config import ConfigError, Table, choices, read_table
+from ternmesh.config import ConfigError, Table, choices, needs, read_table
 from ternmesh.link.regions import REGIONS
 from transports.mqtt.credentials import Credentials, read_credentials
 from transports.mqtt.settings import MESSAGE_MAX, MqttSettings, parse_url
@@ -40,7 +40,7 @@ class LinkConfig:
     credentials_file: str | None = None
     message_max: int = MESSAGE_MAX
     cleartext: bool = False  # a password may cross the network without TLS
-    region: str = field(default="", metadata=choices("", *REGIONS))
+    region: str = field(default="", metadata=choices("", *REGIONS) | needs("serial"))
     serial: Table = field(default_factory=dict)
     ble: Table = field(default_factory=dict)
     also: Table = field(default_factory=dict)

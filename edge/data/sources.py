@@ -1,6 +1,7 @@
 """Samples from .npz files on disk, or from a class that the user supplies."""
 
 import importlib
+import logging
 import math
 import struct
 import sys
@@ -36,6 +37,8 @@ _READ_HEADER = {  # of an array in an .npz, by the version of its format
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+_log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -240,6 +243,8 @@ def _files(path: Path) -> list[Path]:
         if not path.is_dir():
             return [path]
         files = sorted(file for file in path.iterdir() if file.suffix == ".npz")
+        if files and any(path.glob("*/*.npz")):
+            _log.warning("%s: its folders hold .npz files, too, which are not read", path)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not 0 < len(files) <= FILES_MAX:
@@ -322,7 +327,7 @@ def _samples(
 def _head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an array that may be read: no file needs more memory than is allowed."""
     if name not in archive.files:
-        known = ", ".join(archive.files[:SHOWN_MAX])
+        known = ", ".join(archive.files[:SHOWN_MAX]) or "none"
         raise DataError(f"{path} has no array {name}: it has {known}")
     size = archive.zip.getinfo(f"{name}.npy").file_size
     if size > BYTES_MAX:
@@ -334,6 +339,8 @@ def _head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtyp
         shape, _, dtype = _READ_HEADER[version](file)
     if any(axis < 0 for axis in shape):
         raise ValueError(f"{name} has the shape {shape}")
+    if dtype.hasobject:
+        raise DataError(f"{path}: {name} holds Python objects: save an array of plain numbers")
     # Items of no bytes (empty texts) count as one each: a mask has a byte for each sample.
     claimed = math.prod(shape) * max(1, int(dtype.itemsize))
     if claimed > size:

@@ -95,7 +95,10 @@ def _check(config: GatewayConfig) -> GatewayConfig:
     if network.serial or network.ble or network.also or network.multipath:
         raise ConfigError("[network] has other links than a url: a gateway needs one broker there")
     for board in config.boards:
-        check_link(config.network, board)
+        try:
+            check_link(config.network, board)
+        except ConfigError as error:  # it speaks of [link], as a host or board has it
+            raise ConfigError(f"in [network]: {error}") from error
     if config.aggregate.model is not None:
         load_model_package(config.aggregate.model, AGGREGATED_MODEL)
     return config

@@ -1,7 +1,7 @@
 """Checks an ONNX file before onnxruntime loads it.
 
 A model is code: it decides what is computed and how much memory is needed. A board accepts only the
-operators of the list below, in ONNX's own domain; no data outside the file, no functions and no
+operators of a list, in ONNX's own domain; no data outside the file, no functions and no
 graph inside a graph; weights that have the size of their shapes; and no size that depends on data.
 So a model needs the same memory for each batch, and one trial shows it (`edge.releases.trial`).
 """
@@ -15,36 +15,14 @@ from edge.errors import ModelError
 from edge.files import unreadable
 from edge.onnx.format import ELEMENT_SIZES
 from edge.onnx.reader import Graph, GraphNode, Integers, Model, read_model, shown
+from ternmesh.model_package import DOMAINS, OPERATORS
 from ternmesh_store.files import open_regular
 
-DOMAINS: Final = (b"", b"ai.onnx")  # two names of the same domain
 IR_VERSIONS = range(4, 15)
 OPSETS = range(13, 29)
 EXPANDED_BYTES_MAX = 1 << 28  # of expanded constants, at 8 bytes a number
 GROWTH_MAX = 1 << 16  # the factor by which Pad and Concat may enlarge a tensor, in a chain too
 
-# The first paragraph is what models.export has written so far; the others are of the same kinds:
-# elementwise operators, reductions, the usual layers. Left out on purpose: control flow (Loop, If,
-# Scan), random numbers, text, sequences, sizes from values (NonZero, Unique, Compress, OneHot,
-# Range, Tile, Resize), and the newest kernels.
-OPERATORS: Final = frozenset(
-    b"""
-    Abs Add Cast Concat Constant ConstantOfShape Conv Div Equal Erf Exp Expand GRU Gather
-    GatherElements Gelu Gemm Greater LayerNormalization Less LogSoftmax MatMul MaxPool Mul Neg Not
-    Pad ReduceMax ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Slice
-    Softmax Split Squeeze Sub Tanh Transpose Unsqueeze Where
-
-    And Ceil Clip Cos Elu Floor GreaterOrEqual HardSigmoid HardSwish Identity IsNaN LeakyRelu
-    LessOrEqual Log Max Mean Min Mish Mod Or PRelu Pow Reciprocal Round Selu Sign Sin Softplus
-    Softsign Sqrt Sum Xor
-    ArgMax ArgMin CumSum ReduceL1 ReduceL2 ReduceLogSumExp ReduceMin ReduceProd ReduceSumSquare
-    AveragePool GlobalAveragePool GlobalMaxPool LSTM RNN
-    BatchNormalization GroupNormalization InstanceNormalization
-    Flatten GatherND Size Trilu
-    ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul
-    QuantizeLinear
-    """.split()
-)
 # The inputs that determine the size of a result: they must not depend on data. Then all shapes
 # depend only on the inputs' shapes, and the results of Shape and Size do not count as data.
 SIZES: Final[dict[bytes, tuple[int, ...]]] = {

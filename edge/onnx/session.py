@@ -28,6 +28,8 @@ from ternmesh.model_package import (
 )
 from ternmesh_store.files import PRIVATE, unfinished_file
 
+# Read at the import: without it, onnxruntime keeps a device id and reports to its maker.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as _state
@@ -57,7 +59,6 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
     ValueError,  # a missing input
 )
 _OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory")  # in errors of onnxruntime
-_WRITE_ERRORS: tuple[type[Exception], ...] = (*_ORT_ERRORS, OSError)
 
 Vector = NDArray[np.float32]
 Arrays = Mapping[str, NDArray[Any]]
@@ -191,8 +192,10 @@ def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: in
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except _WRITE_ERRORS as error:
-        raise ModelError(f"cannot write {path} ({error}): check that the disk has room") from error
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror}") from error
+    except _ORT_ERRORS as error:  # their text names no reason, and it has two lines
+        raise ModelError(f"cannot write {path}: is the disk full? Make room and restart") from error
 
 
 def adapter_version(path: Path) -> int:

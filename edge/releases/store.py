@@ -147,6 +147,9 @@ class Releases:
             known = max(self.survey(floor)[0], default=floor)
             # Also not one that was bad by mistake: a newer release may have replaced it.
             if manifest.version <= known:
+                here = self.folder / str(manifest.version) / MANIFEST
+                if read_optional(here, MANIFEST_MAX) == write_manifest(manifest):
+                    raise ModelError(f"{source} is installed here already: there is nothing to do")
                 raise ModelError(
                     f"{source} is version {manifest.version} of {manifest.name}: this board has "
                     f"had {known}, and never goes back: make it again with a higher version"
@@ -161,6 +164,8 @@ class Releases:
                 load_release(unfinished, manifest)
                 unfinished.rename(self.folder / str(manifest.version))
                 sync_folder(self.folder)
+            except ModelError as error:  # the copy goes; the fault is in what was copied
+                raise type(error)(str(error).replace(str(unfinished), str(source))) from error
             except OSError as error:
                 raise ModelError(f"cannot install {source} into {self.folder}: {error}") from error
             finally:
@@ -214,8 +219,10 @@ def make_release(
         for name, entry in zip(FILES, entries, strict=True):
             copy_file(source / name, target / name, entry.size)
         (target / MANIFEST).write_bytes(write_manifest(manifest))
+    except FileExistsError as error:
+        raise ModelError(f"cannot write the release {target}: it exists; name another") from error
     except OSError as error:
-        raise ModelError(f"cannot write the release {target}: {error}") from error
+        raise ModelError(f"cannot write the release {target}: {error.strerror}") from error
     return manifest
 
 

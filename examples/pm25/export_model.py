@@ -90,10 +90,9 @@ def main() -> None:
 
     adapter = add_lora(model, ("mix", "hidden", "change"), rank=LORA_RANK, alpha=LORA_ALPHA)
     example = (features[:BATCH_ON_BOARD],), (targets[:BATCH_ON_BOARD],)
-    package = export(
-        model, adapter, loss, example, options.out, name="pm25", metric="mean_absolute_error"
-    )
-    sys.stdout.write(f"{options.out}: adapter of {package.dimension} numbers\n")
+    out, metric = options.out, "mean_absolute_error"
+    package = export(model, adapter, loss, example, out, name="pm25", metric=metric, replace=True)
+    sys.stdout.write(f"{out}: adapter of {package.dimension} numbers\n")
 
 
 if __name__ == "__main__":

@@ -103,8 +103,9 @@ def freeze(module: nn.Module, patterns: Sequence[str], rank: int = 1) -> dict[st
     Patterns are like those for file names: `layers.*.q` matches `layers.0.q`. ValueError where a
     pattern matches no layer, or the rank is below 1.
     """
-    if rank < 1:
-        raise ValueError(f"rank is {rank}: it must be at least 1")
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"rank is {rank}: it must be a whole number of at least 1")
     matches = {
         name: layer
         for name, layer in module.named_modules()

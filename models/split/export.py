@@ -34,6 +34,7 @@ def export_cut(cut: Cut, batch: int, folder: Path) -> None:
         folder / FIRST,
         name=f"{cut.name}-{FIRST}",
         metric="mean_absolute_error",
+        replace=True,
     )
     if cut.head is None:
         shutil.rmtree(folder / HEAD, ignore_errors=True)  # a board would use an old one
@@ -48,6 +49,7 @@ def export_cut(cut: Cut, batch: int, folder: Path) -> None:
             folder / HEAD,
             name=f"{cut.name}-{HEAD}",
             input_gradient=True,
+            replace=True,
         )
     save_middle(cut.middle, folder / HOST)
 

@@ -33,7 +33,9 @@ def export_text(config: TextConfig, space: SpaceConfig, batch: int, folder: Path
     adapter = add_space(module, with_layers(module, space))
     example = example_batch(module, config, batch)
     loss = nn.functional.cross_entropy
-    return export(module, adapter, loss, example, folder, name="text", metric="accuracy")
+    return export(
+        module, adapter, loss, example, folder, name="text", metric="accuracy", replace=True
+    )
 
 
 def with_layers(module: nn.Module, space: SpaceConfig) -> SpaceConfig:

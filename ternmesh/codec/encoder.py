@@ -90,7 +90,7 @@ def add_residual(residual: Vector, delta: Vector) -> Vector:
     with np.errstate(over="ignore", invalid="ignore"):
         corrected = delta + residual
     if not np.isfinite(corrected).all():
-        raise CodecError("the delta holds NaN or infinity: training has diverged, nothing is sent")
+        raise CodecError("the delta holds NaN or infinity: training has diverged")
     return corrected
 
 

@@ -368,7 +368,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         """Open the first round or close the open round, if its condition is met."""
         if self.recovering:
             return
-        awaited = self._awaited()
+        awaited = self.awaited()
         if self.phase == GATHERING and len(awaited) >= self.settings.min_peers:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
             self._open_round(now)
@@ -378,7 +378,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             if len(present) >= self.settings.min_peers and present.issuperset(awaited):
                 self._close_round(now)
 
-    def _awaited(self) -> list[int]:
+    def awaited(self) -> list[int]:
         """Return the addresses of the nodes that the round waits for."""
         able = [n for n in self.nodes.values() if self._authenticator.may_train(n.name)]
         return addresses_awaited(able, self.version)
@@ -392,7 +392,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._events.append(RoundOpened(self.version, self.deadline))
 
     def _deadline_passed(self, now: float) -> None:
-        awaited = self._awaited()
+        awaited = self.awaited()
         for node in self.nodes.values():
             node.active = self._round.has_spoken(node.address)
         usable = self._round.count().rows

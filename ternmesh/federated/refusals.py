@@ -79,8 +79,8 @@ _ALIKE = {
 # By reason: the sentence for a board, then that for the host
 SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()} | {
     "seal": (
-        "it does not open, which is normal for a while after a start. If it lasts, the host does "
-        f"not know this key of the board: {_ENROL}",
+        "it does not open, which is normal for a while after a start. If it lasts, another program "
+        f"uses this identity (SECURITY.md), or the host does not know this key: {_ENROL}",
         "it does not open, which is normal for a while after a start. If it lasts, the board has "
         "another key than `ternmesh enrol list` shows, or is still in an earlier run",
     ),
@@ -115,6 +115,10 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
 NO_ANSWER = (
     "no answer from the host yet. If this lasts: is it running, with the same bearer and "
     f"link.fleet? If its log says `unknown key`, {_ENROL}"
+)
+DIVERGED = (
+    "its update holds only what earlier rounds left over: lower run.learning_rate on the host, or "
+    "check and scale the samples ([data] divide_by)"
 )
 
 

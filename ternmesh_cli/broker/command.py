@@ -13,7 +13,7 @@ from ternmesh_cli import process
 from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
-from transports.base import check_node
+from transports.base import HOST, check_node
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
 from transports.mqtt.tls import check_certificate
 
@@ -152,6 +152,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     fleet = _fleet(arguments.fleet, disk.known(folder))
     accounts = [Account(fleet, node) for node in arguments.node]
+    if HOST in arguments.node:
+        raise ConfigError("the host needs its account: remove those of nodes alone")
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]

@@ -205,7 +205,9 @@ def wanted(fleet: str, nodes: Iterable[str], known: Iterable[Account]) -> list[A
     """The accounts to add for `nodes`, and for the host of a new fleet; ValueError."""
     found = [Account(fleet, node) for node in nodes]
     for account in found:
-        if account.role == HOST or account in known:
+        if account.role == HOST:
+            raise ValueError(f"{account.username} is the host's account: name the nodes alone")
+        if account in known:
             raise ValueError(f"{account.username} has an account: remove it first, or name another")
         account.settings  # noqa: B018  (checks the names)
     if len(set(found)) < len(found):

@@ -55,6 +55,8 @@ def summary(record: DemoRecord) -> Table:
 
 def _state(name: str, host: Status | None, status: Status | None) -> Text:
     node = next((n for n in host["nodes"] if n["name"] == name), None) if host else None
+    if node and host and host["phase"] == "finished":
+        return Text("finished", "green")  # it may have left already
     if status is None:
         return Text("not answering" if node else "starting", "red" if node else "dim")
     if node is None:

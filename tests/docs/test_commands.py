@@ -474,7 +474,6 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 # Tables of the top, and what a program sets itself.
 NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
 NOT_SET |= {"network", "radio", "role", "queue_max"}
-NOT_SET |= {"frame_mtu", "announce_s", "manifest_repeats"}  # what fits the bearer
 
 
 @pytest.mark.parametrize("section", SECTIONS)

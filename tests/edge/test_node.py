@@ -24,7 +24,7 @@ from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.refusals import NO_ANSWER
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh_store.node_store import NodeStore
@@ -265,7 +265,7 @@ class Broken:
         return loss, gradient
 
 
-def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: World) -> None:
+def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: World, caplog) -> None:
     world.new_host(min_peers=1)
     config = world.config("ada")
     kept = replace(config, training=replace(config.training, keep_moments=True))
@@ -279,6 +279,7 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
         return ada.diverged == 1
 
     world.until(diverged)
+    assert f"training has diverged): {DIVERGED}" in caplog.text
     assert ada.protocol.pending is not None
     np.testing.assert_array_equal(ada.protocol.pending.corrected, ada.protocol.residual)
     assert np.isfinite(ada.protocol.residual).all()
@@ -505,7 +506,7 @@ def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
 
 def test_a_node_that_nobody_answers_says_so_once(world: World, caplog) -> None:
     node = world.add("ada")
-    world.now += 200.0
+    world.now += 15.0
     for _ in range(3):
         node.turn(0.0)
     assert caplog.messages.count(NO_ANSWER) == 1

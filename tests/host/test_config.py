@@ -121,7 +121,7 @@ def test_a_folder_without_a_model_package_is_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"its model\.json cannot be read"):
         load_model_package(str(tmp_path))
     (tmp_path / "model.json").write_text("{}")
-    with pytest.raises(ModelPackageError, match="does not describe a model package"):
+    with pytest.raises(ModelPackageError, match=r"describe a model package .*: copy it again"):
         load_model_package(str(tmp_path))
 
 

@@ -26,6 +26,7 @@ from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Transport
@@ -109,6 +110,15 @@ def bench(tmp_path):
     bench = Bench(StateFile(tmp_path))
     yield bench
     bench.state.close()
+
+
+def test_a_host_that_waits_for_boards_says_so_once(bench, caplog):
+    caplog.set_level(logging.INFO)
+    bench.join("ada")
+    for _ in range(3):
+        bench.settle()
+        bench.now += 10.0
+    assert caplog.text.count("the run waits for boards: 1 of run.min_peers = 2 here") == 1
 
 
 def test_status_before_anybody_came(bench):
@@ -226,6 +236,26 @@ def test_a_forgotten_update_does_not_count_for_drift(bench):
     bench.service._drift.forget = told.append
     bench.service._handle(UpdateForgotten(1, 0))
     assert told == [1]
+
+
+def test_a_global_update_is_logged_once_it_is_on_disk(bench, caplog, monkeypatch):
+    def full():
+        raise StoreError("the disk is full")
+
+    caplog.set_level(logging.INFO)
+    bench.join("ada")
+    bench.join("bob")
+    work, bench.work = bench.work, lambda driver, event: None
+    bench.settle()
+    bench.work = work
+    for driver in bench.nodes.values():
+        bench.work(driver, WorkReady(0))
+        driver.poll(0.0, lambda event: None, lambda: None)
+    monkeypatch.setattr(bench.store, "commit", full)
+    with pytest.raises(StoreError):
+        bench.settle()
+    assert bench.service.coordinator.version == 1
+    assert "global update 1" not in caplog.text
 
 
 def test_a_killed_host_goes_on_with_the_same_run(bench):
@@ -528,7 +558,8 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(keyed, change):  # R9.3-
 
 
 @pytest.mark.parametrize("is_first_lost", [False, True])
-def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost):  # R9.6-8, R9.6-9
+def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost, caplog):  # R9.6-8, R9.6-9
+    caplog.set_level(logging.INFO)
     bench, _ = keyed
     ada = bench.nodes["ada"]
     bench.service.enrol({"enrol": "revoke", "name": "ada"})
@@ -541,6 +572,8 @@ def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost):  # R9.
         bench.settle()
     assert (ada.endpoint.revoked, bench.nodes["bob"].endpoint.revoked) == (True, False)
     assert ada.endpoint.refused["revoked"] >= 1
+    assert caplog.text.count("ada is revoked: its update does not count") == 1
+    assert "must be sent again" not in caplog.text
     shown = bench.node("ada")
     assert (shown["revoked"], shown["active"]) == (True, False)
     before = ada.traffic["host"].frames_out, bench.service.driver.traffic["ada"].frames_out

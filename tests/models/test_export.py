@@ -171,13 +171,16 @@ def try_export(
     inputs: int = 4,
     target: torch.Tensor | None = None,
     metric: str | None = None,
+    replace: bool = False,
 ) -> ModelPackage:
     module = Wrapped(function)
     adapter = add_lora(module, ("layer",), rank=2, alpha=2)
     target = torch.randn(4, 4) if target is None else target
     loss = nn.functional.mse_loss if target.is_floating_point() else nn.functional.cross_entropy
-    example = (torch.randn(inputs, 4),), (target,)
-    return export(module, adapter, loss, example, folder, name="wrapped", metric=metric)
+    example = (torch.randn(inputs, 4, requires_grad=True),), (target,)
+    return export(
+        module, adapter, loss, example, folder, name="wrapped", metric=metric, replace=replace
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,6 +192,10 @@ def try_export(
         (lambda x: x if x.sum() > 0 else -x, "cannot be exported: .*data-dependent .*torch.where"),
         (lambda x: x.detach(), r"the loss does not depend on layer\.lora_A"),
         (lambda x: 0 * x, r"the gradient of layer\.lora_A is zero for the example batch"),
+        (lambda x: 1.0 * x.argmax(-1), r"layer\.lora_A: .* has no gradient \(argmax"),
+        (lambda x: torch.fft.rfft(x).abs()[:, :1] + x, "operator DFT, which boards do not run"),
+        (lambda x: torch.stack([row * 2 for row in x]), r"fixes the size of the batch \(a loop"),
+        (lambda x: x + torch.rand_like(x), "its forward must be deterministic"),
         (lambda x: {"logits": x}, "the module returns dict: it must return a tensor"),
         (lambda x: x.reshape(5, 5), "the module, given the example inputs, cannot be exported: sh"),
     ],
@@ -213,7 +220,8 @@ X, Y = torch.ones(4, 4), torch.ones(4, 4)
         (((X.numpy(),), (Y,)), "must hold torch tensors"),
         (((), (Y,)), "at least one of them an input"),
         (((X[:0],), (Y[:0],)), r"batch size of at least 2 .* not \[0\]"),
-        (((X.double(),), (Y,)), "given the example inputs, .* dtype"),
+        (((X.double(),), (Y,)), r"given the example inputs, .* convert the batch with \.float\(\)"),
+        (((X / 0,), (Y,)), "example_batch holds NaN or infinity"),
         (((X,), (Y[:, :3],)), "the loss cannot be exported: The size of tensor"),
     ],
 )
@@ -225,6 +233,41 @@ def test_an_example_batch_that_does_not_fit_is_one_sentence(
     with pytest.raises(ExportError, match=sentence) as caught:
         export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="wrapped")
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_and_an_adapter_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    adapter = add_lora(Wrapped(torch.tanh), ("layer",), rank=2, alpha=2)
+    module = Wrapped(torch.tanh)
+    with pytest.raises(ExportError, match=r"of another module: this one has no layer\.lora_A"):
+        export(module, adapter, nn.functional.mse_loss, ((X,), (Y,)), tmp_path, name="wrapped")
+
+
+class Named(Wrapped):
+    def forward(self, target: torch.Tensor) -> torch.Tensor:
+        return super().forward(target)
+
+
+def test_an_argument_with_a_name_of_ours_is_refused(tmp_path: Path) -> None:
+    module = Named(torch.tanh)
+    adapter = add_lora(module, ("layer",), rank=2, alpha=2)
+    example = (torch.randn(4, 4),), (Y,)
+    with pytest.raises(ExportError, match="argument `target`, a name of ours: rename it"):
+        export(module, adapter, nn.functional.mse_loss, example, tmp_path, name="wrapped")
+
+
+def test_nothing_is_overwritten_but_a_package_that_may_be(tmp_path: Path) -> None:
+    try_export(torch.tanh, tmp_path)
+    with pytest.raises(ExportError, match=r"holds a package: .*replace=True"):
+        try_export(torch.tanh, tmp_path)
+    try_export(torch.sigmoid, tmp_path, replace=True)
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(ExportError, match=r"holds thesis\.txt, no part of a package"):
+        try_export(torch.tanh, tmp_path, replace=True)
+
+
+def test_a_module_in_training_mode_is_exported_without_dropout(tmp_path: Path, caplog) -> None:
+    try_export(nn.Dropout(), tmp_path)
+    assert "exported in evaluation mode: no dropout" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16])
@@ -254,6 +297,7 @@ class Recurrent(nn.Module):
         return self.layer(self.rnn(x)[0][:, -1])
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_an_lstm_can_be_exported_and_loaded_by_a_board(tmp_path: Path) -> None:
     module = Recurrent()
     adapter = add_lora(module, ("layer",), rank=2, alpha=2)

@@ -57,5 +57,9 @@ def test_only_named_layers_are_adapted() -> None:
         add_lora(small(), ("head", "layers.*"), rank=1, alpha=1)
     with pytest.raises(ValueError, match=r"no linear layer has a name like head$"):
         add_lora(small(), ("2", "head"), rank=1, alpha=1)  # though another pattern matches
+    with pytest.raises(ValueError, match=r"name like head$"):
+        add_lora(small(), "head", rank=1, alpha=1)  # text is one pattern
+    with pytest.raises(ValueError, match=r"rank is 2\.5: it must be a whole number"):
+        add_lora(small(), ("*",), rank=2.5, alpha=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rank is 0"):
         add_lora(small(), ("*",), rank=0, alpha=1)

@@ -212,6 +212,9 @@ def test_who_is_added_or_removed_leaves_the_others_as_they_were(tmp_path, capsys
     assert not (tmp_path / "credentials" / "bob.credentials.toml").exists()
     assert broker(tmp_path, "remove", "--node", "bob") == 2
     assert "has no account attic~bob" in capsys.readouterr().err
+    assert broker(tmp_path, "remove", "--node", "host") == 2
+    assert "the host needs its account" in capsys.readouterr().err
+    assert "attic~host:" in (tmp_path / "passwords").read_text()
 
 
 def test_files_for_another_place_must_be_copied_before_the_reload(tmp_path, capsys) -> None:
@@ -253,7 +256,7 @@ def test_the_certificate_is_for_all_names(tmp_path) -> None:
         (("config", "--node", "ada"), "--name is missing"),
         ((*BEGIN, "--certificate", "a.pem"), "belong together"),
         ((*BEGIN, "--node", "ada"), "a node is named twice"),
-        ((*BEGIN, "--node", "host"), "attic~host has an account"),
+        ((*BEGIN, "--node", "host"), "attic~host is the host's account"),
         ((*BEGIN, "--node", "a/b"), "must be 1 to 32 letters"),
         ((*BEGIN, "--node", "a~b"), "must be 1 to 32 letters"),
         ((*BEGIN, "--node", "all"), "a node may not be called 'all'"),

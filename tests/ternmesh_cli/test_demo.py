@@ -2,6 +2,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def test_the_picture_says_what_is_simulated():
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(picture(None, {"theo": None}, 20, 3.0, "BLE on simulated controllers"))
     assert "BLE on simulated controllers" in console.export_text()
+
+
+@pytest.mark.parametrize("status", [None, {"history": []}])
+def test_a_board_of_a_finished_run_is_not_lost(status):
+    node = {"name": "theo", "heard_s_ago": 0.1, "active": False, "delivered": "whole"}
+    host = {"version": 2, "phase": "finished", "nodes": [node], "history": [], "refused": {}}
+    host["transport"] = {"connected": True}
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(picture(host, {"theo": status}, 2, 3.0))
+    assert re.search("theo +finished", console.export_text())
 
 
 @pytest.mark.parametrize("connected", [True, False])

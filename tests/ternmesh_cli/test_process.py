@@ -1,6 +1,10 @@
 """Commands in sentences, help and logs as the user types them; the TOML of the demo."""
 
 import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +44,20 @@ def test_toml_without_what_is_none():
     assert write_toml({"": {"a": 1, "b": None}, "t": {"c": ("x",), "d": True}}) == (
         'a = 1\n[t]\nc = ["x"]\nd = true\n'
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("test", "usage: ./run test"),  # without an installation
+        ("host", "set PYTHON to one (tried: python-that-is-not-there)"),
+    ],
+)
+def test_the_script_installs_nothing_where_it_can_know_better(command, shown, tmp_path):
+    shutil.copy(Path(__file__).parents[2] / "run", tmp_path)
+    env = {**os.environ, "PYTHON": "python-that-is-not-there"}
+    done = subprocess.run(
+        [tmp_path / "run", command, "--help"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert shown in done.stdout + done.stderr
+    assert not (tmp_path / ".venv").exists()

@@ -1,8 +1,10 @@
+import argparse
 from typing import Any
 
 import pytest
 
-from ternmesh.federated.refusals import NO_ANSWER, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, why
+from ternmesh_cli import status
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError
 
@@ -19,7 +21,7 @@ HOST: dict[str, Any] = {
     "behind": None,
     "min_peers": 2,
     "global_hash": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
-    "refused": {"seal": 3, "old round": 2},
+    "refused": {"seal": 30, "old round": 2},
     "transport": LINK,
     "nodes": [
         {
@@ -75,7 +77,7 @@ connected to mqtt://b:1883 with MQTT 5
 global adapter 7 of 20 (a1b2c3d4e5f6), open, 12 s left
 2 nodes, 1 active, a round needs 2
 refused old round 2 from yweweler: {why("old round", on_host=True)}
-refused seal 3: {why("seal", on_host=True)}
+refused seal 30: {why("seal", on_host=True)}
 
 node      active  heard    update  counted  missed  samples  up      down     to past  to others
 theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB  0.31     -0.04
@@ -90,6 +92,7 @@ version  seconds  counted         missing   up      down
 
 NODE = {
     "role": "node",
+    "diverged": 0,
     "name": "theo",
     "fleet": "garden",
     "model": "keyword",
@@ -104,7 +107,7 @@ NODE = {
     "outbox": {"round": 6, "bytes": 1250, "received": False},
     "bytes_up": 12_345,
     "bytes_down": 678,
-    "refused": {"seal": 1},
+    "refused": {"seal": 10},
     "transport": LINK,
     "source": None,
     "history": [],
@@ -115,7 +118,7 @@ connected to mqtt://b:1883 with MQTT 5
 global adapter 7 of 20, open; training, step 3 of 8
 400 samples; accuracy 0.916
 up 12.3 kB, down 678 B since it started
-refused seal 1: {why("seal", on_host=False)}
+refused seal 10: {why("seal", on_host=False)}
 outbox: the update of round 7, 1250 B, no receipt yet"""
 NEW_NODE = {
     **NODE,
@@ -151,8 +154,26 @@ def test_a_host_that_nobody_has_joined():
         "global adapter 7 of 20 (a1b2c3d4e5f6), gathering",
         "0 nodes, 0 active, a round needs 2",
         f"refused old round 2: {why('old round', on_host=True)}",
-        f"refused seal 3: {why('seal', on_host=True)}",
+        f"refused seal 30: {why('seal', on_host=True)}",
     ]
+
+
+def test_the_first_refusals_after_a_start_are_not_shown():
+    assert not [line for line in describe({**HOST, "refused": {"seal": 9}}) if "seal " in line]
+
+
+def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TERNMESH_PROGRAM", "./run")
+    monkeypatch.setattr(status, "ask", lambda socket, request: {**NEW_NODE, "transport": LINK})
+    status.run(argparse.Namespace(socket=tmp_path, config=None, json=False))
+    assert "run `./run enrol add` on the host" in capsys.readouterr().out
+
+
+def test_after_the_run_no_node_is_called_inactive():
+    nodes = [{**node, "active": False} for node in HOST["nodes"]]
+    text = "\n".join(describe({**HOST, "phase": "finished", "deadline_s": None, "nodes": nodes}))
+    assert "2 nodes, the run is over" in text
+    assert "theo      -       0 s ago" in text
 
 
 def test_a_drifting_node_is_named():
@@ -179,6 +200,11 @@ def test_fifty_boards_stay_readable():
 
 def test_a_node_that_nobody_answers():
     assert NO_ANSWER in list(describe({**NEW_NODE, "transport": LINK}))
+
+
+def test_a_node_whose_training_diverges():
+    (line,) = (line for line in describe({**NODE, "diverged": 3}) if "diverge" in line)
+    assert line.endswith(f"diverged: 3; {DIVERGED}")
 
 
 def test_a_node_without_evaluation_data():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ternmesh.config import ConfigError
+from ternmesh.config import ConfigError, read_table
 from ternmesh.link.regions import EU868
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import OpenSealing
@@ -73,6 +73,18 @@ def test_a_url_is_a_broker(tmp_path: Path) -> None:
 def test_a_link_that_cannot_be_is_one_sentence(link: LinkConfig, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_link(link, "theo")
+
+
+@pytest.mark.parametrize(
+    ("region", "sentence"),
+    [
+        ("EU868", "link.region has no effect without link.serial"),
+        ("EU", "it must be one of EU868, US915, unregulated$"),
+    ],
+)
+def test_a_region_is_for_radios_and_one_that_is_known(region: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_table(LinkConfig, {"url": "mqtt://b", "region": region}, "link")
 
 
 def test_the_law_of_a_channel_is_found() -> None:

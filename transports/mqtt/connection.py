@@ -234,6 +234,8 @@ class MqttConnection:
     ) -> None:
         if reason.is_failure:
             self.ended = f"{self._settings.broker} refused the connection: {reason}"
+            if reason.getName() in ("Not authorized", "Bad user name or password"):
+                self.ended += "; check credentials_file (`ternmesh broker add` makes it)"
             self.refused_protocol = reason.getName() == "Unsupported protocol version"
             return
         self.accepted = True
@@ -289,7 +291,8 @@ class MqttConnection:
             )
         elif not self.ended:
             what = "closed" if flags.is_disconnect_packet_from_server else "lost"
-            self.ended = f"the connection to {self._settings.broker} was {what}: {reason}"
+            why = "" if reason.getName() == "Unspecified error" else f": {reason}"  # paho's "none"
+            self.ended = f"the connection to {self._settings.broker} was {what}{why}"
             if not self.accepted:
                 self.ended += f"; {doubt(self._settings.tls_files)}"
 

@@ -22,7 +22,7 @@ def check_ca_file(path: str) -> None:
     try:
         ssl.create_default_context(cafile=path)
     except OSError as error:
-        raise ValueError(f"ca_file {path} holds no certificates: {error.strerror}") from error
+        raise ValueError(f"ca_file {path} holds no certificates: {_why(error)}") from error
 
 
 def check_certificate(certificate: str, key: str) -> None:
@@ -32,8 +32,15 @@ def check_certificate(certificate: str, key: str) -> None:
     except OSError as error:
         raise ValueError(
             f"certificate_file {certificate} and key_file {key} are no certificate and its key "
-            f"({error.strerror}): both are PEM files, the key without a passphrase"
+            f"({_why(error)}): both are PEM files, the key without a passphrase"
         ) from error
+
+
+def _why(error: OSError) -> str:
+    """The reason without OpenSSL's names and line numbers."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    return str(error.strerror)
 
 
 def explain(error: OSError, broker: str, files: TlsFiles | None) -> str:

@@ -75,6 +75,10 @@ def _why(error: Exception) -> str:
             return "you may not use it: on most systems that is for members of the group dialout"
         case errno.EAGAIN:
             return "another program has it"
+        case errno.EISDIR:
+            return "this is a folder, not a serial port"
+    if isinstance(error.__context__, termios.error):  # its text is a number and a system's word
+        return "this is not a serial port"
     return str(error)
 
 

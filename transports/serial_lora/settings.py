@@ -6,7 +6,7 @@ They come from the `[link.serial]` table of a host's or node's configuration.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ternmesh.config import ConfigError, Table, is_whole, read_table
+from ternmesh.config import ConfigError, Table, is_whole, needs, read_table
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
@@ -17,6 +17,7 @@ _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
 _TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their own tools
 _REYAX_NETWORK_ANY_PREAMBLE = 18
 _REYAX_PREAMBLE = 12
+_REYAX = needs("dialect", "reyax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,12 @@ class SerialLoraSettings:
     frequency_hz: int = 0  # reyax, rnode and meshcore need it
     power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
     baud_rate: int = 0  # 0: the factory setting of the dialect
-    network_id: int = _REYAX_NETWORK_ANY_PREAMBLE  # reyax
-    binary: str = "auto"  # reyax: whether payloads may hold any byte; auto: a probe tells
-    air_rate_bps: int = 2400  # ebyte
-    hop_limit: int = 0  # meshtastic: how often other radios repeat our frames
+    network_id: int = field(default=_REYAX_NETWORK_ANY_PREAMBLE, metadata=_REYAX)
+    # Whether payloads may hold any byte; auto: a probe tells.
+    binary: str = field(default="auto", metadata=_REYAX)
+    air_rate_bps: int = field(default=2400, metadata=needs("dialect", "ebyte"))
+    # How often other radios repeat our frames
+    hop_limit: int = field(default=0, metadata=needs("dialect", "meshtastic"))
     queue_max: int = 64  # frames that wait for the modem
     answer_margin_s: float = 4.0  # how long a modem may take beyond the airtime to answer
     write_timeout_s: float = 2.0

@@ -73,7 +73,7 @@ def test_the_shipped_clips_fit_the_shipped_model() -> None:
         ({"x": np.full((4, 6), np.nan), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
         ({"x": np.full((4, 6), 1e300), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
         ({"x": np.zeros((0, 6)), "t": np.zeros((0, 3))}, "holds no sample: its arrays are empty"),
-        ({"x": np.array([{}] * 4), "t": np.zeros((4, 3))}, "x is object: x must be float32"),
+        ({"x": np.array([{}] * 4), "t": np.zeros((4, 3))}, "x holds Python objects: save an array"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tiny, tmp_path, arrays, sentence) -> None:
@@ -82,6 +82,16 @@ def test_what_does_not_fit_is_one_sentence(tiny, tmp_path, arrays, sentence) -> 
         open_folder(path, tiny.package, PLAIN)
     assert "a.npz" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_files_in_folders_of_a_folder_are_named_as_not_read(
+    tiny, tiny_data, tmp_path, caplog
+) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("a.npz", "more/b.npz"):
+        save(tmp_path / name, **tiny_data)
+    open_folder(tmp_path, tiny.package, PLAIN)
+    assert "hold .npz files, too, which are not read" in caplog.text
 
 
 def test_labels_beyond_their_dtype_are_refused(tmp_path: Path) -> None:

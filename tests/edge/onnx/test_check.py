@@ -10,10 +10,10 @@ import pytest
 
 from edge.errors import ModelError
 from edge.onnx import reader
-from edge.onnx.check import OPERATORS, OPSETS, SIZES, check, check_file
+from edge.onnx.check import OPSETS, SIZES, check, check_file
 from edge.onnx.session import LoadedModel, load_model
 from models.zoo import FOLDER
-from ternmesh.model_package import FORWARD, TRAIN_STEP
+from ternmesh.model_package import FORWARD, OPERATORS, TRAIN_STEP
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
 helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64

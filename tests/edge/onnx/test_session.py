@@ -1,4 +1,6 @@
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,8 @@ from edge.onnx.session import (
 from models.zoo import package_path
 from ternmesh.model_package import ADAPTER, FORWARD
 
+CACHE = "XDG_CACHE_HOME"  # where it is set, the device id would be there
+
 
 def by_hand(tiny: LoadedModel, x: np.ndarray, vector: np.ndarray) -> np.ndarray:
     tensors = tiny.package.split(vector)
@@ -27,6 +31,14 @@ def by_hand(tiny: LoadedModel, x: np.ndarray, vector: np.ndarray) -> np.ndarray:
 
 def random_vector(tiny: LoadedModel, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(tiny.initial.size).astype(np.float32)
+
+
+@pytest.mark.parametrize("module", ["edge.onnx.session", "models.export"])
+def test_onnxruntime_neither_keeps_a_device_id_nor_reports(module: str, tmp_path: Path) -> None:
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    home = {name: v for name, v in home.items() if name not in ("ORT_DISABLE_TELEMETRY", CACHE)}
+    subprocess.run([sys.executable, "-c", f"import {module}"], env=home, check=True)
+    assert not list(tmp_path.rglob("*onnxruntime*"))
 
 
 def test_adapters_are_swapped_without_a_new_session(tiny: LoadedModel, tmp_path: Path) -> None:
@@ -181,3 +193,18 @@ def test_a_node_never_imports_torch() -> None:
     code = "import sys, edge.service, transports.mqtt.transport; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_adapter_file_that_cannot_be_written_is_one_sentence(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(ModelError, match=r"a: is the disk full\? Make room and restart$"):
+            write_adapter(tmp_path / "a", tiny.package, tiny.initial, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelError, match=r"cannot write .*folder: Is a directory$"):
+        write_adapter(tmp_path / "folder", tiny.package, tiny.initial, 1)

@@ -132,7 +132,10 @@ def test_files_that_hold_no_certificates_are_named(barn, tmp_path) -> None:
     locked, empty = str(barn.lock(Path(key))), tmp_path / "empty.pem"
     empty.write_text("")
     for change, sentence in (
-        ({"ca_file": str(empty)}, f"ca_file {empty} holds no certificates"),
+        (
+            {"ca_file": str(empty)},
+            f"ca_file {empty} holds no certificates: no certificate or crl found",
+        ),
         ({"certificate_file": str(empty)}, f"certificate_file {empty} and key_file"),
         ({"key_file": locked}, "the key without a passphrase"),
         ({"key_file": str(tmp_path / "nowhere")}, "No such file"),

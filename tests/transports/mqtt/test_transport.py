@@ -124,8 +124,9 @@ def test_a_broker_without_qos_1_still_carries(new_mosquitto, new_end, eventually
 
 @pytest.mark.parametrize("protocol", VERSIONS)
 def test_traffic_resumes_after_kill_9_of_the_broker(
-    mosquitto, new_end, eventually, protocol
+    mosquitto, new_end, eventually, protocol, caplog
 ) -> None:
+    caplog.set_level("INFO")
     host = new_end(mosquitto.url, HOST, protocol=protocol)
     ada = new_end(mosquitto.url, "ada", protocol=protocol)
     eventually(lambda: all_connected(host, ada))
@@ -142,6 +143,8 @@ def test_traffic_resumes_after_kill_9_of_the_broker(
         assert host.receive(WAIT_S).frames == (framed("up"),)
         assert ada.receive(WAIT_S).frames == (framed("down"),)
         assert ada.status()["reconnects"] == count
+    assert " was lost" in caplog.text
+    assert "Unspecified" not in caplog.text
 
 
 def test_a_broker_that_comes_later_is_found(mosquitto, new_end, eventually) -> None:
@@ -258,7 +261,8 @@ def test_a_password_is_used_and_a_wrong_one_is_told(
     by_setting = new_end(broker.url, "bob", username="ada", password="p:w")
     wrong = new_end(f"mqtt://ada:guess@{address}", "eve")
     eventually(lambda: all_connected(by_url, by_setting))
-    eventually(lambda: "connection: Not authorized" in str(wrong.status()["last_error"]))
+    sentence = "connection: Not authorized; check credentials_file"
+    eventually(lambda: sentence in str(wrong.status()["last_error"]))
     assert not wrong.connected
     assert "guess" not in json.dumps(wrong.status())
 

@@ -105,6 +105,8 @@ def test_settings_from_a_table() -> None:
         ({"addresses": ["ada"]}, r"addresses is \['ada'\]: it must be a table"),
         ({"addresses": {"ada": "1"}}, "addresses.ada is '1': it must be a whole number"),
         ({"spreading_factor": 6}, r"\[link.serial\]: spreading factor 6: it must be 7 to 12"),
+        ({"hop_limit": 3}, 'hop_limit has no effect without link.serial.dialect = "meshtastic"'),
+        ({"air_rate_bps": 300}, 'no effect without link.serial.dialect = "ebyte"'),
         ({"dialect": "morse"}, r"\[link.serial\]: dialect 'morse' must be one of"),
     ],
 )

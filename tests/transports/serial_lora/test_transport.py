@@ -6,6 +6,7 @@ import random
 import termios
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from math import inf
 from typing import Any
 
@@ -400,3 +401,11 @@ def test_arrivals_tell_what_they_cost(new_fleet) -> None:
     ada.send(HOST, [b"x" * 50])
     assert host.receive(WAIT_S) == Arrival("ada", (b"x" * 50,), 52)
     assert set(host.status()["signal"]["ada"]) == {"rssi_dbm", "snr_db"}
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("/dev/null", "not a serial port"), ("/dev", "a folder")]
+)
+def test_what_is_no_serial_port_is_called_so(path: str, why: str) -> None:
+    with closing(Waker()) as waker, pytest.raises(PortError, match=f"open {path}: this is {why}"):
+        SerialPort(path, 9600, 1.0, waker)
