@@ -15,6 +15,7 @@ from ternmesh.errors import TernmeshError
 T = TypeVar("T")
 Table = dict[str, Any]
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+LOG_FORMATS = ("auto", "text", "json")  # auto: JSON for the journal of systemd
 
 
 class ConfigError(TernmeshError):
