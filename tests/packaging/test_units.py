@@ -62,7 +62,9 @@ def test_the_settings_are_known(unit: Path) -> None:
 @needs_systemd
 def test_a_unit_without_its_hardening_is_found_out(tmp_path: Path) -> None:
     shutil.copy(UNITS / "ternmesh-node.service", tmp_path)
-    done = analyze("security", "--offline=true", "--threshold=20", tmp_path / "ternmesh-node.service")
+    done = analyze(
+        "security", "--offline=true", "--threshold=20", tmp_path / "ternmesh-node.service"
+    )
     assert done.returncode != 0
 
 

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ternmesh_cli.main import main
 from tests.mosquitto import free_port
 from tests.supervisor import PATIENCE_S, Supervisor
 from transports.mqtt.embedded_broker import EmbeddedBroker
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 ROUNDS = 2
 PASSWORD = "correct-horse-battery"
@@ -42,6 +42,17 @@ def write(folder: Path, text: str, url: str) -> Path:
     return path
 
 
+GATEWAY = """state_dir = "state"
+[radio]
+region = "unregulated"
+serial = {{ port = "PORT", dialect = "ebyte", addresses = {{ theo = 1 }} }}
+[network]
+url = "{url}"
+[security]
+insecure = true
+"""
+
+
 def run_of(log: str) -> set[str]:
     return set(re.findall(r"run ([0-9a-f]{16})", log))
 
@@ -57,6 +68,21 @@ def test_a_host_without_a_broker_that_comes_later(tmp_path: Path) -> None:
         host.listen("link down")
         assert host.stop() == ExitCode.DONE
         host.listen("STOPPING=1")
+
+
+def test_a_gateway_with_its_radio(tmp_path: Path) -> None:
+    radios = EmulatedRadios([new_modem("ebyte", 0)], speed=400.0, seed=7)
+    radios.start()
+    text = GATEWAY.replace("PORT", radios.paths[0])
+    config = write(tmp_path, text, f"mqtt://127.0.0.1:{free_port()}")
+    try:
+        with Supervisor(tmp_path, "gateway", "--insecure", "--config", config) as gateway:
+            gateway.listen("READY=1")
+            gateway.listen("STATUS=0 frames up, 0 down, 0 lost; link down (1 of 2): cannot reach")
+            gateway.listen("WATCHDOG=1")
+            assert gateway.stop() == ExitCode.DONE
+    finally:
+        radios.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGUSR1], ids=["all", "main thread"])
@@ -128,7 +154,7 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     """A host in 1970 and a board in 2099 enrol with a code, and finish a run, at level DEBUG."""
     folder = tmp_path_factory.mktemp("fleet")
     with EmbeddedBroker() as broker:
@@ -155,7 +181,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     secrets = {"password": PASSWORD, "code": found[1], "short code": found[1].replace("-", "")}
     for name in ("host", "theo"):
         secrets[f"identity of {name}"] = (folder / name / "state" / "identity").read_text().strip()
-    yield Fleet(logs, secrets)
+    return Fleet(logs, secrets)
 
 
 def test_clocks_of_1970_and_2099_change_nothing(fleet: Fleet) -> None:

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_a_sign_of_life_comes_at_half_of_the_limit(
         turn(manager, UP)
         times += [systemd.now] * systemd.heard().count("WATCHDOG=1")
         systemd.now += 0.25
-    pauses = [after - before for before, after in zip(times, times[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(times)]
     assert pauses
     assert all(30.0 <= pause <= 35.0 for pause in pauses)
 
@@ -154,10 +155,7 @@ def test_the_status_is_one_line_and_sent_where_it_changes(
         systemd.now += 6.0
         turn(manager, *links)
     shown = [message for message in systemd.heard() if message.startswith("STATUS")]
-    assert shown == [
-        "STATUS=training; link up",
-        "STATUS=training; link down (1 of 2): no answer",
-    ]
+    assert shown == ["STATUS=training; link up", "STATUS=training; link down (1 of 2): no answer"]
 
 
 def test_a_socket_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
