@@ -53,7 +53,7 @@ class ServiceManager:
     def beat(self) -> None:
         """The main thread has done one more part of a long start or of a long call."""
         now = self._clock()
-        if now >= self._beat_at:
+        if now >= self._beat_at and not self._is_stalled:
             self._beat_at = now + self._beat_s
             self.send("WATCHDOG=1" if self._is_ready else f"EXTEND_TIMEOUT_USEC={START_S * 10**6}")
 
@@ -66,10 +66,9 @@ class ServiceManager:
         statuses = links()
         self.status(f"{describe()}; {_describe(statuses)}")
         silent_s = max(map(_silent_s, statuses), default=0.0)
-        if silent_s < STALLED_S:
-            self.beat()
-        elif not self._is_stalled:
-            self._is_stalled = True
+        was_stalled, self._is_stalled = self._is_stalled, silent_s >= STALLED_S
+        self.beat()
+        if self._is_stalled and not was_stalled:
             _log.error(
                 "a thread of the transport has not turned for %d s: the watchdog is not told that "
                 "this program works",

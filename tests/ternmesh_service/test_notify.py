@@ -139,6 +139,7 @@ def test_a_thread_of_a_transport_that_hangs_is_not_hidden(
     for _ in range(10):
         systemd.now += 31.0
         turn(manager, UP, hung)
+        manager.beat()
     assert "WATCHDOG=1" not in systemd.heard()
     [record] = caplog.records
     assert record.levelno == logging.ERROR
