@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.data.sources import NpzSettings
-from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
+from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.factory import check_link
@@ -104,6 +104,7 @@ class NodeConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
+    log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
 
     @property
     def adapter_path(self) -> Path:

@@ -29,6 +29,7 @@ from ternmesh.wire import control
 from ternmesh.wire.control import Refusal
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh_service.keyring import Keyring
+from ternmesh_service.notify import no_beat
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Busy, NotConnected, Transport
 from transports.factory import is_linked, make_transport
@@ -79,7 +80,13 @@ def may_ask(link: LinkConfig) -> bool:
     return not is_linked(link)
 
 
-def finish_rotation(link: LinkConfig, name: str, keyring: Keyring, stop: threading.Event) -> None:
+def finish_rotation(
+    link: LinkConfig,
+    name: str,
+    keyring: Keyring,
+    stop: threading.Event,
+    beat: Callable[[], None] = no_beat,
+) -> None:
     """Complete an interrupted rotation before anything is sealed with the old keys.
 
     Only the host knows which keys are valid, so it is asked until it answers or `stop` is set.
@@ -90,14 +97,18 @@ def finish_rotation(link: LinkConfig, name: str, keyring: Keyring, stop: threadi
     while keyring.rotation is not None and not stop.is_set():
         _log.info("%s has new keys and waits for the host to accept them", name)
         try:
-            rotate_keys(link, name, keyring, stop)
+            rotate_keys(link, name, keyring, stop, beat)
         except EnrolmentRefused as error:
             _log.error("%s; the next request is in %d s", error, REFUSED_S)
             stop.wait(REFUSED_S)
 
 
 def rotate_keys(
-    link: LinkConfig, name: str, keyring: Keyring, stop: threading.Event | None = None
+    link: LinkConfig,
+    name: str,
+    keyring: Keyring,
+    stop: threading.Event | None = None,
+    beat: Callable[[], None] = no_beat,
 ) -> bool:
     """Switch to the keyring's next keys; False if the host does not answer. SecurityError."""
     rotation = keyring.rotation
@@ -108,7 +119,8 @@ def rotate_keys(
         check_rotation_answer(body, member_list.host, member_list.fleet, rotation)
         return True
 
-    if not _ask(link, name, keyring.state, write_rotation_request(rotation), read, stop):
+    request = write_rotation_request(rotation)
+    if not _ask(link, name, keyring.state, request, read, stop, beat):
         return False
     keyring.finish_rotation()
     _log.info("%s uses its new keys; the host accepts no others", name)
@@ -122,6 +134,7 @@ def _ask(
     body: bytes,
     read: Callable[[bytes], T | None],
     stop: threading.Event | None = None,
+    beat: Callable[[], None] = no_beat,
 ) -> T | None:
     """The answer as `read` returns it; None after `GIVE_UP_S`, or when `stop` is set. Refused."""
     frame = seal_open(Header(UNASSIGNED, 0), body)
@@ -136,6 +149,7 @@ def _ask(
                 repeat_at = now + repeat_s
                 repeat_s = min(2 * repeat_s, REPEAT_MAX_S)
             arrival = transport.receive(WAIT_S)
+            beat()
             for answer in () if arrival is None else arrival.frames:
                 try:
                     found = _read(answer, read)

@@ -8,7 +8,7 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from edge.errors import DataError
 from edge.onnx.session import Inference
 from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
 
 ENTRIES_MAX = 256
@@ -35,9 +36,12 @@ _log = logging.getLogger(__name__)
 class Evaluator:
     """Compares the first output with the first target, by the metric of the model package."""
 
-    def __init__(self, predictor: Inference, package: ModelPackage) -> None:
+    def __init__(
+        self, predictor: Inference, package: ModelPackage, beat: Callable[[], None] = no_beat
+    ) -> None:
         self._predictor = predictor
         self._package = package
+        self._beat = beat  # called after each batch
         self._inputs = [spec.name for spec in input_specs(package)]
         self._target = next((spec.name for spec in target_specs(package)), "")
         self._total = 0.0  # sum of the scores since the last `take`
@@ -52,6 +56,7 @@ class Evaluator:
             values = scores(self._package.metric, output, batch[self._target])
             self._total += float(values.sum())
             self._count += len(values)
+            self._beat()
 
     def take(self) -> float | None:
         """The mean score since the last call; None without samples or if it is not finite."""

@@ -49,6 +49,7 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.types import Vector
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_service.keyring import Keyring, NoKeyring
+from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
 from transports.base import Transport
 from transports.driver import Driver
@@ -89,6 +90,7 @@ class Node:
         *,
         pace: TimerSettings = NETWORK_TIMERS,
         keyring: Keyring | NoKeyring | None = None,
+        beat: Callable[[], None] = no_beat,
     ) -> None:
         package = loaded.package
         training = config.training
@@ -125,7 +127,7 @@ class Node:
         self._store = store
         self._clock = clock
         self._inference = Inference(loaded.folder, package, training.threads)
-        self._evaluator = Evaluator(self._inference, package)
+        self._evaluator = Evaluator(self._inference, package, beat)
         self._run = (state.run, state.plan)
         self._loss: float | None = None  # of the last trained round
         self._events: list[NodeEvent] = []

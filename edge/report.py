@@ -53,6 +53,15 @@ def status(node: Node) -> dict[str, Any]:
     }
 
 
+def summary(node: Node) -> str:
+    """The line of `systemctl status`."""
+    protocol, last = node.protocol, node.history.last
+    of = "" if protocol.plan is None else f" of {protocol.plan.rounds}"
+    metric = last.metric if last else None
+    shown = "" if metric is None else f", {node.package.metric} {metric:.4f}"
+    return f"{_activity(node)}; global adapter {protocol.version}{of}{shown}"
+
+
 def rss_mib() -> float | None:
     """The memory of this process in MiB; None where the system does not report it."""
     try:

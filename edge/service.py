@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from edge.onnx.session import LoadedModel, load_model
 from edge.releases.rollout import settle
 from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
-from edge.report import status
+from edge.report import status, summary
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.notify import ServiceManager
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -85,23 +87,30 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     warn_of_shared(config.data, config.evaluate)
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
+    manager = ServiceManager()
     with opened(state, keyring, config.link.fleet):
         if isinstance(keyring, Keyring):
-            finish_rotation(config.link, config.name, keyring, stop)
-        _run_releases(config, state, keyring, stop)
+            finish_rotation(config.link, config.name, keyring, stop, manager.beat)
+        _run_releases(config, state, keyring, stop, manager)
 
 
 def _run_releases(
-    config: NodeConfig, state: StateFile, keyring: Keyring | NoKeyring, stop: threading.Event
+    config: NodeConfig,
+    state: StateFile,
+    keyring: Keyring | NoKeyring,
+    stop: threading.Event,
+    manager: ServiceManager,
 ) -> None:
     if config.releases.dir is None:
-        _serve(config, load_model(package_folder(config.model)), state, keyring, stop, None)
+        loaded = load_model(package_folder(config.model))
+        _serve(config, loaded, state, keyring, stop, manager, None)
         return
     if config.releases.insecure:
         _log.warning("releases are installed without signatures: [releases] insecure = true")
     releases = Releases(Path(config.releases.dir), release_check(config, keyring))
     while not stop.is_set():
-        _serve(config, settle(config, releases), state, keyring, stop, releases)
+        loaded = settle(config, releases, manager.beat)
+        _serve(config, loaded, state, keyring, stop, manager, releases)
 
 
 def _serve(
@@ -110,6 +119,7 @@ def _serve(
     state: StateFile,
     keyring: Keyring | NoKeyring,
     stop: threading.Event,
+    manager: ServiceManager,
     releases: Releases | None,
 ) -> None:
     """Run a node with one model, until `stop` is set or a new release is installed."""
@@ -123,7 +133,17 @@ def _serve(
         data = open_data(config, package, state)
         with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             pace = pace_of(transport)
-            node = Node(config, loaded, data, store, last, transport, pace=pace, keyring=keyring)
+            node = Node(
+                config,
+                loaded,
+                data,
+                store,
+                last,
+                transport,
+                pace=pace,
+                keyring=keyring,
+                beat=manager.beat,
+            )
 
             def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 if BACKUP in request:
@@ -137,6 +157,7 @@ def _serve(
 
             transport.open()
             node.start()
+            manager.ready()
             _log.info("%s is ready: %d samples", config.name, len(data.training))
             while not stop.is_set():
                 if watch is not None and watch.sees_new_release():
@@ -144,5 +165,8 @@ def _serve(
                     break
                 node.turn()
                 relay.serve(answer)
+                manager.turn(partial(summary, node), lambda: [transport.status()])
+            if stop.is_set():
+                manager.stopping()
     finally:
         transport.close()

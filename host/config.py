@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits, needs
+from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, choices, limits, needs
 from ternmesh.errors import WireError
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
@@ -63,6 +63,7 @@ class HostConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
+    log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
 
 
 def read_host_config(path: Path) -> HostConfig:

@@ -128,6 +128,16 @@ def status(
     }
 
 
+def summary(coordinator: Coordinator) -> str:
+    """The line of `systemctl status`."""
+    nodes = coordinator.nodes.values()
+    active = sum(node.active for node in nodes)
+    return (
+        f"{PHASES[coordinator.phase]}; global update {coordinator.version} of "
+        f"{coordinator.plan.rounds}; {active} of {len(nodes)} boards active"
+    )
+
+
 def _behind(coordinator: Coordinator) -> str | None:
     if coordinator.recovering:
         return "this host was restored from an old copy: global updates come back from its nodes"

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from host import membership
 from host.config import HostConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
-from host.report import HISTORY_MAX, RoundCosts, describe, status
+from host.report import HISTORY_MAX, RoundCosts, describe, status, summary
 from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.drift import DriftWatch
@@ -36,6 +37,7 @@ from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.notify import ServiceManager
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
 from ternmesh_store.state_file import StateFile
@@ -249,7 +251,7 @@ def run_host(
             "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
         )
     store = HostStore(state, settings.chain_max)
-    keys, relay = hop_keys(keyring, HOST), Relay()
+    keys, relay, manager = hop_keys(keyring, HOST), Relay(), ServiceManager()
     transport = make_transport(config.link, HOST, state, keys)
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
     needed = () if new_run else (HOST_TABLES,)
@@ -278,6 +280,10 @@ def run_host(
         with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             transport.open()
             service.start()
+            manager.ready()
+            describe_run = partial(summary, service.coordinator)
             while not stop.is_set() and not (until_finished and service.may_leave()):
                 service.poll(POLL_S)
                 relay.serve(answer)
+                manager.turn(describe_run, lambda: [transport.status()])
+            manager.stopping()

@@ -12,22 +12,10 @@ from ternmesh.errors import TernmeshError
 from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
-from ternmesh_cli.process import HelpText, Run, Subcommands, as_run, program
+from ternmesh_cli.exit_codes import EXIT_CODES, ExitCode
+from ternmesh_cli.process import HelpText, Run, Subcommands, complain, program
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken, TransportError
-
-REFUSED = 1
-MISUSED = 2
-NAME_TAKEN = 3
-INTERRUPTED = 130
-EXIT_CODES = """\
-exit codes:
-  0  done, or stopped by SIGINT or SIGTERM
-  1  cannot start or continue: data, disk or model is missing; a sentence on stderr says why
-  2  the command line or the configuration is wrong; a sentence says what is allowed
-  3  another process uses this name on the broker already
-  130  interrupted before it was done, or while it started
-"""
 
 _log = logging.getLogger(__name__)
 
@@ -39,28 +27,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run: Run = options.run
         return run(options)
     except ConfigError as error:
-        return _complain(error, MISUSED)
+        return _complain(error, ExitCode.MISUSED)
     except NameTaken as error:
-        return _complain(error, NAME_TAKEN)
+        return _complain(error, ExitCode.NAME_TAKEN)
     except (TernmeshError, StoreError, TransportError) as error:
-        return _complain(error, REFUSED)
+        return _complain(error, ExitCode.REFUSED)
     except BrokenPipeError:
         # The reader, `| head` say, has closed the pipe: the last flush must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return REFUSED
+        return ExitCode.REFUSED
     except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
+        return _complain("interrupted", ExitCode.INTERRUPTED)
     except OSError as error:  # of a path that the user named: no error of ours
         _log.debug("an error of the system", exc_info=error)
         where = f"cannot use {error.filename}" if error.filename else "the system refuses"
-        return _complain(f"{where} ({error.strerror or error}): check the path", REFUSED)
+        return _complain(f"{where} ({error.strerror or error}): check the path", ExitCode.REFUSED)
     except Exception as error:  # noqa: BLE001  (the outermost frame: log any error)
         _log.critical("an error that should not happen", exc_info=error)
-        return _complain(f"{type(error).__name__}: {error}", REFUSED)
+        return _complain(f"{type(error).__name__}: {error}", ExitCode.REFUSED)
 
 
-def _complain(sentence: object, code: int) -> int:
-    print(f"ternmesh: {as_run(str(sentence))}", file=sys.stderr)
+def _complain(error: object, code: ExitCode) -> ExitCode:
+    complain(error)
     return code
 
 

@@ -1,6 +1,7 @@
 """The parts that commands share: options, subcommands, our name, logging, signals, TOML."""
 
 import argparse
+import faulthandler
 import json
 import logging
 import math
@@ -12,14 +13,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from ternmesh.config import ConfigError
+from ternmesh_service.notify import ServiceManager
 
 PROGRAM = "TERNMESH_PROGRAM"  # an environment variable: how the script `run` was called
 SEED_MAX = 2**32 - 1
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LINE = "%(asctime)s %(message)s"
+# Of journald (sd-daemon(3))
+PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, 50: 2}
 _COMMAND = re.compile(r"(?<=`)ternmesh(?= [a-z])|^(\s+)ternmesh(?= [a-z]+ )", re.MULTILINE)
+
+_log = logging.getLogger(__name__)
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -156,12 +163,62 @@ class LogText(logging.Formatter):
         return as_run(super().format(record))
 
 
-def set_up_logging(level: str) -> None:
-    """Log one line an event to stderr; shorter where that is a terminal."""
-    is_terminal = sys.stderr.isatty()
+class LogJson(logging.Formatter):
+    """Log lines of one JSON object each; for a journal with the priority, and without the time."""
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "level": record.levelname,
+            "logger": record.name,
+            "message": as_run(record.getMessage()),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        if self._journal:
+            return f"<{PRIORITIES.get(record.levelno, 6)}>{json.dumps(entry)}"
+        return json.dumps({"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **entry})
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Whether what is written to `stream` goes into the journal of systemd (systemd.exec(5))."""
+    journal = os.environ.get("JOURNAL_STREAM")
+    if journal is None:
+        return False
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # it is no file, or closed
+        return False
+    return journal == f"{found.st_dev}:{found.st_ino}"
+
+
+def set_up_logging(level: str, log_format: str = "auto") -> None:
+    """Log one line an event to stderr: JSON to a journal, else text, shorter on a terminal."""
+    journal = is_journal(sys.stderr)
+    formatter: logging.Formatter
+    if log_format == "json" or (log_format == "auto" and journal):
+        formatter = LogJson(journal=journal)
+    elif sys.stderr.isatty():
+        formatter = LogText(TERMINAL_LINE, "%H:%M:%S")
+    else:
+        formatter = LogText(LINE)
     handler = logging.StreamHandler()
-    handler.setFormatter(LogText(TERMINAL_LINE, "%H:%M:%S") if is_terminal else LogText(LINE))
+    handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def complain(error: object) -> None:
+    """Say why a command has failed: on stderr, and in `systemctl status`."""
+    sentence = as_run(str(error))
+    ServiceManager().status(sentence)
+    if is_journal(sys.stderr):
+        set_up_logging("INFO")  # where no configuration was read before
+        _log.error("%s", sentence)
+    else:
+        print(f"ternmesh: {sentence}", file=sys.stderr)
 
 
 def stop_on_signals() -> threading.Event:
@@ -181,9 +238,10 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
-def start(log_level: str) -> threading.Event:
+def start(log_level: str, log_format: str = "auto") -> threading.Event:
     """Set up the logging of a long-running command, and return the event that stops it."""
-    set_up_logging(log_level)
+    set_up_logging(log_level, log_format)
+    faulthandler.enable(2)  # what each thread did, where the watchdog ends a program that hangs
     return stop_on_signals()
 
 

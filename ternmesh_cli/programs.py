@@ -32,7 +32,7 @@ def run_host(arguments: argparse.Namespace) -> int:
     config = read_host_config(arguments.config)
     run_host(
         config,
-        process.start(config.log_level),
+        process.start(config.log_level, config.log_format),
         until_finished=arguments.until_finished,
         new_run=arguments.new_run,
         insecure=arguments.insecure,
@@ -45,7 +45,8 @@ def run_node(arguments: argparse.Namespace) -> int:
     from edge.service import run_node
 
     config = read_node_config(arguments.config)
-    run_node(config, process.start(config.log_level), insecure=arguments.insecure)
+    stop = process.start(config.log_level, config.log_format)
+    run_node(config, stop, insecure=arguments.insecure)
     return 0
 
 
@@ -53,5 +54,6 @@ def run_gateway(arguments: argparse.Namespace) -> int:
     from edge.gateway.service import read_gateway_config, run_gateway
 
     config = read_gateway_config(arguments.config)
-    run_gateway(config, process.start(config.log_level), insecure=arguments.insecure)
+    stop = process.start(config.log_level, config.log_format)
+    run_gateway(config, stop, insecure=arguments.insecure)
     return 0

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
 STOP_S = 10.0  # how long `stop` waits for the thread
+TURN_S = 10.0  # between two notes that the loop turns
 
 T = TypeVar("T")
 
@@ -16,6 +18,7 @@ class LoopThread:
     """Runs coroutines between `start` and `stop`. Call `start` once."""
 
     def __init__(self, name: str) -> None:
+        self.turned_at = time.monotonic()  # when the loop last turned, within `TURN_S`
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
         self._running = threading.Event()
@@ -50,4 +53,8 @@ class LoopThread:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         self._running.set()
-        await self._stopped.wait()
+        while not self._stopped.is_set():
+            self.turned_at = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TURN_S):
+                    await self._stopped.wait()

@@ -22,7 +22,7 @@ import numpy as np
 
 from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from edge.gateway.member_list import MemberListClient
-from ternmesh.config import LOG_LEVELS, ConfigError, choices
+from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
 from ternmesh.wire.frame import BROADCAST
@@ -43,6 +43,7 @@ from ternmesh_service.keyring import (
     hop_keys,
     opened,
 )
+from ternmesh_service.notify import ServiceManager
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, StatusTransport, Transport
@@ -72,6 +73,7 @@ class GatewayConfig:
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
+    log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
 
     @property
     def boards(self) -> tuple[str, ...]:
@@ -156,6 +158,10 @@ class Gateway:
             if self._aggregation is not None:
                 self._settle(self._aggregation)
         return self._forward_down() or moved
+
+    def summary(self) -> str:
+        """The line of `systemctl status`."""
+        return f"{self.frames_up} frames up, {self.frames_down} down, {self.frames_lost} lost"
 
     def _settle(self, aggregation: GatewayAggregation) -> None:
         up, down = aggregation.settle()
@@ -263,6 +269,7 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     aggregation = _aggregation(config, state)
     member_list = MemberListClient(keyring) if isinstance(keyring, Keyring) else None
     gateway, relay = Gateway(radio, network, aggregation, member_list), Relay()
+    links, manager = (radio, *network.values()), ServiceManager()
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         if BACKUP in request:
@@ -277,10 +284,13 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
         _check_members(keyring, config)
         gateway.open()
         with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
+            manager.ready()
             _log.info("gateway for %s is ready", ", ".join(config.boards))
             while not stop.is_set():
                 gateway.turn(POLL_S)
                 relay.serve(answer)
+                manager.turn(gateway.summary, lambda: [t.status() for t in links])
+            manager.stopping()
 
 
 def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:

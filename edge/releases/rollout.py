@@ -6,7 +6,7 @@ board or of its data does not make a release bad.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,14 @@ from ternmesh.release import (
     succeed,
 )
 from ternmesh_service.config_file import package_folder
+from ternmesh_service.notify import no_beat
 
 _log = logging.getLogger(__name__)
 
 
-def settle(config: NodeConfig, releases: Releases) -> LoadedModel:
+def settle(
+    config: NodeConfig, releases: Releases, beat: Callable[[], None] = no_beat
+) -> LoadedModel:
     """The model to run. If the process dies here, the next process finds the attempt on disk.
 
     Raises ModelError if not even the configured model loads. BoardFault and NoData prove nothing
@@ -48,7 +51,7 @@ def settle(config: NodeConfig, releases: Releases) -> LoadedModel:
         if standing.current == 0:
             return load_model(package_folder(config.model))
         try:
-            loaded = _open(config, releases, standing)
+            loaded = _open(config, releases, standing, beat)
         except NoData:
             releases.change(excuse)  # the attempt does not count: no release could learn here
             raise
@@ -66,7 +69,9 @@ def settle(config: NodeConfig, releases: Releases) -> LoadedModel:
         return loaded
 
 
-def _open(config: NodeConfig, releases: Releases, standing: Standing) -> LoadedModel:
+def _open(
+    config: NodeConfig, releases: Releases, standing: Standing, beat: Callable[[], None]
+) -> LoadedModel:
     """The current release, after its trial if it is on trial."""
     try:
         loaded, manifest = releases.open(standing.current)
@@ -80,11 +85,13 @@ def _open(config: NodeConfig, releases: Releases, standing: Standing) -> LoadedM
             "[security] back, or install a newer release"
         ) from error
     if standing.on_trial:
-        _try(config, loaded, manifest)
+        _try(config, loaded, manifest, beat)
     return loaded
 
 
-def _try(config: NodeConfig, loaded: LoadedModel, manifest: ReleaseManifest) -> None:
+def _try(
+    config: NodeConfig, loaded: LoadedModel, manifest: ReleaseManifest, beat: Callable[[], None]
+) -> None:
     """Raise unless the release keeps the limits of its manifest on this board."""
     limits = TrialLimits(memory_mib=config.releases.memory_mib, cpu_s=config.releases.cpu_s)
     latency_s = try_model(
@@ -104,7 +111,8 @@ def _try(config: NodeConfig, loaded: LoadedModel, manifest: ReleaseManifest) -> 
         _log.info("the loss of the release is not checked: [evaluate] names no data for it")
         return
     held_out = open_folder(Path(config.evaluate.path), loaded.package, config.evaluate)
-    loss = mean_loss(make_step(config, loaded), loaded, held_out, config.evaluate.samples_max)
+    step = make_step(config, loaded)
+    loss = mean_loss(step, loaded, held_out, config.evaluate.samples_max, beat)
     if not loss <= manifest.loss_max * LOSS_UNIT:  # also refuses NaN
         raise ModelError(
             f"its loss on this board's held-out data is {loss:.4g}, and the manifest allows "
@@ -112,7 +120,13 @@ def _try(config: NodeConfig, loaded: LoadedModel, manifest: ReleaseManifest) -> 
         )
 
 
-def mean_loss(step: Step, loaded: LoadedModel, data: Dataset, samples_max: int) -> float:
+def mean_loss(
+    step: Step,
+    loaded: LoadedModel,
+    data: Dataset,
+    samples_max: int,
+    beat: Callable[[], None] = no_beat,
+) -> float:
     """The mean loss of the model's initial adapter on at most `samples_max` samples of `data`.
 
     The last batch is filled up with the first samples: its size is fixed in the graph. ModelError
@@ -126,6 +140,7 @@ def mean_loss(step: Step, loaded: LoadedModel, data: Dataset, samples_max: int) 
     for start in range(0, len(chosen), batch):
         loss, gradient = step.run(loaded.initial, data.batch(chosen[start : start + batch]))
         losses.append(loss)
+        beat()
         is_finite &= bool(np.isfinite(gradient).all())
     mean = float(np.mean(losses))
     if np.isfinite(mean) and not is_finite:

@@ -135,7 +135,10 @@ def over_link(monkeypatch, fleet, act):
 
 
 def finish(ada):
-    enrolment.finish_rotation(LINK, "ada", ada, threading.Event())
+    beats = []
+    is_pending = ada.rotation is not None
+    enrolment.finish_rotation(LINK, "ada", ada, threading.Event(), lambda: beats.append(1))
+    assert bool(beats) == is_pending, "systemd hears that the start goes on"
 
 
 def rotate(ada):

@@ -98,7 +98,7 @@ def test_a_host_whose_file_another_process_has_is_1(capsys, config, monkeypatch)
         raise StoreError("another process uses state.sqlite: stop it, or choose a state_dir")
 
     monkeypatch.setattr("host.service.run_host", refuse)
-    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda *_: None)
     assert ternmesh("host", "--config", config) == 1
     assert capsys.readouterr().err.startswith("ternmesh: another process uses state.sqlite")
 
@@ -110,7 +110,7 @@ def test_an_error_that_should_not_happen_is_1_and_leaves_its_trace(
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("host.service.run_host", fail)
-    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda *_: None)
     assert ternmesh("host", "--config", config) == 1
     assert capsys.readouterr().err == "ternmesh: ZeroDivisionError: division by zero\n"
     assert caplog.records[0].exc_info[0] is ZeroDivisionError
@@ -121,7 +121,7 @@ def test_an_interrupt_is_130_and_no_traceback(capsys, config, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("host.service.run_host", interrupt)
-    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda *_: None)
     assert ternmesh("host", "--config", config) == 130
     assert capsys.readouterr().err == "ternmesh: interrupted\n"
 
@@ -257,7 +257,7 @@ def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "edge.service.run_node", lambda *arguments, insecure: calls.append(arguments)
     )
-    monkeypatch.setattr(process, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda *_: None)
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
         assert ternmesh("node", "--config", tmp_path / "node.toml") == 0
@@ -272,7 +272,7 @@ def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
 
 
 class _Config:
-    log_level = "INFO"
+    log_level, log_format = "INFO", "auto"
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -13,7 +13,8 @@ from host.pipeline.config import PipelineConfig, ReplicasConfig
 from host.pipeline.errors import PipelineError
 from models.bottleneck.config import Shape
 from ternmesh_cli import process
-from ternmesh_cli.main import MISUSED, REFUSED, main
+from ternmesh_cli.exit_codes import ExitCode
+from ternmesh_cli.main import main
 from ternmesh_cli.pipeline_report import ROWS_MAX, TrainingHistory, write_report
 
 REPORT = {
@@ -76,14 +77,14 @@ def test_a_refusal_is_one_sentence(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeRanks, "refusal", "rank 1: a payload is broken")
-    assert main(["pipeline", "train", "--config", str(config)]) == REFUSED
+    assert main(["pipeline", "train", "--config", str(config)]) == ExitCode.REFUSED
     assert capsys.readouterr().err == "ternmesh: rank 1: a payload is broken\n"
     assert FakeRanks.stopped
 
 
 def test_a_wrong_setting_is_one_sentence(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text('state_dir = "state"\ndata = "text"\nstages = 99\n')
-    assert main(["pipeline", "train", "--config", str(config)]) == MISUSED
+    assert main(["pipeline", "train", "--config", str(config)]) == ExitCode.MISUSED
     assert "stages is 99: it must be 2 to 64" in capsys.readouterr().err
 
 

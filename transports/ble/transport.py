@@ -144,6 +144,7 @@ class BleTransport:
                 "peer": self.settings.peer,
                 "connected": protocol.established,
                 "last_error": None if protocol.established else self._last_error,
+                "turned_s_ago": time.monotonic() - self._loop.turned_at,
                 "reconnects": max(0, self.counters.connects - 1),
                 "mtu": self.mtu,
                 "value_max": self._end.value_max,

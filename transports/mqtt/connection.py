@@ -76,6 +76,7 @@ class MqttConnection:
         self.taken_over = False  # another process connected with our client id
         self.unwanted = False  # the broker sent what no connection of ours takes
         self.ended = ""  # a sentence with the reason
+        self.turned_at = time.monotonic()  # when the network thread last worked on it
         self._settings = settings
         self._clean = forget or settings.session_expiry_s == 0
         self._packet_max = packet_max(settings, INBOUND_MESSAGE_MAX)
@@ -180,6 +181,7 @@ class MqttConnection:
         )
 
     def _is_over(self, stop: threading.Event, give_up_at: float, now: float) -> bool:
+        self.turned_at = now
         if stop.is_set():
             if not self._leave_at:
                 self._leave_at = now + GOODBYE_S

@@ -112,6 +112,7 @@ class MqttTransport:
             "connected": self.connected,
             "protocol": connection.protocol if connection and connection.ready else None,
             "last_error": None if self.connected else self._last_error,
+            "turned_s_ago": time.monotonic() - connection.turned_at if connection else 0.0,
             "reconnects": max(0, self.counters.connects - 1),
             "queued": queued,
             "in_flight": in_flight,

@@ -63,6 +63,7 @@ class ModemLink:
     ) -> None:
         self.dialect = dialect
         self.ready_s = 0.0  # how long the modem was set up
+        self.turned_at = time.monotonic()  # when the thread last worked on it
         self._settings = settings
         self._coding = coding
         self._queue = queue
@@ -85,7 +86,8 @@ class ModemLink:
         try:
             self._handle(port, self.dialect.start(time.monotonic()))
             while not stop.is_set():
-                self._note_ready(time.monotonic())
+                self.turned_at = time.monotonic()
+                self._note_ready(self.turned_at)
                 self._offer(port, time.monotonic())
                 data = port.read(self._wait_s(time.monotonic()))
                 now = time.monotonic()

@@ -7,6 +7,7 @@ frame leaves before `budget` grants its airtime.
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -120,11 +121,13 @@ class SerialLoraTransport:
         return self._inbox.get(timeout_s)
 
     def status(self) -> dict[str, object]:
+        link = self._link
         return {
             "port": self.settings.port,
             "dialect": self.settings.dialect,
             "connected": self.connected,
             "last_error": None if self.connected else self._last_error,
+            "turned_s_ago": time.monotonic() - link.turned_at if link else 0.0,
             "reconnects": max(0, self.counters.connects - 1),
             "queued": len(self._queue),
             "dropped": self._inbox.dropped,

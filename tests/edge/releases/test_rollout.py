@@ -97,7 +97,9 @@ def test_a_good_release_is_tried_in_a_child_and_stays(
     board: NodeConfig, releases: Releases, new_release: Release
 ) -> None:
     releases.install(new_release(1))
-    assert version_of(settle(board, releases)) == "1"
+    beats: list[int] = []
+    assert version_of(settle(board, releases, lambda: beats.append(1))) == "1"
+    assert beats, "the watchdog hears of each batch of the trial"
     standing = releases.standing()
     assert (standing.current, standing.last_good, standing.bad) == (1, 1, ())
     assert version_of(settle(board, releases)) == "1"

@@ -28,8 +28,9 @@ from ternmesh.split.messages import ActivationReassembler
 from ternmesh.split.plan import SplitPlan
 from ternmesh.timers import TimerSettings
 from ternmesh.wire.control import FINISHED
+from ternmesh_cli.exit_codes import ExitCode
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.main import MISUSED, main
+from ternmesh_cli.main import main
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
@@ -161,7 +162,7 @@ def test_wrong_configurations(
     config = tmp_path / "config.toml"
     config.write_text(text)
     insecure = [] if end == "export" else ["--insecure"]
-    assert main(["split", end, "--config", str(config), *insecure]) == MISUSED
+    assert main(["split", end, "--config", str(config), *insecure]) == ExitCode.MISUSED
     assert sentence in capsys.readouterr().err
 
 

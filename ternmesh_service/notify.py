@@ -1,0 +1,110 @@
+"""What a running program tells systemd: it serves, what it does, and that it makes progress.
+
+This is the protocol of sd_notify(3). All calls come from the main thread, so a main loop that hangs
+sends nothing, and systemd restarts the program (WatchdogSec=). A thread of a transport that hangs
+withholds the message too. Without NOTIFY_SOCKET nothing is sent.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+REPORT_S = 5.0  # between two looks at the status
+BEAT_S = 30.0  # between two signs of life where systemd sets no limit
+START_S = 300  # so long the start may take after each sign of life
+# No thread of a transport is silent for so long: its longest pause is 30 s, its longest wait for an
+# answer 10 s.
+STALLED_S = 300.0
+SEND_S = 1.0  # the longest wait for a full queue of systemd
+
+Statuses = Sequence[Mapping[str, Any]]
+
+_log = logging.getLogger(__name__)
+
+
+class ServiceManager:
+    """The connection to systemd that `environment` names, or none."""
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._clock = clock
+        self._beat_s = float(environment.get("WATCHDOG_USEC", 2e6 * BEAT_S)) / 2e6
+        self._beat_at = self._report_at = clock()
+        self._is_ready = self._is_stalled = False
+        self._line = ""
+
+    def ready(self) -> None:
+        """The program serves: its model and state are open, and its transport was opened."""
+        self._is_ready = True
+        self.send("READY=1")
+
+    def stopping(self) -> None:
+        """The program ends."""
+        self.send("STOPPING=1")
+
+    def beat(self) -> None:
+        """The main thread has done one more part of a long start or of a long call."""
+        now = self._clock()
+        if now >= self._beat_at and not self._is_stalled:
+            self._beat_at = now + self._beat_s
+            self.send("WATCHDOG=1" if self._is_ready else f"EXTEND_TIMEOUT_USEC={START_S * 10**6}")
+
+    def turn(self, describe: Callable[[], str], links: Callable[[], Statuses]) -> None:
+        """The main loop has turned once more. `links` returns the statuses of all transports."""
+        now = self._clock()
+        if not self._address or now < self._report_at:
+            return
+        self._report_at = now + min(REPORT_S, self._beat_s)
+        statuses = links()
+        self.status(f"{describe()}; {_describe(statuses)}")
+        silent_s = max(map(_silent_s, statuses), default=0.0)
+        was_stalled, self._is_stalled = self._is_stalled, silent_s >= STALLED_S
+        self.beat()
+        if self._is_stalled and not was_stalled:
+            _log.error(
+                "a thread of the transport has not turned for %d s: the watchdog is not told that "
+                "this program works",
+                silent_s,
+            )
+
+    def status(self, line: str) -> None:
+        """Show a line in `systemctl status`."""
+        if line != self._line:
+            self._line = line
+            self.send("STATUS=" + " ".join(line.split()))
+
+    def send(self, message: str) -> None:
+        """Send a message to systemd, if there is one. A failure is logged."""
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(SEND_S)
+                sender.sendto(message.encode(), self._address)
+        except OSError as error:
+            _log.warning("systemd does not hear us (%s): check NotifyAccess=", error)
+
+
+def no_beat() -> None:
+    """In place of `ServiceManager.beat`."""
+
+
+def _describe(statuses: Statuses) -> str:
+    down = [status for status in statuses if not status["connected"]]
+    if not down:
+        return "link up"
+    return f"link down ({len(down)} of {len(statuses)}): {down[0]['last_error']}"
+
+
+def _silent_s(status: Mapping[str, Any]) -> float:
+    """The longest time since a thread of this transport has turned."""
+    bearers = status.get("bearers", {})
+    return max([float(status.get("turned_s_ago", 0.0)), *map(_silent_s, bearers.values())])

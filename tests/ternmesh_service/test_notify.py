@@ -1,0 +1,164 @@
+"""The messages to systemd, on a real socket with a clock of our own."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmesh_service.notify import STALLED_S, ServiceManager
+
+UP = {"connected": True, "last_error": None, "turned_s_ago": 0.5}
+DOWN = {"connected": False, "last_error": "no\nanswer", "turned_s_ago": 0.5}
+
+
+class Systemd:
+    """The other end of the socket, and the time."""
+
+    def __init__(self, path: str) -> None:
+        self.now = 1000.0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(path)
+        self._socket.setblocking(False)
+
+    def manager(self, address: str, watchdog_s: float | None = 60.0) -> ServiceManager:
+        environment = {"NOTIFY_SOCKET": address}
+        if watchdog_s is not None:
+            environment["WATCHDOG_USEC"] = f"{watchdog_s * 1e6:.0f}"
+        return ServiceManager(environment, lambda: self.now)
+
+    def heard(self) -> list[str]:
+        found = []
+        while True:
+            try:
+                found.append(self._socket.recv(4096).decode())
+            except BlockingIOError:
+                return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def new_systemd() -> Iterator[Callable[[str], Systemd]]:
+    made: list[Systemd] = []
+
+    def make(path: str) -> Systemd:
+        made.append(Systemd(path))
+        return made[-1]
+
+    yield make
+    for systemd in made:
+        systemd.close()
+
+
+@pytest.fixture
+def systemd(new_systemd: Callable[[str], Systemd], tmp_path: Path) -> Systemd:
+    return new_systemd(str(tmp_path / "notify"))
+
+
+@pytest.fixture
+def manager(systemd: Systemd, tmp_path: Path) -> ServiceManager:
+    return systemd.manager(str(tmp_path / "notify"))
+
+
+def turn(manager: ServiceManager, *links: dict[str, Any], line: str = "training") -> None:
+    manager.turn(lambda: line, lambda: links)
+
+
+def test_a_life(systemd: Systemd, manager: ServiceManager) -> None:
+    manager.beat()
+    assert systemd.heard() == ["EXTEND_TIMEOUT_USEC=300000000"]
+    manager.ready()
+    systemd.now += 31.0
+    turn(manager, UP)
+    manager.stopping()
+    assert systemd.heard() == ["READY=1", "STATUS=training; link up", "WATCHDOG=1", "STOPPING=1"]
+
+
+def test_an_abstract_address(new_systemd: Callable[[str], Systemd]) -> None:
+    systemd = new_systemd("\0ternmesh-test-notify")
+    systemd.manager("@ternmesh-test-notify").ready()
+    assert systemd.heard() == ["READY=1"]
+
+
+def test_without_systemd_nothing_is_computed_or_sent() -> None:
+    manager = ServiceManager({})
+    manager.ready()
+    manager.turn(lambda: pytest.fail("asked"), lambda: pytest.fail("asked"))
+    manager.stopping()
+
+
+def test_a_sign_of_life_comes_at_half_of_the_limit(
+    systemd: Systemd, manager: ServiceManager
+) -> None:
+    manager.ready()
+    times = []
+    for _ in range(1000):
+        turn(manager, UP)
+        times += [systemd.now] * systemd.heard().count("WATCHDOG=1")
+        systemd.now += 0.25
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses
+    assert all(30.0 <= pause <= 35.0 for pause in pauses)
+
+
+def test_a_loop_that_does_not_turn_sends_nothing(systemd: Systemd, manager: ServiceManager) -> None:
+    manager.ready()
+    turn(manager, UP)
+    systemd.heard()
+    systemd.now += 3600.0
+    assert systemd.heard() == []
+
+
+def test_parts_of_a_long_call_are_progress(systemd: Systemd, manager: ServiceManager) -> None:
+    manager.ready()
+    for _ in range(100):
+        systemd.now += 1.0
+        manager.beat()
+    assert systemd.heard().count("WATCHDOG=1") == 4
+
+
+@pytest.mark.parametrize(
+    "hung",
+    [
+        {**UP, "turned_s_ago": STALLED_S},
+        {"connected": True, "last_error": None, "bearers": {"a": UP, "b": {"turned_s_ago": 1e4}}},
+    ],
+)
+def test_a_thread_of_a_transport_that_hangs_is_not_hidden(
+    systemd: Systemd,
+    manager: ServiceManager,
+    caplog: pytest.LogCaptureFixture,
+    hung: dict[str, Any],
+) -> None:
+    manager.ready()
+    for _ in range(10):
+        systemd.now += 31.0
+        turn(manager, UP, hung)
+        manager.beat()
+    assert "WATCHDOG=1" not in systemd.heard()
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    turn(manager, UP)
+    systemd.now += 31.0
+    turn(manager, UP)
+    assert "WATCHDOG=1" in systemd.heard()
+
+
+def test_the_status_is_one_line_and_sent_where_it_changes(
+    systemd: Systemd, manager: ServiceManager
+) -> None:
+    for links in ((UP, UP), (UP, UP), (UP, DOWN)):
+        systemd.now += 6.0
+        turn(manager, *links)
+    shown = [message for message in systemd.heard() if message.startswith("STATUS")]
+    assert shown == ["STATUS=training; link up", "STATUS=training; link down (1 of 2): no answer"]
+
+
+def test_a_socket_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "none")}).ready()
+    assert "systemd does not hear us" in caplog.text
