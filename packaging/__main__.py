@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from check import check
+from check import check_installed, check_unpacked
 from deb import make_deb
 from oci import make_oci
 from tree import MACHINES, PYTHONS, ROOT, PackageError, Target, make_tree
@@ -36,6 +36,7 @@ def main() -> int:
     )
     row = rows.add_parser("check", help="try a .deb", description="Let a fleet of a .deb learn.")
     row.add_argument("deb", type=Path, metavar="FILE")
+    row.add_argument("--install", action="store_true", help="as root, in a Debian made for it")
     options = parser.parse_args()
     try:
         make(options)
@@ -47,14 +48,17 @@ def main() -> int:
 
 def make(options: argparse.Namespace) -> None:
     if options.what == "check":
-        check(options.deb)
+        (check_installed if options.install else check_unpacked)(options.deb)
         return
     if options.what == "oci":
         print(make_oci(options.python, options.arch, options.out))
         return
     target = Target(options.arch, options.python)
     if options.what == "tree":
-        make_tree(options.out, target)
+        # To be run here, where the distribution may have another Python.
+        is_ours = sys.version.startswith(f"{target.python}.")
+        base = Path(sys._base_executable)  # type: ignore[attr-defined]
+        make_tree(options.out, target, base if is_ours else None)
         print(options.out)
         return
     with tempfile.TemporaryDirectory() as folder:

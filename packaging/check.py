@@ -1,7 +1,11 @@
-"""Does a .deb work? A host and a node of its files, unpacked anywhere, learn together."""
+"""Does a .deb work? A host and a node of it learn together, with the shipped examples as settings.
+
+The broker is that of this checkout, since no package has one.
+"""
 
 import json
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -9,62 +13,90 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tree import PREFIX, STATE, PackageError, run
+from deb import EXAMPLES
+from tree import PREFIX, PYTHONS, STATE, PackageError, run
 
-LINE = re.compile(r"TM1:\S+")
-PATIENCE_S = 60
-SETTINGS = {r"rounds = \d+": "rounds = 2", r"min_peers = \d+": "min_peers = 1"}
+NEEDED = "--include=adduser,libstdc++6,python3,zlib1g"
+PATIENCE_S = 120  # an emulated start takes seconds
+ROUNDS = 2
 
 
-def check(deb: Path) -> None:
-    """Let the programs of a .deb learn for two rounds, with the shipped examples as settings.
+def check_unpacked(deb: Path) -> None:
+    """Let the programs of a .deb for this machine learn where they are not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        run("dpkg-deb", "--extract", deb.resolve(), root)
+        programs = root / PREFIX / "bin"
+        command = (str(programs / "python"), "-I", str(programs / "ternmesh"))
+        moved = {f"/{STATE}": folder, f"/{PREFIX}": str(root / PREFIX)}
+        learn(command, root, Path(folder), moved)
 
-    The broker is that of this checkout, since no package has one. PackageError where they fail.
+
+def check_installed(deb: Path) -> None:
+    """Install a .deb in a new Debian of its own, let it learn there, purge it. It needs root.
+
+    For another architecture binfmt and qemu-user-static run its programs.
+    """
+    about = run("dpkg-deb", "--showformat=${Architecture} ${Version}", "--show", deb.resolve())
+    arch, version = about.split()
+    release = {f"py{python.replace('.', '')}": name for python, name in PYTHONS.items()}[
+        version.rpartition("+")[2]
+    ]
+    if release is None:
+        raise PackageError(f"no Debian has the Python of {version}: install it by hand")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        run("mmdebstrap", "--quiet", "--variant=minbase", f"--arch={arch}", NEEDED, release, root)
+        shutil.copy(deb, root / "tmp" / "ternmesh.deb")
+        run("chroot", root, "dpkg", "--install", "/tmp/ternmesh.deb")
+        learn(("chroot", "--userspec=ternmesh", str(root), "ternmesh"), root, root / "etc/ternmesh")
+        run("chroot", root, "dpkg", "--purge", "ternmesh")
+        if not (root / STATE / "node" / "identity").exists() or (root / "etc/ternmesh").exists():
+            raise PackageError("a purge must keep the state and take away the settings")
+
+
+def learn(
+    command: Sequence[str], root: Path, folder: Path, moved: dict[str, str] | None = None
+) -> None:
+    """Enrol a node at a host, and run both until the node has the last global adapter.
+
+    Their settings lie in `folder`; with `moved` nothing lies where a package puts it.
     """
     from transports.mqtt.embedded_broker import EmbeddedBroker
 
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker() as broker:
-        root = Path(folder) / "root"
-        run("dpkg-deb", "--extract", deb.resolve(), root)
-        replaced = {
-            r"mqtt://[^\"]+": broker.url,
-            f"/{STATE}": folder,
-            f"/{PREFIX}": str(root / PREFIX),
-        }
-        for name in ("host", "node"):
-            text = (root / "usr/share/doc/ternmesh/examples" / f"{name}.toml").read_text()
-            for old, new in {**replaced, **SETTINGS}.items():
-                text = re.sub(old, new, text)
-            (Path(folder) / f"{name}.toml").write_text(text)
-        programs = root / PREFIX / "bin"
-        command = (str(programs / "python"), "-I", str(programs / "ternmesh"))
-        print(run(*command, "--version", cwd="/").strip())
-        learn(command, Path(folder))
-
-
-def learn(command: Sequence[str], folder: Path) -> None:
-    """Enrol the node at the host, and run both until the node has the second global adapter."""
-    host, node = ("--config", "host.toml"), ("--config", "node.toml")
-
     def ternmesh(*words: str) -> str:
-        return run(*command, *words, cwd=folder)
+        return run(*command, *words, cwd="/")
 
-    lines = [LINE.findall(ternmesh("enrol", "identity", *end))[0] for end in (host, node)]
-    ternmesh("enrol", "host", *node, lines[0])
-    ternmesh("enrol", "add", *host, lines[1])
-    processes = [
-        subprocess.Popen([*command, *words], cwd=folder)
-        for words in (("host", *host), ("node", *node))
-    ]
-    give_up_at = time.monotonic() + PATIENCE_S
-    version = 0
-    while version < 2 and time.monotonic() < give_up_at and not any(p.poll() for p in processes):
-        time.sleep(0.5)
-        with suppress(PackageError):  # the node is still starting
-            version = json.loads(ternmesh("status", "--json", *node))["version"]
-    for process in processes:
-        process.terminate()
-    codes = [process.wait(PATIENCE_S) for process in processes]
-    if version < 2 or any(codes):
-        raise PackageError(f"host and node ended with {codes} at version {version}: see above")
-    print(f"the node has global adapter {version}")
+    print(ternmesh("--version").strip())
+    place = folder if moved else Path("/etc/ternmesh")
+    host, node = (("--config", str(place / f"{name}.toml")) for name in ("host", "node"))
+    with EmbeddedBroker() as broker:
+        changed = {r"mqtt://[^\"]+": broker.url, r"min_peers = \d+": "min_peers = 1"}
+        changed |= {r"rounds = \d+": f"rounds = {ROUNDS}", **(moved or {})}
+        for name in ("host", "node"):
+            text = (root / EXAMPLES / f"{name}.toml").read_text()
+            for old, new in changed.items():
+                text = re.sub(old, new, text)
+            (folder / f"{name}.toml").write_text(text)
+        lines = [
+            re.findall(r"TM1:\S+", ternmesh("enrol", "identity", *end)) for end in (host, node)
+        ]
+        ternmesh("enrol", "host", *node, *lines[0])
+        ternmesh("enrol", "add", *host, *lines[1])
+        programs = [
+            subprocess.Popen([*command, *words], cwd="/")
+            for words in (("host", *host), ("node", *node))
+        ]
+        give_up_at = time.monotonic() + PATIENCE_S
+        version = 0
+        while version < ROUNDS and time.monotonic() < give_up_at:
+            time.sleep(0.5)
+            if any(program.poll() is not None for program in programs):
+                break
+            with suppress(PackageError):  # the node is still starting
+                version = json.loads(ternmesh("status", "--json", *node))["version"]
+        for program in programs:
+            program.terminate()
+        codes = [program.wait(PATIENCE_S) for program in programs]
+    if version < ROUNDS or any(codes):
+        raise PackageError(f"host and node ended with {codes} at adapter {version}: see above")

@@ -12,6 +12,8 @@ from pathlib import Path
 from tree import GLIBC_MINOR, ROOT, Target, package_version, run, source_date, write
 
 HERE = Path(__file__).resolve().parent
+DOCUMENTS = Path("usr/share/doc/ternmesh")
+EXAMPLES = DOCUMENTS / "examples"
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -24,9 +26,9 @@ def make_deb(root: Path, target: Target, out: Path, compression: str) -> Path:
     version, date = package_version(target), source_date()
     for unit in sorted((HERE / "systemd").glob("*")):
         write(root / "usr/lib/systemd/system" / unit.name, unit.read_bytes())
-    documents = root / "usr/share/doc/ternmesh"
+    documents = root / DOCUMENTS
     for example in sorted((HERE / "examples").glob("*.toml")):
-        write(documents / "examples" / example.name, example.read_bytes())
+        write(root / EXAMPLES / example.name, example.read_bytes())
     stamp = datetime.fromtimestamp(date, UTC).strftime("%a, %d %b %Y %H:%M:%S +0000")
     entry = f"ternmesh ({version}) unstable; urgency=medium\n\n  * See changelog.gz.\n\n"
     entry += f" -- The ternmesh authors <ternmesh@localhost>  {stamp}\n"

@@ -140,9 +140,15 @@ def package_version(target: Target) -> str:
     return f"{text}+py{target.python.replace('.', '')}"
 
 
-def make_tree(root: Path, target: Target) -> None:
+def make_tree(root: Path, target: Target, interpreter: Path | None = None) -> None:
     """Write /opt/ternmesh, without byte code, and the link in /usr/bin below `root`."""
-    site = root / target.site
+    install(root / target.site, target)
+    prune(root / target.site)
+    furnish(root, target, interpreter or Path(f"/usr/bin/python{target.python}"))
+
+
+def install(site: Path, target: Target) -> None:
+    """Unpack the wheels for the target into `site`."""
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     with tempfile.TemporaryDirectory() as folder:
         run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT)
@@ -152,22 +158,31 @@ def make_tree(root: Path, target: Target) -> None:
             "--no-compile", "--no-warn-conflicts", "--constraint", ROOT / "constraints.txt",
             f"ternmesh[{EXTRAS}] @ {wheel.as_uri()}",
         )  # fmt: skip
+
+
+def prune(site: Path) -> None:
+    """Take away what PRUNED names."""
     for patterns in PRUNED.values():
         for path in [path for pattern in patterns for path in site.glob(pattern)]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)  # two patterns may name it
+
+
+def furnish(root: Path, target: Target, interpreter: Path) -> None:
+    """Make the packages a virtual environment with our command, and set all modes."""
     prefix = root / PREFIX
     write(prefix / "bin" / "ternmesh", LAUNCHER)
-    (prefix / "bin" / "python").symlink_to(f"/usr/bin/python{target.python}")
-    write(prefix / "pyvenv.cfg", f"home = /usr/bin\nversion = {target.python}\n")
+    (prefix / "bin" / "python").symlink_to(interpreter)
+    write(prefix / "pyvenv.cfg", f"home = {interpreter.parent}\nversion = {target.python}\n")
     (prefix / "zoo").symlink_to(target.site.relative_to(PREFIX) / "models" / "zoo")
     (root / "usr" / "bin").mkdir(parents=True)
     (root / "usr" / "bin" / "ternmesh").symlink_to(f"/{PREFIX}/bin/ternmesh")
     for path in root.rglob("*"):
         if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
+            is_open = path.is_dir() or path.parent == prefix / "bin"
+            path.chmod(0o755 if is_open else 0o644)
 
 
 def write(path: Path, text: str | bytes, mode: int = 0o644) -> None:
