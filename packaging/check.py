@@ -17,7 +17,7 @@ from deb import EXAMPLES
 from tree import PREFIX, PYTHONS, STATE, PackageError, run
 
 NEEDED = "--include=adduser,libstdc++6,python3,zlib1g"
-PATIENCE_S = 120  # an emulated start takes seconds
+PATIENCE_S = 300  # an emulated machine is slow
 ROUNDS = 2
 
 
@@ -71,8 +71,13 @@ def learn(
     place = folder if moved else Path("/etc/ternmesh")
     host, node = (("--config", str(place / f"{name}.toml")) for name in ("host", "node"))
     with EmbeddedBroker() as broker:
-        changed = {r"mqtt://[^\"]+": broker.url, r"min_peers = \d+": "min_peers = 1"}
-        changed |= {r"rounds = \d+": f"rounds = {ROUNDS}", **(moved or {})}
+        changed = {
+            r"mqtt://[^\"]+": broker.url,
+            r"min_peers = \d+": "min_peers = 1\nlocal_steps = 1",
+            r"rounds = \d+": f"rounds = {ROUNDS}",
+            r"\[evaluate\].*": "[evaluate]\nsamples_max = 16",
+            **(moved or {}),
+        }
         for name in ("host", "node"):
             text = (root / EXAMPLES / f"{name}.toml").read_text()
             for old, new in changed.items():

@@ -63,8 +63,11 @@ PRUNED: Mapping[str, tuple[str, ...]] = {
 
 LAUNCHER = """\
 #!/opt/ternmesh/bin/python -I
+import os
 import sys
 
+# onnxruntime >= 1.31 would keep a device id and prepare reports to its makers.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from ternmesh_cli.__main__ import start
 
 sys.exit(start())
@@ -175,7 +178,9 @@ def furnish(root: Path, target: Target, interpreter: Path) -> None:
     prefix = root / PREFIX
     write(prefix / "bin" / "ternmesh", LAUNCHER)
     (prefix / "bin" / "python").symlink_to(interpreter)
-    write(prefix / "pyvenv.cfg", f"home = {interpreter.parent}\nversion = {target.python}\n")
+    settings = {"home": interpreter.parent, "include-system-site-packages": "false"}
+    text = "".join(f"{key} = {value}\n" for key, value in settings.items())
+    write(prefix / "pyvenv.cfg", text)
     (prefix / "zoo").symlink_to(target.site.relative_to(PREFIX) / "models" / "zoo")
     (root / "usr" / "bin").mkdir(parents=True)
     (root / "usr" / "bin" / "ternmesh").symlink_to(f"/{PREFIX}/bin/ternmesh")
