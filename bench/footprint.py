@@ -126,7 +126,7 @@ def _write(folder: Path, url: str, tables: Mapping[str, Any], **names: str) -> P
 
 def _process(python: Path, command: str, config: Path) -> Worker:
     # Not from the repository's root: the fresh environment must use what was installed in it.
-    arguments = [str(python), "-P", "-m", "ternmesh_cli.main", command, "--config", str(config)]
+    arguments = [str(python), "-I", "-m", "ternmesh_cli.main", command, "--config", str(config)]
     return Worker(command, config.parent, arguments)
 
 

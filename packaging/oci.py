@@ -31,16 +31,16 @@ from tree import (
 UID = 990  # of the image's user; a .deb takes the number that adduser gives
 
 
-def make_oci(pythons: str, archs: Sequence[str], out: Path) -> Path:
+def make_oci(python: str, archs: Sequence[str], out: Path) -> Path:
     """An OCI image archive for several architectures: a small Debian, and the tree on it."""
-    release = PYTHONS[pythons]
+    release = PYTHONS[python]
     if release is None:
-        raise PackageError(f"no Debian has Python {pythons}: give --python 3.11 or 3.13")
+        raise PackageError(f"no Debian has Python {python}: give --python 3.11 or 3.13")
     date = source_date()
     blobs: dict[str, bytes] = {}
     manifests = []
     for arch in archs:
-        target = Target(arch, pythons)
+        target = Target(arch, python)
         layers = [base_layer(target, release, date), tree_layer(target, date)]
         config = {
             "architecture": arch,
@@ -64,7 +64,7 @@ def make_oci(pythons: str, archs: Sequence[str], out: Path) -> Path:
     index = {"schemaVersion": 2, "mediaType": media("index"), "manifests": manifests}
     blobs["index.json"] = encoded(index)
     blobs["oci-layout"] = encoded({"imageLayoutVersion": "1.0.0"})
-    version = package_version(Target(archs[0], pythons)).replace("~", "-").replace("+", "-")
+    version = package_version(Target(archs[0], python)).replace("~", "-").replace("+", "-")
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"ternmesh_{version}.oci.tar"
     with tarfile.open(path, "w") as archive:
