@@ -21,12 +21,21 @@ def files(root: Path) -> Iterator[Path]:
     yield from sorted(p for p in root.rglob("*") if p.is_file() and not p.is_symlink())
 
 
+def place_of(file: Path) -> Path:
+    """Where a file of packaging/systemd lies on a board; drop-ins that few need are examples."""
+    if file.suffix in (".sysusers", ".tmpfiles"):
+        return Path(f"usr/lib/{file.suffix[1:]}.d/{file.stem}.conf")
+    return (EXAMPLES if file.parts[0] == "drop-ins" else Path("usr/lib/systemd/system")) / file
+
+
 def make_deb(root: Path, target: Target, out: Path, compression: str) -> Path:
     """Add the units, documents and scripts of a .deb to the tree in `root`, and pack it."""
     version, date = package_version(target), source_date()
-    for unit in sorted((HERE / "systemd").glob("*")):
-        write(root / "usr/lib/systemd/system" / unit.name, unit.read_bytes())
+    for file in files(HERE / "systemd"):
+        write(root / place_of(file.relative_to(HERE / "systemd")), file.read_bytes())
     documents = root / DOCUMENTS
+    for guide in (ROOT / "docs").glob("*.md"):
+        write(documents / guide.name, guide.read_bytes())
     for example in sorted((HERE / "examples").glob("*.toml")):
         write(root / EXAMPLES / example.name, example.read_bytes())
     stamp = datetime.fromtimestamp(date, UTC).strftime("%a, %d %b %Y %H:%M:%S +0000")

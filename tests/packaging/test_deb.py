@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from deb import EXAMPLES, files, make_deb
+from deb import EXAMPLES, files, make_deb, place_of
 from tree import PREFIX, ROOT, Target, debian_version, furnish, prune
 
 from edge.config import read_node_config
@@ -22,7 +22,9 @@ THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 ALLOWED = (
     "opt/ternmesh/",
     "usr/bin/ternmesh",
-    "usr/lib/systemd/system/",
+    "usr/lib/systemd/system/ternmesh-",
+    "usr/lib/sysusers.d/ternmesh.conf",
+    "usr/lib/tmpfiles.d/ternmesh.conf",
     "usr/share/doc/ternmesh/",
 )
 START = "import sys\ndef start():\n    print({word!r}, *sys.path)\n    return 0\n"
@@ -94,13 +96,27 @@ def test_only_our_folders_root_and_no_byte_code(deb):
 
 
 def test_every_unit_and_example_is_in_the_package(deb):
-    units = [path.name for path in (ROOT / "packaging" / "systemd").glob("*")]
     names = members(deb)
-    assert all(f"usr/lib/systemd/system/{unit}" in names for unit in units)
+    folder = ROOT / "packaging" / "systemd"
+    for file in (path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
+        assert str(place_of(file)) in names
     readers = {"host": read_host_config, "node": read_node_config, "gateway": read_gateway_config}
     for name, read in readers.items():
         assert f"{EXAMPLES}/{name}.toml" in names
         read(ROOT / "packaging" / "examples" / f"{name}.toml")
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("ternmesh-node.service", "usr/lib/systemd/system/ternmesh-node.service"),
+        ("ternmesh-.service.d/a.conf", "usr/lib/systemd/system/ternmesh-.service.d/a.conf"),
+        ("drop-ins/a.conf", f"{EXAMPLES}/drop-ins/a.conf"),
+        ("ternmesh.tmpfiles", "usr/lib/tmpfiles.d/ternmesh.conf"),
+    ],
+)
+def test_files_for_systemd_go_where_it_looks(file, place):
+    assert str(place_of(Path(file))) == place
 
 
 def test_licences_are_collected_and_sums_are_right(deb, tmp_path):
