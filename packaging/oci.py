@@ -61,10 +61,13 @@ def make_oci(python: str, archs: Sequence[str], out: Path) -> Path:
         manifest = {"schemaVersion": 2, "mediaType": media("manifest"), "config": found[0]}
         described = add_blob(blobs, "manifest", encoded({**manifest, "layers": found[1:]}))
         manifests.append({**described, "platform": {"architecture": arch, "os": "linux"}})
-    index = {"schemaVersion": 2, "mediaType": media("index"), "manifests": manifests}
-    blobs["index.json"] = encoded(index)
-    blobs["oci-layout"] = encoded({"imageLayoutVersion": "1.0.0"})
     version = package_version(Target(archs[0], python)).replace("~", "-").replace("+", "-")
+    # One image that is an index: tools refuse an archive with several images.
+    index = {"schemaVersion": 2, "mediaType": media("index")}
+    image = add_blob(blobs, "index", encoded({**index, "manifests": manifests}))
+    image["annotations"] = {"org.opencontainers.image.ref.name": f"ternmesh:{version}"}
+    blobs["index.json"] = encoded({**index, "manifests": [image]})
+    blobs["oci-layout"] = encoded({"imageLayoutVersion": "1.0.0"})
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"ternmesh_{version}.oci.tar"
     with tarfile.open(path, "w") as archive:

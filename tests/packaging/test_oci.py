@@ -32,7 +32,8 @@ def test_an_image_has_a_manifest_for_each_architecture(tmp_path):
         assert entry["size"] == len(content)
         return content
 
-    manifests = json.loads(found["index.json"])["manifests"]
+    (image,) = json.loads(found["index.json"])["manifests"]
+    manifests = json.loads(blob(image))["manifests"]
     assert [entry["platform"]["architecture"] for entry in manifests] == ["amd64", "arm64"]
     for entry in manifests:
         manifest = json.loads(blob(entry))
