@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from deb import EXAMPLES, files, make_deb, place_of
-from tree import PREFIX, ROOT, Target, debian_version, furnish, prune
+from tree import PREFIX, ROOT, Target, debian_version, furnish, prune, source_date
 
 from edge.config import read_node_config
 from edge.gateway.service import read_gateway_config
@@ -84,6 +84,7 @@ def test_control_says_which_python_and_machine(deb):
 def test_only_our_folders_root_and_no_byte_code(deb):
     for name, member in members(deb).items():
         assert (member.uname, member.gname) == ("root", "root"), name
+        assert member.mtime <= source_date(), name
         if member.isdir():
             assert member.mode == 0o755, name
             continue

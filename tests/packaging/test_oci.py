@@ -37,7 +37,9 @@ def test_an_image_has_a_manifest_for_each_architecture(tmp_path):
     assert [entry["platform"]["architecture"] for entry in manifests] == ["amd64", "arm64"]
     for entry in manifests:
         manifest = json.loads(blob(entry))
-        layers = [gzip.decompress(blob(layer)) for layer in manifest["layers"]]
+        packed = [blob(layer) for layer in manifest["layers"]]
+        assert all(content[4:8] == bytes(4) for content in packed)  # gzip's time
+        layers = [gzip.decompress(content) for content in packed]
         arch = entry["platform"]["architecture"]
         assert layers == [b"bookworm", arch.encode()]
         config = json.loads(blob(manifest["config"]))
