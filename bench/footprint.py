@@ -1,7 +1,7 @@
 """What a node costs a board: memory, start-up time, disk.
 
-A fresh environment gets the `node` extra and nothing else. A real node process runs in it against a
-real host and an embedded broker, which run in this bench's own environment.
+A real node process runs in the tree of our package (packaging/tree.py), with byte code as after an
+installation, against a real host and an embedded broker, which run in this bench's own environment.
 """
 
 import subprocess
@@ -40,7 +40,7 @@ def measure(*, quick: bool) -> Result:
         "idle_mib": Figure(idle, "<=80"),
         "training_mib": Figure(training, "<=130"),
         "ready_s": Figure(max(starts), "<=2"),
-        "environment_mb": Figure(size_mb, "<=200"),
+        "environment_mb": Figure(size_mb, "<=120"),
     }
     notes = (
         "idle: joined, the host waits for a second node; training: peak resident set (VmHWM) over "
@@ -53,11 +53,10 @@ def measure(*, quick: bool) -> Result:
 
 
 def _new_environment(folder: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    constraints = str(ROOT / "constraints.txt")
-    subprocess.run([*install, "-c", constraints, f"{ROOT}[node]"], check=True)
+    packaging = [sys.executable, str(ROOT / "packaging"), "tree", "--out", str(folder)]
+    subprocess.run(packaging, check=True, stdout=subprocess.DEVNULL)
+    python = folder / "opt" / "ternmesh" / "bin" / "python"
+    subprocess.run([str(python), "-I", "-m", "compileall", "-q", str(folder)], check=True)
     return python
 
 
@@ -127,7 +126,7 @@ def _write(folder: Path, url: str, tables: Mapping[str, Any], **names: str) -> P
 
 def _process(python: Path, command: str, config: Path) -> Worker:
     # Not from the repository's root: the fresh environment must use what was installed in it.
-    arguments = [str(python), "-P", "-m", "ternmesh_cli.main", command, "--config", str(config)]
+    arguments = [str(python), "-I", "-m", "ternmesh_cli.main", command, "--config", str(config)]
     return Worker(command, config.parent, arguments)
 
 

@@ -17,7 +17,9 @@ MODULE_LINES_MAX, FUNCTION_LINES_MAX = 500, 60
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 INSTALLED = tuple(TOOLS["hatch"]["build"]["targets"]["wheel"]["packages"])
 PACKAGES = tuple(TOOLS["importlinter"]["root_packages"])
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in (*PACKAGES, "packaging") for path in (ROOT / folder).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -48,7 +50,7 @@ def test_the_working_tree_is_what_is_imported(package: str) -> None:
 
 
 def test_every_package_is_in_the_tools_that_check_it() -> None:
-    assert set(TOOLS["mypy"]["files"]) == {*PACKAGES, "tests"}
+    assert set(TOOLS["mypy"]["files"]) == {*PACKAGES, "packaging", "tests"}
     assert set(INSTALLED) == set(PACKAGES) - {"bench", "experiments", "fuzz"}
 
 

@@ -72,6 +72,13 @@ ELSEWHERE = {
     "(cd broker": "root: test_broker_install.py runs it",
     "(cd /etc": "root: test_broker_install.py runs it",
     "sudo cp": "root: test_broker_install.py runs the same",
+    "sudo install": "root: packaging/check.py does the same in a Debian of its own",
+    "sudo -u ternmesh": "the same",
+    "sudo touch": "root: tests/packaging/test_deb.py",
+    "podman": "needs a container engine",
+    "pipx install": "downloads packages",
+    "uv tool install": "downloads packages",
+    ".venv/bin/python -m pip wheel": ".ci/run makes one",
     "./run test": "runs this test",
     "./run python -m pip": "downloads a package",
     ".venv/bin/torchrun": "two machines: tests/host/test_pipeline.py starts ranks the same way",
@@ -94,6 +101,7 @@ PARSED = {
 HELPED = (
     "./run bench",
     "./run experiments",
+    "./run package",
     "./run python ",
     ".venv/bin/python -m bench",
     ".venv/bin/python -m fuzz",
@@ -149,6 +157,8 @@ def check_help(command: str) -> None:
     words = shlex.split(command)
     if words[:2] == ["./run", "python"]:
         words = words[2:]
+    elif words[:2] == ["./run", "package"]:
+        words = [str(ROOT / "packaging"), *words[2:]]
     elif words[0] == "./run":
         words = ["-m", *words[1:]]
     else:

@@ -1,0 +1,110 @@
+"""Does a .deb work? A host and a node of it learn together, with the shipped examples as settings.
+
+The broker is that of this checkout, since no package has one.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from deb import EXAMPLES
+from tree import PREFIX, PYTHONS, STATE, PackageError, run
+
+NEEDED = "--include=adduser,libstdc++6,python3,zlib1g"
+PATIENCE_S = 900  # a training step takes minutes where the processor is emulated
+ROUNDS = 1
+
+
+def check_unpacked(deb: Path) -> None:
+    """Let the programs of a .deb for this machine learn where they are not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        run("dpkg-deb", "--extract", deb.resolve(), root)
+        programs = root / PREFIX / "bin"
+        command = (str(programs / "python"), "-I", str(programs / "ternmesh"))
+        moved = {f"/{STATE}": folder, f"/{PREFIX}": str(root / PREFIX)}
+        learn(command, root, Path(folder), moved)
+
+
+def check_installed(deb: Path) -> None:
+    """Install a .deb in a new Debian of its own, let it learn there, purge it. It needs root.
+
+    For another architecture binfmt and qemu-user-static run its programs.
+    """
+    about = run("dpkg-deb", "--showformat=${Architecture} ${Version}", "--show", deb.resolve())
+    arch, version = about.split()
+    release = {f"py{python.replace('.', '')}": name for python, name in PYTHONS.items()}[
+        version.rpartition("+")[2]
+    ]
+    if release is None:
+        raise PackageError(f"no Debian has the Python of {version}: install it by hand")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        run("mmdebstrap", "--quiet", "--variant=minbase", f"--arch={arch}", NEEDED, release, root)
+        shutil.copy(deb, root / "tmp" / "ternmesh.deb")
+        run("chroot", root, "dpkg", "--install", "/tmp/ternmesh.deb")
+        learn(("chroot", "--userspec=ternmesh", str(root), "ternmesh"), root, root / "etc/ternmesh")
+        run("chroot", root, "dpkg", "--purge", "ternmesh")
+        if not (root / STATE / "node" / "identity").exists() or (root / "etc/ternmesh").exists():
+            raise PackageError("a purge must keep the state and take away the settings")
+
+
+def learn(
+    command: Sequence[str], root: Path, folder: Path, moved: dict[str, str] | None = None
+) -> None:
+    """Enrol a node at a host, and run both until the node has the last global adapter.
+
+    Their settings lie in `folder`; with `moved` nothing lies where a package puts it.
+    """
+    from transports.mqtt.embedded_broker import EmbeddedBroker
+
+    def ternmesh(*words: str) -> str:
+        return run(*command, *words, cwd="/")
+
+    print(ternmesh("--version").strip())
+    place = folder if moved else Path("/etc/ternmesh")
+    host, node = (("--config", str(place / f"{name}.toml")) for name in ("host", "node"))
+    with EmbeddedBroker() as broker:
+        changed = {
+            r"mqtt://[^\"]+": broker.url,
+            r"min_peers = \d+": "min_peers = 1\nlocal_steps = 1",
+            r"rounds = \d+": f"rounds = {ROUNDS}",
+            r"deadline_s = \d+": f"deadline_s = {PATIENCE_S}",
+            r"\[evaluate\].*": "[evaluate]\nsamples_max = 16",
+            **(moved or {}),
+        }
+        for name in ("host", "node"):
+            text = (root / EXAMPLES / f"{name}.toml").read_text()
+            for old, new in changed.items():
+                text = re.sub(old, new, text)
+            (folder / f"{name}.toml").write_text(text)
+        lines = [
+            re.findall(r"TM1:\S+", ternmesh("enrol", "identity", *end)) for end in (host, node)
+        ]
+        ternmesh("enrol", "host", *node, *lines[0])
+        ternmesh("enrol", "add", *host, *lines[1])
+        programs = [
+            subprocess.Popen([*command, *words], cwd="/")
+            for words in (("host", *host), ("node", *node))
+        ]
+        give_up_at = time.monotonic() + PATIENCE_S
+        version = 0
+        try:
+            while version < ROUNDS and time.monotonic() < give_up_at:
+                time.sleep(2)
+                if any(program.poll() is not None for program in programs):
+                    break
+                with suppress(PackageError):  # the node is still starting, or busy
+                    version = json.loads(ternmesh("status", "--json", *node))["version"]
+        finally:
+            for program in programs:
+                program.terminate()
+            codes = [program.wait(PATIENCE_S) for program in programs]
+    if version < ROUNDS or any(codes):
+        raise PackageError(f"host and node ended with {codes} at adapter {version}: see above")
