@@ -73,7 +73,6 @@ ELSEWHERE = {
     "(cd /etc": "root: test_broker_install.py runs it",
     "sudo cp": "root: test_broker_install.py runs the same",
     "sudo install": "root: packaging/check.py does the same in a Debian of its own",
-    "sudo -u ternmesh": "the same",
     "sudo touch": "root: tests/packaging/test_deb.py",
     "podman": "needs a container engine",
     "pipx install": "downloads packages",
