@@ -1,5 +1,6 @@
 import importlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -58,11 +59,12 @@ def test_a_year_may_be_chosen(data: Path) -> None:
         replay(data, year=2012)
 
 
-def test_the_config_of_the_example_is_right(tmp_path: Path) -> None:
-    folder = tmp_path / "examples" / "pm25"
-    folder.mkdir(parents=True)
-    (tmp_path / "pm25_bundle").mkdir()
-    (folder / "node.toml").write_text((FOLDER / "node.toml").read_text())
-    config = read_node_config(folder / "node.toml")
+def test_the_config_of_the_example_is_right() -> None:
+    with TemporaryDirectory() as short:  # the path of a control socket has a limit
+        folder = Path(short) / "examples" / "pm25"
+        folder.mkdir(parents=True)
+        (Path(short) / "pm25_bundle").mkdir()
+        (folder / "node.toml").write_text((FOLDER / "node.toml").read_text())
+        config = read_node_config(folder / "node.toml")
     assert config.data.source_path == str(folder)
     assert config.data.source == "source:HourlyReplay"
