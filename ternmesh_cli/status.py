@@ -86,6 +86,8 @@ def _host(answer: Answer) -> Iterator[str]:
         yield from _table(NODE_HEADS, [_node_row(node, is_over) for node in answer["nodes"]])
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
+        if empty := [n["name"] for n in answer["nodes"] if n.get("empty")]:
+            yield f"empty updates: {shortened(empty)}: does training diverge there? See its log"
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
         if added:
             yield f"counted last in a gateway's partial aggregate: {shortened(added)}"
