@@ -243,8 +243,8 @@ def test_a_board_whose_updates_hold_nothing_is_named(bench):
     bench.work = work
     bench.settle()
     assert [bench.node(name)["empty"] for name in NAMES] == [False, True]
-    answer = {"fleet": "f", "model": "m", "transport": {"connected": True, "protocol": "5"}}
-    answer["transport"]["broker"] = "b"
+    link = {"connected": True, "protocol": "5", "broker": "b"}
+    answer = {"fleet": "f", "model": "m", "transport": link}
     assert "empty updates: bob: does" in "\n".join(describe({**bench.service.status(), **answer}))
 
 
