@@ -172,6 +172,7 @@ def _drift(drift: Drift) -> dict[str, Any]:
         "similarity_own": None if own is None else round(own, 3),
         "similarity_others": None if others is None else round(others, 3),
         "drifting": drift.drifting,
+        "empty": drift.empty,
     }
 
 

@@ -86,6 +86,8 @@ def _host(answer: Answer) -> Iterator[str]:
         yield from _table(NODE_HEADS, [_node_row(node, is_over) for node in answer["nodes"]])
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
+        if empty := [n["name"] for n in answer["nodes"] if n.get("empty")]:
+            yield f"empty updates: {shortened(empty)}: does training diverge there? See its log"
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
         if added:
             yield f"counted last in a gateway's partial aggregate: {shortened(added)}"
@@ -101,7 +103,8 @@ def _node(answer: Answer) -> Iterator[str]:
     total = f" of {answer['rounds']}" if answer["rounds"] else ", no run joined yet"
     yield f"global adapter {answer['version']}{total}, {answer['phase']}; {_activity(answer)}"
     yield f"{answer['samples']} samples; {_metric(answer)}"
-    yield f"up {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
+    up = "handed to the link" if "link" in answer["transport"] else "up"  # on the air or not yet
+    yield f"{up} {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
     if answer["diverged"]:
         yield f"rounds without a delta, as training diverged: {answer['diverged']}; {DIVERGED}"
     yield from _refusals(answer, on_host=False)

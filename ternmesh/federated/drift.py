@@ -14,7 +14,7 @@ and are flagged after three rounds.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class Drift:
     similarity_own: float | None = None  # cosine to the node's own past
     similarity_others: float | None = None  # cosine to the sum of the other nodes
     drifting: bool | None = None  # whether one of the similarities is low
+    empty: bool = False  # its update in the last round held zeros alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,20 @@ class DriftWatch:
     def close(self, round_number: int, counted: Iterable[int]) -> None:
         """End a round that counted the updates of these addresses, and compare all nodes."""
         places = order(self._model_hash, round_number, self._plan.dimension)
+        empty = []
         for address in counted:
             if address in self._bodies:
-                self._kept[address].append((round_number, self._hypervector(address, places)))
+                row = self._hypervector(address, places)
+                self._kept[address].append((round_number, row))
+                empty += [] if row.nonzero.any() else [address]
         self._bodies.clear()
         windows = {c: self._windows(kept, round_number) for c, kept in self._kept.items()}
         for address, kept in list(self._kept.items()):
             if not kept or kept[-1][0] <= round_number - 2 * WINDOW:
                 del self._kept[address], windows[address]
         self.found = judge(windows)
+        for address in empty:
+            self.found[address] = replace(self.found.get(address, Drift()), empty=True)
 
     @property
     def _room(self) -> int:

@@ -25,6 +25,7 @@ from ternmesh.security.session import ListNumber
 from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control
 from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.status import describe
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore
@@ -155,6 +156,7 @@ def test_status_while_a_round_is_open(bench):
         "similarity_own": None,
         "similarity_others": None,
         "drifting": None,
+        "empty": False,
     }
     assert bench.node("ada")["bytes_up"] > 0
 
@@ -227,6 +229,23 @@ def test_a_board_that_turns_round_is_seen_to_drift(bench):
     bench.boot(replace(PLAN, rounds=12))
     eve = bench.node("eve")
     assert (eve["similarity_own"], eve["similarity_others"], eve["drifting"]) == (None,) * 3
+
+
+def test_a_board_whose_updates_hold_nothing_is_named(bench):
+    for name in NAMES:
+        bench.join(name)
+
+    def work(driver, event):
+        if isinstance(event, WorkReady):
+            delta = np.full(DIMENSION, 0.01 * (driver.endpoint.name == "ada"), np.float32)
+            driver.endpoint.submit(event.round, delta, bench.now)
+
+    bench.work = work
+    bench.settle()
+    assert [bench.node(name)["empty"] for name in NAMES] == [False, True]
+    link = {"connected": True, "protocol": "5", "broker": "b"}
+    answer = {"fleet": "f", "model": "m", "transport": link}
+    assert "empty updates: bob: does" in "\n".join(describe({**bench.service.status(), **answer}))
 
 
 def test_a_forgotten_update_does_not_count_for_drift(bench):

@@ -207,6 +207,12 @@ def test_a_node_whose_training_diverges():
     assert line.endswith(f"diverged: 3; {DIVERGED}")
 
 
+def test_bytes_that_wait_for_a_modem_are_not_called_sent():
+    link = {"objects_under_way": 1, "objects_lost": 0, "refused": {}}
+    text = "\n".join(describe({**NODE, "transport": {**LINK, "link": link}}))
+    assert "\nhanded to the link " in text
+
+
 def test_a_node_without_evaluation_data():
     answer = {**NODE, "metric": None, "history": [{"version": 7, "metric": None}]}
     assert "400 samples; accuracy not measured: [evaluate] names" in "\n".join(describe(answer))
