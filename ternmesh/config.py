@@ -97,9 +97,9 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
                 raise ConfigError(f"{prefix}{name} is missing: it has no default")
             values[name] = _table(types[name], {}, f"{prefix}{name}.")
     made = kind(**values)
-    for name in content:
-        if "needs" in known[name].metadata:
-            other, value = known[name].metadata["needs"]
+    for name, item in known.items():
+        if "needs" in item.metadata and getattr(made, name) != _default(item):
+            other, value = item.metadata["needs"]
             if not (getattr(made, other) if value is None else getattr(made, other) == value):
                 wanted = "" if value is None else f' = "{value}"'
                 raise ConfigError(
@@ -107,6 +107,10 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
                     "set that"
                 )
     return made
+
+
+def _default(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
