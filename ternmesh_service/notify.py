@@ -90,7 +90,7 @@ class ServiceManager:
                 sender.settimeout(SEND_S)
                 sender.sendto(message.encode(), self._address)
         except OSError as error:
-            _log.warning("systemd does not hear us (%s): check NotifyAccess=", error)
+            _log.warning("no message reaches systemd (%s): check NotifyAccess= in the unit", error)
 
 
 def no_beat() -> None:
