@@ -153,7 +153,7 @@ def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[st
         "samples": node.samples,
         "revoked": revoked,
         # Whether a round waits for it: none does once the run is over
-        "active": node.is_awaited(coordinator.version)
+        "active": node.is_awaited(coordinator.version, now)
         and not (revoked or coordinator.phase == FINISHED),
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
         "delivered": coordinator.delivered(node.address),

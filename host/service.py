@@ -111,9 +111,10 @@ class HostService:
             self._store.commit()
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
-        if self._clock() >= self._gathering_at:
+        now = self._clock()
+        if now >= self._gathering_at:
             self._gathering_at = math.inf
-            here, needed = len(self.coordinator.awaited()), self.coordinator.settings.min_peers
+            here, needed = len(self.coordinator.awaited(now)), self.coordinator.settings.min_peers
             if self.coordinator.phase == GATHERING:
                 _log.info("the run waits for boards: %d of run.min_peers = %d here", here, needed)
         if self._finished_at is None and self.coordinator.phase == FINISHED:

@@ -368,7 +368,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         """Open the first round or close the open round, if its condition is met."""
         if self.recovering:
             return
-        awaited = self.awaited()
+        awaited = self.awaited(now)
         if self.phase == GATHERING and len(awaited) >= self.settings.min_peers:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
             self._open_round(now)
@@ -378,10 +378,10 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             if len(present) >= self.settings.min_peers and present.issuperset(awaited):
                 self._close_round(now)
 
-    def awaited(self) -> list[int]:
+    def awaited(self, now: float) -> list[int]:
         """Return the addresses of the nodes that the round waits for."""
         able = [n for n in self.nodes.values() if self._authenticator.may_train(n.name)]
-        return addresses_awaited(able, self.version)
+        return addresses_awaited(able, self.version, now)
 
     def _new_round(self, *, may_be_aggregated: bool) -> OpenRound:
         nodes = self.nodes if may_be_aggregated else None
@@ -392,7 +392,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._events.append(RoundOpened(self.version, self.deadline))
 
     def _deadline_passed(self, now: float) -> None:
-        awaited = self.awaited()
+        awaited = self.awaited(now)
         for node in self.nodes.values():
             node.active = self._round.has_spoken(node.address)
         usable = self._round.count().rows
@@ -401,7 +401,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             # Where each frame is sent once, an update that lacks chunks is as good as it gets.
             enough = self._round.present().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
-                self.nodes[address].rest(self.version, now)
+                self.nodes[address].rest(self.version, now, self.settings.deadline_s)
             self._close_round(now)
         else:
             self.deadline = now + self.settings.deadline_s

@@ -191,7 +191,7 @@ class RegisteredNode:
     partial_aggregate: Counted | None = None  # as in `NodeRecord`
     active: bool = True  # a frame of it has come since the last deadline without one
     late: int = 0  # deadlines missed, see `was_on_time`
-    late_at: float = 0.0  # when `late` last changed
+    late_until: float = 0.0  # until then `late` does not fall
     rests_until: int = 0  # the version from which rounds may wait for it again
     heard_at: float | None = None
     in_step: bool = False  # it has shown since the host's start that it is at the host's version
@@ -202,17 +202,18 @@ class RegisteredNode:
         self.heard_at = now
         self.active = True
 
-    def is_awaited(self, version: int) -> bool:
+    def is_awaited(self, version: int, now: float) -> bool:
         """Whether the round of `version` waits for this node."""
-        return self.active and version >= self.rests_until
+        return self.active and (version >= self.rests_until or now >= self.late_until)
 
-    def rest(self, version: int, now: float) -> None:
+    def rest(self, version: int, now: float, deadline_s: float) -> None:
         """Note that the round of `version` waited for this node until its deadline, in vain.
 
-        The rounds that do not wait grow fourfold each time: a node that withholds its updates, or
-        only says hello, costs few deadlines, and a slow one can come back.
+        The rounds that do not wait grow fourfold each time, up to the time of `LATE_KEPT`
+        deadlines: a node that withholds its updates, or only says hello, costs few deadlines, and
+        a slow one can come back.
         """
-        self.late, self.late_at = self.late + 1, now
+        self.late, self.late_until = self.late + 1, now + LATE_KEPT * deadline_s
         self.rests_until = version + 4 ** (self.late if self.active else self.late - 1)
 
     def was_on_time(self, now: float, deadline_s: float) -> None:
@@ -221,14 +222,14 @@ class RegisteredNode:
         It makes up for one deadline, and that slowly: a node that is late and on time in turn costs
         one deadline in the time of `LATE_KEPT`.
         """
-        if self.late and now >= self.late_at + LATE_KEPT * deadline_s:
-            self.late, self.late_at = self.late - 1, now
+        if self.late and now >= self.late_until:
+            self.late, self.late_until = self.late - 1, now + LATE_KEPT * deadline_s
 
 
-def addresses_awaited(nodes: Iterable[RegisteredNode], version: int) -> list[int]:
+def addresses_awaited(nodes: Iterable[RegisteredNode], version: int, now: float) -> list[int]:
     """The addresses of the nodes for which the round of `version` waits.
 
     Where all active nodes rest, it waits for all: else each round would last until its deadline.
     """
     active = [node for node in nodes if node.active]
-    return [n.address for n in active if n.is_awaited(version)] or [n.address for n in active]
+    return [n.address for n in active if n.is_awaited(version, now)] or [n.address for n in active]

@@ -22,7 +22,7 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.open_round import round_of
-from ternmesh.federated.state import NodeRecord, new_coordinator_state
+from ternmesh.federated.state import LATE_KEPT, NodeRecord, new_coordinator_state
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -413,7 +413,9 @@ def test_a_node_that_is_on_time_again_is_forgiven(new_bench: New) -> None:  # R6
     bench.host.receive_frames("theo", packet(bench, 1), bench.now)
     bench.wait(31)
     yan = bench.host.nodes[2]
-    assert (yan.late, yan.is_awaited(3), yan.is_awaited(4)) == (1, False, True)
+    now, at_most_s = bench.now, LATE_KEPT * 30
+    assert (yan.late, yan.is_awaited(3, now), yan.is_awaited(4, now)) == (1, False, True)
+    assert yan.is_awaited(3, now + at_most_s), "it rests for a limited time"
     for version in range(1, 20):
         bench.now += 30.0
         for node, name in ((2, "yan"), (1, "theo")):
