@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from ternmesh_cli.keys import read_end, socket_of
 from ternmesh_cli.process import add_json, as_run
 from ternmesh_service.control_socket import ControlError, ask
 
+WATCH_S = 2.0
+CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 ROUNDS_SHOWN = 5
 RELEASES_SHOWN = 3  # refused ones
 HASH_SHOWN = 12  # hex digits
@@ -40,13 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--config", type=Path, metavar="FILE", help=what)
     target.add_argument("--socket", type=Path, metavar="PATH", help="its control socket")
     add_json(parser, "print the whole answer as one JSON object")
+    parser.add_argument("--watch", action="store_true", help="show it anew every 2 s, until Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
+    if not arguments.watch:
+        print(_shown(socket, indent=1 if arguments.json else None, as_json=arguments.json))
+        return 0
+    while True:
+        try:
+            text = _shown(socket, indent=None, as_json=arguments.json)
+        except ControlError as error:  # the process may be restarting
+            text = json.dumps({"error": str(error)}) if arguments.json else str(error)
+        print(f"{CLEAR if sys.stdout.isatty() else ''}{text}", flush=True)
+        time.sleep(WATCH_S)
+
+
+def _shown(socket: Path, *, indent: int | None, as_json: bool) -> str:
     answer = ask(socket, {"command": "status"})
-    print(json.dumps(answer, indent=1) if arguments.json else as_run("\n".join(describe(answer))))
-    return 0
+    return json.dumps(answer, indent=indent) if as_json else as_run("\n".join(describe(answer)))
 
 
 def describe(answer: Answer) -> Iterator[str]:

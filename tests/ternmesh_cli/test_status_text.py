@@ -1,10 +1,13 @@
 import argparse
+import json
+import time
 from typing import Any
 
 import pytest
 
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, why
 from ternmesh_cli import status
+from ternmesh_cli.main import main
 from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError
 
@@ -165,7 +168,7 @@ def test_the_first_refusals_after_a_start_are_not_shown():
 def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TERNMESH_PROGRAM", "./run")
     monkeypatch.setattr(status, "ask", lambda socket, request: {**NEW_NODE, "transport": LINK})
-    status.run(argparse.Namespace(socket=tmp_path, config=None, json=False))
+    status.run(argparse.Namespace(socket=tmp_path, config=None, json=False, watch=False))
     assert "run `./run enrol add` on the host" in capsys.readouterr().out
 
 
@@ -307,3 +310,29 @@ def test_refusals_of_a_link_by_peer(answer):
     radio.pop("link")
     both["bearers"]["link"].pop("link")
     assert found in list(describe({**answer, "transport": both}))
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_watched_process_may_restart(options, monkeypatch, capsys, tmp_path):
+    answers = [NODE, ControlError("no process answers"), NODE]
+
+    def answer(_socket, _request):
+        found = answers.pop(0)
+        if isinstance(found, ControlError):
+            raise found
+        return found
+
+    def sleep(_seconds):
+        if not answers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "ask", answer)
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert main(["status", "--socket", str(tmp_path / "s"), "--watch", *options]) == 130
+    shown = capsys.readouterr().out
+    assert "no process answers" in shown
+    if options:
+        roles = [json.loads(line).get("role") for line in shown.splitlines()]
+        assert roles == ["node", None, "node"]
+    else:
+        assert shown.count("node ") >= 2
