@@ -35,6 +35,8 @@ def random_vector(tiny: LoadedModel, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("module", ["edge.onnx.session", "models.export"])
 def test_onnxruntime_neither_keeps_a_device_id_nor_reports(module: str, tmp_path: Path) -> None:
+    if module == "models.export":
+        pytest.importorskip("onnx_ir", reason="onnx_ir is not installed: nothing to export with")
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
     home = {name: v for name, v in home.items() if name not in ("ORT_DISABLE_TELEMETRY", CACHE)}
     subprocess.run([sys.executable, "-c", f"import {module}"], env=home, check=True)
