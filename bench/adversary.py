@@ -280,7 +280,8 @@ class Target:
 
 def refusals(status: Status) -> Reasons:
     """By reason, what an end has refused since it started."""
-    others = {"sync": status["first_contacts"], "malformed": status["transport"].get("malformed", 0)}
+    malformed = status["transport"].get("malformed", 0)
+    others = {"sync": status["first_contacts"], "malformed": malformed}
     return +Counter({**status["refused"], **others})
 
 
