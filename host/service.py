@@ -118,7 +118,7 @@ class HostService:
             if self.coordinator.phase == GATHERING:
                 _log.info("the run waits for boards: %d of run.min_peers = %d here", here, needed)
         if self._finished_at is None and self.coordinator.phase == FINISHED:
-            self._finished_at = self._clock()
+            self._finished_at = now
         return moved
 
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:

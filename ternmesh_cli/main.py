@@ -12,8 +12,7 @@ from ternmesh.errors import TernmeshError
 from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
-from ternmesh_cli.exit_codes import EXIT_CODES, ExitCode
-from ternmesh_cli.process import HelpText, Run, Subcommands, complain, program
+from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain, program
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken, TransportError
 

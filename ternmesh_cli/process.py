@@ -1,4 +1,4 @@
-"""The parts that commands share: options, subcommands, our name, logging, signals, TOML."""
+"""The parts that commands share: exit codes, options, our name, logging, signals, TOML."""
 
 import argparse
 import faulthandler
@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -29,6 +30,33 @@ _COMMAND = re.compile(r"(?<=`)ternmesh(?= [a-z])|^(\s+)ternmesh(?= [a-z]+ )", re
 _log = logging.getLogger(__name__)
 
 Run = Callable[[argparse.Namespace], int]
+
+
+class ExitCode(IntEnum):
+    """How a command ended. The units in packaging/systemd restart by it.
+
+    The sentence stands in `--help` and in docs/service.md.
+    """
+
+    sentence: str
+
+    DONE = 0, "done, or stopped by SIGINT or SIGTERM"
+    REFUSED = (
+        1,
+        "cannot start or continue: data, disk or model is missing; a sentence on stderr says why",
+    )
+    MISUSED = 2, "the command line or the configuration is wrong; a sentence says what is allowed"
+    NAME_TAKEN = 3, "another process uses this name on the broker already"
+    INTERRUPTED = 130, "interrupted before it was done, or while it started"
+
+    def __new__(cls, code: int, sentence: str) -> "ExitCode":
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.sentence = sentence
+        return made
+
+
+EXIT_CODES = "exit codes:\n" + "".join(f"  {code:d}  {code.sentence}\n" for code in ExitCode)
 
 
 def number(low: int, high: int) -> Callable[[str], int]:

@@ -333,7 +333,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             node.refused["duplicate"] += 1  # the host has it already, or has given up
             return
         held = self.version, self.model_q24
-        answer = self._recovery.add(body, held, self.run, self._check_own)
+        answer = self._recovery.add(body, held, self._origin, self._check_own)
         if answer is not None:
             self._take_back(answer, node.name, now)
 

@@ -59,7 +59,7 @@ from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
 from ternmesh.wire.global_update import (
-    NO_HASH,
+    NO_GLOBAL_HASH,
     Counted,
     GlobalSnapshot,
     GlobalUpdate,
@@ -241,7 +241,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._heard_at = now + wait_s - ANNOUNCES_MISSED * self.plan.announce_s
 
     def _held(self) -> tuple[int, bytes]:
-        return self.version, NO_HASH if self._is_adrift else self.global_hash
+        return self.version, NO_GLOBAL_HASH if self._is_adrift else self.global_hash
 
     def _read_plan(self, numbers: tuple[int, ...]) -> Plan:
         plan = from_numbers(numbers)

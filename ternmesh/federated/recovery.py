@@ -17,7 +17,7 @@ from ternmesh.codec.scale import add_q24
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import global_delta_q24, read_step
 from ternmesh.federated.state import ChainLink
-from ternmesh.plan import Plan, genesis
+from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24
 from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.global_update import (
@@ -41,10 +41,16 @@ Check = Callable[[bytes, bytes, Certificate], None]  # the object, its content a
 
 
 def read_answer(
-    data: bytes, held: tuple[int, ModelQ24], plan: Plan, model_hash: bytes, run: bytes, check: Check
+    data: bytes,
+    held: tuple[int, ModelQ24],
+    plan: Plan,
+    model_hash: bytes,
+    origin: bytes,
+    check: Check,
 ) -> Answer | None:
     """Read an object from a node, for a host that holds this version and adapter.
 
+    `origin` is the genesis hash of the run.
     None for a global update of another version than the next. Raises WireError, also from `check`.
     """
     version, model_q24 = held
@@ -57,7 +63,7 @@ def read_answer(
     if given is None:
         delta_q24 = global_delta_q24(step.chunks, model_hash, step.version, plan)
         given = add_q24(model_q24, delta_q24)
-    if hash_adapter(genesis(model_hash, run, plan), step.version, given) != step.adapter_hash:
+    if hash_adapter(origin, step.version, given) != step.adapter_hash:
         raise WireError("reference", "the node follows other global updates, or a damaged adapter")
     return step, ChainLink(step.version, name, update), given
 
@@ -107,14 +113,14 @@ class Recovery:
         self.at = now + self._pause_s
 
     def add(
-        self, body: bytes, held: tuple[int, ModelQ24], run: bytes, check: Check
+        self, body: bytes, held: tuple[int, ModelQ24], origin: bytes, check: Check
     ) -> Answer | None:
         """Add a fragment of the asked node; see `read_answer`. Raises WireError."""
         try:
             content = self._reassembler.add(body)
             if content is None:
                 return None
-            return read_answer(content, held, self._plan, self._model_hash, run, check)
+            return read_answer(content, held, self._plan, self._model_hash, origin, check)
         except WireError:
             self.tries += 1
             raise

@@ -12,10 +12,9 @@ from ternmesh.federated.events import Pending
 from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
-from ternmesh.wire.global_update import COUNTED_MAX, Counted
+from ternmesh.wire.global_update import COUNTED_MAX, NO_GLOBAL_HASH, Counted
 
 NO_RUN = bytes(8)
-NO_GLOBAL_HASH = bytes(16)
 LATE_KEPT = 16  # deadlines in whose time a node that is on time makes up for a late one
 NODES_AGGREGATED_MAX = COUNTED_MAX * 2 // 3  # two nodes in a partial aggregate take three rows
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from ternmesh.errors import WireError
 from ternmesh.federated.session import NodeSession
-from ternmesh.federated.state import NO_GLOBAL_HASH
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
 from ternmesh.split.messages import (
@@ -29,6 +28,7 @@ from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh.wire.control import Refusal, Welcome
 from ternmesh.wire.frame import FRAME_MAX
+from ternmesh.wire.global_update import NO_GLOBAL_HASH
 
 LOST_MAX = 3  # in a row; then a board says hello before it sends another
 

@@ -22,7 +22,7 @@ from ternmesh.wire.update import DIGEST_SIZE, MODEL_SIZE, NO_SIGNATURE, SIGNATUR
 
 UPDATE, SNAPSHOT, GIVEN = 1, 2, 4  # the kinds of object
 HASH_SIZE = 16
-NO_HASH = bytes(HASH_SIZE)  # in the hello of a node that needs a snapshot
+NO_GLOBAL_HASH = bytes(HASH_SIZE)  # in the hello of a node that has none, or needs a snapshot
 NO_MODEL = b""  # in an object whose certificate and adapter hash identify the model
 HEAD_MAX = 1 << 20
 SIGNERS_MAX = 16

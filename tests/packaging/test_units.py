@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ternmesh_cli.exit_codes import ExitCode
 from ternmesh_cli.main import main
+from ternmesh_cli.process import ExitCode
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "packaging" / "systemd"

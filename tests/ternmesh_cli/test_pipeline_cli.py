@@ -13,9 +13,9 @@ from host.pipeline.config import PipelineConfig, ReplicasConfig
 from host.pipeline.errors import PipelineError
 from models.bottleneck.config import Shape
 from ternmesh_cli import process
-from ternmesh_cli.exit_codes import ExitCode
 from ternmesh_cli.main import main
 from ternmesh_cli.pipeline_report import ROWS_MAX, TrainingHistory, write_report
+from ternmesh_cli.process import ExitCode
 
 REPORT = {
     "step": 10,

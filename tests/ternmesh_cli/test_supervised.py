@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from models.zoo import fsdd_path
-from ternmesh_cli.exit_codes import ExitCode
 from ternmesh_cli.main import main
+from ternmesh_cli.process import ExitCode
 from tests.mosquitto import free_port
 from tests.supervisor import PATIENCE_S, Supervisor
 from transports.mqtt.embedded_broker import EmbeddedBroker

@@ -133,15 +133,19 @@ def test_a_damaged_file_has_spent_the_hour_everywhere(path):  # R8.3-12
     store.close()
 
 
-def test_a_damaged_file_without_a_new_one_has_spent_the_hour_too(path):
-    """The power failed between the two."""
-    path.with_name(f"{path.name}.damaged-1").write_bytes(b"no database")
+def has_spent_the_hour_once(path):
     store = opened(path)
     assert spent_us(store, START) == BUDGET_US
     store.close()
     store = opened(path, at(HOUR_S + HOLD_MAX_S))
     assert store.reserve(BAND, at(HOUR_S + HOLD_MAX_S), FRAME_US), "once, not at each start"
     store.close()
+
+
+def test_a_damaged_file_without_a_new_one_has_spent_the_hour_too(path):
+    """The power failed between the two."""
+    path.with_name(f"{path.name}.damaged-1").write_bytes(b"no database")
+    has_spent_the_hour_once(path)
 
 
 def test_what_is_left_out_of_a_log_has_spent_the_hour(path, in_killed_process):  # R8.3-12
@@ -151,12 +155,7 @@ def test_what_is_left_out_of_a_log_has_spent_the_hour(path, in_killed_process): 
     in_killed_process(work)
     wal = path.with_name(f"{path.name}-wal")
     wal.write_bytes(wal.read_bytes()[:-1])
-    store = opened(path)
-    assert spent_us(store, START) == BUDGET_US
-    store.close()
-    store = opened(path, at(HOUR_S + HOLD_MAX_S))
-    assert store.reserve(BAND, at(HOUR_S + HOLD_MAX_S), FRAME_US), "once, not at each start"
-    store.close()
+    has_spent_the_hour_once(path)
 
 
 def test_where_no_law_limits_nothing_is_kept(path):

@@ -19,7 +19,7 @@ from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, OPEN, Wanted
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.global_update import GIVEN, certify, split_certificate
-from ternmesh_store.host_store import HostStore
+from ternmesh_store.host_store import HostStore, StoredRun
 from ternmesh_store.state_file import StateFile
 from tests.sim.simdisks import HostDisk
 
@@ -71,6 +71,20 @@ def live(bench: Any, seconds: float) -> None:
     for _ in range(int(seconds)):
         bench.wait(1.0)
         bench.exchange()
+
+
+def stored(bench: Any, folder: Path, before: list[Any]) -> tuple[HostStore, StoredRun]:
+    """What a store has of the events `before` the restore, and of those since."""
+    file = StateFile(folder)
+    file.open()
+    store = HostStore(file)
+    store.begin(bench.host.run, bench.plan, MODEL)
+    for event in (*before, *bench.events[HOST]):
+        store.record(event)
+    store.commit()
+    found = store.load(MODEL)
+    assert found is not None
+    return store, found
 
 
 def given(bench: Any) -> list[GlobalUpdateMade]:
@@ -319,20 +333,11 @@ def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9
     play(bench, 3)
     host = restore(bench, old)
     live(bench, 120)
-    file = StateFile(tmp_path)
-    file.open()
-    store = HostStore(file)
-    store.begin(host.run, bench.plan, MODEL)
-    for event in (*events, *bench.events[HOST]):
-        store.record(event)
-    store.commit()
-    found = store.load(MODEL)
-    assert found is not None
+    store, found = stored(bench, tmp_path, events)
     assert found.state.version == 4
     assert found.state.nodes[0].counted == host.nodes[1].counted
     assert [link.version for link in found.state.chain] == [1, 2, 3, 4]
     assert [row.counted for row in store.history()] == [("theo", "yan")] * 4
-    file.close()
 
 
 def forget(bench: Any, keep: int = 1) -> None:
@@ -360,15 +365,7 @@ def test_a_host_too_far_behind_gets_the_adapter_itself(bench: Any, tmp_path: Pat
     assert [event.version for event in given(bench)] == [6]
     assert host.refused == {}
     assert is_one_fleet(bench)
-    file = StateFile(tmp_path)
-    file.open()
-    store = HostStore(file)
-    store.begin(host.run, bench.plan, MODEL)
-    for event in (*events, *bench.events[HOST]):
-        store.record(event)
-    store.commit()
-    found = store.load(MODEL)
-    assert found is not None
+    _, found = stored(bench, tmp_path, events)
     assert [link.version for link in found.state.chain] == [6]
     play(bench, ROUNDS - 6)
     assert host.phase == FINISHED

@@ -28,9 +28,9 @@ from ternmesh.split.messages import ActivationReassembler
 from ternmesh.split.plan import SplitPlan
 from ternmesh.timers import TimerSettings
 from ternmesh.wire.control import FINISHED
-from ternmesh_cli.exit_codes import ExitCode
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
+from ternmesh_cli.process import ExitCode
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
