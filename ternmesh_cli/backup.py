@@ -10,11 +10,13 @@ from ternmesh_store.state_file import StateFile
 
 
 def add_backup_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_backup)
     process.add_config(parser, "the configuration of the host or node")
     parser.add_argument("out", type=process.path, metavar="OUT", help="a new folder for the copy")
 
 
 def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_restore)
     process.add_config(parser, "the configuration of the host or node")
     parser.add_argument("source", type=process.path, metavar="FROM", help="the folder of a copy")
     what = "also over a newer state, one of another run, or another identity"

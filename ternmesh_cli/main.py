@@ -1,28 +1,45 @@
-"""The `ternmesh` command. Each subcommand loads its packages only when it is called."""
+"""The `ternmesh` command. Each subcommand is imported only when it is called."""
 
 import argparse
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
-from ternmesh_cli.broker import command as broker
-from ternmesh_cli.demo import command as demo
 from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain, program
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken, TransportError
+
+# The summary of each command, its module in this package, and the function that adds its arguments
+COMMANDS = {
+    "backup": ("copy the state of a host or node", "backup", "add_backup_arguments"),
+    "ble": ("try BLE without hardware", "ble", "add_arguments"),
+    "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
+    "demo": ("see three boards learn three voices", "demo.command", "add_arguments"),
+    "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),
+    "gateway": ("join a radio neighbourhood to a broker", "programs", "add_gateway_arguments"),
+    "host": ("host a fleet", "programs", "add_host_arguments"),
+    "node": ("take part in a fleet with this board's data", "programs", "add_node_arguments"),
+    "pipeline": ("train a model in stages far apart", "pipeline", "add_arguments"),
+    "radio": ("plan a radio channel, and emulate radios", "radio", "add_arguments"),
+    "release": ("make and install releases of a model", "release", "add_arguments"),
+    "restore": ("bring a copy of the state back", "backup", "add_restore_arguments"),
+    "split": ("train a model cut between boards and host", "split", "add_arguments"),
+    "status": ("ask a running host, node or gateway", "status", "add_arguments"),
+}
 
 _log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (that of the process by default) and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(arguments).parse_args(arguments)
         run: Run = options.run
         return run(options)
     except ConfigError as error:
@@ -51,7 +68,7 @@ def _complain(error: object, code: ExitCode) -> ExitCode:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         program(),
         formatter_class=HelpText,
@@ -60,24 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ternmesh {__version__}")
     rows = Subcommands(parser)
-    summary = "copy the state of a host or node"
-    backup.add_backup_arguments(rows.add("backup", summary, backup.run_backup))
-    ble.add_arguments(rows.add("ble", "try BLE without hardware"))
-    broker.add_arguments(rows.add("broker", "deploy a mosquitto for a fleet"))
-    demo.add_arguments(rows.add("demo", "see three boards learn three voices", demo.run))
-    enrol.add_arguments(rows.add("enrol", "manage the members of a fleet and their keys"))
-    summary = "join a radio neighbourhood to a broker"
-    programs.add_arguments(rows.add("gateway", summary, programs.run_gateway))
-    programs.add_host_arguments(rows.add("host", "host a fleet", programs.run_host))
-    summary = "take part in a fleet with this board's data"
-    programs.add_arguments(rows.add("node", summary, programs.run_node))
-    pipeline.add_arguments(rows.add("pipeline", "train a model in stages far apart"))
-    radio.add_arguments(rows.add("radio", "plan a radio channel, and emulate radios"))
-    release.add_arguments(rows.add("release", "make and install releases of a model"))
-    summary = "bring a copy of the state back"
-    backup.add_restore_arguments(rows.add("restore", summary, backup.run_restore))
-    split.add_arguments(rows.add("split", "train a model cut between boards and host"))
-    status.add_arguments(rows.add("status", "ask a running host, node or gateway", status.run))
+    for name, (summary, module, add_arguments) in COMMANDS.items():
+        row = rows.add(name, summary)
+        if name in arguments:  # the modules of the others would stay in the memory of a board
+            getattr(import_module(f"ternmesh_cli.{module}"), add_arguments)(row)
     return parser
 
 

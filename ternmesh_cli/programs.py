@@ -5,13 +5,16 @@ import argparse
 from ternmesh_cli import process
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    process.add_config(parser)
-    process.add_insecure(parser)
+def add_node_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_arguments(parser, run_node)
+
+
+def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_arguments(parser, run_gateway)
 
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser)
+    _add_arguments(parser, run_host)
     parser.add_argument(
         "--until-finished",
         action="store_true",
@@ -57,3 +60,9 @@ def run_gateway(arguments: argparse.Namespace) -> int:
     stop = process.start(config.log_level, config.log_format)
     run_gateway(config, stop, insecure=arguments.insecure)
     return 0
+
+
+def _add_arguments(parser: argparse.ArgumentParser, run: process.Run) -> None:
+    parser.set_defaults(run=run)
+    process.add_config(parser)
+    process.add_insecure(parser)

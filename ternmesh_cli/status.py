@@ -39,6 +39,7 @@ ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run)
     target = parser.add_mutually_exclusive_group(required=True)
     what = "the configuration of the running process"
     target.add_argument("--config", type=Path, metavar="FILE", help=what)

@@ -37,6 +37,7 @@ MARK = "host/config.toml"  # a folder with this file comes from an earlier demo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run)
     parser.add_argument(
         "--broker",
         metavar="URL",

@@ -238,17 +238,22 @@ def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, nu
     assert (words[1][2], words[1][3]) == ("INFO", "host.service:")
 
 
-def test_the_command_line_loads_only_what_is_called():
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_the_command_line_loads_only_what_is_called(command):
     script = (
-        "import sys; from ternmesh_cli import main; main._parser();"
-        "print([m for m in sys.modules if m.split('.')[0] in "
-        "('edge', 'host', 'onnxruntime', 'torch', 'paho', 'amqtt', 'rich')])"
+        f"import sys; from ternmesh_cli import main; main._parser(['{command}']);"
+        "print(*(m for m in sys.modules if m.split('.')[0] in "
+        "('edge', 'host', 'onnxruntime', 'torch', 'paho', 'amqtt', 'rich', 'ternmesh_cli')))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[1])}
     shown = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     )
-    assert shown.stdout == "[]\n"
+    modules = {f"ternmesh_cli.{module}" for _, module, _ in main.COMMANDS.values()}
+    called = f"ternmesh_cli.{main.COMMANDS[command][1]}"
+    loaded = set(shown.stdout.split())
+    assert {name for name in loaded if not name.startswith("ternmesh_cli")} == set()
+    assert loaded & modules == {called}
 
 
 def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
