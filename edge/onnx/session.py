@@ -60,6 +60,7 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,  # a damaged adapter
     ValueError,  # a missing input
 )
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 # In /proc/self/maps. Nothing ever writes there, so no change of it can be lost.
 _CODE = re.compile(r"^(\w+)-(\w+) r-xp .*/onnxruntime_pybind11_state", re.MULTILINE)
 _OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory")  # in errors of onnxruntime
@@ -113,6 +114,7 @@ class _Session:
     def _run(self, names: list[str], inputs: Arrays, run_options: Any = None) -> list[Any]:
         """The outputs by `names`; ModelError if onnxruntime cannot load or run the model."""
         if self._session is None:
+            keep_memory()
             try:
                 self._session = onnxruntime.InferenceSession(
                     str(self._path), self._options, providers=PROVIDERS
@@ -215,9 +217,9 @@ def session_options(threads: int, *, is_training: bool) -> Any:
 
     Three ways to save time keep memory. With a memory pattern, onnxruntime allocates one block for
     the largest batch so far and keeps it: never here. With an arena, it keeps what one run has
-    allocated, for the next run: only for the training step, whose next run follows at once. With
-    prepacking, it keeps a second, packed copy of the frozen weights: not for the training step,
-    where the copies take a fifth more memory to save a few percent of time.
+    allocated, for the next run: never here, as the C library does it with less (`keep_memory`).
+    With prepacking, it keeps a second, packed copy of the frozen weights: not for the training
+    step, where the copies take a fifth more memory to save a few percent of time.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = SILENT
@@ -226,10 +228,18 @@ def session_options(threads: int, *, is_training: bool) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_pattern = False
-    options.enable_cpu_mem_arena = is_training
+    options.enable_cpu_mem_arena = False
     if is_training:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options
+
+
+def keep_memory() -> None:
+    """Let the C library keep what one run frees for the next run, until `trim_memory` (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        system = ctypes.CDLL(None)
+        system.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        system.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def trim_memory() -> None:
