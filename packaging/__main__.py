@@ -12,6 +12,7 @@ from pathlib import Path
 from check import check_installed, check_unpacked
 from deb import make_deb
 from oci import make_oci
+from prove import SUITES, prove
 from tree import MACHINES, PYTHONS, ROOT, PackageError, Target, make_tree
 
 
@@ -37,6 +38,10 @@ def main() -> int:
     row = rows.add_parser("check", help="try a .deb", description="Let a fleet of a .deb learn.")
     row.add_argument("deb", type=Path, metavar="FILE")
     row.add_argument("--install", action="store_true", help="as root, in a Debian made for it")
+    row = rows.add_parser("prove", help="from a bare Debian", description="Let a new Debian learn.")
+    row.add_argument("--arch", choices=MACHINES, default=here)
+    row.add_argument("--suite", choices=SUITES, default="bookworm")
+    row.add_argument("--boot", action="store_true", help="with systemd and the units")
     options = parser.parse_args()
     try:
         make(options)
@@ -49,6 +54,9 @@ def main() -> int:
 def make(options: argparse.Namespace) -> None:
     if options.what == "check":
         (check_installed if options.install else check_unpacked)(options.deb)
+        return
+    if options.what == "prove":
+        prove(options.arch, options.suite, boot=options.boot)
         return
     if options.what == "oci":
         print(make_oci(options.python, options.arch, options.out))

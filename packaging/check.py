@@ -5,11 +5,12 @@ The broker is that of this checkout, since no package has one.
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from tree import PREFIX, PYTHONS, STATE, PackageError, run
 NEEDED = "--include=adduser,libstdc++6,python3,zlib1g"
 PATIENCE_S = 900  # a training step takes minutes where the processor is emulated
 ROUNDS = 1
+
+Log = Callable[[str, float], None]  # a command and its seconds
+
+
+def no_log(_command: str, _seconds: float) -> None: ...
 
 
 def check_unpacked(deb: Path) -> None:
@@ -55,53 +61,83 @@ def check_installed(deb: Path) -> None:
             raise PackageError("a purge must keep the state and take away the settings")
 
 
+def enrol(
+    ternmesh: Callable[..., str],
+    root: Path,
+    folder: Path,
+    url: str,
+    moved: dict[str, str] | None = None,
+) -> dict[str, tuple[str, str]]:
+    """Write settings from the examples into `folder`, enrol a node at a host; their options.
+
+    With `moved` nothing lies where a package puts it.
+    """
+    place = folder if moved else Path("/etc/ternmesh")
+    ends = {name: ("--config", str(place / f"{name}.toml")) for name in ("host", "node")}
+    changed = {
+        r"mqtt://[^\"]+": url,
+        r"min_peers = \d+": "min_peers = 1\nlocal_steps = 1",
+        r"rounds = \d+": f"rounds = {ROUNDS}",
+        r"deadline_s = \d+": f"deadline_s = {PATIENCE_S}",
+        r"\[evaluate\].*": "[evaluate]\nsamples_max = 16",
+        **(moved or {}),
+    }
+    for name in ends:
+        text = (root / EXAMPLES / f"{name}.toml").read_text()
+        for old, new in changed.items():
+            text = re.sub(old, new, text)
+        (folder / f"{name}.toml").write_text(text)
+    lines = {
+        name: re.findall(r"TM1:\S+", ternmesh("enrol", "identity", *end))
+        for name, end in ends.items()
+    }
+    ternmesh("enrol", "host", *ends["node"], *lines["host"])
+    ternmesh("enrol", "add", *ends["host"], *lines["node"])
+    return ends
+
+
 def learn(
-    command: Sequence[str], root: Path, folder: Path, moved: dict[str, str] | None = None
+    command: Sequence[str],
+    root: Path,
+    folder: Path,
+    moved: dict[str, str] | None = None,
+    *,
+    log: Log = no_log,
+    look: Callable[[int], None] | None = None,
 ) -> None:
     """Enrol a node at a host, and run both until the node has the last global adapter.
 
-    Their settings lie in `folder`; with `moved` nothing lies where a package puts it.
+    `log` gets each command with its seconds, `look` the node's process at the end.
     """
     from transports.mqtt.embedded_broker import EmbeddedBroker
 
     def ternmesh(*words: str) -> str:
-        return run(*command, *words, cwd="/")
+        begun = time.monotonic()
+        output = run(*command, *words, cwd="/")
+        log(shlex.join(("ternmesh", *words)), time.monotonic() - begun)
+        return output
 
     print(ternmesh("--version").strip())
-    place = folder if moved else Path("/etc/ternmesh")
-    host, node = (("--config", str(place / f"{name}.toml")) for name in ("host", "node"))
     with EmbeddedBroker() as broker:
-        changed = {
-            r"mqtt://[^\"]+": broker.url,
-            r"min_peers = \d+": "min_peers = 1\nlocal_steps = 1",
-            r"rounds = \d+": f"rounds = {ROUNDS}",
-            r"deadline_s = \d+": f"deadline_s = {PATIENCE_S}",
-            r"\[evaluate\].*": "[evaluate]\nsamples_max = 16",
-            **(moved or {}),
-        }
-        for name in ("host", "node"):
-            text = (root / EXAMPLES / f"{name}.toml").read_text()
-            for old, new in changed.items():
-                text = re.sub(old, new, text)
-            (folder / f"{name}.toml").write_text(text)
-        lines = [
-            re.findall(r"TM1:\S+", ternmesh("enrol", "identity", *end)) for end in (host, node)
-        ]
-        ternmesh("enrol", "host", *node, *lines[0])
-        ternmesh("enrol", "add", *host, *lines[1])
-        programs = [
-            subprocess.Popen([*command, *words], cwd="/")
-            for words in (("host", *host), ("node", *node))
-        ]
-        give_up_at = time.monotonic() + PATIENCE_S
+        ends = enrol(ternmesh, root, folder, broker.url, moved)
+        begun = time.monotonic()
+        programs = [subprocess.Popen([*command, name, *end], cwd="/") for name, end in ends.items()]
         version = 0
         try:
-            while version < ROUNDS and time.monotonic() < give_up_at:
+            while version < ROUNDS and time.monotonic() < begun + PATIENCE_S:
                 time.sleep(2)
                 if any(program.poll() is not None for program in programs):
                     break
                 with suppress(PackageError):  # the node is still starting, or busy
-                    version = json.loads(ternmesh("status", "--json", *node))["version"]
+                    answer = run(*command, "status", "--json", *ends["node"], cwd="/")
+                    version = json.loads(answer)["version"]
+            if version >= ROUNDS:
+                log(
+                    "ternmesh host, ternmesh node: until both have learned",
+                    time.monotonic() - begun,
+                )
+                if look:
+                    look(programs[1].pid)
         finally:
             for program in programs:
                 program.terminate()
