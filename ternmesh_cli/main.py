@@ -9,7 +9,20 @@ from collections.abc import Sequence
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
+from ternmesh_cli import (
+    backup,
+    ble,
+    doctor,
+    enrol,
+    logs,
+    pipeline,
+    programs,
+    radio,
+    release,
+    setup,
+    split,
+    status,
+)
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain, program
@@ -65,10 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     ble.add_arguments(rows.add("ble", "try BLE without hardware"))
     broker.add_arguments(rows.add("broker", "deploy a mosquitto for a fleet"))
     demo.add_arguments(rows.add("demo", "see three boards learn three voices", demo.run))
+    summary = "find out what keeps a host or board from its work"
+    doctor.add_arguments(rows.add("doctor", summary, doctor.run))
     enrol.add_arguments(rows.add("enrol", "manage the members of a fleet and their keys"))
     summary = "join a radio neighbourhood to a broker"
     programs.add_arguments(rows.add("gateway", summary, programs.run_gateway))
     programs.add_host_arguments(rows.add("host", "host a fleet", programs.run_host))
+    logs.add_arguments(rows.add("logs", "show what the services have logged", logs.run))
     summary = "take part in a fleet with this board's data"
     programs.add_arguments(rows.add("node", summary, programs.run_node))
     pipeline.add_arguments(rows.add("pipeline", "train a model in stages far apart"))
@@ -76,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     release.add_arguments(rows.add("release", "make and install releases of a model"))
     summary = "bring a copy of the state back"
     backup.add_restore_arguments(rows.add("restore", summary, backup.run_restore))
+    summary = "install a board or a host: settings, keys and service"
+    setup.add_arguments(rows.add("setup", summary, setup.run))
     split.add_arguments(rows.add("split", "train a model cut between boards and host"))
     status.add_arguments(rows.add("status", "ask a running host, node or gateway", status.run))
     return parser
