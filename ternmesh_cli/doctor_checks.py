@@ -215,7 +215,9 @@ def broker(subject: Subject) -> Iterator[Result]:
         elif status["last_error"] == first:
             yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
         else:
-            yield WRONG, f"{status['last_error']} (is [link] right, and does the broker run?)"
+            is_far = str(status["last_error"]).startswith("cannot reach")
+            more = ": is [link] right, and does the broker run?" if is_far else ""
+            yield WRONG, f"{status['last_error']}{more}"
 
 
 def port(subject: Subject) -> Iterator[Result]:

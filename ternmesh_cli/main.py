@@ -12,6 +12,7 @@ from ternmesh.errors import TernmeshError
 from ternmesh_cli import (
     backup,
     ble,
+    completion,
     doctor,
     enrol,
     logs,
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (that of the process by default) and return its exit code."""
     try:
-        options = _parser().parse_args(arguments)
+        options = make_parser().parse_args(arguments)
         run: Run = options.run
         return run(options)
     except ConfigError as error:
@@ -64,7 +65,8 @@ def _complain(error: object, code: ExitCode) -> ExitCode:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         program(),
         formatter_class=HelpText,
@@ -77,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     backup.add_backup_arguments(rows.add("backup", summary, backup.run_backup))
     ble.add_arguments(rows.add("ble", "try BLE without hardware"))
     broker.add_arguments(rows.add("broker", "deploy a mosquitto for a fleet"))
+    summary = "print what a shell needs to complete commands"
+    completion.add_arguments(rows.add("completion", summary, completion.run))
     demo.add_arguments(rows.add("demo", "see three boards learn three voices", demo.run))
     summary = "find out what keeps a host or board from its work"
     doctor.add_arguments(rows.add("doctor", summary, doctor.run))

@@ -9,12 +9,11 @@ import pwd
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ternmesh.config import ConfigError
+from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
 from ternmesh.security.identity import Role
 from ternmesh_cli import enrol, keys, process, setup_text
@@ -126,6 +125,8 @@ def find_answers(
         value = question.default if value is None else value.strip()
         if not value:
             raise ConfigError(f"--{question.key.replace('_', '-')} is missing: {question.text}")
+        if not value.isprintable():
+            raise ConfigError(f"--{question.key} is {value!r}: it must be text that can be printed")
         answers[question.key] = value
     return answers
 
@@ -155,7 +156,7 @@ def install(
     names = {f"{key}_file": f"{name}{CREDENTIALS}" if key == LOGIN else AUTHORITY for key in files}
     text = setup_text.write(kind, state, answers, names, zoo or setup_text.find_zoo())
     if path.exists():
-        if tomllib.loads(read_settings(path)) != tomllib.loads(text):
+        if read_toml(read_settings(path)) != read_toml(text):
             raise ConfigError(
                 f"{path} is there already, with other settings: edit it, or move it away and run "
                 "this again; without answers `ternmesh setup` goes on with it"
