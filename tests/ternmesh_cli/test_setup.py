@@ -201,7 +201,7 @@ def test_a_code_of_the_running_host_enrols_at_once(run, folder, mosquitto, event
     assert run("--host", "--config", "host.toml", *link)[0] == 0
     stop = threading.Event()
     config = read_host_config(folder / "host.toml")
-    thread = threading.Thread(target=run_host, args=(config, stop))
+    thread = threading.Thread(target=run_host, args=(config, stop), daemon=True)
     thread.start()
     try:
         socket = folder / "host-state" / "control.sock"
