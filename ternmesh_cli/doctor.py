@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh.security.identity import Role
 from ternmesh_cli import doctor_checks, keys, process
 from ternmesh_cli.doctor_checks import WARNING, WRONG, Result, Subject
 from ternmesh_cli.process import ExitCode
+from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup import acting_as, default_config, service_user
 from ternmesh_service.control_socket import ControlError
 from ternmesh_store.database import StoreError
@@ -54,14 +53,15 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "settings of the node, host or gateway (default: those of the unit of a node)"
+    what = "settings of the node, host or gateway (default: those of the unit)"
     parser.add_argument("--config", type=process.path, metavar="FILE", help=what)
     process.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print what they found."""
-    path = arguments.config or default_config("node")
+    paths = [default_config(kind) for kind in ("node", "host", "gateway")]
+    path = arguments.config or next((one for one in paths if one.exists()), paths[0])
     with acting_as(service_user(path)), _quiet():  # what the service may do is what counts
         findings = diagnose(look(path, time.time()))
     if arguments.json:
@@ -79,7 +79,7 @@ def look(path: Path, now: float) -> Subject:
     error = silence = ""
     try:
         end = keys.read(path)
-        config = _read(path, end.role)
+        config = read_program(end.role.name.lower(), path)
     except ConfigError as found:
         error = str(found)
     try:
@@ -87,17 +87,6 @@ def look(path: Path, now: float) -> Subject:
     except ControlError as found:
         silence = str(found)
     return Subject(path, now, end, config, answer, error, silence)
-
-
-def _read(path: Path, role: Role) -> Any:
-    match role:
-        case Role.HOST:
-            from host.config import read_host_config as read
-        case Role.GATEWAY:
-            from edge.gateway.service import read_gateway_config as read  # type: ignore[assignment]
-        case _:
-            from edge.config import read_node_config as read  # type: ignore[assignment]
-    return read(path)
 
 
 def diagnose(

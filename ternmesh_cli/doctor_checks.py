@@ -286,10 +286,8 @@ def model(subject: Subject) -> Iterator[Result]:
         from edge.releases.store import Releases, accept_unsigned
         from edge.releases.watch import signed_by
 
-        verify = accept_unsigned
-        if not releases.insecure:
-            fleet = keys.fleet_of(subject.path)
-            verify = signed_by(fleet.signers, fleet.name)
+        fleet = None if releases.insecure else keys.fleet_of(subject.path)
+        verify = signed_by(fleet.signers, fleet.name) if fleet else accept_unsigned
         signed, refused = Releases(Path(releases.dir), verify).survey(0)
         yield OK, f"{len(signed)} signed releases in {releases.dir}"
         for version, reason in refused.items():

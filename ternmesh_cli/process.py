@@ -287,4 +287,6 @@ def toml_value(value: object) -> str:
     """A value as TOML writes it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)  # A JSON text, number, truth value or list of them is also TOML.
+    return json.dumps(
+        value, ensure_ascii=False
+    )  # A JSON text, number, truth value or list of them is also TOML.

@@ -17,6 +17,7 @@ from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
 from ternmesh.security.identity import Role
 from ternmesh_cli import enrol, keys, process, setup_text
+from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup_text import BOARD, HOST, Answers, Question
 from ternmesh_service.config_file import read_settings
 from ternmesh_store.files import make_private_folder, read_file, sync_folder, unfinished_file
@@ -79,6 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     state = STATE / kind if path.parent.resolve() == SETTINGS else Path(f"{path.stem}-state")
     questions = HOST if arguments.host else BOARD
     given = {q.key: getattr(arguments, q.key) for q in questions}
+    strange = {"code", "trust"} if arguments.host else set()
+    strange |= {q.key for q in (*BOARD, *HOST)} - given.keys()
+    for key in sorted(strange):
+        if getattr(arguments, key) is not None:
+            raise ConfigError(f"--{key.replace('_', '-')} is not for a {kind}: leave it out")
     if not path.exists() or any(value is not None for value in given.values()):
         ask = None if arguments.yes or not sys.stdin.isatty() else _ask
         answers = find_answers(questions, given, ask)
@@ -94,9 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     with acting_as(user):
         end = keys.read(path)
         shown = enrol.own_identity(end)
-        if arguments.trust is not None and not arguments.host:
+        if arguments.trust is not None:
             enrol.trust_host(end, arguments.trust)
-        elif arguments.code is not None and not arguments.host:
+        elif arguments.code is not None:
             enrol.join_fleet(path, arguments.code)
     print(f"identity     {shown['identity']}")
     return _go_on(path, end, joined=arguments.code is not None)
@@ -174,7 +180,7 @@ def install(
     new = unfinished_file(path, MODE)
     try:
         new.write_text(text)
-        check(new, kind)
+        read_program(kind, new)
         if user is not None:
             os.chown(new, 0, user.pw_gid)
         os.link(new, path)  # never over another file
@@ -184,18 +190,6 @@ def install(
         new.unlink()
     sync_folder(path.parent)
     return True
-
-
-def check(path: Path, kind: str) -> None:
-    """Let the program's own reader read its settings; ConfigError."""
-    if kind == "host":
-        from host.config import read_host_config
-
-        read_host_config(path)
-    else:
-        from edge.config import read_node_config
-
-        read_node_config(path)
 
 
 def service_user(path: Path) -> pwd.struct_passwd | None:

@@ -210,7 +210,9 @@ def test_the_package_completes_our_commands(deb):
             shell: archive.extractfile(f"./{place}").read().decode()
             for shell, place in COMPLETIONS.items()
         }
-    assert subprocess.run(["bash", "-n"], input=texts["bash"], text=True, check=False).returncode == 0
+    assert (
+        subprocess.run(["bash", "-n"], input=texts["bash"], text=True, check=False).returncode == 0
+    )
     assert texts["zsh"].startswith("#compdef ternmesh")
     for text in texts.values():
         assert "doctor" in text

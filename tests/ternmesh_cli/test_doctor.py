@@ -132,9 +132,7 @@ def test_a_full_disk_and_the_time_until_then(enrolled, monkeypatch):
         return results(enrolled, "disk")
 
     assert left(1)[0][0] == WRONG
-    assert left(200) == [
-        (WARNING, "200 MiB free, full in 20 days at the rate so far: make room")
-    ]
+    assert left(200) == [(WARNING, "200 MiB free, full in 20 days at the rate so far: make room")]
     assert left(4000)[0][0] == OK
     ((result, sentence),) = left(4000, os.ST_RDONLY)
     assert (result, "is read-only" in sentence) == (WRONG, True)
@@ -327,7 +325,11 @@ def test_a_raspberry_pi_without_the_memory_controller(node, tmp_path, monkeypatc
     ("shown", "result", "sentence"),
     [
         ("LoadState=not-found\nActiveState=inactive", WARNING, "is not installed"),
-        ("LoadState=loaded\nActiveState=failed\nSubState=failed", WRONG, "is failed: `ternmesh logs"),
+        (
+            "LoadState=loaded\nActiveState=failed\nSubState=failed",
+            WRONG,
+            "is failed: `ternmesh logs",
+        ),
         ("LoadState=loaded\nActiveState=activating\nSubState=auto-restart", WRONG, "auto-restart"),
         ("LoadState=loaded\nActiveState=inactive", WARNING, "systemctl enable --now"),
         ("LoadState=loaded\nActiveState=active\nUnitFileState=disabled", WARNING, "enable --now"),

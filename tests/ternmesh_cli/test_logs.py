@@ -1,4 +1,4 @@
-"""`ternmesh logs` with a journalctl of the test: a machine that runs tests need not have systemd."""
+"""`ternmesh logs` with a journalctl of the test: few machines that run tests have a journal."""
 
 import json
 import os

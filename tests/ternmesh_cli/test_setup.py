@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,9 @@ def test_flags_alone_make_settings_and_keys_and_say_what_comes_next(run, folder)
 def test_what_can_be_changed_stands_in_comments(run, folder):
     run("--config", "node.toml", *BOARD)
     run("--host", "--config", "host.toml", *LINK)
-    assert all("#" in line for line in (folder / "host.toml").read_text().splitlines() if "=" in line)
+    assert all(
+        "#" in line for line in (folder / "host.toml").read_text().splitlines() if "=" in line
+    )
     assert "docs/settings.md" in (folder / "node.toml").read_text()
 
 
@@ -140,7 +141,8 @@ def test_a_host_has_the_defaults_of_the_product(run, host, folder):
     code, _ = run("--host", "--config", "more.toml", *LINK, "--rounds", "7", "--min-peers", "3")
     assert code == 0
     assert read_host_config(folder / "more.toml").run == RunConfig(rounds=7, min_peers=3)
-    assert run("--host", "--config", "x.toml", *LINK, "--rounds", "many")[0] == 2
+    for wrong in (("--rounds", "many"), ("--name", "ada"), ("--trust", host)):
+        assert run("--host", "--config", "x.toml", *LINK, *wrong)[0] == 2, wrong
 
 
 def test_a_radio_needs_its_law_and_address(run, folder):
@@ -229,7 +231,7 @@ def test_a_code_of_the_running_host_enrols_at_once(run, folder, mosquitto, event
 
 
 @pytest.fixture
-def service(folder, monkeypatch) -> Iterator[Path]:
+def service(folder, monkeypatch) -> Path:
     """The folders of a .deb below ours, whose programs run as the user nobody; and a systemctl."""
     if os.geteuid() != 0:
         pytest.skip("only root can make keys as the user of the service")
@@ -247,7 +249,7 @@ def service(folder, monkeypatch) -> Iterator[Path]:
     program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/asked\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
-    yield folder
+    return folder
 
 
 def ids() -> tuple[int, int]:
@@ -269,10 +271,7 @@ def test_root_makes_the_keys_as_the_service_and_starts_it_once_enrolled(run, hos
     assert os.geteuid() == 0
     code, said = run("--trust", host)
     assert code == 0, said
-    assert asked.read_text().splitlines() == [
-        "cat ternmesh-node",
-        "enable --now ternmesh-node",
-    ]
+    assert asked.read_text().splitlines() == ["cat ternmesh-node", "enable --now ternmesh-node"]
     assert "started      ternmesh-node" in said
 
 
@@ -420,4 +419,8 @@ def test_many_lines_in_a_file_are_enrolled_together_or_not_at_all(run, host, fol
     file.write_text("\n".join(lines).lower())
     assert run("--config", "host.toml", file, command="enrol add")[0] == 0
     shown = run("--config", "host.toml", command="enrol list")[1]
-    assert [name for name in ("ada", "bob", "cleo") if f"  {name} " in shown] == ["ada", "bob", "cleo"]
+    assert [name for name in ("ada", "bob", "cleo") if f"  {name} " in shown] == [
+        "ada",
+        "bob",
+        "cleo",
+    ]
