@@ -176,9 +176,18 @@ def test_a_terminal_is_asked_and_enter_takes_the_default(folder):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ternmesh_cli", "setup", "--config", "node.toml"]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
-        os.close(theirs)
-        said = ""
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    said = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal said
+        while text not in said:
+            assert select.select([ours], [], [], WAIT_S)[0], said
+            said += os.read(ours, 4096).decode()
+        said = said.partition(text)[2]
+
+    try:
         for question, answer in (
             ("name of this board", "cleo"),
             ("the fleet", ""),
@@ -186,13 +195,15 @@ def test_a_terminal_is_asked_and_enter_takes_the_default(folder):
             ("speakers theo", "nicolas"),
             ("a shipped model", ""),
         ):
-            while question not in said:
-                assert select.select([ours], [], [], WAIT_S)[0], said
-                said += os.read(ours, 4096).decode()
-            said = ""
+            wait_for(question)
+            wait_for(": ")  # the end of the prompt
             os.write(ours, f"{answer}\n".encode())
+        wait_for("CODE")
         assert process.wait(WAIT_S) == 0
-    os.close(ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
     config = read_node_config(folder / "node.toml")
     assert (config.name, config.link.fleet, config.model) == ("cleo", "ternmesh", "keyword")
     assert config.data.where == {"speaker": "nicolas"}
