@@ -25,6 +25,7 @@ def test_bash_completes_commands_options_and_choices(capsys):
     assert complete(script, "ternmesh", "enrol", "re") == {"revoke"}
     assert "--bulk" in complete(script, "ternmesh", "setup", "--b")
     assert complete(script, "ternmesh", "logs", "-p", "war") == {"warning"}
+    assert "_shtab_ternmesh_node___config_COMPGEN=_shtab_compgen_files" in script
 
 
 def test_without_the_package_a_sentence_names_the_extra(monkeypatch, capsys):
