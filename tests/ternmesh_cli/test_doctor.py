@@ -221,7 +221,6 @@ def test_a_refused_login(deployed):
 
 
 def test_no_such_name_nobody_there_and_no_answer(node, monkeypatch):
-    monkeypatch.setattr(doctor_checks, "BROKER_S", 3.0)
     monkeypatch.setattr(doctor_checks, "AGAIN_S", 0.2)
     for url in ("mqtt://no.such.name.invalid", f"mqtt://127.0.0.1:{free_port()}"):
         ((result, sentence),) = results(node(f'url = "{url}"'), "broker")
