@@ -6,7 +6,7 @@ from typing import Any
 from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, TernmeshError
 from ternmesh.security.identity import Role, identity_text, parse_identity, parse_rotation
-from ternmesh.security.membership import fleet_text, write_fleet
+from ternmesh.security.membership import MemberList, fleet_text, write_fleet
 from ternmesh_service.keyring import Keyring, NoKeyring
 
 MINUTES_MAX = 24 * 60
@@ -32,8 +32,7 @@ def answer(
             case "list":
                 pass
             case "add":
-                if keyring.member_list.enrol(parse_identity(str(request.get("identity", "")))):
-                    keyring.keep_member_list()
+                _add(keyring, request.get("identities", {"": request.get("identity")}))
             case "revoke":
                 keyring.member_list.revoke(str(request.get("name", "")))
                 keyring.keep_member_list()
@@ -53,6 +52,22 @@ def answer(
     except TernmeshError as error:
         return {"error": str(error)}
     return members(keyring)
+
+
+def _add(keyring: Keyring, identities: object) -> None:
+    """Enrol identities, each by where it comes from; SecurityError, and none is enrolled."""
+    if not isinstance(identities, dict):
+        raise SecurityError("`add` needs the identities")
+    trial = MemberList(keyring.member_list.state)
+    found = []
+    for where, identity in identities.items():
+        try:
+            found.append(parse_identity(str(identity)))
+            trial.enrol(found[-1])
+        except SecurityError as error:
+            raise SecurityError(f"{where}{error}") from error
+    if sum(keyring.member_list.enrol(public) for public in found):
+        keyring.keep_member_list()
 
 
 def _code(service: EnrolmentService[Any], request: Mapping[str, Any], now: float) -> dict[str, Any]:

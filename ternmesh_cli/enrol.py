@@ -35,6 +35,7 @@ from transports.link_config import LinkConfig
 from transports.mqtt.settings import parse_url
 
 TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
+LINES_MAX = 1 << 19  # bytes of a file with many
 _EXAMPLE = """\
 to start a fleet:
   ternmesh enrol identity --config host.toml       on the host: prints its public identity
@@ -75,7 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_config(row)
         add_json(row)
         if name in ("host", "add"):
-            row.add_argument("identity", help=f"a line that begins with {PUBLIC_MARK}, or its file")
+            many = " (many, one a line: all or none are enrolled)" if name == "add" else ""
+            what = f"a line that begins with {PUBLIC_MARK}, or its file{many}"
+            row.add_argument("identity", help=what)
         if name in ("export", "import"):
             row.add_argument("file", type=path, help="the list of members, signed by the host")
         if name == "join":
@@ -118,14 +121,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
-    shown = _identity_of(read(arguments.config))
+    shown = own_identity(read(arguments.config))
     if not arguments.quantum:
         return shown
     own, _ = host_of(arguments.config)
     return {**shown, "quantum": quantum_text(quantum_key(own).public)}
 
 
-def _identity_of(config: End) -> dict[str, Any]:
+def own_identity(config: End) -> dict[str, Any]:
+    """The public identity of an end, with a new one where there is none. Raises SecurityError."""
     if config.ask({"command": "status"}) is not None:
         return _shown(read_identity_file(config.security.path(config.folder)).public)
     with keyring_of(config) as keyring:
@@ -138,8 +142,13 @@ def _host(arguments: argparse.Namespace) -> dict[str, Any]:
     config = read(arguments.config)
     if config.role is Role.HOST:
         raise ConfigError(f"{arguments.config} is of a host: give the file of a node")
+    return trust_host(config, arguments.identity)
+
+
+def trust_host(config: End, identity: str) -> dict[str, Any]:
+    """Make the host with this public identity (or its file) the host of a node. SecurityError."""
     with keyring_of(config) as keyring:
-        host = parse_identity(_text(arguments.identity))
+        host = parse_identity(_text(identity))
         if keyring.has_fleet and keyring.member_list.host != host:
             raise SecurityError(
                 f"{config.name} trusts another host: move {keyring.store.path} away to start again"
@@ -149,11 +158,11 @@ def _host(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add(arguments: argparse.Namespace) -> dict[str, Any]:
-    return _ask(arguments, {"enrol": "add", "identity": _text(arguments.identity)})
+    return ask_host(arguments.config, {"enrol": "add", "identities": _texts(arguments.identity)})
 
 
 def _list(arguments: argparse.Namespace) -> dict[str, Any]:
-    return _ask(arguments, {"enrol": "list"})
+    return ask_host(arguments.config, {"enrol": "list"})
 
 
 def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -161,11 +170,11 @@ def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
         check_name(arguments.name, "name")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return _ask(arguments, {"enrol": "revoke", "name": arguments.name})
+    return ask_host(arguments.config, {"enrol": "revoke", "name": arguments.name})
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:
-    answer = _ask(arguments, {"enrol": "export"})
+    answer = ask_host(arguments.config, {"enrol": "export"})
     if "error" not in answer:
         file: Path = arguments.file
         try:
@@ -208,12 +217,17 @@ def _code(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _join(arguments: argparse.Namespace) -> dict[str, Any]:
+    return join_fleet(arguments.config, arguments.code)
+
+
+def join_fleet(path: Path, text: str) -> dict[str, Any]:
+    """Enrol the node with this configuration with a code of the host. Raises SecurityError."""
     from edge.enrolment import join
     from ternmesh.security.enrolment import read_code
 
-    config = read(arguments.config)
-    code = read_code(arguments.code)
-    link = link_of(arguments.config, config)
+    config = read(path)
+    code = read_code(text)
+    link = link_of(path, config)
     _tell_wait(link)
     with keyring_of(config) as keyring:
         keyring.adopt(join(link, config.name, keyring.state, keyring.own.public, code))
@@ -270,20 +284,20 @@ def _open_link(path: Path, config: End) -> LinkConfig:
 def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
     config = read(arguments.config)
     if config.role is Role.HOST:
-        return _ask(arguments, {"enrol": "rotate", "rotation": text})
+        return ask_host(arguments.config, {"enrol": "rotate", "rotation": text})
     with keyring_of(config) as keyring:
         new = keyring.member_list.rotate(parse_rotation(text))
         keyring.keep_rotation()
         return _shown(new)
 
 
-def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
+def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """The answer of the running host, or from its files where it does not run."""
     from host import membership
 
-    config = read(arguments.config)
+    config = read(path)
     if config.role is not Role.HOST:
-        raise ConfigError(f"{arguments.config} is of a node: give the file of a host")
+        raise ConfigError(f"{path} is of a node: give the file of a host")
     answer = config.ask(request)
     if answer is not None:
         return answer
@@ -321,6 +335,17 @@ def _text(argument: str, mark: str = PUBLIC_MARK) -> str:
     if found is None:
         raise ConfigError(f"{argument} holds no word that begins with {mark}")
     return found
+
+
+def _texts(argument: str) -> dict[str, str]:
+    """The identity, or all those in the file that `argument` names, each by its line there."""
+    file = Path(argument)
+    if not file.is_file():
+        return {"": _text(argument)}
+    lines = enumerate(read_text(file, LINES_MAX).splitlines(), 1)
+    words = ((f"line {number}: ", word.upper()) for number, line in lines for word in line.split())
+    found = {where: word for where, word in words if word.startswith(PUBLIC_MARK)}
+    return found or {"": _text(argument)}
 
 
 def _show_qr(text: str) -> None:

@@ -19,15 +19,19 @@ COMMANDS = {
     "backup": ("copy the state of a host or node", "backup", "add_backup_arguments"),
     "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
+    "completion": ("print what a shell needs to complete commands", "completion", "add_arguments"),
     "demo": ("see three boards learn three voices", "demo.command", "add_arguments"),
+    "doctor": ("find out what keeps a host or board from its work", "doctor", "add_arguments"),
     "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),
     "gateway": ("join a radio neighbourhood to a broker", "programs", "add_gateway_arguments"),
     "host": ("host a fleet", "programs", "add_host_arguments"),
+    "logs": ("show what the services have logged", "logs", "add_arguments"),
     "node": ("take part in a fleet with this board's data", "programs", "add_node_arguments"),
     "pipeline": ("train a model in stages far apart", "pipeline", "add_arguments"),
     "radio": ("plan a radio channel, and emulate radios", "radio", "add_arguments"),
     "release": ("make and install releases of a model", "release", "add_arguments"),
     "restore": ("bring a copy of the state back", "backup", "add_restore_arguments"),
+    "setup": ("install a board or a host: settings, keys and service", "setup", "add_arguments"),
     "split": ("train a model cut between boards and host", "split", "add_arguments"),
     "status": ("ask a running host, node or gateway", "status", "add_arguments"),
 }
@@ -39,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (that of the process by default) and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parser(arguments).parse_args(arguments)
+        options = make_parser(arguments).parse_args(arguments)
         run: Run = options.run
         return run(options)
     except ConfigError as error:
@@ -68,7 +72,8 @@ def _complain(error: object, code: ExitCode) -> ExitCode:
     return code
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line, with the arguments of those commands that `arguments` names."""
     parser = argparse.ArgumentParser(
         program(),
         formatter_class=HelpText,

@@ -278,11 +278,15 @@ def write_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
     lines = []
     for table, values in tables.items():
         lines += [f"[{table}]"] if table else []
-        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+        given = {key: value for key, value in values.items() if value is not None}
+        lines += [f"{key} = {toml_value(value)}" for key, value in given.items()]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)  # A JSON text, number, truth value or list of them is also TOML.
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return json.dumps(
+        value, ensure_ascii=False
+    )  # A JSON text, number, truth value or list of them is also TOML.

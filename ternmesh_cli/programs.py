@@ -1,6 +1,8 @@
 """`ternmesh host`, `node` and `gateway`: the programs of a fleet. Each runs until a signal."""
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 from ternmesh_cli import process
 
@@ -26,6 +28,23 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
         help="discard a stored run of another model or another [run], or one with a damaged file; "
         "a run of the same model and [run] continues",
     )
+
+
+def read_program(kind: str, path: Path) -> Any:
+    """The settings of a "host", "node" or "gateway", by its own reader; ConfigError."""
+    match kind:
+        case "host":
+            from host.config import read_host_config
+
+            return read_host_config(path)
+        case "gateway":
+            from edge.gateway.service import read_gateway_config
+
+            return read_gateway_config(path)
+        case _:
+            from edge.config import read_node_config
+
+            return read_node_config(path)
 
 
 def run_host(arguments: argparse.Namespace) -> int:

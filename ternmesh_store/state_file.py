@@ -5,10 +5,14 @@ word of a table's name is its group (see `database.Schema`).
 """
 
 import os
+import sqlite3
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from ternmesh.errors import SecurityError
+from ternmesh.security.identity import PublicIdentity, read_identity
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import DamagedError, Database, Schema, StoreError
 from ternmesh_store.files import PRIVATE, copy_file, make_private_folder, open_regular
@@ -135,6 +139,14 @@ class StateContent:
     groups: frozenset[str]  # of tables that have rows
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFleet:
+    """The fleet that a process belongs to."""
+
+    fleet: bytes
+    host: PublicIdentity
+
+
 class StateFile(Database):
     """The state in `folder`. See `transports.factory.Stores` for what a transport asks of it."""
 
@@ -191,6 +203,19 @@ class StateFile(Database):
             fleet[0][0] if fleet else None,
             frozenset(table.split("_")[0] for table in filled),
         )
+
+    def stored_fleet(self) -> StoredFleet | None:
+        """The fleet of the keys; None without one. It only reads, also while a process runs.
+
+        A change of members is moved out of the WAL at once, so the file alone has it. StoreError.
+        """
+        uri = f"{self.path.absolute().as_uri()}?immutable=1"
+        try:
+            with closing(sqlite3.connect(uri, uri=True)) as connection:
+                found = connection.execute("SELECT fleet, host FROM security_fleet").fetchone()
+            return StoredFleet(found[0], read_identity(found[1])) if found else None
+        except (sqlite3.Error, SecurityError) as error:
+            raise StoreError(f"cannot read {self.path} ({error}): see docs/backup.md") from error
 
     def link(self) -> LinkStore:
         """The state of the link."""

@@ -68,11 +68,11 @@ ELSEWHERE = {
     "sudo /opt/ternmesh": "downloads packages",
     "sudo systemd-": "changes this machine",
     "sudo rm": "changes this machine",
+    "sudo ternmesh": "root and the user of the units: tests/ternmesh_cli/test_setup.py",
     "sudo -u ternmesh": "needs the user of the units",
     "(cd broker": "root: test_broker_install.py runs it",
     "(cd /etc": "root: test_broker_install.py runs it",
     "sudo cp": "root: test_broker_install.py runs the same",
-    "sudo install": "root: packaging/check.py does the same in a Debian of its own",
     "sudo touch": "root: tests/packaging/test_deb.py",
     "podman": "needs a container engine",
     "pipx install": "downloads packages",
@@ -148,7 +148,7 @@ def parse(command: str) -> None:
             main.main([*arguments, "--help"])
         assert caught.value.code == 0, command
     else:
-        main._parser().parse_args(arguments)
+        main.make_parser(arguments).parse_args(arguments)
 
 
 def check_help(command: str) -> None:

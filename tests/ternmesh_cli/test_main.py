@@ -241,7 +241,7 @@ def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, nu
 @pytest.mark.parametrize("command", main.COMMANDS)
 def test_the_command_line_loads_only_what_is_called(command):
     script = (
-        f"import sys; from ternmesh_cli import main; main._parser(['{command}']);"
+        f"import sys; from ternmesh_cli import main; main.make_parser(['{command}']);"
         "print(*(m for m in sys.modules if m.split('.')[0] in "
         "('edge', 'host', 'onnxruntime', 'torch', 'paho', 'amqtt', 'rich', 'ternmesh_cli')))"
     )

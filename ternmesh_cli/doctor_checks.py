@@ -1,0 +1,357 @@
+"""The checks of `ternmesh doctor`. Each yields results; an error of ours counts as one, too."""
+
+import math
+import os
+import secrets
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ternmesh.codec.entropy_coder import bits_per_trit
+from ternmesh.link.estimate import SYMBOL_OVERHEAD
+from ternmesh.security.identity import Role
+from ternmesh.security.membership import found_fleet
+from ternmesh_cli import keys
+from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
+from ternmesh_service.config_file import load_model_package, package_folder
+from ternmesh_service.keyring import check_owner, read_identity_file
+from ternmesh_store.state_file import StateFile
+from transports.base import HOST
+from transports.link_config import LinkConfig, link_settings
+from transports.serial_lora.airtime_budget import read_moment
+
+OK, WARNING, WRONG = "ok", "warning", "wrong"
+DAY_S = 86_400.0
+FUTURE_S = 10 * 365 * DAY_S  # after the newest file of ours
+FREE_MIN, FREE_FEW = 16 << 20, 128 << 20  # bytes
+FULL_DAYS = 30
+BROKER_S, AGAIN_S = 8.0, 2.0  # for a connection; and after an error, for another MQTT version
+BOARD_KIND = Path("/proc/device-tree/model")
+CONTROLLERS = Path("/sys/fs/cgroup/cgroup.controllers")
+SYSTEMCTL_S = 10.0
+
+Result = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked: the settings, as far as they can be read, and the running program."""
+
+    path: Path
+    now: float  # seconds since 1970, by the clock of this machine
+    end: keys.End | None
+    config: Any  # of a node, host or gateway; None for wrong ones
+    answer: Mapping[str, Any] | None  # of the running program; None where none runs
+    error: str = ""  # of the settings
+    silence: str = ""  # why a program that is there does not answer
+
+    @property
+    def kind(self) -> str:
+        """What the program is; also the name of its settings and unit."""
+        return "node" if self.end is None else self.end.role.name.lower()
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether a unit of systemd runs it."""
+        return SYSTEMD.is_dir() and self.path.resolve() == SETTINGS / f"{self.kind}.toml"
+
+    def bearers(self) -> Iterator[tuple[str, LinkConfig]]:
+        """Each bearer with the role of this end on it."""
+        if self.config is None or self.end is None:
+            return
+        if self.end.role is Role.GATEWAY:
+            yield from ((HOST, one) for one in self.config.radio.bearers().values())
+            yield from ((board, self.config.network) for board in self.config.boards[:1])
+        else:
+            yield from ((self.end.name, one) for one in self.config.link.bearers().values())
+
+
+def settings(subject: Subject) -> Iterator[Result]:
+    if subject.error:
+        yield WRONG, subject.error
+    elif subject.end is not None:
+        yield OK, f"{subject.path}: {subject.kind} {subject.end.name} of {subject.end.fleet}"
+
+
+def clock(subject: Subject) -> Iterator[Result]:
+    """Certificates, and the hours of the radio law, need the right time."""
+    folder = [] if subject.end is None else [subject.end.folder]
+    files = [path for path in (Path(__file__), subject.path, *folder) if path.exists()]
+    newest = max(files, key=lambda path: path.stat().st_mtime)
+    age_s = subject.now - newest.stat().st_mtime
+    shown = f"{datetime.fromtimestamp(subject.now, UTC):%Y-%m-%d %H:%M} UTC"
+    if not -DAY_S < age_s < FUTURE_S:
+        far = "before" if age_s < 0 else "years after"
+        yield WRONG, f"it is {shown} here, {far} {newest}: set the clock (`timedatectl set-ntp 1`)"
+    elif read_moment().wall_s is None:
+        yield WARNING, f"{shown}, but nothing synchronises the clock: `timedatectl set-ntp 1`"
+    else:
+        yield OK, f"{shown}, synchronised"
+
+
+def disk(subject: Subject) -> Iterator[Result]:
+    if subject.end is None:
+        return
+    folder = subject.end.folder
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    found = os.statvfs(place)
+    free = found.f_bavail * found.f_frsize
+    if found.f_flag & os.ST_RDONLY:
+        yield WRONG, f"{place} is read-only: after errors of a card that is so, so replace the card"
+    elif free < FREE_MIN or (found.f_files and not found.f_favail):
+        yield WRONG, f"{place} has {free >> 20} MiB and {found.f_favail} files left: make room"
+    else:
+        days = _days_to_full(subject, free)
+        few = free < FREE_FEW or days < FULL_DAYS
+        when = "" if math.isinf(days) else f", full in {days:.0f} days at the rate so far"
+        yield WARNING if few else OK, f"{free >> 20} MiB free{when}{': make room' if few else ''}"
+
+
+def _days_to_full(subject: Subject, free: int) -> float:
+    """Days until the state fills the disk, at its mean rate since the keys were made; or inf."""
+    assert subject.end is not None
+    identity = subject.end.security.path(subject.end.folder)
+    if not identity.exists() or (age_s := subject.now - identity.stat().st_mtime) < DAY_S:
+        return math.inf
+    files = [path for path in subject.end.folder.rglob("*") if path.is_file()]
+    used = sum(path.stat().st_size for path in files)
+    return free / (used / age_s) / DAY_S if used else math.inf
+
+
+def state(subject: Subject) -> Iterator[Result]:
+    """Only the program's user may use the folder of its state."""
+    if subject.end is None:
+        return
+    folder = subject.end.folder
+    if not folder.exists():
+        yield WARNING, f"{folder} is not there yet: `ternmesh setup` makes it"
+        return
+    found = folder.stat()
+    mend = f"sudo chown -R USER: {folder}, USER being that of the program"
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        yield WRONG, f"user {os.geteuid()} may not write {folder} of user {found.st_uid}: {mend}"
+        return
+    if found.st_mode & 0o077:
+        yield WRONG, f"others may use {folder}: chmod 700 {folder}"
+    strange = [path for path in folder.iterdir() if path.lstat().st_uid != found.st_uid]
+    if strange:
+        yield WRONG, f"{strange[0]} belongs to another user than its folder: {mend}"
+    elif not found.st_mode & 0o077:
+        yield OK, f"{folder} is for its user alone"
+
+
+def keys_and_fleet(subject: Subject) -> Iterator[Result]:
+    end = subject.end
+    if end is None or (end.role is Role.GATEWAY and _has_no_radio(subject)):
+        return  # a gateway of BLE has no keys
+    security = (subject.answer or {}).get("security")
+    if end.security.insecure or (security and security["mode"] == "insecure"):
+        yield WARNING, "anyone who reaches the link may send: take `insecure` away and enrol"
+        return
+    path = end.security.path(end.folder)
+    own = read_identity_file(path)
+    check_owner(path, own, end.name, end.role)
+    enrolled = StateFile(end.folder).stored_fleet()
+    if enrolled is None:
+        yield WRONG, f"{end.name} belongs to no fleet: `ternmesh setup --code CODE` enrols it"
+    elif found_fleet(end.fleet, enrolled.host).fleet != enrolled.fleet:
+        yield WRONG, f"the keys are not of fleet {end.fleet!r}: correct link.fleet, or enrol again"
+    else:
+        yield OK, f"{own.public.fingerprint.hex()[:12]}, enrolled in {end.fleet}"
+
+
+def _has_no_radio(subject: Subject) -> bool:
+    return not any(link.serial for _, link in subject.bearers())
+
+
+def program(subject: Subject) -> Iterator[Result]:
+    """What the running program says about its links."""
+    if subject.silence:
+        yield WRONG, subject.silence
+    elif subject.answer is None:
+        yield OK, "it does not run"
+    else:
+        yield OK, "it runs; `ternmesh status` shows more"
+        for one in _ends(subject.answer["transport"]):
+            if not one["connected"]:
+                yield WRONG, f"it is not connected: {one['last_error']}"
+
+
+def _ends(transport: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if "bearers" in transport:
+        for part in transport["bearers"].values():
+            yield from _ends(part)
+    elif "connected" in transport:
+        yield transport
+
+
+def broker(subject: Subject) -> Iterator[Result]:
+    """Name, network, TLS, login and topics: a connection under a name of its own."""
+    from transports.mqtt.transport import MqttTransport
+
+    for role, link in subject.bearers():
+        if not link.url:
+            continue
+        name = f"ternmesh-doctor-{secrets.token_hex(4)}"
+        asked = replace(link_settings(link, role), client_id=name, session_expiry_s=0)
+        transport = MqttTransport(asked)
+        transport.open()
+        first = error = transport.status()["last_error"]
+        give_up_at = time.monotonic() + BROKER_S
+        while not transport.connected and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+            last = transport.status()["last_error"]
+            if error == first != last:
+                error, give_up_at = last, min(give_up_at, time.monotonic() + AGAIN_S)
+        status = transport.status()
+        transport.close()
+        if status["connected"]:
+            yield OK, f"{asked.broker} takes the login, with MQTT {status['protocol']}"
+        elif status["last_error"] == first:
+            yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
+        else:
+            is_far = str(status["last_error"]).startswith("cannot reach")
+            more = ": is [link] right, and does the broker run?" if is_far else ""
+            yield WRONG, f"{status['last_error']}{more}"
+
+
+def port(subject: Subject) -> Iterator[Result]:
+    """The device and its rights; it is not opened, since that resets some modems."""
+    for name in (str(link.serial.get("port", "")) for _, link in subject.bearers() if link.serial):
+        try:
+            found = os.stat(name)
+        except OSError as error:
+            yield WRONG, f"{name}: {error.strerror}: is the modem plugged in? See ls /dev/tty*"
+            continue
+        if not stat.S_ISCHR(found.st_mode):
+            yield WRONG, f"{name} is no serial port: correct link.serial.port"
+        elif subject.is_unit and "dialout" not in _shown(subject).get("SupplementaryGroups", ""):
+            yield WRONG, f"the unit may not use {name}: copy {SERIAL} as docs/service.md says"
+        elif not subject.is_unit and not os.access(name, os.R_OK | os.W_OK, effective_ids=True):
+            yield WRONG, f"this user may not use {name}: sudo usermod -a -G dialout USER"
+        else:
+            yield OK, f"{name} is there"
+
+
+def airtime(subject: Subject) -> Iterator[Result]:
+    """What an update costs, and how often the law allows that. Settings against it are refused."""
+    radios = [(role, link) for role, link in subject.bearers() if link.serial]
+    if not radios or subject.kind == "gateway":
+        return
+    from host.config import RunConfig, plan_of
+    from transports.factory import profile_of, radio_of
+    from transports.serial_lora.transport import SerialLoraTransport
+
+    package = load_model_package(subject.config.model)
+    run = getattr(subject.config, "run", RunConfig())
+    for role, link in radios:
+        radio = radio_of(link, role)
+        plan = plan_of(run, package.dimension, profile_of(link))
+        zeros = plan.down_zeros_permille if role == HOST else plan.up_zeros_permille
+        size = math.ceil(package.dimension * bits_per_trit(zeros / 1000) / 8)
+        modem = SerialLoraTransport(radio.settings)
+        frames = 1 + math.ceil(size / max(1, modem.mtu - SYMBOL_OVERHEAD))
+        cost_us = frames * modem.airtime_us(modem.mtu)
+        text = f"an update of about {size} bytes takes {cost_us / 1e6:.1f} s on the air"
+        if radio.band.budget_us is None:
+            yield OK, f"{text}; {link.region} has no duty cycle"
+            continue
+        allowed = (
+            f"{link.region} {radio.band.name} allows {radio.band.budget_us / 1e6:.0f} s an hour"
+        )
+        rounds = radio.band.budget_us / cost_us
+        more = "less than a round an hour" if rounds < 1 else f"{rounds:.0f} rounds an hour at most"
+        help_ = ": a smaller spreading_factor or up_bytes helps" if rounds < 1 else ""
+        yield WARNING if rounds < 1 else OK, f"{text}, {allowed}: {more}{help_}"
+
+
+def model(subject: Subject) -> Iterator[Result]:
+    name = getattr(subject.config, "model", None)
+    if name is None:
+        return
+    if subject.kind == "host":
+        package = load_model_package(name)
+    else:
+        from edge.onnx.session import load_model
+
+        package = load_model(package_folder(name)).package
+    yield OK, f"{package.name}, {package.model_hash().hex()[:12]}: the same on host and boards"
+    releases = getattr(subject.config, "releases", None)
+    if releases is not None and releases.dir is not None:
+        from edge.releases.store import Releases, accept_unsigned
+        from edge.releases.watch import signed_by
+
+        fleet = None if releases.insecure else keys.fleet_of(subject.path)
+        verify = signed_by(fleet.signers, fleet.name) if fleet else accept_unsigned
+        signed, refused = Releases(Path(releases.dir), verify).survey(0)
+        yield OK, f"{len(signed)} signed releases in {releases.dir}"
+        for version, reason in refused.items():
+            yield WRONG, f"release {version}: {reason}"
+
+
+def data(subject: Subject) -> Iterator[Result]:
+    """The samples; a running program tells their number, so that memory holds them once."""
+    if subject.config is None or subject.kind != "node":
+        return
+    if subject.answer is not None:
+        yield OK, f"{subject.answer['samples']} samples"
+        return
+    from edge.data.sources import open_folder
+
+    config = subject.config
+    package = load_model_package(config.model)
+    for table in (config.evaluate, config.data):
+        if table.path is not None:
+            samples = len(open_folder(Path(table.path), package, table))
+    if config.data.source is not None:
+        yield OK, f"from the source {config.data.source}, which is not started here"
+    elif samples < config.training.samples_min:
+        least = config.training.samples_min
+        yield WRONG, f"{samples} samples, and training.samples_min is {least}: add some"
+    else:
+        yield OK, f"{samples} samples in {config.data.path}"
+
+
+def memory(_subject: Subject) -> Iterator[Result]:
+    """A Raspberry Pi starts without the memory controller, and units then have no limit."""
+    if not BOARD_KIND.exists() or "Raspberry Pi" not in BOARD_KIND.read_text():
+        return
+    if not CONTROLLERS.exists() or "memory" not in CONTROLLERS.read_text().split():
+        yield WARNING, "units have no memory limit: add cgroup_enable=memory to cmdline.txt"
+    else:
+        yield OK, "the memory of units is limited"
+
+
+def unit(subject: Subject) -> Iterator[Result]:
+    """The unit of systemd that runs these settings."""
+    if not subject.is_unit:
+        return
+    name, shown = f"ternmesh-{subject.kind}", _shown(subject)
+    is_enabled = shown.get("UnitFileState") == "enabled"
+    match shown.get("LoadState"), shown.get("ActiveState"):
+        case "not-found", _:
+            yield WARNING, f"{name} is not installed: docs/service.md says how"
+        case _, "failed" | "activating":
+            yield WRONG, f"{name} is {shown.get('SubState')}: `ternmesh logs -p warning` says why"
+        case _, "active" if is_enabled:
+            yield OK, shown.get("StatusText") or f"{name} runs"
+        case _, active:
+            yield (
+                WARNING,
+                f"{name} is {active}, and not sure to start: systemctl enable --now {name}",
+            )
+
+
+def _shown(subject: Subject) -> dict[str, str]:
+    """What systemd knows about the unit."""
+    asked = "LoadState,ActiveState,SubState,UnitFileState,StatusText,SupplementaryGroups"
+    done = subprocess.run(
+        ["systemctl", "show", f"ternmesh-{subject.kind}", f"--property={asked}"],
+        capture_output=True, text=True, check=False, timeout=SYSTEMCTL_S,
+    )  # fmt: skip
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)

@@ -1,0 +1,124 @@
+"""`ternmesh setup --bulk`: many boards from one table, enrolled in one go.
+
+Each board gets a folder like the root of its card: settings, keys, and the link that starts the
+service. The owner of the files is set on the board (packaging/systemd/ternmesh.tmpfiles).
+"""
+
+import argparse
+import csv
+import os
+import shutil
+from pathlib import Path
+
+from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError
+from ternmesh.security.identity import Role, identity_text, parse_identity
+from ternmesh.security.membership import found_fleet
+from ternmesh_cli import enrol, keys
+from ternmesh_cli.setup import (
+    FILES,
+    STATE,
+    acting_as,
+    default_config,
+    find_answers,
+    install,
+    place_drop_in,
+    service_user,
+)
+from ternmesh_cli.setup_text import BOARD, Answers, is_port
+from ternmesh_service.config_file import check_name
+from ternmesh_store.files import make_private_folder, read_text
+
+TABLE_MAX = 1 << 20  # bytes
+ZOO = Path("/opt/ternmesh/zoo")  # of a .deb
+UNIT = "ternmesh-node"
+WANTED = Path(f"etc/systemd/system/multi-user.target.wants/{UNIT}.service")
+
+
+def run_bulk(arguments: argparse.Namespace) -> int:
+    """Make a folder for each board, then enrol all of them. A second call adds what is new."""
+    host = arguments.config or default_config("host")
+    fleet = keys.read(host).fleet
+    with acting_as(service_user(host)):
+        answer = enrol.ask_host(host, {"enrol": "list"})
+    if "error" in answer:
+        raise SecurityError(answer["error"])
+    given = {q.key: getattr(arguments, q.key) for q in BOARD} | {"fleet": fleet}
+    files = {key: getattr(arguments, key).absolute() for key in FILES if getattr(arguments, key)}
+    boards = read_boards(arguments.bulk, given)
+    out: Path = arguments.out
+    work = out.with_name(f"{out.name}.new")
+    shutil.rmtree(work, ignore_errors=True)
+    make_private_folder(work)
+    make_private_folder(out)
+    for where, answers in boards.items():
+        name = answers["name"]
+        for root in (work / name, out / name):
+            if root.parent == work or root.exists():  # the second only compares
+                try:
+                    _prepare(root, answers, files)
+                except (ConfigError, OSError) as error:
+                    shutil.rmtree(work)
+                    raise ConfigError(f"{arguments.bulk}: {where}{error}") from error
+    identities = {}
+    state = found_fleet(fleet, parse_identity(answer["host"]))
+    for where, answers in boards.items():
+        root = out / answers["name"]
+        if not root.exists():
+            (work / answers["name"]).rename(root)
+        folder = root / STATE.relative_to("/") / "node"
+        with keys.keyring_at(folder, answers["name"], Role.NODE) as keyring:
+            keyring.adopt(state)
+            identities[where] = identity_text(keyring.own.public)
+    shutil.rmtree(work)
+    with acting_as(service_user(host)):
+        answer = enrol.ask_host(host, {"enrol": "add", "identities": identities})
+    if "error" in answer:
+        raise SecurityError(f"{arguments.bulk}: {answer['error']}; no board was enrolled")
+    print(f"{len(boards)} boards are enrolled in {fleet}; the folder of each is in {out}")
+    first = out / next(iter(boards.values()))["name"]
+    print(f"onto a card with ternmesh on it: sudo cp -r {first}/. CARD  (its root folder)")
+    return 0
+
+
+def read_boards(path: Path, given: dict[str, str | None]) -> dict[str, Answers]:
+    """The answers of each board by its line; ConfigError. A row goes before what is `given`."""
+    try:
+        reader = csv.DictReader(read_text(path, TABLE_MAX).splitlines(), strict=True)
+        rows = {f"line {reader.line_num}: ": row for row in reader}
+    except (OSError, csv.Error) as error:
+        raise ConfigError(f"{path} is no table that can be read: {error}") from error
+    known = [question.key for question in BOARD if question.key != "fleet"]
+    if unknown := [str(name) for name in reader.fieldnames or () if name not in known]:
+        raise ConfigError(
+            f"{path}: line 1: {', '.join(unknown)} is no column: write {', '.join(known)}"
+        )
+    boards: dict[str, Answers] = {}
+    names: set[str] = set()
+    for where, row in rows.items():
+        try:
+            if None in row or None in row.values():
+                raise ConfigError("it has more or fewer cells than line 1")
+            own = given | {key: cell.strip() for key, cell in row.items() if cell.strip()}
+            boards[where] = find_answers(BOARD, own | {"name": row.get("name", "")})
+            check_name(boards[where]["name"])
+            if (name := boards[where]["name"]) in names:
+                raise ConfigError(f"{name} is there twice")
+            names.add(name)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {where}{error}") from error
+    if not boards:
+        raise ConfigError(f"{path} names no board: write `name` into line 1, and a board a line")
+    return boards
+
+
+def _prepare(root: Path, answers: Answers, files: dict[str, Path]) -> None:
+    """The folder of a board without its keys. Only the identity in it is secret, and the login."""
+    make_private_folder(root.parent)
+    install(root / "etc/ternmesh/node.toml", "node", str(STATE / "node"), answers, files, zoo=ZOO)
+    link = root / WANTED
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink():
+        os.symlink(f"/usr/lib/systemd/system/{UNIT}.service", link)
+    if is_port(answers["link"]):
+        place_drop_in(root / "etc/systemd/system", UNIT)

@@ -1,0 +1,437 @@
+"""`ternmesh setup` as an owner uses it: flags, a terminal, a second call, many boards at once."""
+
+import json
+import os
+import pty
+import pwd
+import select
+import stat
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.config import read_node_config
+from host.config import RunConfig, read_host_config
+from host.service import run_host
+from ternmesh.config import ConfigError
+from ternmesh_cli import setup, setup_text
+from ternmesh_cli.main import main
+from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_store.state_file import StateFile
+
+ROOT = Path(__file__).parents[2]
+LINK = ("--link", "mqtt://127.0.0.1:1", "--fleet", "attic")
+BOARD = ("--name", "ada", "--data", "theo", *LINK)
+WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder that we are in, no terminal, and no systemd."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115  (closed with the process)
+    monkeypatch.setattr(setup, "SYSTEMD", tmp_path / "none")
+    monkeypatch.setattr(setup, "SETTINGS", tmp_path / "etc")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs `ternmesh setup` and returns its code and what it said."""
+
+    def call(*arguments: object, command: str = "setup") -> tuple[int, str]:
+        code = main([*command.split(), *map(str, arguments)])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    return call
+
+
+@pytest.fixture
+def host(run) -> str:
+    """The line of a host whose settings are host.toml."""
+    code, said = run("--host", "--config", "host.toml", *LINK)
+    assert code == 0
+    return next(word for word in said.split() if word.startswith("TM1:"))
+
+
+def identity(said: str) -> str:
+    return next(word for word in said.split() if word.startswith("TM1:"))
+
+
+def test_flags_alone_make_settings_and_keys_and_say_what_comes_next(run, folder):
+    code, said = run("--config", "node.toml", *BOARD)
+    assert code == 0
+    config = read_node_config(folder / "node.toml")
+    assert (config.name, config.link.fleet, config.model) == ("ada", "attic", "keyword")
+    assert config.data.where == {"speaker": "theo"}
+    assert Path(config.evaluate.path or "").is_file()
+    assert config.state_dir == str(folder / "node-state")
+    assert "ternmesh enrol add --config host.toml" in said
+    assert "ternmesh setup --trust TM1:" in said
+    assert "ternmesh setup --code CODE" in said
+    assert f"identity     {identity(said)}" in run("--config", "node.toml", *BOARD)[1]
+    assert (folder / "node.toml").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_can_be_changed_stands_in_comments(run, folder):
+    run("--config", "node.toml", *BOARD)
+    run("--host", "--config", "host.toml", *LINK)
+    assert all(
+        "#" in line for line in (folder / "host.toml").read_text().splitlines() if "=" in line
+    )
+    assert "docs/settings.md" in (folder / "node.toml").read_text()
+
+
+@pytest.mark.parametrize("missing", ["--link", "--data"])
+@pytest.mark.parametrize("flags", [(), ("--yes",)])
+def test_without_a_terminal_a_missing_value_is_one_sentence(run, folder, missing, flags):
+    at = BOARD.index(missing)
+    code, said = run("--config", "node.toml", *BOARD[:at], *BOARD[at + 2 :], *flags)
+    assert code == 2
+    assert said.startswith(f"ternmesh: {missing} is missing: ")
+    assert said.count("\n") == 1
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--link", "http://x", "does not begin with mqtt://"),
+        ("--name", "host", "a node may not be called 'host'"),
+        ("--name", "a\nb", "text that can be printed"),
+        ("--model", "none", "no model is called 'none'"),
+        ("--region", "EU868", "--region has no effect"),
+        ("--trust", "nonsense", "does not begin with TM1:"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_leaves_no_settings(run, folder, option, value, sentence):
+    code, said = run("--config", "node.toml", *BOARD, option, value)
+    assert code == 2
+    assert sentence in said
+    assert ".new" not in said
+    assert not [path for path in folder.iterdir() if path.suffix == ".new"]
+    assert (folder / "node.toml").exists() == (option == "--trust")
+
+
+def test_other_settings_are_never_overwritten_and_the_same_go_on(run, host, folder):
+    run("--config", "node.toml", *BOARD)
+    before = (folder / "node.toml").read_bytes()
+    code, said = run("--config", "node.toml", *BOARD[:-2], "--fleet", "other")
+    assert code == 2
+    assert "node.toml is there already, with other settings: edit it" in said
+    assert (folder / "node.toml").read_bytes() == before
+    code, said = run("--config", "node.toml", "--trust", host)  # no answer: it goes on
+    assert code == 0
+    assert "start it     ternmesh node --config node.toml" in said
+    stored = StateFile(folder / "node-state").stored_fleet()
+    assert stored is not None
+    assert stored == StateFile(folder / "host-state").stored_fleet()
+
+
+def test_a_host_has_the_defaults_of_the_product(run, host, folder):
+    config = read_host_config(folder / "host.toml")
+    assert config.run == RunConfig()
+    code, _ = run("--host", "--config", "more.toml", *LINK, "--rounds", "7", "--min-peers", "3")
+    assert code == 0
+    assert read_host_config(folder / "more.toml").run == RunConfig(rounds=7, min_peers=3)
+    for wrong in (("--rounds", "many"), ("--name", "ada"), ("--trust", host)):
+        assert run("--host", "--config", "x.toml", *LINK, *wrong)[0] == 2, wrong
+
+
+def test_a_radio_needs_its_law_and_address(run, folder):
+    port = ("--name", "ada", "--data", "theo", "--link", "/dev/ttyUSB0")
+    code, said = run("--config", "node.toml", *port)
+    assert (code, "--region is missing: radio law: EU868" in said) == (2, True)
+    law = ("--region", "EU868", "--frequency", "869.525", "--address", "3")
+    assert run("--config", "node.toml", *port, *law)[0] == 0
+    serial = read_node_config(folder / "node.toml").link.serial
+    assert (serial["frequency_hz"], serial["addresses"]) == (869_525_000, {"ada": 3})
+    law = ("--region", "EU868", "--frequency", "868.65", "--address", "3")
+    code, said = run("--config", "alarm.toml", *port, *law)
+    assert (code, "for alarms" in said) == (2, True)
+
+
+def test_the_files_of_a_broker_lie_beside_the_settings(run, folder):
+    names = ("--fleet", "attic", "--name", "127.0.0.1", "--node", "ada", "--node", "bob")
+    assert run("--dir", "broker", *names, command="broker config")[0] == 0
+    tls = ("--ca", "broker/authority.pem", "--credentials", "broker/credentials")
+    link = ("--link", "mqtts://127.0.0.1:8883", "--fleet", "attic", "--name", "ada")
+    assert run("--config", "board/node.toml", *link, "--data", "theo", *tls)[0] == 0
+    config = read_node_config(folder / "board" / "node.toml")
+    assert config.link.ca_file == str(folder / "board" / "authority.pem")
+    login = Path(config.link.credentials_file or "")
+    assert login == folder / "board" / "ada.credentials.toml"
+    assert login.stat().st_mode & 0o777 == 0o600
+    assert "attic~ada" in login.read_text()
+
+
+def test_a_terminal_is_asked_and_enter_takes_the_default(folder):
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ternmesh_cli", "setup", "--config", "node.toml"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    said = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal said
+        while text not in said:
+            assert select.select([ours], [], [], WAIT_S)[0], said
+            said += os.read(ours, 4096).decode()
+        said = said.partition(text)[2]
+
+    try:
+        for question, answer in (
+            ("name of this board", "cleo"),
+            ("the fleet", ""),
+            ("broker (mqtt://", "mqtt://127.0.0.1:1"),
+            ("speakers theo", "nicolas"),
+            ("a shipped model", ""),
+        ):
+            wait_for(question)
+            wait_for(": ")  # the end of the prompt
+            os.write(ours, f"{answer}\n".encode())
+        wait_for("CODE")
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    config = read_node_config(folder / "node.toml")
+    assert (config.name, config.link.fleet, config.model) == ("cleo", "ternmesh", "keyword")
+    assert config.data.where == {"speaker": "nicolas"}
+
+
+def test_a_code_of_the_running_host_enrols_at_once(run, folder, mosquitto, eventually):
+    link = ("--link", mosquitto.url, "--fleet", "attic")
+    assert run("--host", "--config", "host.toml", *link)[0] == 0
+    stop = threading.Event()
+    config = read_host_config(folder / "host.toml")
+    thread = threading.Thread(target=run_host, args=(config, stop), daemon=True)
+    thread.start()
+    try:
+        socket = folder / "host-state" / "control.sock"
+        request = {"enrol": "code", "role": "node", "minutes": 5}
+
+        def code() -> str:
+            try:
+                return str(ask(socket, request)["code"])
+            except ControlError:
+                return ""
+
+        eventually(code)
+        board = ("--name", "ada", "--data", "theo", *link)
+        code_text = code()
+        for _ in range(2):  # the same answers again are no error
+            done, said = run("--config", "node.toml", *board, "--code", code_text)
+            assert done == 0, said
+        assert "enrol add" not in said
+        members = ask(socket, {"enrol": "list"})["members"]
+        assert [row["name"] for row in members] == ["ada"]
+        assert "start it     ternmesh node" in said
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
+
+
+@pytest.fixture
+def service(folder, monkeypatch) -> Path:
+    """The folders of a .deb below ours, whose programs run as the user nobody; and a systemctl."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make keys as the user of the service")
+    for name in ("etc", "var", "units", "systemd", "bin"):
+        (folder / name).mkdir()
+    (folder / "var" / "node").mkdir(0o700)
+    folder.chmod(0o755)
+    for parent in folder.parents[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o011)  # pytest's own folders are root's alone
+    os.chown(folder / "var" / "node", *ids())
+    for name, value in (("STATE", "var"), ("UNITS", "units"), ("SYSTEMD", "systemd")):
+        monkeypatch.setattr(setup, name, folder / value)
+    monkeypatch.setattr(setup, "USER", "nobody")
+    program = folder / "bin" / "systemctl"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/asked\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    return folder
+
+
+def ids() -> tuple[int, int]:
+    found = pwd.getpwnam("nobody")
+    return found.pw_uid, found.pw_gid
+
+
+def test_root_makes_the_keys_as_the_service_and_starts_it_once_enrolled(run, host, service):
+    code, said = run(*BOARD)
+    assert code == 0, said
+    asked = service / "asked"
+    assert not asked.exists()
+    settings = (service / "etc" / "node.toml").stat()
+    assert (settings.st_uid, settings.st_gid) == (0, ids()[1])
+    assert stat.S_IMODE(settings.st_mode) == 0o640
+    for name in ("identity", "state.sqlite"):
+        found = (service / "var" / "node" / name).stat()
+        assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (ids()[0], 0o600), name
+    assert os.geteuid() == 0
+    code, said = run("--trust", host)
+    assert code == 0, said
+    assert asked.read_text().splitlines() == ["cat ternmesh-node", "enable --now ternmesh-node"]
+    assert "started      ternmesh-node" in said
+
+
+def test_the_unit_of_a_radio_gets_its_drop_in_before_it_starts(run, host, service):
+    law = ("--region", "EU868", "--frequency", "869.525", "--address", "3")
+    board = ("--name", "ada", "--data", "theo", "--link", "/dev/ttyUSB0", "--fleet", "attic")
+    assert run(*board, *law, "--trust", host)[0] == 0
+    drop_in = service / "units" / "ternmesh-node.service.d" / "20-serial.conf"
+    assert "SupplementaryGroups=dialout" in drop_in.read_text()
+    assert (service / "asked").read_text().splitlines()[1] == "daemon-reload"
+
+
+def test_a_service_that_does_not_start_is_said(run, host, service):
+    (service / "bin" / "systemctl").write_text('#!/bin/sh\ntest "$1" = cat\n')
+    code, said = run(*BOARD, "--trust", host)
+    assert code == 1
+    assert "`systemctl enable --now ternmesh-node` failed: run `ternmesh doctor`" in said
+
+
+ANY = st.text(min_size=1, max_size=40)
+
+
+@given(name=ANY, link=ANY, data=ANY, model=ANY, fleet=ANY)
+def test_any_answers_are_settings_as_given_or_an_error(name, link, data, model, fleet):
+    answers = {"name": name, "link": link, "data": data, "model": model, "fleet": fleet}
+    radio = {"dialect": "reyax", "region": "EU868", "frequency": "1", "address": "1"}
+    try:
+        kept = setup.find_answers(setup_text.BOARD, answers | (radio if link[0] == "/" else {}))
+    except ConfigError:
+        return
+    text = setup_text.write("node", "s", kept, {}, Path("/zoo"))
+    content = tomllib.loads(text)
+    assert content["name"] == name.strip()
+    assert content["link"]["fleet"] == fleet.strip()
+    is_port = link.strip().startswith("/")
+    found = content["link"]["serial"]["port"] if is_port else content["link"]["url"]
+    assert found == link.strip()
+
+
+# Many boards
+
+
+def table(*rows: str, head: str = "name,data") -> Path:
+    Path("boards.csv").write_text("\n".join([head, *rows, ""]))
+    return Path("boards.csv")
+
+
+BULK = ("--config", "host.toml", "--bulk", "boards.csv", "--out", "cards", "--link", "mqtt://x")
+
+
+def test_fifty_boards_are_made_and_enrolled_at_once(run, host, folder):
+    table(*(f"board-{number},theo" for number in range(50)))
+    code, said = run(*BULK)
+    assert code == 0, said
+    assert "50 boards are enrolled in attic" in said
+    listed = json.loads(run("--config", "host.toml", "--json", command="enrol list")[1])
+    assert len(listed["members"]) == 50
+    fleet = StateFile(folder / "host-state").stored_fleet()
+    for number in range(50):
+        card = folder / "cards" / f"board-{number}"
+        config = read_node_config(card / "etc/ternmesh/node.toml")
+        assert (config.name, config.link.fleet) == (f"board-{number}", "attic")
+        assert config.state_dir == "/var/lib/ternmesh/node"
+        assert (config.data.path or "").startswith("/opt/ternmesh/zoo/fsdd/")
+        state = card / "var/lib/ternmesh/node"
+        assert StateFile(state).stored_fleet() == fleet
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(p.stat().st_mode) for p in state.iterdir()} == {0o600}
+        wants = card / "etc/systemd/system/multi-user.target.wants/ternmesh-node.service"
+        assert os.readlink(wants) == "/usr/lib/systemd/system/ternmesh-node.service"
+    assert stat.S_IMODE((folder / "cards").stat().st_mode) == 0o700
+    assert not (folder / "cards.new").exists()
+
+
+def test_a_longer_table_adds_boards_and_keeps_the_keys_of_the_others(run, host, folder):
+    table("ada,theo")
+    assert run(*BULK)[0] == 0
+    identity = folder / "cards/ada/var/lib/ternmesh/node/identity"
+    before = identity.read_bytes()
+    table("ada,theo", "bob,nicolas")
+    code, said = run(*BULK)
+    assert (code, "2 boards are enrolled" in said) == (0, True)
+    assert identity.read_bytes() == before
+    table("ada,nicolas")
+    code, said = run(*BULK)
+    assert (code, "line 2: " in said, "with other settings" in said) == (2, True, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (("ada,theo", "../../x,theo"), "line 3: name: "),
+        (("ada,theo", "ada,theo"), "line 3: ada is there twice"),
+        (("ada,theo", "bob,"), "line 3: --data is missing"),
+        (("ada,theo", ",theo"), "line 3: --name is missing"),
+        (("ada,theo", "bob,theo,x"), "line 3: it has more or fewer cells"),
+        (("ada,theo", '"bob'), "is no table"),
+        ((), "names no board"),
+    ],
+)
+def test_one_wrong_line_is_named_and_nothing_is_made(run, host, folder, rows, sentence):
+    table(*rows)
+    code, said = run(*BULK)
+    assert code == 2
+    assert sentence in said
+    assert not (folder / "cards").exists()
+    assert run("--config", "host.toml", command="enrol list")[1].count("node") == 0
+
+
+def test_a_setting_that_the_reader_refuses_is_named_with_its_line(run, host, folder):
+    table("ada,theo,mqtt://x", "bob,theo,http://x", head="name,data,link")
+    code, said = run(*BULK)
+    assert code == 2
+    assert "boards.csv: line 3: " in said
+    assert "does not begin with mqtt://" in said
+    assert list((folder / "cards").glob("[!.]*")) == []
+    assert not (folder / "cards.new").exists()
+    table("ada,theo", head="name,colour")
+    assert "line 1: colour is no column" in run(*BULK)[1]
+
+
+def test_a_name_that_another_key_has_enrols_nobody(run, host, folder):
+    assert run("--config", "node.toml", *BOARD)[0] == 0
+    line = identity(run("--config", "node.toml", *BOARD)[1])
+    assert run("--config", "host.toml", line, command="enrol add")[0] == 0
+    table("bob,theo", "ada,theo")
+    code, said = run(*BULK)
+    assert code == 1
+    assert "boards.csv: line 3: ada is enrolled with another key" in said
+    assert "no board was enrolled" in said
+    assert "bob" not in run("--config", "host.toml", command="enrol list")[1]
+
+
+def test_many_lines_in_a_file_are_enrolled_together_or_not_at_all(run, host, folder):
+    lines = []
+    for name in ("ada", "bob", "cleo"):
+        board = ("--name", name, "--data", "theo", *LINK)
+        lines.append(identity(run("--config", f"{name}.toml", *board)[1]))
+    file = folder / "lines.txt"
+    file.write_text(f"name ada\nidentity {lines[0]}\n\n{lines[1][:-3]}\n{lines[2]}\n")
+    code, said = run("--config", "host.toml", file, command="enrol add")
+    assert code == 1
+    assert "line 4: " in said
+    assert "node" not in run("--config", "host.toml", command="enrol list")[1].partition("TM1")[2]
+    file.write_text("\n".join(lines).lower())
+    assert run("--config", "host.toml", file, command="enrol add")[0] == 0
+    shown = run("--config", "host.toml", command="enrol list")[1]
+    assert [name for name in ("ada", "bob", "cleo") if f"  {name} " in shown] == [
+        "ada",
+        "bob",
+        "cleo",
+    ]
