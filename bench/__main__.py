@@ -24,7 +24,7 @@ NAMES = (
     "seal",
     "adversary",
     "rollback",
-    "power_cut",
+    "crash",
     "pipeline",
     "split",
     "convergence",

@@ -1,0 +1,3 @@
+from bench.result import Figure, Result
+def measure(*, quick):
+    return Result("torn_disk", {}, {}, (), {}, quick)
