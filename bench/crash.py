@@ -240,7 +240,9 @@ def kill_fleet(
             stack.callback(end.close)
         found, faults = _kill(fleet, broker, rng, kills_max)
         faults += fleet.finish()
-        found.update(runs=1, rounds=fleet.version, acknowledged=promises.acknowledged(fleet.folders))
+        found.update(
+            runs=1, rounds=fleet.version, acknowledged=promises.acknowledged(fleet.folders)
+        )
         if faults.total():
             print(f"seed {seed}: {dict(faults)}", flush=True)
         return found, faults, [time_s for end in fleet.ends for time_s in end.starts_s]

@@ -93,12 +93,19 @@ def _note_node(store: Store, event: NodeEvent, work: _Work) -> None:
             _write(store, address=event.address)
             if (event.run, event.plan) != (work.run, work.plan):
                 zeros = np.zeros_like(work.residual)
-                work.run, work.plan, work.residual, work.pending = event.run, event.plan, zeros, None
+                work.run, work.plan, work.residual, work.pending = (
+                    event.run,
+                    event.plan,
+                    zeros,
+                    None,
+                )
         case UpdateMade(pending):
             work.pending = pending
         case UpdateReceived() if work.pending is not None and work.plan is not None:
             count = work.plan.up.count
-            row = _row(Counted(0, event.round, work.pending.digest, write_bitmap(range(count), count)))
+            row = _row(
+                Counted(0, event.round, work.pending.digest, write_bitmap(range(count), count))
+            )
             _write(store, received=event.round, row=row)
         case ResidualChanged() | FellSilent():
             work.residual = event.residual
