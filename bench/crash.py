@@ -1,8 +1,8 @@
 """A fleet whose processes are killed all the time, and disks that lose power at every write.
 
 Host, boards and mosquitto are real processes; seeded SIGKILLs hit several at once, also while they
-start. An end is a fork of a process that has all imports done, so that it serves soon. The second
-part is `bench.torn_disk`.
+start. An end is a fork of a process with all imports done, so that it serves soon. The second part
+is `bench.torn_disk`.
 """
 
 import logging
@@ -27,7 +27,6 @@ from bench import promises, torn_disk
 from bench.processes import CLIPS, CONFIG, MODEL
 from bench.result import Figure, Result
 from models.zoo import fsdd_path
-from ternmesh.federated.state import CoordinatorState, NodeState
 from ternmesh_cli.demo.fleet import BOARDS, HOST
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
@@ -38,6 +37,7 @@ from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from tests.mosquitto import Mosquitto
 
+IMPORTED = (edge.service, host.service)  # before the forks
 KILLS, KILLS_QUICK = 1000, 40
 ROUNDS, ROUNDS_QUICK = 30, 8  # of one run; then all stores are checked, and the next run begins
 NODES = 4
@@ -45,10 +45,9 @@ RUN: Mapping[str, Any] = {"local_steps": 1, "min_peers": 2, "deadline_s": 2.0, "
 AT_ONCE = (1, 1, 2, 3, NODES + 2)  # ends that are killed at the same moment
 PAUSES_S = (0.02, 0.1, 0.4, 1.5)  # about so long nobody is killed
 DOWN_S = 0.5  # the longest time before a killed end is started again
-PATIENCE_S = 180.0
-POLL_S = 0.01
+PATIENCE_S, POLL_S = 180.0, 0.01
 MEMORY = Path("/dev/shm")
-# What no log may say, beside an end that ends by itself.
+# What no log may say
 SAID = ("is damaged", "holds something that was never written", "Traceback", "should not happen")
 NOTES = (
     f"real: host, {NODES} boards with keys and training, mosquitto, SIGKILL, SQLite files (in "
@@ -64,14 +63,21 @@ NOTES = (
 class End:
     """`ternmesh host` or `node` in `folder`, as a fork of this process; it may start again."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        (folder / CONFIG).write_text(write_toml(tables))
         self.name, self.folder = name, folder
         self.pid = 0  # while it lives
         self.starts_s: list[float] = []  # from each start until it served
         self._started_at = 0.0
         self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # in place of systemd
-        self._manager.bind(f"\0ternmesh-{os.getpid()}-{id(self)}")
+        self._address = f"ternmesh-{os.getpid()}-{id(self)}"
+        self._manager.bind(f"\0{self._address}")
         self._manager.setblocking(False)
+
+    @property
+    def log(self) -> Path:
+        """The file that collects its output."""
+        return self.folder / "log.txt"
 
     def start(self) -> None:
         """Start it in a process of its own."""
@@ -85,12 +91,11 @@ class End:
                 os._exit(code)
 
     def _live(self) -> int:
-        log = os.open(self.folder / "log.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.dup2(log, 1)
+        log = os.open(self.log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.dup2(log, 2)
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = os.fdopen(2, "w", buffering=1)  # where a test has put another one in its place
         logging.getLogger().handlers.clear()
-        os.environ["NOTIFY_SOCKET"] = str(self._manager.getsockname().decode().replace("\0", "@"))
+        os.environ["NOTIFY_SOCKET"] = f"@{self._address}"
         command = "host" if self.name == HOST else "node"
         with promises.watched():
             return main([command, "--config", str(self.folder / CONFIG)])
@@ -103,7 +108,8 @@ class End:
                     self.starts_s.append(time.monotonic() - self._started_at)
         except BlockingIOError:
             pass  # there is no further message
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        pid, status = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
+        self.pid = 0 if pid else self.pid
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def end(self, number: int = signal.SIGKILL) -> int:
@@ -126,16 +132,17 @@ class Fleet:
     def __init__(self, folder: Path, url: str, nodes: int, run: Mapping[str, Any]) -> None:
         names = [f"board-{number}" for number in range(nodes)]
         self.rounds = int(run["rounds"])
-        self.host = End(HOST, folder / HOST)
-        self.nodes = {name: End(name, folder / name) for name in names}
-        enrol_fleet("ternmesh", folder / HOST, {name: folder / name for name in names})
+        self.folders = {name: folder / name for name in names}  # of the boards
+        enrol_fleet("ternmesh", folder / HOST, self.folders)
         own = {"state_dir": ".", "model": MODEL}
-        link = {"url": url}
-        _configure(self.host, {"": own, "link": link, "run": run})
-        for number, (name, end) in enumerate(self.nodes.items()):
+        common = {"link": {"url": url}}
+        self.host = End(HOST, folder / HOST, {"": own, **common, "run": run})
+        self.nodes = {}
+        for number, name in enumerate(names):
             where = {"where": {"speaker": BOARDS[number % len(BOARDS)]}}
             data = {"path": str(fsdd_path("train")), **CLIPS, **where}
-            _configure(end, {"": {"name": name, **own}, "link": link, "data": data})
+            tables = {"": {"name": name, **own}, **common, "data": data}
+            self.nodes[name] = End(name, folder / name, tables)
 
     @property
     def ends(self) -> list[End]:
@@ -147,49 +154,40 @@ class Fleet:
         """The newest version that the host has made."""
         return promises.version_of(self.host.folder)
 
-    @property
-    def folders(self) -> dict[str, Path]:
-        """The folders of the boards, by name."""
-        return {name: end.folder for name, end in self.nodes.items()}
-
     def finish(self) -> Counter[str]:
-        """Wait until all have the last version, stop all, and return what is wrong."""
-        faults: Counter[str] = Counter()
+        """Wait until all have the last version, and stop all; what broke."""
         give_up_at = time.monotonic() + PATIENCE_S
         last = f'"version": {self.rounds},'
+        events = [folder / promises.EVENTS for folder in self.folders.values()]
         while time.monotonic() < give_up_at:
-            faults["ended by itself"] = sum(end.poll() is not None for end in self.ends if end.pid)
-            texts = [end.folder / promises.EVENTS for end in self.nodes.values()]
-            if faults.total() or all(path.exists() and last in path.read_text() for path in texts):
+            if all(path.exists() and last in path.read_text() for path in events):
                 break
             time.sleep(10 * POLL_S)
         time.sleep(10 * POLL_S)  # for the commit that follows
-        for end in self.ends:
-            faults["ended with an error"] += end.end(signal.SIGTERM) != 0
-        for end in self.ends:
-            text = (end.folder / "log.txt").read_text(errors="replace")
-            faults.update({f"log: {word}": text.count(word) for word in SAID if word in text})
-        faults += promises.broken(self.host.folder, self.folders)
-        return +faults + promises.differing(*self._stored(), self.rounds)
-
-    def _stored(self) -> tuple[CoordinatorState, list[NodeState]]:
-        package = load_model_package(MODEL)
+        faults, model = self.stop(), load_model_package(MODEL)
         nodes = []
-        for end in self.nodes.values():
-            with _opened(end.folder) as state:
-                nodes.append(NodeStore(state).load(package.model_hash(), package.dimension))
-        with _opened(self.host.folder) as state:
-            stored = HostStore(state).load(package.model_hash())
+        for folder in self.folders.values():
+            with opened(folder) as state:
+                nodes.append(NodeStore(state).load(model.model_hash(), model.dimension))
+        with opened(self.host.folder) as state:
+            stored = HostStore(state).load(model.model_hash())
         assert stored is not None
-        return stored.state, nodes
+        return faults + promises.differing(stored.state, nodes, self.rounds)
 
-
-def _configure(end: End, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    (end.folder / CONFIG).write_text(write_toml(tables))
+    def stop(self) -> Counter[str]:
+        """Stop all with SIGTERM; what broke so far, by events and logs."""
+        faults: Counter[str] = Counter()
+        for end in self.ends:
+            faults["ended by itself"] += end.poll() is not None
+            faults["ended with an error"] += end.pid > 0 and end.end(signal.SIGTERM) != 0
+            text = end.log.read_text(errors="replace")
+            faults.update({f"log: {words}": text.count(words) for words in SAID})
+        return faults + promises.broken(self.host.folder, self.folders)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[StateFile]:
+def opened(folder: Path) -> Iterator[StateFile]:
+    """The state of an end that does not run."""
     state = StateFile(folder)
     state.open()
     try:
@@ -200,37 +198,33 @@ def _opened(folder: Path) -> Iterator[StateFile]:
 
 def measure(*, quick: bool) -> Result:
     """Both parts; the first prints a line for each run."""
-    kills_wanted, rounds = (KILLS_QUICK, ROUNDS_QUICK) if quick else (KILLS, ROUNDS)
-    found: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
+    kills, rounds = (KILLS_QUICK, ROUNDS_QUICK) if quick else (KILLS, ROUNDS)
+    found, faults = Counter[str](), Counter[str]()
     starts_s: list[float] = []
     begun = time.monotonic()
-    while found["kills"] < kills_wanted:
-        counts, broken, starts = kill_fleet(found["runs"], rounds, kills_wanted - found["kills"])
+    while found["kills"] < kills:
+        counts, broken = kill_fleet(found["runs"], rounds, kills - found["kills"], starts_s)
         found += counts
         faults += broken
-        starts_s += starts
         print(f"{time.monotonic() - begun:.0f} s: {dict(found)}, {dict(faults)}", flush=True)
+    disk = torn_disk.measure(quick=quick)
     figures = {
         "kills": Figure(found["kills"], None if quick else ">=1000"),
         "violations": Figure(faults.total(), "<=0"),
-        "runs": Figure(found["runs"]),
-        "rounds": Figure(found["rounds"]),
         "acknowledged_updates": Figure(found["acknowledged"]),
+        "rounds": Figure(found["rounds"]),
         "start_s_mean": Figure(float(np.mean(starts_s))),
         "start_s_p99": Figure(float(np.percentile(starts_s, 99))),
+        **disk.figures,
     }
-    disk = torn_disk.measure(quick=quick)
     details = {"kills": dict(found), "faults": dict(faults), **disk.details}
-    all_notes = (*NOTES, *disk.notes)
-    return Result("crash", figures | disk.figures, (), all_notes, details, quick)
+    return Result("crash", figures, (), (*NOTES, *disk.notes), details, quick)
 
 
 def kill_fleet(
-    seed: int, rounds: int, kills_max: int
-) -> tuple[Counter[str], Counter[str], list[float]]:
-    """One run of a fleet under kills: what happened, what broke, and the times of all starts."""
-    rng = random.Random(seed)
+    seed: int, rounds: int, kills_max: int, starts_s: list[float]
+) -> tuple[Counter[str], Counter[str]]:
+    """One run of a fleet under kills: what happened, and what broke. Times go to `starts_s`."""
     with ExitStack() as stack:
         memory = MEMORY if MEMORY.is_dir() else None
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
@@ -238,26 +232,23 @@ def kill_fleet(
         fleet = Fleet(folder, broker.url, NODES, {**RUN, "rounds": rounds})
         for end in fleet.ends:
             stack.callback(end.close)
-        found, faults = _kill(fleet, broker, rng, kills_max)
+        found, faults = _kill(fleet, broker, random.Random(seed), kills_max)
         faults += fleet.finish()
-        found.update(
-            runs=1, rounds=fleet.version, acknowledged=promises.acknowledged(fleet.folders)
-        )
-        if faults.total():
-            print(f"seed {seed}: {dict(faults)}", flush=True)
-        return found, faults, [time_s for end in fleet.ends for time_s in end.starts_s]
+        acknowledged = promises.acknowledged(fleet.folders)
+        found.update(runs=1, rounds=fleet.version, acknowledged=acknowledged)
+        starts_s += [time_s for end in fleet.ends for time_s in end.starts_s]
+        return found, faults
 
 
 def _kill(
     fleet: Fleet, broker: Mosquitto, rng: random.Random, kills_max: int
 ) -> tuple[Counter[str], Counter[str]]:
     """Kill and start ends until the run is over; returns with all of them started."""
-    found: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    starts: dict[str, tuple[float, Callable[[], None]]] = {}  # when who starts again
-    for end in fleet.ends:
-        starts[end.name] = 0.0, end.start
-    kill_at = time.monotonic() + 1.0
+    found, faults = Counter[str](), Counter[str]()
+    starts: dict[str, tuple[float, Callable[[], None]]] = {  # when who starts again
+        end.name: (0.0, end.start) for end in fleet.ends
+    }
+    kill_at = 0.0
     while starts or (fleet.version < fleet.rounds and found["kills"] < kills_max):
         now = time.monotonic()
         for name, (start_at, start) in list(starts.items()):
@@ -265,16 +256,15 @@ def _kill(
                 start()
                 del starts[name]
         for end in fleet.ends:
-            if end.pid and end.poll() is not None:
-                faults[f"{end.name} ended by itself"] += 1
-                end.pid = 0
+            if end.poll() is not None:
+                faults["ended by itself"] += 1
                 starts[end.name] = now, end.start
         if now >= kill_at and found["kills"] < kills_max and fleet.version < fleet.rounds:
             for victim in rng.sample([broker, *fleet.ends], rng.choice(AT_ONCE)):
                 name = victim.name if isinstance(victim, End) else "broker"
                 if name not in starts:
                     victim.end() if isinstance(victim, End) else victim.kill9()
-                    found.update(("kills", f"kills of the {name.split('-')[0]}"))
+                    found.update(("kills", f"kills of a {name.split('-')[0]}"))
                     starts[name] = now + rng.uniform(0, DOWN_S), victim.start
             kill_at = time.monotonic() + rng.expovariate(1 / rng.choice(PAUSES_S))
         time.sleep(POLL_S)

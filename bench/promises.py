@@ -9,8 +9,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,14 +25,13 @@ from ternmesh.federated.events import (
     HostEvent,
     Joined,
     NodeEvent,
-    Pending,
     ResidualChanged,
     UpdateMade,
     UpdateReceived,
 )
 from ternmesh.federated.local_update import settle_update
+from ternmesh.federated.node import new_node_state
 from ternmesh.federated.state import CoordinatorState, NodeState
-from ternmesh.plan import Plan
 from ternmesh.types import Vector
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import write_bitmap
@@ -47,35 +46,24 @@ TAIL = 1 << 16  # bytes
 Line = dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Work:
-    """What a node's store holds of its work."""
-
-    model: bytes
-    run: bytes
-    plan: Plan | None
-    residual: Vector
-    pending: Pending | None
-
-
 @contextmanager
 def watched() -> Iterator[None]:
     """Write a line for each event that stores of this process record; a kill leaves the lines."""
-    loaded: dict[Path, _Work] = {}
+    known: dict[Path, tuple[bytes, NodeState]] = {}  # model and state of each node
     load, record_node, record_host = NodeStore.load, NodeStore.record, HostStore.record
 
     def load_watched(store: NodeStore, model: bytes, dimension: int) -> NodeState:
-        state = load(store, model, dimension)
-        loaded[store.path] = _Work(model, state.run, state.plan, state.residual, state.pending)
-        return state
+        known[store.path] = model, load(store, model, dimension)
+        return known[store.path][1]
 
     def record_node_watched(store: NodeStore, event: NodeEvent) -> None:
-        _note_node(store, event, loaded[store.path])
+        model, state = known[store.path]
+        known[store.path] = model, _noted(store, event, model, state)
         record_node(store, event)
 
     def record_host_watched(store: HostStore, event: HostEvent) -> None:
         if isinstance(event, GlobalUpdateMade):
-            rows = {str(row.address): _row(row) for row in event.counted}
+            rows = {row.address: _row(row) for row in event.counted}
             _write(store, made=event.version, hash=event.global_hash.hex(), counted=rows)
         record_host(store, event)
 
@@ -87,47 +75,39 @@ def watched() -> Iterator[None]:
         yield
 
 
-def _note_node(store: Store, event: NodeEvent, work: _Work) -> None:
+def _noted(store: Store, event: NodeEvent, model: bytes, state: NodeState) -> NodeState:
+    """Write the line of an event; the state after it, as far as lines need it."""
+    pending, plan = state.pending, state.plan
     match event:
-        case Joined():
-            _write(store, address=event.address)
-            if (event.run, event.plan) != (work.run, work.plan):
-                zeros = np.zeros_like(work.residual)
-                work.run, work.plan, work.residual, work.pending = (
-                    event.run,
-                    event.plan,
-                    zeros,
-                    None,
-                )
-        case UpdateMade(pending):
-            work.pending = pending
-        case UpdateReceived() if work.pending is not None and work.plan is not None:
-            count = work.plan.up.count
-            row = _row(
-                Counted(0, event.round, work.pending.digest, write_bitmap(range(count), count))
-            )
-            _write(store, received=event.round, row=row)
+        case Joined(run, address, plan):
+            _write(store, address=address)
+            if (run, plan) != (state.run, state.plan):
+                return replace(new_node_state(plan.dimension), run=run, plan=plan)
+        case UpdateMade(made):
+            return replace(state, pending=made)
+        case UpdateReceived(number) if pending is not None and plan is not None:
+            every = write_bitmap(range(plan.up.count), plan.up.count)
+            _write(store, received=number, row=_row(Counted(0, number, pending.digest, every)))
         case ResidualChanged() | FellSilent():
-            work.residual = event.residual
-        case Advanced():
-            line: Line = {"version": event.version, "hash": event.global_hash.hex()}
-            if work.pending is not None:
-                digest = work.pending.digest.hex()
-                line |= {"round": work.pending.round, "digest": digest}
-            _write(store, **line, settled=_settled(work, event.residual))
-            work.residual, work.pending = event.residual, None
+            return replace(state, residual=event.residual)
+        case Advanced(version, global_hash, _, residual):
+            of = (pending.round, pending.digest.hex()) if pending is not None else (-1, "")
+            settled = _settled(model, state, residual)
+            _write(store, version=version, hash=global_hash.hex(), of=of, settled=settled)
+            return replace(state, residual=residual, pending=None)
+    return state
 
 
-def _settled(work: _Work, after: Vector) -> str:
+def _settled(model: bytes, state: NodeState, after: Vector) -> str:
     """Which chunks of the pending update a node has subtracted, as a bitmap in hex, or `WRONG`."""
-    if work.pending is None or work.plan is None:
-        return "" if np.array_equal(after, work.residual) else WRONG
-    pending, plan = work.pending, work.plan
-    places = order(work.model, pending.round, plan.dimension)
+    pending, plan = state.pending, state.plan
+    if pending is None or plan is None:
+        return "" if np.array_equal(after, state.residual) else WRONG
+    places = order(model, pending.round, plan.dimension)
     changed = np.flatnonzero((after != pending.corrected)[places]) // plan.up_span
     have = write_bitmap(sorted(set(changed.tolist())), plan.up.count)
     row = Counted(0, pending.round, pending.digest, have)
-    expected = settle_update(pending, [row], 0, work.model, plan)
+    expected = settle_update(pending, [row], 0, model, plan)
     return have.hex() if np.array_equal(after, expected) else WRONG
 
 
@@ -142,67 +122,65 @@ def _write(store: Store, **line: object) -> None:
     os.close(file)
 
 
-def events(folder: Path) -> list[Line]:
-    """The events of an end. A halved line is left out: its event was never committed."""
-    path = folder / EVENTS
-    return _lines(path.read_bytes()) if path.exists() else []
+def _events(folder: Path, tail: int = 1 << 30) -> list[Line]:
+    """The events of an end, or those in the last bytes of its file.
+
+    A halved line is left out: its event was never committed.
+    """
+    path, found = folder / EVENTS, []
+    data = path.read_bytes() if path.exists() else b""
+    for text in data[-tail:].split(b"\n"):
+        with suppress(ValueError):
+            line = json.loads(text)
+            found += [line] if isinstance(line, dict) else []
+    return found
 
 
 def version_of(folder: Path) -> int:
     """The newest version that a host has recorded."""
-    path = folder / EVENTS
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        return max((line["made"] for line in _lines(file.read()) if "made" in line), default=0)
+    return max((line["made"] for line in _events(folder, TAIL) if "made" in line), default=0)
 
 
-def _lines(data: bytes) -> list[Line]:
-    found = []
-    for text in data.split(b"\n"):
-        try:
-            line = json.loads(text)
-        except ValueError:  # empty, or halved
-            continue
-        found += [line] if isinstance(line, dict) else []
-    return found
+def acknowledged(nodes: Mapping[str, Path]) -> int:
+    """How many updates have a receipt."""
+    lines = {name: _events(folder) for name, folder in nodes.items()}
+    return sum(len({line.get("received") for line in found} - {None}) for found in lines.values())
 
 
 def broken(host: Path, nodes: Mapping[str, Path]) -> Counter[str]:
-    """The promises that broke in a run that has ended, by the events of its ends."""
-    made = {line["made"]: line for line in events(host) if "made" in line}  # the last was committed
-    faults: Counter[str] = Counter()
-    for version, line in made.items():
-        faults["counted for another round"] += sum(
-            number != version - 1 for number, _, _ in line["counted"].values()
-        )
+    """The promises that broke, by the events of ends that have ended.
+
+    The last of several global updates of a version was committed. The round after the newest one is
+    still open.
+    """
+    made = {line["made"]: line for line in _events(host) if "made" in line}
+    rows = {version: line["counted"] for version, line in made.items()}
+    faults = Counter(
+        "counted for another round"
+        for version, counted in rows.items()
+        for number, _, _ in counted.values()
+        if number != version - 1
+    )
     for folder in nodes.values():
-        faults += _broken_of(made, events(folder))
+        address = ""
+        received: dict[int, list[Any]] = {}
+        for line in _events(folder):
+            address = str(line.get("address", address))
+            if "received" in line:
+                received[line["received"]] = line["row"]
+            if "version" not in line:
+                continue
+            published = made.get(line["version"], {}).get("hash")
+            faults["a global update was taken back"] += published != line["hash"]
+            number, digest = line["of"]
+            _, counted_digest, have = rows.get(number + 1, {}).get(address, (0, None, ""))
+            wanted = have if counted_digest == digest else "00" * (len(line["settled"]) // 2)
+            faults["other chunks settled than counted"] += line["settled"] != wanted
+        for number, row in received.items():
+            is_counted = rows.get(number + 1, {}).get(address) == row
+            is_open = number >= max(made, default=0)
+            faults["an acknowledged update was not counted"] += not (is_counted or is_open)
     return +faults
-
-
-def _broken_of(made: Mapping[int, Line], lines: Sequence[Line]) -> Counter[str]:
-    faults: Counter[str] = Counter()
-    address = ""
-    received = {}
-    for line in lines:
-        address = str(line.get("address", address))
-        if "received" in line:
-            received[line["received"]] = line["row"]
-        if "version" not in line:
-            continue
-        published = made.get(line["version"], {"hash": None})["hash"]
-        faults["a global update was taken back"] += published != line["hash"]
-        counted = made.get(line.get("round", -1) + 1, {"counted": {}})["counted"]
-        _, digest, have = counted.get(address, (0, "", ""))
-        is_mine = digest and digest == line.get("digest")
-        wanted = have if is_mine else "00" * (len(line["settled"]) // 2)
-        faults["settled by other chunks than were counted"] += line["settled"] != wanted
-    for number, row in received.items():
-        counted = made.get(number + 1, {"counted": {}})["counted"]
-        faults["an acknowledged update was not counted"] += counted.get(address) != row
-    return faults
 
 
 def differing(host: CoordinatorState, nodes: Sequence[NodeState], rounds: int) -> Counter[str]:
@@ -214,11 +192,3 @@ def differing(host: CoordinatorState, nodes: Sequence[NodeState], rounds: int) -
         faults["a board differs from the host"] += not is_same
         faults["a board has an update pending"] += node.pending is not None
     return +faults
-
-
-def acknowledged(nodes: Mapping[str, Path]) -> int:
-    """How many updates have a receipt."""
-    return sum(
-        len({line["received"] for line in events(folder) if "received" in line})
-        for folder in nodes.values()
-    )

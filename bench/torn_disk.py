@@ -8,12 +8,13 @@ they run to the end.
 
 import ctypes
 import hashlib
+import logging
 import shutil
 import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass, field
@@ -43,32 +44,33 @@ from transports.driver import Driver
 from transports.loopback import LoopbackHub, LoopbackTransport
 
 NODE, MODEL, DIMENSION, ROUNDS = "theo", bytes(32), 2000, 4
+ENDS = (HOST, NODE)
 PLAN = make_plan(DIMENSION, rounds=ROUNDS, local_steps=1, learning_rate=0.01, up_zeros=0.5)
 SETTINGS = CoordinatorSettings(min_peers=1, deadline_s=60.0)
 LEFT = ("nothing", "all", "torn", "sectors")  # of what was not synced
 SECTOR, CHECKPOINT_PAGES = 512, 60  # the latter is 1000 by default: no short run would reach it
 AGAIN_MAX = 80  # the second cut comes after so many operations at most
-STEP_QUICK, LYING, LYING_QUICK = 40, 200, 20
-TURNS_MAX = 5000
+STEP_QUICK, LYING, LYING_QUICK = 40, 100, 10
+TURNS_MAX, SHOWN = 5000, 500
 MEMORY = Path("/dev/shm")
 OK, IO_ERROR = 0, 10  # codes of SQLite
 NOTES = (
     "simulated: disk, time and transport; real: SQLite of this machine, stores, keys, ciphers and "
     f"state machines; {ROUNDS} rounds, a checkpoint every {CHECKPOINT_PAGES} pages, so that there "
-    "are some; sectors of 512 bytes are written whole or not at all",
-    "disk violations: a state that is neither that of the last commit nor that of the one under "
-    "way, a file that does not open, a receipt or a global update that was taken back, a nonce "
-    "that a key meets twice (all processes have the same random bytes here), a run without an end",
-    "lying disk: it drops what it called synced. The broken promises must show, or nothing was "
-    "measured; with real random bytes still no nonce repeats, with the same ones some do",
+    f"are some; sectors of {SECTOR} bytes are written whole or not at all",
+    "disk violations: those above, a state that is neither that of the last commit nor that of the "
+    "one under way, a file that does not open, a nonce that a key meets twice (all processes have "
+    "the same random bytes, so that only the reserved counters guard it)",
+    "lying disk: it loses what it called synced; that must show, or nothing was measured. Random "
+    "bytes then still keep each nonce apart, and without both guards some repeat",
 )
 
 
 class Operation(NamedTuple):
-    """A change of a file that no sync has made durable."""
+    """A change of a file: bytes at an offset, its end at an offset (None), or -1: it is deleted."""
 
     name: str
-    offset: int  # -1: the file is deleted; else it is written there, or cut (`data` is None)
+    offset: int
     data: bytes | None = None
 
 
@@ -79,181 +81,154 @@ class Disk:
     durable: dict[str, bytes]
     committed: str  # digest of all rows after the last commit
     under_way: str  # and after the commit that was begun last
-    faults: Counter[str] | None = (
-        None  # where the next commit must say whether it found one of both
-    )
+    is_checked: bool = True  # that one of both is on the disk
     pending: list[Operation] = field(default_factory=list)
     count: int = 0  # operations
-    cut_at: int = 0  # the operation that the power fails in; 0 for none
+    cut_at: int = 0  # the operation in which the power fails; 0 for none
     is_lying: bool = False
-
-    def take(self, operation: Operation | None, synced: str = "") -> bool:
-        """Note an operation, or the sync of a file; False when there is no power any more."""
-        self.count += 1
-        if self.is_dead and self.count > self.cut_at:
-            return False
-        if operation is not None:
-            self.pending.append(operation)
-        elif not self.is_dead and not self.is_lying:
-            mine = [item for item in self.pending if item.name == synced]
-            self.durable = _applied(self.durable, mine)
-            self.pending = [item for item in self.pending if item.name != synced]
-        return not self.is_dead
 
     @property
     def is_dead(self) -> bool:
         """Whether the power has failed."""
         return 0 < self.cut_at <= self.count
 
+    def change(self, operation: Operation) -> bool:
+        """Note a change; False when there is no power any more."""
+        if not self.is_dead:
+            self.pending.append(operation)
+        self.count += 1
+        return not self.is_dead
+
+    def sync(self, name: str) -> bool:
+        """Make the changes of a file durable; False when there is no power any more."""
+        self.count += 1
+        if not self.is_dead and not self.is_lying:
+            mine = [item for item in self.pending if item.name == name]
+            self.durable = _applied(self.durable, mine)
+            self.pending = [item for item in self.pending if item.name != name]
+        return not self.is_dead
+
     def image(self, left: str, rng: np.random.Generator) -> dict[str, bytes]:
         """The files that are found after the cut."""
-        kept = self.pending if left in ("all", "torn") else []
-        if left == "torn" and kept:
-            kept = [*kept[:-1], *_sectors(kept[-1], rng)]
-        elif left == "sectors":
-            kept = [part for item in self.pending for part in _sectors(item, rng)]
+        whole = {"nothing": 0, "sectors": 0, "torn": -1}.get(left, len(self.pending))
+        kept = self.pending[:whole]
+        if left in ("torn", "sectors"):
+            kept += [part for item in self.pending[whole:] for part in _sectors(item, rng)]
         return _applied(self.durable, kept)
 
 
-def _applied(files: dict[str, bytes], operations: list[Operation]) -> dict[str, bytes]:
+def _applied(files: dict[str, bytes], operations: Sequence[Operation]) -> dict[str, bytes]:
     found = {name: bytearray(content) for name, content in files.items()}
     for name, offset, data in operations:
         if offset < 0:
             found.pop(name, None)
             continue
         content = found.setdefault(name, bytearray())
-        size = offset + len(data or b"")
-        content.extend(bytes(max(0, size - len(content))))
+        content.extend(bytes(max(0, offset - len(content))))
         if data is None:
             del content[offset:]
-        content[offset:size] = data or b""
+        else:
+            content[offset : offset + len(data)] = data
     return {name: bytes(content) for name, content in found.items()}
 
 
 def _sectors(item: Operation, rng: np.random.Generator) -> Iterator[Operation]:
-    """The parts of an operation that reach the disk."""
-    data = item.data or b""
-    first = 0
-    while first < len(data) or not first:
-        last = SECTOR - (item.offset + first) % SECTOR + first if data else 1
-        if rng.random() < 0.5:
-            yield item if not data else Operation(item.name, item.offset + first, data[first:last])
-        first = last
+    """The parts of an operation that reach the disk, each with probability 1/2."""
+    if not item.data:
+        yield from [item] * int(rng.integers(2))
+        return
+    edges = range(-(item.offset % SECTOR), len(item.data), SECTOR)
+    for first in edges:
+        if rng.integers(2):
+            begin = max(first, 0)
+            yield item._replace(offset=item.offset + begin, data=item.data[begin : first + SECTOR])
 
 
 _WRITE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
 _TRUNCATE = ctypes.CFUNCTYPE(c_int, c_void_p, c_int64)
 _SYNC = ctypes.CFUNCTYPE(c_int, c_void_p, c_int)
-_OPEN = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_int, POINTER(c_int))
+_OPEN = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_int, c_void_p)
 _DELETE = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_int)
+_CHANGES = [("write", _WRITE), ("truncate", _TRUNCATE), ("sync", _SYNC)]
 
 
 class _Methods(ctypes.Structure):
-    """sqlite3_io_methods: what comes before, the three that change a file, and the rest."""
+    """sqlite3_io_methods: those that change a file, and those around them."""
 
-    _fields_ = [
-        ("before", c_void_p * 3),
-        ("write", _WRITE),
-        ("truncate", _TRUNCATE),
-        ("sync", _SYNC),
-        ("rest", c_void_p * 13),
-    ]
+    _fields_ = [("before", c_void_p * 3), *_CHANGES, ("after", c_void_p * 13)]
 
 
 class _Vfs(ctypes.Structure):
     """sqlite3_vfs."""
 
     _fields_ = [
-        ("version", c_int),
-        ("file_size", c_int),
-        ("path_max", c_int),
-        ("next", c_void_p),
-        ("name", c_char_p),
-        ("data", c_void_p),
-        ("open", _OPEN),
-        ("delete", _DELETE),
-        ("rest", c_void_p * 14),
+        *[(name, c_int) for name in ("version", "file_size", "path_max")],
+        *[("next", c_void_p), ("name", c_char_p), ("data", c_void_p)],
+        *[("open", _OPEN), ("delete", _DELETE), ("after", c_void_p * 14)],
     ]
 
 
-class NoVfs(Exception):
-    """SQLite is a part of this Python and not a library."""
-
-
-def _library() -> ctypes.CDLL:
-    """The SQLite that Python's sqlite3 uses."""
-    assert sqlite3.sqlite_version
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "libsqlite3" in line:
-            return ctypes.CDLL(line.split(maxsplit=5)[5])
-    raise NoVfs("this Python has a SQLite of its own: use one that links libsqlite3 (Debian's)")
+def library() -> ctypes.CDLL | None:
+    """The SQLite that Python's sqlite3 uses; None where it is a part of Python."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = [line.split(maxsplit=5)[5] for line in lines if "libsqlite3" in line]
+    return ctypes.CDLL(paths[0]) if sqlite3.sqlite_version and paths else None
 
 
 @contextmanager
 def watching(disks: dict[Path, Disk]) -> Iterator[None]:
-    """Let the disk of a folder take all operations on its state file; it may refuse them."""
-    library = _library()
-    library.sqlite3_vfs_find.restype = POINTER(_Vfs)
-    usual = library.sqlite3_vfs_find(None)
+    """Let the disk of a folder note all operations on its state file; it may refuse them."""
+    sqlite = library()
+    if sqlite is None:
+        raise RuntimeError("this Python has a SQLite of its own: use one with libsqlite3 (Debian)")
+    sqlite.sqlite3_vfs_find.restype = POINTER(_Vfs)
+    usual = sqlite.sqlite3_vfs_find(None)
     vfs = _Vfs.from_buffer_copy(usual.contents)
-    names: dict[int, Path] = {}  # of open files, by address
-    copies: dict[int, tuple[_Methods, _Methods]] = {}  # the usual methods, and ours
+    files: dict[int, tuple[Path, _Methods]] = {}  # open ones by address, with their usual methods
+    copies: dict[int, _Methods] = {}  # our methods, by the address of the usual ones
 
-    def disk_of(path: Path) -> Disk:
-        return disks[path.parent]
-
-    def open_file(this: int, name: bytes, file: int, flags: int, out: Any) -> int:
-        code: int = usual.contents.open(this, name, file, flags, out)
+    def open_file(this: int, name: bytes, file: int, flags: int, out: int) -> int:
+        code = int(usual.contents.open(this, name, file, flags, out))
         path = Path((name or b"").decode())
         if code == OK and path.parent in disks:
-            names[file] = path
-            slot = c_void_p.from_address(file)
+            slot = c_void_p.from_address(file)  # where SQLite finds the methods of the file
             address = slot.value or 0
-            if address not in copies:
-                methods = _Methods.from_address(address)
-                mine = _Methods.from_buffer_copy(methods)
-                mine.write, mine.truncate, mine.sync = write, truncate, sync
-                copies[address] = methods, mine
-            slot.value = ctypes.addressof(copies[address][1])
+            files[file] = path, _Methods.from_address(address)
+            mine = copies.setdefault(address, _Methods.from_buffer_copy(files[file][1]))
+            mine.write, mine.truncate, mine.sync = _WRITE(write), _TRUNCATE(truncate), _SYNC(sync)
+            slot.value = ctypes.addressof(mine)
         return code
 
-    def usual_of(file: int) -> _Methods:
-        own = c_void_p.from_address(file).value
-        return next(usual for usual, mine in copies.values() if ctypes.addressof(mine) == own)
-
-    def take(file: int, offset: int, data: bytes | None) -> bool:
-        path = names[file]
-        return disk_of(path).take(Operation(path.name, offset, data))
-
-    @_WRITE
     def write(file: int, data: int, size: int, offset: int) -> int:
-        is_done = take(file, offset, ctypes.string_at(data, size))
-        return int(usual_of(file).write(file, data, size, offset)) if is_done else IO_ERROR
+        path, methods = files[file]
+        change = Operation(path.name, offset, ctypes.string_at(data, size))
+        is_done = disks[path.parent].change(change)
+        return int(methods.write(file, data, size, offset)) if is_done else IO_ERROR
 
-    @_TRUNCATE
     def truncate(file: int, size: int) -> int:
-        return int(usual_of(file).truncate(file, size)) if take(file, size, None) else IO_ERROR
+        path, methods = files[file]
+        is_done = disks[path.parent].change(Operation(path.name, size))
+        return int(methods.truncate(file, size)) if is_done else IO_ERROR
 
-    @_SYNC
-    def sync(file: int, flags: int) -> int:  # noqa: ARG001  (nothing waits for a real disk)
-        return OK if disk_of(names[file]).take(None, names[file].name) else IO_ERROR
+    def sync(file: int, _flags: int) -> int:  # nothing waits for a real disk
+        path, _ = files[file]
+        return OK if disks[path.parent].sync(path.name) else IO_ERROR
 
-    @_DELETE
     def delete(this: int, name: bytes, is_durable: int) -> int:
         path = Path(name.decode())
-        if (disk := disks.get(path.parent)) is not None:
-            is_done = disk.take(Operation(path.name, -1))
-            if not is_done or (is_durable and not disk.take(None, path.name)):
-                return IO_ERROR
-        return int(usual.contents.delete(this, name, is_durable))
+        disk = disks.get(path.parent)
+        is_done = disk is None or disk.change(Operation(path.name, -1))
+        if disk is not None and is_durable:
+            is_done = disk.sync(path.name)
+        return int(usual.contents.delete(this, name, is_durable)) if is_done else IO_ERROR
 
-    vfs.name, vfs.open, vfs.delete = b"watched", _OPEN(open_file), delete
-    library.sqlite3_vfs_register(ctypes.byref(vfs), 1)
+    vfs.name, vfs.open, vfs.delete = b"watched", _OPEN(open_file), _DELETE(delete)
+    sqlite.sqlite3_vfs_register(ctypes.byref(vfs), 1)
     try:
         yield
     finally:
-        library.sqlite3_vfs_unregister(ctypes.byref(vfs))
-        library.sqlite3_vfs_register(usual, 1)
+        sqlite.sqlite3_vfs_unregister(ctypes.byref(vfs))
+        sqlite.sqlite3_vfs_register(usual, 1)
 
 
 class Process(LoopbackTransport):
@@ -263,12 +238,12 @@ class Process(LoopbackTransport):
         super().__init__(world.hub, name)
         self._world = world
         self._round: int | None = None  # the round to train for
-        self._state = StateFile(world.folder / name)
-        self._state.open()
-        self._state.rows(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        self._keyring = Keyring(self._state, SecurityConfig())
+        self.state = StateFile(world.folder / name)
+        self.state.open()
+        self.state.rows(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        self._keyring = Keyring(self.state, SecurityConfig())
         self._keyring.open()
-        self.store: Any = HostStore(self._state) if name == HOST else NodeStore(self._state)
+        self.store: Any = HostStore(self.state) if name == HOST else NodeStore(self.state)
         self.endpoint: Any = self._host() if name == HOST else self._node()
         self._driver: Driver[Any] = Driver(self.endpoint, self, lambda: world.now)
         self.open()
@@ -297,11 +272,6 @@ class Process(LoopbackTransport):
         self.endpoint.submit(number, delta, self._world.now)
         return True
 
-    def end(self) -> None:
-        """Close the files: what was not committed is lost."""
-        self.close()
-        self._state.close()
-
     def _record(self, event: object) -> None:
         self.store.record(event)
         self._keyring.record(event)
@@ -310,33 +280,62 @@ class Process(LoopbackTransport):
 
 
 class World:
-    """A host and a node on the disks in `disks`; `template` has their folders and their rows."""
+    """A host and a node. `with` prepares the place of all cases; `begin` begins one."""
 
-    def __init__(
-        self, template: "Template", disks: dict[Path, Disk], seed: tuple[int, ...]
-    ) -> None:
-        self.folder, self._disks = template.folder.with_name("world"), disks
-        shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(template.folder, self.folder)
-        self.hub, self.now = LoopbackHub(), 0.0
-        self.rng = np.random.default_rng(seed)
-        self.ends: dict[str, Process] = {}
+    def __init__(self) -> None:
+        self.disks: dict[Path, Disk] = {}
         self.faults: Counter[str] = Counter()
-        for name, rows in template.rows.items():
-            folder = self.folder / name
-            disks[folder] = Disk({STATE: (folder / STATE).read_bytes()}, rows, rows)
+        self.sealed: Counter[tuple[bytes, bytes]] = Counter()  # frames by key and nonce
+        self._stack = ExitStack()
+        self._rows: dict[str, str] = {}  # digests of the states before the start
 
-    def disk(self, name: str) -> Disk:
-        """The disk of an end."""
-        return self._disks[self.folder / name]
+    def __enter__(self) -> "World":
+        memory = MEMORY if MEMORY.is_dir() else None
+        place = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
+        self._template, self.folder = place / "template", place / "world"
+        enrol_fleet("cuts", self._template / HOST, {NODE: self._template / NODE})
+        for name in ENDS:
+            state = StateFile(self._template / name)
+            state.open()
+            self._rows[name] = _digest(state)
+            state.close()
+        self._stack.enter_context(watching(self.disks))
+        self._stack.enter_context(promises.watched())
+        self._stack.enter_context(_patched(self))
+        logger = logging.getLogger("ternmesh_store")  # it tells of each image
+        self._stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def begin(self, seed: tuple[int, ...]) -> None:
+        """Begin a case: both ends have keys and nothing else."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(self._template, self.folder)
+        self.hub, self.now, self.rng = LoopbackHub(), 0.0, np.random.default_rng(seed)
+        self.ends: dict[str, Process] = {}
+        self.faults.clear()
+        self.sealed.clear()
+        for name, rows in self._rows.items():
+            content = {STATE: (self.folder / name / STATE).read_bytes()}
+            self.disks[self.folder / name] = Disk(content, rows, rows)
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether an end has no power."""
+        return any(disk.is_dead for disk in self.disks.values())
 
     def serve(self) -> bool:
         """Start who does not run, and serve until an end has no power; False at the run's end."""
         try:
-            for name in (HOST, NODE):
+            for name in ENDS:
                 if name not in self.ends:
                     self.ends[name] = Process(self, name)
             for _ in range(TURNS_MAX):
+                if self.is_dark:  # SQLite passes over an error in a checkpoint
+                    return True
                 if not any([end.turn() for end in self.ends.values()]):
                     endpoints = [end.endpoint for end in self.ends.values()]
                     if all(endpoint.version == ROUNDS for endpoint in endpoints):
@@ -345,53 +344,42 @@ class World:
                     self.now = min(time_s for time_s in due if time_s is not None)
             self.faults["the run does not end"] += 1
         except StoreError as error:
-            if not any(self.disk(name).is_dead for name in (HOST, NODE)):
+            if not self.is_dark:
                 self.faults[f"a state is refused: {error}"] += 1
         return True
 
-    def restart(self, name: str, left: str) -> None:
-        """Give an end its power back, with the disk that the cut has left."""
+    def cut(self, name: str, number: int, left: str) -> None:
+        """Serve until the power of an end fails in an operation; then give it what is left.
+
+        Where the run ends before, nothing happens.
+        """
+        disk, folder = self.disks[self.folder / name], self.folder / name
+        disk.cut_at = number
+        if not self.serve():
+            disk.cut_at = 0
+            return
         if name in self.ends:
-            self.ends.pop(name).end()
-        old, folder = self.disk(name), self.folder / name
-        files = old.image(left, self.rng)
+            self.ends[name].close()
+            self.ends.pop(name).state.close()
+        files = disk.image(left, self.rng)
         for path in folder.glob(f"{STATE}*"):
             path.unlink()
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        found = Disk(files, old.committed, old.under_way, self.faults)
-        self._disks[folder] = found
+        self.disks[folder] = Disk(files, disk.committed, disk.under_way, is_checked=False)
 
-    def check(self) -> Counter[str]:
-        """All that broke, at the end of the run."""
-        stores = [self.ends[name].store for name in (HOST, NODE)]
-        host, node = stores[0].load(MODEL).state, stores[1].load(MODEL, DIMENSION)
-        broken = promises.broken(self.folder / HOST, {NODE: self.folder / NODE})
-        return self.faults + broken + promises.differing(host, [node], ROUNDS)
-
-    def end(self) -> None:
-        """Close all files."""
+    def finish(self) -> Counter[str]:
+        """Serve to the end; all that broke."""
+        if not self.serve():
+            host, node = (self.ends[name].store for name in ENDS)
+            states = host.load(MODEL).state, [node.load(MODEL, DIMENSION)]
+            self.faults += promises.differing(*states, ROUNDS)
+            self.faults += promises.broken(self.folder / HOST, {NODE: self.folder / NODE})
         for end in self.ends.values():
-            end.end()
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """The folders of a host and a node with keys, and a digest of the rows that each has."""
-
-    folder: Path
-    rows: dict[str, str]
-
-
-def _template(folder: Path) -> Template:
-    enrol_fleet("cuts", folder / HOST, {NODE: folder / NODE})
-    rows = {}
-    for name in (HOST, NODE):
-        state = StateFile(folder / name)
-        state.open()
-        rows[name] = _digest(state)
-        state.close()
-    return Template(folder, rows)
+            end.close()
+            end.state.close()
+        self.faults["a nonce twice"] = self.sealed.total() - len(self.sealed)
+        return +self.faults
 
 
 def _digest(database: Database) -> str:
@@ -402,33 +390,22 @@ def _digest(database: Database) -> str:
 
 
 @contextmanager
-def commits_watched(disks: dict[Path, Disk]) -> Iterator[None]:
-    """Keep what each commit promises, and compare the first after a cut, when nothing changed."""
-    commit = Database.commit
+def _patched(world: World) -> Iterator[None]:
+    """Note what each commit promises, check it after a cut, and count nonces."""
+    real_commit = Database.commit
 
-    def watched(database: Database) -> None:
-        disk = disks.get(database.path.parent)
-        if disk is None or not database.changed:
-            commit(database)
-            return
-        rows = _digest(database)
-        if disk.faults is not None:
-            disk.faults["a state that no commit made"] += rows not in (
-                disk.committed,
-                disk.under_way,
-            )
-            disk.faults = None
-        disk.under_way = rows
-        commit(database)
-        disk.committed = rows
-
-    with mock.patch.object(Database, "commit", watched):
-        yield
-
-
-@contextmanager
-def nonces_watched(sealed: Counter[tuple[bytes, bytes]]) -> Iterator[None]:
-    """Count frames by key and nonce."""
+    def commit(database: Database) -> None:
+        disk = world.disks.get(database.path.parent)
+        if disk is not None and database.changed:
+            rows = _digest(database)
+            if not disk.is_checked:  # in `open`, before anything is written
+                is_one = rows in (disk.committed, disk.under_way)
+                world.faults["a state that no commit made"] += not is_one
+                disk.is_checked = True
+            disk.under_way = rows
+        real_commit(database)
+        if disk is not None:
+            disk.committed = disk.under_way
 
     class WatchedCipher(Ccm):
         """The real cipher; it also counts keys and nonces."""
@@ -438,116 +415,80 @@ def nonces_watched(sealed: Counter[tuple[bytes, bytes]]) -> Iterator[None]:
             self._key = key
 
         def seal(self, nonce: bytes, head: bytes, body: bytes) -> bytes:
-            sealed[self._key, nonce] += 1
+            world.sealed[self._key, nonce] += 1
             return super().seal(nonce, head, body)
 
     with (
+        mock.patch.object(Database, "commit", commit),
         mock.patch.object(peer_session, "Ccm", WatchedCipher),
         mock.patch.object(group_keys, "Ccm", WatchedCipher),
     ):
         yield
 
 
-class Bench:
-    """The place of all cases; `with` prepares it."""
+def try_disk(world: World, name: str, number: int, left: str) -> Counter[str]:
+    """Cut the power of an end in an operation, and that of one of both soon again; what broke."""
+    with mock.patch("os.urandom", bytes):  # all processes have the same random bytes
+        world.begin((number, LEFT.index(left), ENDS.index(name)))
+        world.cut(name, number, left)
+        other = ENDS[world.rng.integers(2)]
+        soon = world.disks[world.folder / other].count + int(world.rng.integers(1, AGAIN_MAX + 1))
+        world.cut(other, soon, LEFT[world.rng.integers(len(LEFT))])
+        return world.finish()
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._disks: dict[Path, Disk] = {}
 
-    def __enter__(self) -> "Bench":
-        memory = MEMORY if MEMORY.is_dir() else None
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(dir=memory))
-        self._template = _template(Path(folder, "template"))
-        self._stack.enter_context(watching(self._disks))
-        self._stack.enter_context(commits_watched(self._disks))
-        self._stack.enter_context(promises.watched())
-        return self
+def try_lying_disk(world: World, name: str, number: int, *, is_random: bool) -> Counter[str]:
+    """The same with one cut, and a disk that has lost what it called synced."""
+    with nullcontext() if is_random else mock.patch("os.urandom", bytes):
+        world.begin((number,))
+        world.disks[world.folder / name].is_lying = True
+        world.cut(name, number, "nothing")
+        return world.finish()
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
-    def operations(self) -> dict[str, int]:
-        """How many operations each end makes in the script."""
-        world = World(self._template, self._disks, (0,))
-        assert not world.serve()
-        assert not world.check(), f"the script fails without a cut: {world.check()}"
-        world.end()
-        return {name: world.disk(name).count for name in (HOST, NODE)}
-
-    def cut(
-        self, name: str, number: int, left: str, *, is_lying: bool = False, is_random: bool = False
-    ) -> Counter[str]:
-        """Cut the power of an end in an operation, and soon again; what broke until the end."""
-        sealed: Counter[tuple[bytes, bytes]] = Counter()
-        seed = (number, LEFT.index(left), name == HOST)
-        with (
-            nonces_watched(sealed),
-            nullcontext() if is_random else mock.patch("os.urandom", bytes),
-        ):
-            world = World(self._template, self._disks, seed)
-            disk = world.disk(name)
-            disk.cut_at, disk.is_lying = number, is_lying
-            if not world.serve():
-                world.faults["no such operation"] += 1
-            world.restart(name, left)
-            if not is_lying:
-                other = (HOST, NODE)[world.rng.integers(2)]
-                disk = world.disk(other)
-                disk.cut_at = disk.count + int(world.rng.integers(1, AGAIN_MAX + 1))
-                if world.serve():
-                    world.restart(other, LEFT[world.rng.integers(len(LEFT))])
-            has_ended = not world.serve()
-            faults = world.check() if has_ended else world.faults
-            world.end()
-        faults["a nonce twice"] = sealed.total() - len(sealed)
-        return faults
+def operations(world: World) -> dict[str, int]:
+    """How many operations each end makes in the script without a cut, which must break nothing."""
+    world.begin((0,))
+    world.serve()
+    counts = {name: world.disks[world.folder / name].count for name in ENDS}
+    found = world.finish()
+    assert not found, f"the script fails without a cut: {dict(found)}"
+    return counts
 
 
 def measure(*, quick: bool) -> Result:
-    """All cases of an honest disk, and some of one that lies."""
-    faults: Counter[str] = Counter()
-    lies = {True: Counter[str](), False: Counter[str]()}
-    cases = 0
-    with Bench() as bench:
-        operations = bench.operations()
-        begun = time.monotonic()
-        for name, count in operations.items():
-            for number in range(1, count + 1, STEP_QUICK if quick else 1):
-                for left in LEFT:
-                    found = bench.cut(name, number, left)
-                    cases += 1
-                    faults += found
-                    if +found:
-                        print(f"{name}, operation {number}, {left}: {dict(+found)}", flush=True)
-                    if cases % 500 == 0:
-                        print(f"{time.monotonic() - begun:.0f} s: {cases} disks", flush=True)
-        for case in range(LYING_QUICK if quick else LYING):
-            name = (HOST, NODE)[case % 2]
-            number = operations[name] - 1 - case // 2
-            for is_random, total in lies.items():
-                total += bench.cut(name, number, "nothing", is_lying=True, is_random=is_random)
-    return _result(operations, cases, faults, lies, quick=quick)
-
-
-def _result(
-    operations: dict[str, int],
-    cases: int,
-    faults: Counter[str],
-    lies: dict[bool, Counter[str]],
-    *,
-    quick: bool,
-) -> Result:
+    """All disks that are honest, and some that lie."""
+    faults = Counter[str]()
+    lies = {is_random: Counter[str]() for is_random in (True, False)}
+    with World() as world:
+        counts, begun = operations(world), time.monotonic()
+        cases = [
+            (name, number, left)
+            for name in ENDS
+            for number in range(1, counts[name] + 1, STEP_QUICK if quick else 1)
+            for left in LEFT
+        ]
+        for place, case in enumerate(cases):
+            if found := try_disk(world, *case):
+                print(f"{case}: {dict(found)}", flush=True)
+            faults += found
+            if place % SHOWN == 0:
+                print(f"{time.monotonic() - begun:.0f} s: {place} disks", flush=True)
+        for back in range(LYING_QUICK if quick else LYING):
+            for name in ENDS:
+                for is_random, total in lies.items():
+                    number = counts[name] - 2 * back
+                    total += try_lying_disk(world, name, number, is_random=is_random)
     figures = {
-        "disks": Figure(cases, None if quick else ">=1000"),
+        "disks": Figure(len(cases), None if quick else ">=1000"),
         "disk_violations": Figure(faults.total(), "<=0"),
-        "disk_operations": Figure(sum(operations.values())),
+        "disk_operations": Figure(sum(counts.values())),
         "lying_disk_violations": Figure(lies[True].total(), ">=1"),
         "lying_disk_nonces_repeated": Figure(lies[True]["a nonce twice"], "<=0"),
         "lying_disk_nonces_repeated_without_random": Figure(lies[False]["a nonce twice"], ">=1"),
     }
     details = {
-        "operations": operations,
+        "operations": counts,
         "disk_faults": dict(faults),
         "lying_disk_faults": dict(lies[True]),
     }
