@@ -7,8 +7,10 @@ forks of one process (`bench.crash`), so 64 boards share the memory of what they
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,13 @@ BOARDS_QUICK, MINUTES_QUICK = 8, 0.75
 WARM_S, STEP_S, POLL_S = 120.0, 60.0, 0.5
 WARM_SHARE = 3  # a short trial is warm after this part of it
 GROWTH_MAX = 0.05  # of the resident memory
+# A round waits for all boards, and takes a few seconds.
+RUN: Mapping[str, Any] = {
+    "rounds": 1_000_000,
+    "local_steps": 1,
+    "deadline_s": 60.0,
+    "announce_s": 5,
+}
 USE = ("rss_mib", "files", "threads", "state_kib")
 NOTES = (
     "growth is from minute 2 (in a shorter trial: a third) to the end; the resident memory of each "
@@ -38,7 +47,7 @@ def measure(*, quick: bool, boards: int = 64, minutes: float = 30.0) -> Result:
     """Run the fleet; a line a minute shows where it is."""
     if quick:
         boards, minutes = min(boards, BOARDS_QUICK), min(minutes, MINUTES_QUICK)
-    run = {"rounds": 1_000_000, "min_peers": boards, "deadline_s": 60.0, "announce_s": 5}
+    run = {**RUN, "min_peers": boards}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(Mosquitto(folder))
