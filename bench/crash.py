@@ -45,6 +45,7 @@ RUN: Mapping[str, Any] = {"local_steps": 1, "min_peers": 2, "deadline_s": 2.0, "
 AT_ONCE = (1, 1, 2, 3, NODES + 2)  # ends that are killed at the same moment
 PAUSES_S = (0.02, 0.1, 0.4, 1.5)  # about so long nobody is killed
 DOWN_S = 0.5  # the longest time before a killed end is started again
+ENDED_MAX = 20  # ends that may end by themselves before a run is given up
 PATIENCE_S, POLL_S = 180.0, 0.01
 MEMORY = Path("/dev/shm")
 # What no log may say
@@ -114,6 +115,7 @@ class End:
 
     def end(self, number: int = signal.SIGKILL) -> int:
         """Send it a signal, and wait for its end; its exit status."""
+        assert self.pid, f"{self.name} does not run"  # 0 would be all of us
         os.kill(self.pid, number)
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
@@ -161,6 +163,8 @@ class Fleet:
         events = [folder / promises.EVENTS for folder in self.folders.values()]
         while time.monotonic() < give_up_at:
             if all(path.exists() and last in path.read_text() for path in events):
+                break
+            if not all(end.pid for end in self.ends):
                 break
             time.sleep(10 * POLL_S)
         time.sleep(10 * POLL_S)  # for the commit that follows
@@ -218,7 +222,7 @@ def measure(*, quick: bool) -> Result:
         **disk.figures,
     }
     details = {"kills": dict(found), "faults": dict(faults), **disk.details}
-    return Result("crash", figures, (), (*NOTES, *disk.notes), details, quick)
+    return Result("crash", figures, {}, (*NOTES, *disk.notes), details, quick)
 
 
 def kill_fleet(
@@ -258,9 +262,12 @@ def _kill(
         for end in fleet.ends:
             if end.poll() is not None:
                 faults["ended by itself"] += 1
+                if faults.total() > ENDED_MAX:
+                    return found, faults
                 starts[end.name] = now, end.start
         if now >= kill_at and found["kills"] < kills_max and fleet.version < fleet.rounds:
-            for victim in rng.sample([broker, *fleet.ends], rng.choice(AT_ONCE)):
+            ends: list[End | Mosquitto] = [broker, *fleet.ends]
+            for victim in rng.sample(ends, rng.choice(AT_ONCE)):
                 name = victim.name if isinstance(victim, End) else "broker"
                 if name not in starts:
                     victim.end() if isinstance(victim, End) else victim.kill9()

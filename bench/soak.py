@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import promises
-from bench.crash import End, Fleet, opened
+from bench.crash import Fleet, opened
 from bench.result import Figure, Result
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import STATE
@@ -96,15 +96,16 @@ def _watch(fleet: Fleet, seconds: float) -> dict[str, tuple[Use, Use]]:
 
 
 def _uses(fleet: Fleet) -> dict[str, Use]:
-    boards = np.array([_use(end) for end in fleet.nodes.values()])
-    return {"host": _use(fleet.host), "board": boards.mean(axis=0)}
+    boards = np.array([use_of(end.pid, end.folder) for end in fleet.nodes.values()])
+    return {"host": use_of(fleet.host.pid, fleet.host.folder), "board": boards.mean(axis=0)}
 
 
-def _use(end: End) -> Use:
-    process = Path("/proc", str(end.pid))
+def use_of(pid: int, folder: Path) -> Use:
+    """What a process with its state in `folder` takes now."""
+    process = Path("/proc", str(pid))
     lines = (process / "status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     rss_mib = int(status["VmRSS"].split()[0]) / 1024
-    size = sum(path.stat().st_size for path in end.folder.glob(f"{STATE}*"))
+    size = sum(path.stat().st_size for path in folder.glob(f"{STATE}*"))
     files = len(os.listdir(process / "fd"))
     return np.array([rss_mib, files, int(status["Threads"]), size / 1024])

@@ -2,14 +2,15 @@
 
 import json
 import os
+import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
-from bench import crash, promises, soak, torn_disk
-from bench.crash import kill_fleet
-from bench.torn_disk import CUT, LEFT, World, operations, try_disk, try_lying_disk
+from bench import crash, promises, soak, watched_disk
+from bench.crash import Fleet, kill_fleet
+from bench.torn_disk import CUT, World, operations, try_disk, try_lying_disk
+from bench.watched_disk import LEFT
 from ternmesh.federated import node
 from ternmesh.federated.events import BodyAccepted, CountersReserved
 from ternmesh_store.host_store import HostStore
@@ -37,11 +38,19 @@ def test_a_board_that_settles_nothing_is_found(mosquitto, monkeypatch) -> None:
     assert faults.keys() == {"other chunks settled than counted"}
 
 
-def test_an_end_that_ends_by_itself_is_found(mosquitto, monkeypatch) -> None:
-    monkeypatch.setattr(crash, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(crash, "main", lambda _: 1)
-    with pytest.raises((AssertionError, FileNotFoundError)):  # nobody has made a state
-        kill_fleet(0, 2, 0, [])
+def test_what_ends_by_itself_and_what_it_logs_is_found(tmp_path, monkeypatch) -> None:
+    def fail(_: object) -> int:
+        print("state.sqlite is damaged", file=sys.stderr)
+        return 1
+
+    monkeypatch.setattr(crash, "main", fail)
+    fleet = Fleet(tmp_path, "mqtt://127.0.0.1:1", 1, {"rounds": 1})
+    for end in fleet.ends:
+        end.start()
+        os.waitid(os.P_PID, end.pid, os.WEXITED | os.WNOWAIT)
+    assert fleet.stop() == {"ended by itself": 2, "log: is damaged": 2}
+    for end in fleet.ends:
+        end.close()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_broken_promises_are_found_in_events(tmp_path, host, board, broken) -> N
 
 @pytest.fixture(scope="module")
 def world():
-    if torn_disk.library() is None:
+    if watched_disk.library() is None:
         pytest.skip("this Python has a SQLite of its own")
     with World() as world:
         yield world
@@ -127,10 +136,10 @@ def test_a_short_soak_counts_and_loses_nothing(mosquitto, monkeypatch) -> None:
 
 
 def test_what_a_process_takes_is_seen(tmp_path) -> None:
-    before = soak._use(SimpleNamespace(pid=os.getpid(), folder=tmp_path))
+    before = soak.use_of(os.getpid(), tmp_path)
     with (tmp_path / "state.sqlite").open("wb") as file:
         file.write(bytes(2048))
         file.flush()
-        after = soak._use(SimpleNamespace(pid=os.getpid(), folder=tmp_path))
+        after = soak.use_of(os.getpid(), tmp_path)
     grown = dict(zip(soak.USE, after - before, strict=True))
     assert (grown["files"], grown["threads"], grown["state_kib"]) == (1, 0, 2)

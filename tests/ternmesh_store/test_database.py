@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -258,15 +259,19 @@ def test_an_empty_file_is_no_new_one(path):
 
 
 @pytest.mark.parametrize("connections", [0, 1], ids=["before it has a page", "before its tables"])
-def test_a_kill_at_the_first_start_leaves_no_empty_file(path, in_killed_process, connections):
+def test_a_kill_at_the_first_start_leaves_no_empty_file(
+    path, in_killed_process, connections, monkeypatch
+):
     def work() -> None:
-        calls = iter(range(connections))
+        left = iter(range(connections))
         connect = sqlite3.connect
-        sqlite3.connect = lambda *args, **options: (
-            os.kill(os.getpid(), signal.SIGKILL)
-            if next(calls, None) is None
-            else connect(*args, **options)
-        )
+
+        def connect_or_die(*args: Any, **options: Any) -> sqlite3.Connection:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return connect(*args, **options)
+
+        monkeypatch.setattr(sqlite3, "connect", connect_or_die)
         opened(path)
 
     in_killed_process(work)
