@@ -32,6 +32,7 @@ RUN: Mapping[str, Any] = {
     "local_steps": 1,
     "deadline_s": 60.0,
     "announce_s": 5,
+    "chain_max": 32,  # soon full
 }
 USE = ("rss_mib", "files", "threads", "state_kib")
 NOTES = (

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections import Counter
 
 import pytest
@@ -40,7 +39,7 @@ def test_a_board_that_settles_nothing_is_found(mosquitto, monkeypatch) -> None:
 
 def test_what_ends_by_itself_and_what_it_logs_is_found(tmp_path, monkeypatch) -> None:
     def fail(_: object) -> int:
-        print("state.sqlite is damaged", file=sys.stderr)
+        os.write(2, b"state.sqlite is damaged\n")
         return 1
 
     monkeypatch.setattr(crash, "main", fail)
