@@ -191,6 +191,8 @@ class World:
         """
         disk, folder = self.disks[self.folder / name], self.folder / name
         disk.cut_at = number
+        if name in self.ends:
+            disk.committed = disk.under_way = _digest(self.ends[name].state)
         if not self.serve():
             disk.cut_at = 0
             return
@@ -233,16 +235,18 @@ def _patched(world: World) -> Iterator[None]:
 
     def commit(database: Database) -> None:
         disk = world.disks.get(database.path.parent)
-        if disk is not None and database.changed:
-            rows = _digest(database)
-            if not disk.is_checked:  # in `open`, before anything is written
-                is_one = rows in (disk.committed, disk.under_way)
-                world.faults["a state that no commit made"] += not is_one
-                disk.is_checked = True
-            disk.under_way = rows
+        is_noted = disk is not None and (disk.cut_at or not disk.is_checked)
+        if disk is None or not is_noted or not database.changed:
+            real_commit(database)
+            return
+        rows = _digest(database)
+        if not disk.is_checked:  # in `open`, before anything is written
+            is_one = rows in (disk.committed, disk.under_way)
+            world.faults["a state that no commit made"] += not is_one
+            disk.is_checked = True
+        disk.under_way = rows
         real_commit(database)
-        if disk is not None:
-            disk.committed = disk.under_way
+        disk.committed = rows
 
     class WatchedCipher(Ccm):
         """The real cipher; it also counts keys and nonces."""
