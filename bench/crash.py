@@ -158,17 +158,19 @@ class Fleet:
 
     def finish(self) -> Counter[str]:
         """Wait until all have the last version, and stop all; what broke."""
-        give_up_at = time.monotonic() + PATIENCE_S
+        faults, give_up_at = Counter[str](), time.monotonic() + PATIENCE_S
         last = f'"version": {self.rounds},'
         events = [folder / promises.EVENTS for folder in self.folders.values()]
         while time.monotonic() < give_up_at:
             if all(path.exists() and last in path.read_text() for path in events):
                 break
-            if not all(end.pid for end in self.ends):
+            faults["ended by itself"] += sum(end.poll() is not None for end in self.ends)
+            if faults.total():
                 break
             time.sleep(10 * POLL_S)
         time.sleep(10 * POLL_S)  # for the commit that follows
-        faults, model = self.stop(), load_model_package(MODEL)
+        faults += self.stop()
+        model = load_model_package(MODEL)
         nodes = []
         for folder in self.folders.values():
             with opened(folder) as state:
