@@ -24,7 +24,8 @@ NAMES = (
     "seal",
     "adversary",
     "rollback",
-    "power_cut",
+    "crash",
+    "soak",
     "pipeline",
     "split",
     "convergence",
@@ -47,6 +48,8 @@ def main() -> None:
     )
     parser.add_argument("--rtt-ms", type=float, help="pipeline: round-trip time of the home link")
     parser.add_argument("--loss", type=float, help="pipeline: share of packets that it loses")
+    parser.add_argument("--boards", type=int, help="soak: how many, 64 by default")
+    parser.add_argument("--minutes", type=float, help="soak: how long it runs, 30 by default")
     arguments = parser.parse_args()
     module = importlib.import_module(f"bench.{arguments.name}")
     if arguments.name == "readme":

@@ -174,7 +174,9 @@ class Database:
             make_private_folder(self.path.parent)
             if self.path != MEMORY:
                 self._finish_replacing()
-                if self.path.exists() and not self.path.stat().st_size:
+                if not self.path.exists():
+                    self._make_file()
+                if not self.path.stat().st_size:
                     raise DamagedError(self.path, "it is empty")  # and SQLite would drop its WAL
                 _keep_private(self.path)
             # The timeout is SQLite's own. Transactions are ours (isolation_level).
@@ -185,6 +187,21 @@ class Database:
                 "written, also for what only reads"
             ) from error
         self._prepare()
+
+    def _make_file(self) -> None:
+        """Make the file under another name: a power cut must not leave an empty one."""
+        unfinished = self._unfinished()
+        unfinished.touch(PRIVATE)
+        with closing(sqlite3.connect(unfinished)) as new:
+            new.execute("PRAGMA journal_mode = WAL")  # writes the first page
+        unfinished.replace(self.path)
+        sync_folder(self.path.parent)
+
+    def _unfinished(self) -> Path:
+        """The name of a file that is not whole yet. What a kill has left of one is deleted."""
+        for end in ("", "-wal", "-journal"):
+            self.path.with_name(f"{self.path.name}.copy{end}").unlink(missing_ok=True)
+        return self.path.with_name(f"{self.path.name}.copy")
 
     def _prepare(self) -> None:
         # Exclusive before the first access: WAL then needs no shared memory, and the lock stays.
@@ -283,9 +300,7 @@ class Database:
         return self.path.with_name(f"{self.path.name}.replacement")
 
     def _replace_damaged(self, error: DamagedError, keep: Collection[str] | None) -> None:
-        unfinished = self.path.with_name(f"{self.path.name}.copy")
-        for file in (unfinished, _wal_of(unfinished)):
-            file.unlink(missing_ok=True)
+        unfinished = self._unfinished()
         new = Database(unfinished, self._schema)
         new.open()
         try:

@@ -1,9 +1,12 @@
 import logging
+import os
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,6 +256,29 @@ def test_an_empty_file_is_no_new_one(path):
     path.touch()
     with pytest.raises(DamagedError, match="it is empty"):
         opened(path)
+
+
+@pytest.mark.parametrize("connections", [0, 1], ids=["before it has a page", "before its tables"])
+def test_a_kill_at_the_first_start_leaves_no_empty_file(
+    path, in_killed_process, connections, monkeypatch
+):
+    def work() -> None:
+        left = iter(range(connections))
+        connect = sqlite3.connect
+
+        def connect_or_die(*args: Any, **options: Any) -> sqlite3.Connection:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return connect(*args, **options)
+
+        monkeypatch.setattr(sqlite3, "connect", connect_or_die)
+        opened(path)
+
+    in_killed_process(work)
+    database = opened(path)
+    assert items(database) == []
+    assert not list(path.parent.glob("*.copy*"))
+    database.close()
 
 
 def test_what_is_left_out_of_a_wal_is_said_once(path, in_killed_process, caplog):

@@ -1,0 +1,144 @@
+"""A few kills and cuts of `bench crash` and `soak` hold, and bugs planted on purpose are found."""
+
+import json
+import os
+from collections import Counter
+
+import pytest
+
+from bench import crash, promises, soak, watched_disk
+from bench.crash import Fleet, kill_fleet
+from bench.torn_disk import CUT, World, operations, try_disk, try_lying_disk
+from bench.watched_disk import LEFT
+from ternmesh.federated import node
+from ternmesh.federated.events import BodyAccepted, CountersReserved
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.node_store import NodeStore
+from transports.base import HOST
+
+MADE = {"made": 1, "hash": "a1", "counted": {"7": [0, "d0", "03"]}}
+JOINED = {"address": 7}
+RECEIVED = {"received": 0, "row": [0, "d0", "03"]}
+ADVANCED = {"version": 1, "hash": "a1", "of": [0, "d0"], "settled": "03"}
+
+
+def test_a_fleet_keeps_its_promises_under_kills(mosquitto) -> None:
+    starts_s: list[float] = []
+    found, faults = kill_fleet(0, 3, 12, starts_s)
+    assert not faults
+    assert (found["runs"], found["rounds"]) == (1, 3)
+    assert found["kills"] > 0
+    assert len(starts_s) > crash.NODES
+
+
+def test_a_board_that_settles_nothing_is_found(mosquitto, monkeypatch) -> None:
+    monkeypatch.setattr(node, "settle_update", lambda pending, *_: pending.corrected)
+    _, faults = kill_fleet(0, 2, 0, [])
+    assert faults.keys() == {"other chunks settled than counted"}
+
+
+def test_what_ends_by_itself_and_what_it_logs_is_found(tmp_path, monkeypatch) -> None:
+    def fail(_: object) -> int:
+        os.write(2, b"state.sqlite is damaged\n")
+        return 1
+
+    monkeypatch.setattr(crash, "main", fail)
+    fleet = Fleet(tmp_path, "mqtt://127.0.0.1:1", 1, {"rounds": 1})
+    for end in fleet.ends:
+        end.start()
+        os.waitid(os.P_PID, end.pid, os.WEXITED | os.WNOWAIT)
+    assert fleet.stop() == {"ended by itself": 2, "log: is damaged": 2}
+    for end in fleet.ends:
+        end.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "board", "broken"),
+    [
+        ([MADE], [JOINED, RECEIVED, ADVANCED], []),
+        ([], [JOINED, RECEIVED], []),  # the round is open
+        ([MADE], [JOINED, {**RECEIVED, "row": [0, "d1", "03"]}], ["acknowledged"]),
+        ([MADE], [JOINED, {**RECEIVED, "row": [0, "d0", "07"]}], ["acknowledged"]),
+        ([{**MADE, "counted": {}}], [JOINED, RECEIVED, ADVANCED], ["acknowledged", "other chunks"]),
+        ([MADE], [JOINED, {**ADVANCED, "settled": "00"}], ["other chunks"]),
+        ([MADE], [JOINED, {**ADVANCED, "settled": promises.WRONG}], ["other chunks"]),
+        ([MADE], [JOINED, {**ADVANCED, "hash": "a2"}], ["taken back"]),
+        ([{**MADE, "hash": "a2"}, MADE], [JOINED, ADVANCED], []),  # the first was not committed
+        ([MADE, {**MADE, "made": 2}], [JOINED, ADVANCED], ["another round"]),
+    ],
+)
+def test_broken_promises_are_found_in_events(tmp_path, host, board, broken) -> None:
+    for name, lines in {"host": host, "board": board}.items():
+        (tmp_path / name).mkdir()
+        halved = '{"version": 1, "ha'  # by a kill
+        text = "\n".join(["", halved, *map(json.dumps, lines)])
+        (tmp_path / name / promises.EVENTS).write_text(text)
+    found = promises.broken(tmp_path / "host", {"board": tmp_path / "board"})
+    assert len(found) == len(broken)
+    for words in broken:
+        assert any(words in fault for fault in found)
+
+
+@pytest.fixture(scope="module")
+def world():
+    if watched_disk.library() is None:
+        pytest.skip("this Python has a SQLite of its own")
+    with World() as world:
+        yield world
+
+
+def test_some_disks_of_every_kind_hold_what_was_promised(world) -> None:
+    counts = operations(world)
+    for name in CUT:
+        for place, left in enumerate(LEFT):
+            number = 1 + counts[name] * (place + 1) // 5
+            assert not try_disk(world, name, number, left)
+
+
+def test_a_disk_that_lies_is_found_and_random_bytes_keep_nonces_apart(world) -> None:
+    number = operations(world)[HOST] - 20
+    found = try_lying_disk(world, HOST, number, is_random=True)
+    assert found["a state that no commit made"] == 1
+    assert found["a global update was taken back"] > 0
+    assert found["a nonce twice"] == 0
+    assert try_lying_disk(world, HOST, number, is_random=False)["a nonce twice"] > 0
+
+
+@pytest.mark.parametrize(
+    ("store", "kind", "fault"),
+    [
+        (HostStore, BodyAccepted, "an acknowledged update was not counted"),
+        (NodeStore, CountersReserved, "a nonce twice"),
+    ],
+)
+def test_an_event_that_is_not_recorded_is_found(world, monkeypatch, store, kind, fault) -> None:
+    record = store.record
+    monkeypatch.setattr(
+        store, "record", lambda self, event: isinstance(event, kind) or record(self, event)
+    )
+    found: Counter[str] = Counter()
+    for name in CUT:
+        for number in range(100, 200, 12):
+            found += try_disk(world, name, number, "all")
+            if found[fault]:
+                return
+    pytest.fail(f"found {dict(found)} only")
+
+
+def test_a_short_soak_counts_and_loses_nothing(mosquitto, monkeypatch) -> None:
+    monkeypatch.setattr(soak, "BOARDS_QUICK", 2)
+    monkeypatch.setattr(soak, "MINUTES_QUICK", 0.1)
+    figures = soak.measure(quick=True).figures
+    assert figures["violations"].value == 0
+    assert figures["acknowledged_updates"].value > 0
+    assert figures["host_rss_mib"].value > 10
+
+
+def test_what_a_process_takes_is_seen(tmp_path) -> None:
+    before = soak.use_of(os.getpid(), tmp_path)
+    with (tmp_path / "state.sqlite").open("wb") as file:
+        file.write(bytes(2048))
+        file.flush()
+        after = soak.use_of(os.getpid(), tmp_path)
+    grown = dict(zip(soak.USE, after - before, strict=True))
+    assert (grown["files"], grown["threads"], grown["state_kib"]) == (1, 0, 2)
