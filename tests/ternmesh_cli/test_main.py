@@ -253,7 +253,9 @@ def test_the_command_line_loads_only_what_is_called(command):
     called = f"ternmesh_cli.{main.COMMANDS[command][1]}"
     loaded = set(shown.stdout.split())
     assert {name for name in loaded if not name.startswith("ternmesh_cli")} == set()
-    assert loaded & modules == {called}
+    assert called in loaded
+    if called.endswith(".programs"):  # those that run for months
+        assert loaded & modules == {called}
 
 
 def test_a_node_gets_its_configuration_and_a_way_to_stop(tmp_path, monkeypatch):
