@@ -16,6 +16,7 @@ from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import enrolment, identity, membership, session
 from ternmesh.security.enrolment import write_rotation_request
+from ternmesh.security.host_keys import write_host_keys
 from ternmesh.security.identity import PublicIdentity, Role
 from ternmesh.security.key_derivation import FLEET_SIZE
 from ternmesh.security.membership import write_fleet
@@ -80,7 +81,7 @@ def _signers() -> Signers:
 
 def _check_private(data: bytes) -> None:
     """The text of a private identity with a valid check sum at its end, and the input as it is."""
-    for text in (identity._to_text(identity.PRIVATE_MARK, data), data.decode("utf-8", "replace")):
+    for text in (identity.to_text(identity.PRIVATE_MARK, data), data.decode("utf-8", "replace")):
         try:
             own = identity.parse_private(text)
         except SecurityError:
@@ -101,8 +102,8 @@ def _check_answer(data: bytes) -> None:
         same(found, None, "an answer without a proof")
     proof = enrolment._proof(_CODE, "enrol answer", identity.write_identity(own), content)
     body = bytes((enrolment.ANSWER,)) + content + proof
-    host, found_fleet = enrolment.read_answer(body, own, _CODE)
-    same(found_fleet + identity.write_identity(host), content, "an answer")
+    found = enrolment.read_answer(body, own, _CODE)
+    same(found.fleet + write_host_keys(found.hosts), content, "an answer")
 
 
 def _answers() -> Iterator[bytes]:

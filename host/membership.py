@@ -19,7 +19,7 @@ def answer(
     service: EnrolmentService[Any] | None = None,
     now: float = 0.0,
 ) -> dict[str, Any]:
-    """The answer to `{"enrol": "list" | "add" | "revoke" | "rotate" | "export"}`, or an "error".
+    """The answer to `{"enrol": ...}` with a word of the match below, or an "error".
 
     A running host's `service` also answers `{"enrol": "code", "role": ..., "minutes": ...}`.
     """
@@ -34,8 +34,8 @@ def answer(
             case "add":
                 if keyring.member_list.enrol(parse_identity(str(request.get("identity", "")))):
                     keyring.keep_member_list()
-            case "revoke":
-                keyring.member_list.revoke(str(request.get("name", "")))
+            case "revoke" | "decommission" as action:
+                getattr(keyring.member_list, action)(str(request.get("name", "")))
                 keyring.keep_member_list()
                 keyring.rekey()
             case "rotate":

@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
+from ternmesh_cli import (
+    backup,
+    ble,
+    decommission,
+    enrol,
+    pipeline,
+    programs,
+    radio,
+    release,
+    split,
+    status,
+)
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain, program
@@ -64,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     backup.add_backup_arguments(rows.add("backup", summary, backup.run_backup))
     ble.add_arguments(rows.add("ble", "try BLE without hardware"))
     broker.add_arguments(rows.add("broker", "deploy a mosquitto for a fleet"))
+    summary = "end a board: exclude it on the host, or wipe it"
+    decommission.add_arguments(rows.add("decommission", summary, decommission.run))
     demo.add_arguments(rows.add("demo", "see three boards learn three voices", demo.run))
     enrol.add_arguments(rows.add("enrol", "manage the members of a fleet and their keys"))
     summary = "join a radio neighbourhood to a broker"

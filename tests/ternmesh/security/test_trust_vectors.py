@@ -220,8 +220,8 @@ def test_enrolment() -> None:
     assert answer == b"\x0d" + told + proof
     code = enrolment.read_code(TRUST["code"]["text"])
     public = identity.read_identity(theo)
-    host, fleet = enrolment.read_answer(answer, public, code)
-    assert membership.MemberList(membership.found_fleet("tomatoes", host)).fleet == fleet
+    found = enrolment.read_answer(answer, public, code)
+    assert membership.found_fleet("tomatoes", found.host) == found
 
 
 def test_signatures() -> None:
