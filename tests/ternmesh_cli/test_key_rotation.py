@@ -186,6 +186,7 @@ def cuts(monkeypatch, at):
         (Path, "replace"),
         (Path, "unlink"),
         (SecurityStore, "commit"),
+        (StateFile, "checkpoint"),
         (Direct, "send"),
         (Direct, "receive"),
     ):
@@ -214,6 +215,41 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert at > 20, "the cuts were not made"
     assert went_on == {True, False}, "some cuts come before the new key is there, most after"
     assert new != old
+
+
+def test_a_kill_at_any_moment_leaves_a_host_that_goes_on(tmp_path):  # R9.5-12
+    """With the old key, of which nobody heard, or with the new one and the line that leads to it."""
+    went_on, at = set(), 0
+    killed = True
+    while killed:
+        at += 1
+        fleet = Fleet(tmp_path / str(at))
+        with fleet.open("host") as host:
+            old = host.own.public
+        with pytest.MonkeyPatch.context() as patch, fleet.open("host") as host:
+            cuts(patch, at)
+            try:
+                host.rotate_host()
+                killed = False
+            except Killed:
+                host.state._connection.rollback()
+        with fleet.open("host") as host:  # the next start
+            host.security(HOST, bytes(32), 0)
+            host.check_fleet("garden")
+            is_new = host.own.public != old
+            hosts = host.member_list.hosts
+            assert (len(hosts.rotations), hosts.before) == (
+                is_new,
+                {old.fingerprint} if is_new else set(),
+            )
+            went_on.add(is_new)
+            with fleet.open("ada") as ada:
+                assert [ada.follow_host(one) for one in hosts.rotations] == [True] * is_new
+                assert ada.member_list.host == host.own.public
+            host.rotate_host()
+            assert len(host.member_list.hosts.rotations) == is_new + 1
+    assert at > 10, "the cuts were not made"
+    assert went_on == {True, False}
 
 
 def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):  # R9.6-5

@@ -87,7 +87,9 @@ def test_an_identity_that_is_there_and_cannot_be_read_is_not_missing(tmp_path, m
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ternmesh_service.identity_file.read_text", refuse)  # root may read everything
+    monkeypatch.setattr(
+        "ternmesh_service.identity_file.read_text", refuse
+    )  # root may read everything
     with pytest.raises(SecurityError, match=r"denied\): it must be a file of the user that runs"):
         read_identity_file(path)
 
