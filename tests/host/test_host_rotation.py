@@ -1,4 +1,4 @@
-"""A host changes its key, and its boards follow it over the link; then a host that is an old copy."""
+"""A host changes its key, and its boards follow it over the link; an old copy of a host ends."""
 
 import logging
 import shutil
