@@ -72,7 +72,7 @@ class HostKeys:
             raise WireError("enrolment", str(error)) from error
         if (new.name, new.role) != (old.name, old.role):
             raise WireError("enrolment", "a rotation must keep name and role")
-        if new.fingerprint in self.before:
+        if new.fingerprint in {old.fingerprint, *self.before}:
             raise WireError("revoked", "a host cannot return to an earlier key")
         seated = signers.seated(old, {new.fingerprint, *self.before})
         context = SigningContext(fleet, NO_RUN, NO_MODEL)
@@ -121,7 +121,8 @@ def read_host_keys(data: bytes) -> HostKeys:
         rotations.append(data[at + _SIZE.size : end])
         at = end
     sizes = {len(one) for one in rotations}
-    if not parts or at != len(data) or len(rotations) > ROTATIONS_MAX:
+    is_double = len(parts) > len(set(parts))
+    if not parts or is_double or at != len(data) or len(rotations) > ROTATIONS_MAX:
         raise SecurityError("these keys of a host have a wrong length: copy them again")
     if any(part.role is not Role.HOST for part in parts):
         raise SecurityError(f"{parts[0].name} is not a host: take the line of a host")
