@@ -29,7 +29,7 @@ from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.notify import ServiceManager
-from ternmesh_service.wipe import DecommissionOrdered, is_decommissioned, wipe_and_tell
+from ternmesh_service.wipe import wiping
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -90,16 +90,10 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     manager = ServiceManager()
     identity = config.security.path(state.folder)
-    if is_decommissioned(state.folder):
-        wipe_and_tell(state.folder, identity, config.name)  # also what a kill has interrupted
-        return
-    try:
-        with opened(state, keyring, config.link.fleet):
-            if isinstance(keyring, Keyring):
-                finish_rotation(config.link, config.name, keyring, stop, manager.beat)
-            _run_releases(config, state, keyring, stop, manager)
-    except DecommissionOrdered:
-        wipe_and_tell(state.folder, identity, config.name)
+    with wiping(state.folder, identity, config.name), opened(state, keyring, config.link.fleet):
+        if isinstance(keyring, Keyring):
+            finish_rotation(config.link, config.name, keyring, stop, manager.beat)
+        _run_releases(config, state, keyring, stop, manager)
 
 
 def _run_releases(

@@ -7,6 +7,8 @@ of the radio's airtime stays: the radio may be used again within the hour.
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ternmesh.errors import SecurityError, TernmeshError
@@ -21,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class DecommissionOrdered(TernmeshError):
-    """The host has told this board to wipe itself."""
+    """The host has told this board to wipe itself, now or before."""
 
 
 def wipe(folder: Path, identity: Path) -> None:
@@ -45,19 +47,31 @@ def wipe(folder: Path, identity: Path) -> None:
         raise SecurityError(f"cannot wipe {', '.join(left)}: delete it by hand")
 
 
-def wipe_and_tell(folder: Path, identity: Path, name: str) -> None:
-    """Wipe a board that the host has told to, and log how that went."""
+@contextmanager
+def wiping(folder: Path, identity: Path, name: str) -> Iterator[None]:
+    """Wipe the board `name` where DecommissionOrdered ends the block; the block is done then."""
     try:
-        wipe(folder, identity)
-    except SecurityError as error:
-        _log.error("%s is decommissioned, and not all of it is gone: %s", name, error)
-    else:
-        _log.warning("%s is decommissioned: its keys and its state are wiped", name)
+        yield
+    except DecommissionOrdered:
+        try:
+            wipe(folder, identity)
+        except SecurityError as error:
+            _log.error("%s is decommissioned, and not all of it is gone: %s", name, error)
+        else:
+            _log.warning("%s is decommissioned: its keys and its state are wiped", name)
 
 
 def is_decommissioned(folder: Path) -> bool:
     """Whether this state folder was wiped, or is about to be."""
     return (folder / MARKER).exists()
+
+
+def check_fit(folder: Path) -> None:
+    """Raise DecommissionOrdered for a wiped folder, or one that was not wiped to the end."""
+    if is_decommissioned(folder):
+        raise DecommissionOrdered(
+            f"{folder} was decommissioned: `ternmesh enrol identity` begins again there"
+        )
 
 
 def begin_again(folder: Path, identity: Path) -> None:
