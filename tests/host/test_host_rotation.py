@@ -104,7 +104,7 @@ def rotation(fleet: Fleet, old: Any, new: Any, *keys: Any) -> bytes:
 
 
 def test_boards_follow_a_host_with_a_new_key(fleet: Fleet, caplog: Any) -> None:
-    # R9.5-10, R9.6-12, R9.6-13
+    # R9.5-11, R9.6-12, R9.6-13
     caplog.set_level(logging.INFO)
     old, name = fleet.rings["host"].own.public, fleet.rings["host"].member_list.fleet
     number, run = fleet.rings["host"].member_list.number, fleet.board().run
@@ -156,7 +156,7 @@ def test_a_board_that_was_away_follows_several_rotations(fleet: Fleet) -> None: 
     assert hosts == fleet.rings["host"].member_list.hosts
 
 
-def test_only_the_last_rotations_are_kept(fleet: Fleet) -> None:  # R9.5-11
+def test_only_the_last_rotations_are_kept(fleet: Fleet) -> None:  # R9.5-12
     ring = fleet.rings["host"]
     for _ in range(ROTATIONS_MAX + 2):
         ring.rotate_host()
@@ -169,7 +169,7 @@ def test_only_the_last_rotations_are_kept(fleet: Fleet) -> None:  # R9.5-11
 
 
 def test_a_rotation_that_is_forged_or_old_changes_nothing(fleet: Fleet) -> None:
-    # R9.5-9, R9.5-10
+    # R9.5-10, R9.5-11
     host, stranger = fleet.rings["host"].own, someone("host", Role.HOST)
     thief = someone("bob")
     board = fleet.board()
@@ -206,7 +206,7 @@ def test_a_rotation_that_is_forged_or_old_changes_nothing(fleet: Fleet) -> None:
 def test_a_thief_of_the_host_alone_cannot_rotate_where_signers_must(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    # R9.5-9
+    # R9.5-10
     fleet.bench.state.close()
     laptop = make_identity_file(tmp_path / "host" / "laptop", "laptop", Role.NODE)
     host = fleet.rings["host"].own

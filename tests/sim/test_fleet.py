@@ -45,7 +45,7 @@ def test_a_host_that_is_set_back_to_an_old_copy_leads_the_run_to_its_end() -> No
         run_seed(seed, draw_with_old_copy)
 
 
-def test_a_host_that_gets_other_keys_loses_no_update() -> None:  # R9.5-12, R9.6-12
+def test_a_host_that_gets_other_keys_loses_no_update() -> None:  # R9.5-13, R9.6-12
     for seed in range(SEEDS // 3):
         run_seed(seed, draw_with_new_host_keys)
 

@@ -217,7 +217,7 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert new != old
 
 
-def test_a_kill_at_any_moment_leaves_a_host_that_goes_on(tmp_path):  # R9.5-12
+def test_a_kill_at_any_moment_leaves_a_host_that_goes_on(tmp_path):  # R9.5-13
     """With the old key, of which nobody heard, or with the new one and what leads to it."""
     went_on, at = set(), 0
     killed = True

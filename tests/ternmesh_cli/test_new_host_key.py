@@ -41,18 +41,23 @@ class Fleet:
             "link": {"url": url},
             "run": {"rounds": ROUNDS, "min_peers": 1, "deadline_s": 20, "announce_s": 1},
         }
-        radio = {"region": "EU868", "serial": {**RADIO, "port": ports[0]}}
-        shed = {"": {"name": "shed", "state_dir": "."}, "radio": radio, "network": {"url": url}}
+        radio: dict[str, object] = {"region": "EU868", "serial": {**RADIO, "port": ports[0]}}
+        top = {"name": "shed", "state_dir": "."}
+        shed: dict[str, dict[str, object]] = {"": {**top}, "radio": radio, "network": {"url": url}}
         self.all = {
             "host": Process("host", folder / "host", write_toml(host)),
             "shed": Process("gateway", folder / "shed", write_toml(shed)),
             "theo": Process("node", folder / "theo", self._node("theo", {"url": url})),
         }
-        link = {"region": "EU868", "gateway": "shed", "serial": {**RADIO, "port": ports[1]}}
+        link: dict[str, object] = {
+            "region": "EU868",
+            "gateway": "shed",
+            "serial": {**RADIO, "port": ports[1]},
+        }
         self.all["nicolas"] = Process("node", folder / "nicolas", self._node("nicolas", link))
 
     def _node(self, name: str, link: dict[str, object]) -> str:
-        data = {
+        data: dict[str, object] = {
             "path": str(fsdd_path("train")),
             "divide_by": 255.0,
             "arrays": {"features": "x", "target": "y"},

@@ -64,7 +64,7 @@ def follow(keys: HostKeys, *rotations: bytes) -> HostKeys:
 THIRD = follow(FIRST, rotation(0, 1), rotation(1, 2))
 
 
-def test_a_rotated_host_keeps_the_name_of_its_fleet() -> None:  # R9.5-10
+def test_a_rotated_host_keeps_the_name_of_its_fleet() -> None:  # R9.5-11
     assert THIRD.present == PUBLIC[2]
     assert THIRD.before == {PUBLIC[0].fingerprint, PUBLIC[1].fingerprint}
     assert found_fleet("tomatoes", THIRD).fleet == FLEET
@@ -117,7 +117,7 @@ def test_any_bytes_are_keys_of_a_host_or_our_error(kept: int, data: bytes) -> No
 
 
 @given(st.integers(0, len(rotation(0, 1)) - 1), st.integers(1, 255))
-def test_a_rotation_with_a_wrong_byte_changes_nothing(at: int, flip: int) -> None:  # R9.5-9
+def test_a_rotation_with_a_wrong_byte_changes_nothing(at: int, flip: int) -> None:  # R9.5-10
     data = bytearray(rotation(0, 1))
     data[at] ^= flip
     if at < FINGERPRINT_SIZE:
