@@ -1,12 +1,20 @@
 """`ternmesh decommission`: a board is wiped and a host lets it go; each part may be repeated."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+import edge.split.service
+from edge.config import DataConfig
+from edge.split.config import SplitBoardConfig
+from edge.split.node import SplitNode
+from edge.split.service import run_split_board
+from ternmesh.federated.events import Decommissioned
 from ternmesh.security.identity import parse_identity
 from ternmesh_cli.broker import folder as broker_folder
 from ternmesh_cli.keys import enrol_fleet
@@ -15,8 +23,10 @@ from ternmesh_service import wipe as wipe_module
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.identity_file import IDENTITY
 from ternmesh_service.keyring import Keyring, SecurityConfig
-from ternmesh_service.wipe import MARKER, is_decommissioned, wipe
+from ternmesh_service.wipe import MARKER, DecommissionOrdered, is_decommissioned, wipe
 from ternmesh_store.state_file import STATE, StateFile
+from transports.link_config import LinkConfig
+from transports.loopback import LoopbackHub
 
 HOST = 'state_dir = "host"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
 NODE = 'name = "ada"\nstate_dir = "ada"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
@@ -199,6 +209,30 @@ def test_a_wiped_board_may_begin_again(ends: Ends) -> None:
     lines = [parse_identity(json.loads(said)["identity"]) for said in (old, new)]
     assert lines[0] != lines[1]
     assert not is_decommissioned(ends.folder / "ada")
+
+
+def test_what_a_restore_brings_back_is_not_wiped(ends: Ends, tmp_path: Path) -> None:
+    assert ends.run("ada", str(tmp_path / "copy"), command="backup")[0] == 0
+    assert ends.run("ada", "--yes")[0] == 0
+    assert ends.run("ada", str(tmp_path / "copy"), command="restore")[0] == 0
+    assert not is_decommissioned(ends.folder / "ada")
+    assert {IDENTITY, STATE} <= names(ends.folder / "ada")
+
+
+def test_a_split_board_wipes_itself_too(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ends.folder / "ada"
+    monkeypatch.chdir(ends.folder)
+    link = LinkConfig(url="mqtt://127.0.0.1:1", fleet="garden")
+    board = SplitBoardConfig("ada", "ada", "model", link, DataConfig(path="clips"))
+    for name in ("load_parts", "with_labels", "open_folder", "warn_of_shared", "SplitNode"):
+        monkeypatch.setattr(edge.split.service, name, MagicMock())
+    monkeypatch.setattr(edge.split.service, "make_transport", lambda *_: LoopbackHub().node("ada"))
+    turn = edge.split.service.SplitNode.return_value.turn  # type: ignore[attr-defined]
+    turn.side_effect = DecommissionOrdered("by the host")
+    assert run_split_board(board, threading.Event()) == {"decommissioned": True}
+    assert not (folder / IDENTITY).exists()
+    with pytest.raises(DecommissionOrdered):
+        SplitNode._react(MagicMock(), Decommissioned())
 
 
 def test_a_host_lets_a_board_go_in_one_command(ends: Ends) -> None:

@@ -47,16 +47,16 @@ class Fleet:
         self.all = {
             "host": Process("host", folder / "host", write_toml(host)),
             "shed": Process("gateway", folder / "shed", write_toml(shed)),
-            "theo": Process("node", folder / "theo", self._node("theo", {"url": url})),
+            "theo": Process("node", folder / "theo", self.node("theo", {"url": url})),
         }
         link: dict[str, object] = {
             "region": "EU868",
             "gateway": "shed",
             "serial": {**RADIO, "port": ports[1]},
         }
-        self.all["nicolas"] = Process("node", folder / "nicolas", self._node("nicolas", link))
+        self.all["nicolas"] = Process("node", folder / "nicolas", self.node("nicolas", link))
 
-    def _node(self, name: str, link: dict[str, object]) -> str:
+    def node(self, name: str, link: dict[str, object]) -> str:
         data: dict[str, object] = {
             "path": str(fsdd_path("train")),
             "divide_by": 255.0,
@@ -89,6 +89,12 @@ class Fleet:
 
         self.wait_for("host", both)
 
+    def end(self) -> None:
+        for process in self.all.values():
+            if process.process is not None and process.process.poll() is None:
+                process.process.kill()
+                process.process.wait(PATIENCE_S)
+
     def wait_for_end(self, name: str) -> None:
         process = self.all[name].process
         assert process is not None
@@ -106,10 +112,46 @@ def fleet(tmp_path: Path, eventually: Callable) -> Iterator[Fleet]:
             made.wait_for("host", lambda status: status["version"] >= 1)
             yield made
         finally:
-            for process in made.all.values():
-                if process.process is not None and process.process.poll() is None:
-                    process.process.kill()
-                    process.process.wait(PATIENCE_S)
+            made.end()
+
+
+def test_a_board_on_the_radio_of_the_host_follows_it(
+    tmp_path: Path, eventually: Callable[..., Any], capsys: Any
+) -> None:  # R3-12, R9.6-12
+    """Their link is sealed with the host's own key: notices pass it in the clear."""
+    modems = [new_modem("rnode", index, radio=LoraSetting(7)) for index in range(2)]
+    with EmulatedRadios(modems, speed=100.0) as air:
+        fleet = Fleet(tmp_path, air.paths, "mqtt://127.0.0.1:1", eventually)
+        del fleet.all["theo"], fleet.all["shed"]
+        run = {"rounds": ROUNDS, "min_peers": 1, "deadline_s": 20, "announce_s": 1}
+        for name, port in (("host", 0), ("nicolas", 1)):
+            link = {"region": "EU868", "serial": {**RADIO, "port": air.paths[port]}}
+            config = write_toml({"": {"state_dir": ".", "model": "keyword"}, "run": run})
+            if name == "nicolas":
+                config = fleet.node("nicolas", {})
+            fleet.all[name] = Process(
+                "host" if name == "host" else "node",
+                tmp_path / name,
+                config.replace("[link]\n", "") + write_toml({"link": link}),
+            )
+        try:
+            for process in fleet.all.values():
+                process.start()
+            fleet.wait_for("host", lambda status: status["version"] >= 1)
+            fleet.stop("host")
+            assert main(["enrol", "rotate", "--config", fleet.config("host"), "--json"]) == 0
+            line = json.loads(capsys.readouterr().out)
+            fleet.all["host"].start()
+            key = line["key"]
+            fleet.wait_for("nicolas", lambda status: status["security"]["host"] == key)
+            before = fleet.all["host"].status()["version"]
+            fleet.wait_for("host", lambda status: status["version"] >= before + 2)
+            assert main(["decommission", "nicolas", "--config", fleet.config("host")]) == 0
+            fleet.wait_for_end("nicolas")
+            assert not (tmp_path / "nicolas" / "identity").exists()
+            fleet.stop("host")
+        finally:
+            fleet.end()
 
 
 def test_a_fleet_follows_the_host_and_boards_wipe_themselves(fleet: Fleet, capsys: Any) -> None:
