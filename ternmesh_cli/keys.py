@@ -131,7 +131,7 @@ def fleet_of(path: Path) -> FleetKeys:
         if security["mode"] == "insecure":
             raise SecurityError(f"{end.name} runs with --insecure: it has no keys")
         fleet, host = bytes.fromhex(security["fleet"]), parse_identity(security["host"])
-        before = {bytes.fromhex(old) for old in security["host_before"]}
+        before = {bytes.fromhex(old) for old in security.get("host_before", ())}
     else:
         with _opened(end.folder, end.security) as keyring:
             return FleetKeys(keyring.member_list.fleet, keyring.signers)

@@ -22,6 +22,7 @@ from ternmesh.security.host_keys import (
 from ternmesh.security.identity import (
     FINGERPRINT_SIZE,
     HOST_MARK,
+    Identity,
     Role,
     identity_text,
     make_identity,
@@ -126,6 +127,15 @@ def test_a_rotation_with_a_wrong_byte_changes_nothing(at: int, flip: int) -> Non
     with pytest.raises(WireError) as refused:
         FIRST.follow(bytes(data), FLEET, Signers((PUBLIC[0],)))
     assert refused.value.reason in ("signature", "enrolment", "reference")
+
+
+def test_a_host_must_hold_the_key_that_it_changes_to() -> None:  # R9.5-10
+    not_its_own = Identity(PUBLIC[1], HOSTS[2].seeds)
+    alone = Signers((PUBLIC[0],))
+    data = write_host_rotation(PUBLIC[0], not_its_own, FLEET, alone, (HOSTS[0],))
+    with pytest.raises(WireError) as refused:
+        FIRST.follow(data, FLEET, alone)
+    assert refused.value.reason == "signature"
 
 
 @given(st.binary(max_size=300))
