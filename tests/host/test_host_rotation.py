@@ -141,6 +141,19 @@ def test_a_board_starts_again_with_the_host_that_it_followed(fleet: Fleet) -> No
     assert fleet.board().joined
 
 
+def test_the_sessions_of_the_old_key_are_forgotten(fleet: Fleet) -> None:  # R9.6-13
+    bob, host = fleet.rings["bob"], fleet.rings["host"]
+    bob.store.commit()
+    assert [peer.name for peer in bob.store.sealing("end").peers] == ["host"]
+    assert host.store.sealing("end").peers
+    host.rotate_host()
+    assert host.store.sealing("end").peers == ()
+    bob.record(SecurityChanged((HostRotated(host.member_list.hosts),)))
+    bob.store.commit()
+    state = bob.store.sealing("end")
+    assert (state.peers, state.group) == ((), None)
+
+
 def test_a_board_that_was_away_follows_several_rotations(fleet: Fleet) -> None:  # R9.6-12
     away = fleet.bench.nodes.pop("ada")
     for _ in range(3):
