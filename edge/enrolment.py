@@ -63,8 +63,7 @@ def join(
     def read(body: bytes) -> MemberListState | None:
         if body[0] != ANSWER:
             return None
-        host, fleet = read_answer(body, own, code)
-        return MemberListState(fleet, host)
+        return read_answer(body, own, code)
 
     found = _ask(link, name, state, write_request(own, code), read)
     if found is None:

@@ -34,10 +34,12 @@ from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import (
     Advanced,
+    Decommissioned,
     FellSilent,
     Joined,
     NodeEvent,
     Refused,
+    SecurityChanged,
     UpdateMade,
     UpdateReceived,
     WorkReady,
@@ -45,11 +47,13 @@ from ternmesh.federated.events import (
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, RefusalLog, why
 from ternmesh.federated.state import NodeState
+from ternmesh.security.session import HostRotated
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.types import Vector
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.notify import no_beat
+from ternmesh_service.wipe import DecommissionOrdered
 from ternmesh_store.node_store import NodeStore
 from transports.base import Transport
 from transports.driver import Driver
@@ -75,7 +79,8 @@ class NodeData:
 class Node:
     """One board: call `start`, then `turn` in a loop. `state` is the one that `store` has loaded.
 
-    Methods raise StoreError, ModelError or DataError if the node cannot continue.
+    Methods raise StoreError, ModelError or DataError if the node cannot continue, and
+    DecommissionOrdered if the host ends it.
     """
 
     def __init__(
@@ -220,6 +225,8 @@ class Node:
                     self.silent_rounds += 1
                 case WorkReady():
                     self.wanted = event.round
+                case Decommissioned():
+                    raise DecommissionOrdered("the host has decommissioned this board")
         if is_changed:
             if self.trainer.round not in (None, self.protocol.version):
                 self._submit()  # The round is over: its delta goes into a later update.
@@ -377,6 +384,8 @@ def describe(event: NodeEvent, name: str) -> str | None:
             return f"silent in round {event.round + 1}: its delta waits for a later update"
         case UpdateReceived():
             return f"the host has the update of round {event.round + 1}"
+        case SecurityChanged() if any(isinstance(one, HostRotated) for one in event.changes):
+            return f"the host has a new key, which {name} trusts from now on"
         case Refused():
             who = f"refused from {event.peer}" if event.peer else "the host refused a frame"
             return f"{who}: {event.reason}: {why(event.reason, on_host=False)}"

@@ -29,6 +29,7 @@ from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.notify import ServiceManager
+from ternmesh_service.wipe import wiping
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -88,7 +89,8 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     manager = ServiceManager()
-    with opened(state, keyring, config.link.fleet):
+    identity = config.security.path(state.folder)
+    with wiping(state.folder, identity, config.name), opened(state, keyring, config.link.fleet):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop, manager.beat)
         _run_releases(config, state, keyring, stop, manager)

@@ -6,19 +6,23 @@ signature, and the reader behind it is what is tested.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 from edge.enrolment import _read
-from fuzz.target import Target, joined, same, steps
+from fuzz.target import STEPS_MAX, Target, joined, parts, same, steps
 from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import enrolment, identity, membership, session
 from ternmesh.security.enrolment import write_rotation_request
+from ternmesh.security.host_keys import read_host_keys, write_host_keys, write_host_rotation
 from ternmesh.security.identity import PublicIdentity, Role
 from ternmesh.security.key_derivation import FLEET_SIZE
 from ternmesh.security.membership import write_fleet
+from ternmesh.security.notices import RotationReader, rotation_frames
 from ternmesh.security.primitives import statement
 from ternmesh.security.signatures import (
     Signers,
@@ -80,7 +84,7 @@ def _signers() -> Signers:
 
 def _check_private(data: bytes) -> None:
     """The text of a private identity with a valid check sum at its end, and the input as it is."""
-    for text in (identity._to_text(identity.PRIVATE_MARK, data), data.decode("utf-8", "replace")):
+    for text in (identity.to_text(identity.PRIVATE_MARK, data), data.decode("utf-8", "replace")):
         try:
             own = identity.parse_private(text)
         except SecurityError:
@@ -101,8 +105,8 @@ def _check_answer(data: bytes) -> None:
         same(found, None, "an answer without a proof")
     proof = enrolment._proof(_CODE, "enrol answer", identity.write_identity(own), content)
     body = bytes((enrolment.ANSWER,)) + content + proof
-    host, found_fleet = enrolment.read_answer(body, own, _CODE)
-    same(found_fleet + identity.write_identity(host), content, "an answer")
+    found = enrolment.read_answer(body, own, _CODE)
+    same(found.fleet + write_host_keys(found.hosts), content, "an answer")
 
 
 def _answers() -> Iterator[bytes]:
@@ -165,6 +169,36 @@ def _fleet_list() -> bytes:
     return write_fleet(_host(), fleet())[:-64]
 
 
+def _check_host_keys(data: bytes) -> None:
+    """Keys of a host have one form; a rotation behind the key is never believed."""
+    same(write_host_keys(read_host_keys(data)), data, "keys of a host")
+
+
+def _check_rotation(data: bytes) -> None:
+    """Fragments never exceed their room, and no rotation is followed without its signatures."""
+    reader, hosts = RotationReader(), membership.MemberList(fleet()).hosts
+    alone = Signers((hosts.present,))
+    for part in islice(parts(data), STEPS_MAX):
+        found = None
+        for frame in (part, *rotation_frames((hosts.present.fingerprint + part,))):
+            with suppress(WireError):
+                found = reader.add(frame) or found
+        if found is not None and found != _rotation():
+            with suppress(WireError):
+                same(hosts.follow(found, fleet().fleet, alone), hosts, "a forged rotation")
+
+
+@cache
+def _rotation() -> bytes:
+    old, new = _host(), identity.make_identity(_host().public.name, Role.HOST, _ENTROPY[::-1])
+    return write_host_rotation(old.public, new, fleet().fleet, Signers((old.public,)), (old,))
+
+
+def _host_keys() -> bytes:
+    hosts = membership.MemberList(fleet()).hosts
+    return write_host_keys(hosts.follow(_rotation(), fleet().fleet, Signers((hosts.present,))))
+
+
 def _only(signed: Callable[[], list[bytes]], verify: Callable[[bytes], object]) -> Call:
     """A call that verifies its input, and checks that it is the bytes that were signed."""
 
@@ -215,6 +249,8 @@ TARGETS = (
     Target("enrol_answer", _answers, _check_answer, (WireError, SecurityError)),
     Target("desk", _to_desk, _check_desk),
     Target("fleet_list", lambda: [_fleet_list()], _check_fleet_list, (SecurityError,)),
+    Target("host_keys", lambda: [_host_keys()], _check_host_keys, (SecurityError,)),
+    Target("host_rotation", lambda: [joined(rotation_frames((_rotation(),)))], _check_rotation),
     Target("certificate", _certified, _only(_certified, _verify_certificate)),
     Target("quantum_certificate", _quantum_signed, _only(_quantum_signed, _verify_quantum)),
     Target("release_signatures", _signed_release, _only(_signed_release, _verify_release)),

@@ -1,7 +1,8 @@
 """The host's service for enrolment with a code, new keys and the list of members (SPEC.md 9.6).
 
 It wraps the host's endpoint. It answers the three kinds of request, bodies without a seal, and
-passes all other frames on unchanged. It also tells boards that were revoked.
+passes all other frames on unchanged. It also gives boards the notices of the host: that they were
+revoked, are to wipe themselves, or that the host has a new key.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from ternmesh.deliveries import Delivery
-from ternmesh.errors import WireError
+from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
@@ -22,21 +23,28 @@ from ternmesh.security.enrolment import (
     accept_rotation,
     make_code,
     read_list_request,
-    write_revocation,
 )
-from ternmesh.security.identity import Role
+from ternmesh.security.identity import FINGERPRINT_SIZE, Role
 from ternmesh.security.membership import write_fleet
-from ternmesh.timers import RateLimiter
+from ternmesh.security.notices import (
+    DECOMMISSIONED,
+    REVOKED,
+    RotationReader,
+    is_rotation,
+    rotation_frames,
+    write_notice,
+)
+from ternmesh.timers import GrowingPause, RateLimiter
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Refusal
 from ternmesh.wire.frame import FRAME_MAX, UNASSIGNED, Header, open_seal, seal_open
-from ternmesh_service.keyring import Keyring
+from ternmesh_service.keyring import SUPERSEDED, Keyring
 from transports.driver import DeliveryHandler, Endpoint, Event
 
 _HEADER = Header(UNASSIGNED, 0)
 _HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
 ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
-NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0  # pause between notices to a revoked board; doubles
+NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0  # pause between notices to a board; doubles
 ANSWER_MIN_S = 1.0  # between two answers, and between two refusals, to a peer
 CHECK_MIN_S = 0.02  # between two requests of all members that cost a check of signatures
 LIST_MIN_S = 10.0  # between two lists for a gateway
@@ -67,8 +75,8 @@ class EnrolmentService(Generic[Event]):
             LIST_REQUEST: self._list,
         }
         self._rotated_at: dict[str, float] = {}  # by member
-        # By fingerprint of a revoked key: when its owner may be told again, and the pause after it
-        self._notices: dict[bytes, tuple[float, float]] = {}
+        self._notices = GrowingPause(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
+        self._rotations = RotationReader()
         self._refusals = RefusalLog()  # requests from strangers must not fill the log
 
     def issue(self, role: Role, lasts_s: float, now: float) -> str:
@@ -81,6 +89,7 @@ class EnrolmentService(Generic[Event]):
         frames = [frame for frame in frames if not self._receive(peer, frame, now)]
         self.tell_revoked(peer, now)
         self._endpoint.receive_frames(peer, frames, now)
+        self._tell_rotated(peer, now)
 
     def next_timeout(self) -> float | None:
         return self._endpoint.next_timeout()
@@ -102,21 +111,51 @@ class EnrolmentService(Generic[Event]):
 
     def tell_revoked(self, peer: str, now: float) -> None:
         """Tell a board that its key was revoked, if it was, with a longer pause each time."""
-        public = self._keyring.member_list.revoked(peer)
+        member_list = self._keyring.member_list
+        public = member_list.revoked(peer)
         if public is None:
             return
-        at, pause_s = self._notices.get(public.fingerprint, (now, NOTICE_FIRST_S))
-        if now < at:
+        kind = DECOMMISSIONED if member_list.is_decommissioned(public) else REVOKED
+        if self._notices.allow(bytes((kind,)) + public.fingerprint, now):
+            own, fleet = self._keyring.own, member_list.fleet
+            # A board that was away first needs the key with which the notice is signed.
+            notice = write_notice(kind, own, fleet, public.fingerprint)
+            self._send_clear(peer, [*rotation_frames(member_list.hosts.rotations), notice])
+
+    def _tell_rotated(self, peer: str, now: float) -> None:
+        """Tell a board that seals for an earlier key of this host about the present one."""
+        rotations = self._keyring.member_list.hosts.rotations
+        if rotations and self._keyring.is_strange(peer) and self._notices.allow(peer.encode(), now):
+            self._send_clear(peer, rotation_frames(rotations))
+
+    def _send_clear(self, peer: str, frames: Sequence[bytes]) -> None:
+        self._answers += [(peer, [frame]) for frame in frames]  # links pass frames that are alone
+
+    def _hear_rotation(self, frame: bytes, now: float) -> None:
+        """Stop where a board proves that this host's key has a successor: there must be one host.
+
+        SecurityError. The rotation is on disk then, so the next start is refused too.
+        """
+        keyring = self._keyring
+        try:
+            rotation = self._rotations.add(frame)
+            old = b"" if rotation is None else rotation[:FINGERPRINT_SIZE]
+            if rotation is None or old != keyring.own.public.fingerprint:
+                return
+            is_over = self._checks.allow("", now) and keyring.follow_host(rotation)
+        except WireError as error:
+            self._refused[error.reason] += 1
             return
-        self._notices[public.fingerprint] = (now + pause_s, min(2 * pause_s, NOTICE_LONGEST_S))
-        fleet = self._keyring.member_list.fleet
-        notice = write_revocation(self._keyring.own, fleet, public.fingerprint)
-        self._answers.append((peer, [notice]))
+        if is_over:
+            raise SecurityError(f"this host has {SUPERSEDED}")
 
     def _receive(self, peer: str, frame: bytes, now: float) -> bool:
         """Answer a request; False for any other frame."""
         if frame[:3] != _HEAD:
             return False
+        if is_rotation(frame):
+            self._hear_rotation(frame, now)
+            return True
         try:
             _, body = open_seal(frame)
         except WireError:
@@ -173,4 +212,7 @@ class EnrolmentService(Generic[Event]):
         gateway, number = read_list_request(body, keyring.member_list)
         if number >= keyring.member_list.number or not self._lists.allow(gateway.name, now):
             return ()
-        return fragments.cut(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)
+        fleet = fragments.cut(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)
+        # A gateway that does not know the present key takes the list with it.
+        rotations = rotation_frames(keyring.member_list.hosts.rotations)
+        return [*(open_seal(frame)[1] for frame in rotations), *fleet]

@@ -5,7 +5,8 @@ from typing import Any
 
 from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, TernmeshError
-from ternmesh.security.identity import Role, identity_text, parse_identity, parse_rotation
+from ternmesh.security.host_keys import host_text
+from ternmesh.security.identity import Role, parse_identity, parse_rotation
 from ternmesh.security.membership import MemberList, fleet_text, write_fleet
 from ternmesh_service.keyring import Keyring, NoKeyring
 
@@ -19,7 +20,7 @@ def answer(
     service: EnrolmentService[Any] | None = None,
     now: float = 0.0,
 ) -> dict[str, Any]:
-    """The answer to `{"enrol": "list" | "add" | "revoke" | "rotate" | "export"}`, or an "error".
+    """The answer to `{"enrol": ...}` with a word of the match below, or an "error".
 
     A running host's `service` also answers `{"enrol": "code", "role": ..., "minutes": ...}`.
     """
@@ -33,8 +34,8 @@ def answer(
                 pass
             case "add":
                 _add(keyring, request.get("identities", {"": request.get("identity")}))
-            case "revoke":
-                keyring.member_list.revoke(str(request.get("name", "")))
+            case "revoke" | "decommission" as action:
+                getattr(keyring.member_list, action)(str(request.get("name", "")))
                 keyring.keep_member_list()
                 keyring.rekey()
             case "rotate":
@@ -87,7 +88,7 @@ def members(keyring: Keyring) -> dict[str, Any]:
     state = member_list.state
     return {
         "fleet": member_list.fleet.hex(),
-        "host": identity_text(member_list.host),
+        "host": host_text(member_list.hosts),
         "members": [
             {
                 "name": member.name,

@@ -126,7 +126,7 @@ class HostService:
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
-                case "revoke":
+                case "revoke" | "decommission":
                     assert self.enrolment is not None  # else there are no members
                     self.enrolment.tell_revoked(str(request["name"]), self._clock())
                     self.coordinator.exclude(str(request["name"]), self._clock())

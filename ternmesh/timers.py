@@ -84,6 +84,27 @@ class RateLimiter:
         return is_due
 
 
+class GrowingPause:
+    """When something may be told to an asker again: the pause doubles each time, for each asker."""
+
+    def __init__(self, first_s: float, longest_s: float, askers_max: int = ASKERS_MAX) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._askers_max = askers_max
+        self._next: dict[bytes, tuple[float, float]] = {}  # when, and the pause after that
+
+    def allow(self, asker: bytes, now: float) -> bool:
+        """Whether to tell it now; if so, it counts as told."""
+        at, pause_s = self._next.pop(asker, (now, self._first_s))
+        is_due = now >= at
+        self._next[asker] = (
+            (now + pause_s, min(2 * pause_s, self._longest_s)) if is_due else (at, pause_s)
+        )
+        while len(self._next) > self._askers_max:
+            del self._next[next(iter(self._next))]
+        return is_due
+
+
 @dataclass(frozen=True, slots=True)
 class TimerSettings:
     """When a node asks again, all in seconds; each wait doubles from its first to its longest.

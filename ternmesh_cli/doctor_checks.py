@@ -19,7 +19,7 @@ from ternmesh.security.membership import found_fleet
 from ternmesh_cli import keys
 from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
 from ternmesh_service.config_file import load_model_package, package_folder
-from ternmesh_service.keyring import check_owner, read_identity_file
+from ternmesh_service.identity_file import check_owner, read_identity_file
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
@@ -159,7 +159,7 @@ def keys_and_fleet(subject: Subject) -> Iterator[Result]:
     enrolled = StateFile(end.folder).stored_fleet()
     if enrolled is None:
         yield WRONG, f"{end.name} belongs to no fleet: `ternmesh setup --code CODE` enrols it"
-    elif found_fleet(end.fleet, enrolled.host).fleet != enrolled.fleet:
+    elif found_fleet(end.fleet, enrolled.hosts).fleet != enrolled.fleet:
         yield WRONG, f"the keys are not of fleet {end.fleet!r}: correct link.fleet, or enrol again"
     else:
         yield OK, f"{own.public.fingerprint.hex()[:12]}, enrolled in {end.fleet}"

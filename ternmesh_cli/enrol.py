@@ -10,13 +10,14 @@ from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
+from ternmesh.security.host_keys import host_text, parse_host
 from ternmesh.security.identity import (
+    HOST_MARK,
     PUBLIC_MARK,
     ROTATION_MARK,
     PublicIdentity,
     Role,
     identity_text,
-    parse_identity,
     parse_rotation,
     quantum_text,
     rotation_text,
@@ -28,7 +29,8 @@ from ternmesh.security.signatures import quantum_key
 from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
 from ternmesh_service.control_socket import ask
-from ternmesh_service.keyring import read_identity_file
+from ternmesh_service.identity_file import read_identity_file
+from ternmesh_service.keyring import Keyring
 from ternmesh_store.files import UnfitFile, read_text, replace_file
 from transports.base import check_name
 from transports.link_config import LinkConfig
@@ -54,6 +56,9 @@ or, where radios or a gateway stand between them:
   ternmesh enrol rotate --config node.toml --line  on the node: prints its line
   ternmesh enrol rotate --config host.toml TM1-ROTATION:...     likewise on its gateway
   ternmesh enrol rotate --config node.toml --finish             on the node, at the end
+to change the key of the host, while it is stopped:
+  ternmesh enrol rotate --config host.toml         its boards and gateways follow
+  ternmesh enrol rotate --config node.toml TM1-ROTATION:...     or by hand, on each of them
 """
 
 
@@ -69,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("import", _import, "on a gateway, or a node behind one: read the list of members"),
         ("code", _code, "on a running host: make a one-time code with which a node can join"),
         ("join", _join, "on a node that is not running: join with the host's one-time code"),
-        ("rotate", _rotate, "new keys for a node that is not running, signed by its old ones"),
+        (
+            "rotate",
+            _rotate,
+            "new keys for a node or host that does not run, signed by its old ones",
+        ),
     ):
         row = rows.add(name, summary, run)
         row.set_defaults(action=action)
@@ -134,7 +143,8 @@ def own_identity(config: End) -> dict[str, Any]:
         return _shown(read_identity_file(config.security.path(config.folder)).public)
     with keyring_of(config) as keyring:
         if config.role is Role.HOST:
-            keyring.adopt(found_fleet(config.fleet, keyring.own.public))
+            keyring.found(config.fleet)
+            return _shown_host(keyring)
         return _shown(keyring.own.public)
 
 
@@ -148,13 +158,13 @@ def _host(arguments: argparse.Namespace) -> dict[str, Any]:
 def trust_host(config: End, identity: str) -> dict[str, Any]:
     """Make the host with this public identity (or its file) the host of a node. SecurityError."""
     with keyring_of(config) as keyring:
-        host = parse_identity(_text(identity))
-        if keyring.has_fleet and keyring.member_list.host != host:
+        host = parse_host(_text(identity, PUBLIC_MARK, HOST_MARK))
+        if keyring.has_fleet and keyring.member_list.host != host.present:
             raise SecurityError(
                 f"{config.name} trusts another host: move {keyring.store.path} away to start again"
             )
         keyring.adopt(found_fleet(config.fleet, host))
-        return {**_shown(keyring.own.public), "host": host.fingerprint.hex()}
+        return {**_shown(keyring.own.public), "host": host.present.fingerprint.hex()}
 
 
 def _add(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -166,11 +176,19 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
+    return revoke(arguments, "revoke")
+
+
+def revoke(arguments: argparse.Namespace, action: str) -> dict[str, Any]:
+    """Revoke or decommission the board `arguments.name` on the host; its answer."""
     try:
         check_name(arguments.name, "name")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return ask_host(arguments.config, {"enrol": "revoke", "name": arguments.name})
+    answer = ask_host(arguments.config, {"enrol": action, "name": arguments.name})
+    if "error" in answer:
+        raise SecurityError(str(answer["error"]))
+    return answer
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -240,9 +258,7 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
         return _take_rotation(arguments, text)
     config = read(arguments.config)
     if config.role is Role.HOST:
-        raise ConfigError(
-            "a host keeps its keys as long as its fleet exists: SECURITY.md says how to start again"
-        )
+        return _rotate_host(arguments, config)
     link = None if arguments.line or arguments.finish else _open_link(arguments.config, config)
     with keyring_of(config) as keyring:
         if arguments.finish:
@@ -260,6 +276,24 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
                 return _shown(keyring.own.public)
             note = f"the host does not answer: {note}"
         return {"name": config.name, "rotation": line, "note": note}
+
+
+def _rotate_host(arguments: argparse.Namespace, config: End) -> dict[str, Any]:
+    """Change the key of a host; with --line show its last rotations, for radios and by hand."""
+    if arguments.finish:
+        raise ConfigError("--finish is for nodes: a host uses its new key at its next start")
+    if not arguments.line and config.ask({"command": "status"}) is not None:
+        raise SecurityError("the host runs: stop it, and change its key then")
+    with keyring_of(config) as keyring:
+        if not arguments.line:
+            keyring.rotate_host()
+        rotations = keyring.member_list.hosts.rotations
+        lines = [rotation_text(one) for one in (rotations if arguments.line else rotations[-1:])]
+        notes = {"note": "start the host: boards and gateways take the new key from it"}
+        if config.security.quantum:
+            notes["quantum"] = quantum_text(quantum_key(keyring.own).public)
+            notes["then"] = "write this key into security.quantum of host and boards"
+        return {**_shown_host(keyring), "rotation": "\n".join(lines), **notes}
 
 
 def _tell_wait(link: LinkConfig) -> None:
@@ -286,7 +320,11 @@ def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
     if config.role is Role.HOST:
         return ask_host(arguments.config, {"enrol": "rotate", "rotation": text})
     with keyring_of(config) as keyring:
-        new = keyring.member_list.rotate(parse_rotation(text))
+        rotation = parse_rotation(text)
+        if rotation.startswith(keyring.member_list.host.fingerprint):
+            keyring.follow_host(rotation)
+            return _shown(keyring.member_list.host)
+        new = keyring.member_list.rotate(rotation)
         keyring.keep_rotation()
         return _shown(new)
 
@@ -317,13 +355,22 @@ def _shown(public: PublicIdentity) -> dict[str, Any]:
     }
 
 
-def _text(argument: str, mark: str = PUBLIC_MARK) -> str:
-    """The line with this mark: the argument itself, or from the file that it names.
+def _shown_host(keyring: Keyring) -> dict[str, Any]:
+    """A host, with the line by which boards trust it."""
+    shown = _shown(keyring.own.public)
+    line = host_text(keyring.member_list.hosts)
+    if line == shown["identity"]:
+        return shown
+    return {**shown, "identity": line, "key": shown["identity"]}
+
+
+def _text(argument: str, mark: str = PUBLIC_MARK, *marks: str) -> str:
+    """The line with one of these marks: the argument itself, or from the file that it names.
 
     Small letters count as capitals, and an argument may have spaces in it.
     """
     line = "".join(argument.split()).upper()
-    if line.startswith(mark):
+    if line.startswith((mark, *marks)):
         return line
     try:
         words = read_text(Path(argument), TEXT_FILE_MAX).upper().split()
@@ -331,7 +378,7 @@ def _text(argument: str, mark: str = PUBLIC_MARK) -> str:
         raise ConfigError(
             f"{argument!r} does not begin with {mark}, and is no file with such a line: {error}"
         ) from error
-    found = next((word for word in words if word.startswith(mark)), None)
+    found = next((word for word in words if word.startswith((mark, *marks))), None)
     if found is None:
         raise ConfigError(f"{argument} holds no word that begins with {mark}")
     return found

@@ -17,13 +17,9 @@ from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
 from ternmesh_service.config_file import anchored, control_path, read_settings
 from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
-from ternmesh_service.keyring import (
-    Keyring,
-    SecurityConfig,
-    check_owner,
-    make_identity_file,
-    read_identity_file,
-)
+from ternmesh_service.identity_file import check_owner, make_identity_file, read_identity_file
+from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_service.wipe import begin_again
 from ternmesh_store.state_file import StateFile
 from transports.base import check_name, check_node
 from transports.link_config import LinkConfig
@@ -135,11 +131,13 @@ def fleet_of(path: Path) -> FleetKeys:
         if security["mode"] == "insecure":
             raise SecurityError(f"{end.name} runs with --insecure: it has no keys")
         fleet, host = bytes.fromhex(security["fleet"]), parse_identity(security["host"])
+        before = {bytes.fromhex(old) for old in security.get("host_before", ())}
     else:
         with _opened(end.folder, end.security) as keyring:
-            fleet, host = keyring.member_list.fleet, keyring.member_list.host
+            return FleetKeys(keyring.member_list.fleet, keyring.signers)
     rule = end.security
-    return FleetKeys(fleet, choose_signers(host, rule.signers, rule.threshold, rule.quantum))
+    chosen = choose_signers(host, rule.signers, rule.threshold, rule.quantum)
+    return FleetKeys(fleet, chosen.seated(host, before))
 
 
 def host_of(path: Path) -> tuple[Identity, FleetKeys]:
@@ -169,6 +167,7 @@ def keyring_at(
                 f"{path} is not there, and {state.path} holds the fleet of its keys: bring that "
                 "identity back (docs/backup.md)"
             )
+        begin_again(folder, path)
         make_identity_file(path, name, role)
     with _opened(folder, config) as keyring:
         check_owner(path, keyring.own, name, role)
@@ -197,11 +196,10 @@ def enrol_fleet(
     ends = [(folder, name, Role.NODE) for name, folder in nodes.items()]
     ends += [(folder, name, Role.GATEWAY) for name, folder in (gateways or {}).items()]
     with keyring_at(host, HOST, Role.HOST) as own:
-        public = own.own.public
-        own.adopt(found_fleet(fleet, public))
+        own.found(fleet)
         for end in ends:
             with keyring_at(*end) as member:
-                member.adopt(found_fleet(fleet, public))
+                member.adopt(found_fleet(fleet, own.member_list.hosts))
                 own.member_list.enrol(member.own.public)
         own.keep_member_list()
         fleet_list = write_fleet(own.own, own.member_list.state)

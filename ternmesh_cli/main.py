@@ -20,6 +20,11 @@ COMMANDS = {
     "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
     "completion": ("print what a shell needs to complete commands", "completion", "add_arguments"),
+    "decommission": (
+        "end a board: exclude it on the host, or wipe it",
+        "decommission",
+        "add_arguments",
+    ),
     "demo": ("see three boards learn three voices", "demo.command", "add_arguments"),
     "doctor": ("find out what keeps a host or board from its work", "doctor", "add_arguments"),
     "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),

@@ -90,7 +90,7 @@ def _sign(arguments: argparse.Namespace) -> int:
     from edge.releases.store import MANIFEST, SIGNATURES, Releases, accept_unsigned
     from ternmesh.release import MANIFEST_MAX, SIGNATURES_MAX
     from ternmesh.security.signatures import own_quantum, sign_release, signatures_of
-    from ternmesh_service.keyring import read_identity_file
+    from ternmesh_service.identity_file import read_identity_file
     from ternmesh_store.files import replace_file
 
     if arguments.identity is None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
-from ternmesh.security.identity import Role, identity_text, parse_identity
+from ternmesh.security.host_keys import parse_host
+from ternmesh.security.identity import Role, identity_text
 from ternmesh.security.membership import found_fleet
 from ternmesh_cli import enrol, keys
 from ternmesh_cli.setup import (
@@ -61,7 +62,7 @@ def run_bulk(arguments: argparse.Namespace) -> int:
                     shutil.rmtree(work)
                     raise ConfigError(f"{arguments.bulk}: {where}{error}") from error
     identities = {}
-    state = found_fleet(fleet, parse_identity(answer["host"]))
+    state = found_fleet(fleet, parse_host(answer["host"]))
     for where, answers in boards.items():
         root = out / answers["name"]
         if not root.exists():

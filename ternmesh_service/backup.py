@@ -13,14 +13,14 @@ from typing import Any
 from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role
 from ternmesh_service.control_socket import BACKUP
-from ternmesh_service.keyring import (
+from ternmesh_service.identity_file import (
     IDENTITY,
     IDENTITY_MAX,
     NEXT,
     check_owner,
     parse_identity_file,
-    write_identity_file,
 )
+from ternmesh_service.wipe import begin_again
 from ternmesh_store.database import DamagedError, StoreError
 from ternmesh_store.files import create_private_file, read_file
 from ternmesh_store.state_file import STATE, StateContent, StateFile
@@ -74,6 +74,7 @@ def restore_backup(
         raise SecurityError(
             f"{identity} is another identity than that in {source}: move it away, or give --force"
         )
+    begin_again(folder, identity)  # else the next start would wipe what comes back
     state = StateFile(folder)
     copy, content = state.take_copy(source / STATE)
     try:
@@ -84,7 +85,9 @@ def restore_backup(
         if state.path.exists():
             _check_age(state, content, source, force=force)
         for suffix, own in keys.items():
-            _bring_back(own, identity.with_name(identity.name + suffix))
+            _bring_back(
+                source / (IDENTITY + suffix), own, identity.with_name(identity.name + suffix)
+            )
         state.replace_by(copy)
     finally:
         copy.unlink(missing_ok=True)
@@ -121,12 +124,12 @@ def _holds_other(file: Path, own: Identity) -> bool:
         return os.path.lexists(file)
 
 
-def _bring_back(own: Identity, file: Path) -> None:
+def _bring_back(copy: Path, own: Identity, file: Path) -> None:
     if _holds_other(file, own):  # a private key is never deleted
         numbers = (file.with_name(f"{file.name}.replaced-{n}") for n in count(1))
         file.rename(next(aside for aside in numbers if not aside.exists()))
     if not file.exists():
-        write_identity_file(file, own)
+        _copy_identity(copy, file)
 
 
 def _copy_identity(file: Path, copy: Path) -> None:

@@ -19,6 +19,7 @@ from ternmesh.config import ConfigError, limits
 from ternmesh.errors import SecurityError
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
+from ternmesh.security.host_keys import write_host_rotation
 from ternmesh.security.identity import (
     ENTROPY_SIZE,
     Identity,
@@ -26,9 +27,7 @@ from ternmesh.security.identity import (
     identity_text,
     make_identity,
     parse_identity,
-    parse_private,
     parse_quantum,
-    private_text,
 )
 from ternmesh.security.key_derivation import SUITE_HOP
 from ternmesh.security.keyed_sealing import HUBS, KeyedSealing
@@ -45,18 +44,28 @@ from ternmesh.security.session import EPHEMERAL_SIZE
 from ternmesh.security.signatures import QUANTUM_FRAMES, QUANTUM_SIZE, Signers, choose_signers
 from ternmesh.wire.global_update import SIGNERS_MAX
 from ternmesh_service.config_file import anchored
-from ternmesh_store.files import create_private_file, read_text, sync_folder
+from ternmesh_service.identity_file import (
+    CREDENTIALS,
+    IDENTITY,
+    NEXT,
+    make_identity_file,
+    read_host_file,
+    read_identity_file,
+    replace_host_file,
+)
+from ternmesh_service.wipe import check_fit
+from ternmesh_store.files import sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
 from ternmesh_store.store import END, HOP
 from transports.link_config import LinkConfig
 
-IDENTITY = "identity"  # the name of the identity file
-IDENTITY_MAX = 4096  # bytes of it
 CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
-NEXT = ".next"  # suffix of the identity file that replaces the present one in a key rotation
-CREDENTIALS = "CREDENTIALS_DIRECTORY"
 GIT_S = 5.0  # the longest wait for git
+SUPERSEDED = (
+    "an earlier key of this host, and boards have taken a newer one: is its state_dir an old copy? "
+    "Bring a copy back that was made after `ternmesh enrol rotate`"
+)
 NOT_IGNORED = 1  # the exit code of `git check-ignore`; 128 is outside of a repository
 
 _log = logging.getLogger(__name__)
@@ -113,63 +122,6 @@ class SecurityConfig:
             raise ConfigError(f"security.{where}: {error}") from error
 
 
-def read_identity_file(path: Path) -> Identity:
-    """Return the identity in a file.
-
-    Raises SecurityError if there is no identity or if other users may read the file.
-    """
-    identity = parse_identity_file(path)
-    is_credential = str(path.parent) == os.environ.get(CREDENTIALS)  # systemd guards those
-    if path.stat().st_mode & 0o077 and not is_credential:
-        raise SecurityError(f"others may read {path}: chmod 600 it, or make a new identity")
-    return identity
-
-
-def parse_identity_file(path: Path) -> Identity:
-    """Return the identity in a file, whoever may read it; SecurityError."""
-    try:
-        return parse_private(read_text(path, IDENTITY_MAX))
-    except FileNotFoundError as error:
-        raise SecurityError(
-            f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
-            "or start with --insecure to run without keys"
-        ) from error
-    except OSError as error:
-        raise SecurityError(
-            f"the identity {path} cannot be read ({error.strerror}): it must be a file of the user "
-            "that runs this program"
-        ) from error
-    except SecurityError as error:
-        raise SecurityError(f"{path}: {error}") from error
-
-
-def check_owner(path: Path, identity: Identity, name: str, role: Role) -> None:
-    """Raise SecurityError if the identity at `path` is that of another program."""
-    public = identity.public
-    if (public.name, public.role) != (name, role):
-        raise SecurityError(
-            f"{path} is the identity of {public.name} ({public.role.name.lower()}), not of {name} "
-            f"({role.name.lower()}): give this configuration a state_dir of its own"
-        )
-
-
-def make_identity_file(path: Path, name: str, role: Role) -> Identity:
-    """Write a new identity to a new file. Raises SecurityError if the file exists."""
-    identity = make_identity(name, role, os.urandom(ENTROPY_SIZE))
-    write_identity_file(path, identity)
-    return identity
-
-
-def write_identity_file(path: Path, identity: Identity) -> None:
-    """Write an identity to a new file. Raises SecurityError if the file exists."""
-    try:
-        create_private_file(path, f"{private_text(identity)}\n".encode())
-    except OSError as error:
-        raise SecurityError(
-            f"cannot write {path} ({error.strerror}): choose another folder"
-        ) from error
-
-
 class Keyring:
     """The keys of one running process.
 
@@ -196,6 +148,7 @@ class Keyring:
         self._own = read_identity_file(self._path)
         self._member_list = self.store.member_list()
         self._next = read_identity_file(self._next_path) if self._next_path.exists() else None
+        self._take_over()
 
     @property
     def own(self) -> Identity:
@@ -221,9 +174,9 @@ class Keyring:
     def signers(self) -> Signers:
         """The keys that must sign global updates and releases. Raises SecurityError."""
         config = self._config
-        return choose_signers(
-            self.member_list.host, config.signers, config.threshold, config.quantum
-        )
+        hosts = self.member_list.hosts
+        chosen = choose_signers(hosts.present, config.signers, config.threshold, config.quantum)
+        return chosen.seated(hosts.present, hosts.before)
 
     def security(self, name: str, model_hash: bytes, counter: int) -> SecurityLayer:
         """Return the security layer of the host or node `name`.
@@ -231,12 +184,7 @@ class Keyring:
         Raises SecurityError if the keys belong to another name.
         """
         self._check_name(name)
-        if name == HOST and self.member_list.host != self.own.public:
-            raise SecurityError(
-                f"the fleet in {self.store.path} has a host with other keys than {self._path}: "
-                "bring that identity back"
-            )
-        folder = self.state.folder
+        self._check_host()
         security = make_security_layer(
             self.own,
             self.member_list,
@@ -245,7 +193,7 @@ class Keyring:
             counter,
             self.store.sealing(END),
             self.signers,
-            [read_identity_file(folder / name) for name in self._config.signer_files],
+            self._cosigners(),
         )
         assert isinstance(security.sealing, KeyedSealing)
         self._sealings[END] = security.sealing
@@ -265,6 +213,21 @@ class Keyring:
             hub=hub,
         )
         return sealing
+
+    def _cosigners(self) -> list[Identity]:
+        folder = self.state.folder
+        return [read_identity_file(folder / name) for name in self._config.signer_files]
+
+    def _check_host(self) -> None:
+        """Raise SecurityError on a host whose key is not that of the fleet."""
+        if self.own.public.role is not Role.HOST or self.member_list.host == self.own.public:
+            return
+        if self.own.public.fingerprint in self.member_list.hosts.before:
+            raise SecurityError(f"{self._path} has {SUPERSEDED}")
+        raise SecurityError(
+            f"the fleet in {self.store.path} has a host with other keys than {self._path}: "
+            "bring that identity back"
+        )
 
     def _check_name(self, name: str) -> None:
         own = self.own.public.name
@@ -288,10 +251,15 @@ class Keyring:
             self._member_list = MemberList(state)
             self.keep_member_list()
 
+    def found(self, name: str) -> None:
+        """On a host: found its fleet, where there is none yet. Raises SecurityError."""
+        earlier = read_host_file(self._path)
+        self.adopt(found_fleet(name, earlier or self.own.public))
+
     def check_fleet(self, name: str) -> None:
         """Raise SecurityError if the configured fleet `name` is not the fleet of the keys."""
         member_list = self.member_list
-        if found_fleet(name, member_list.host).fleet != member_list.fleet:
+        if found_fleet(name, member_list.hosts).fleet != member_list.fleet:
             raise SecurityError(
                 f"link.fleet is {name!r}, and the keys in {self.store.path} are for a fleet of "
                 "another name: write that name, or enrol again for this fleet"
@@ -319,11 +287,7 @@ class Keyring:
 
     def begin_rotation(self) -> bytes:
         """Make the next keys if there are none, and return `rotation`. Raises SecurityError."""
-        if str(self._path.parent) == os.environ.get(CREDENTIALS):
-            raise SecurityError(
-                f"systemd holds {self._path}: make [security] identity_file name the file that "
-                "LoadCredential= reads, and run this again"
-            )
+        self._check_path()
         public = self.own.public
         if self._next is None:
             self._next = make_identity_file(self._next_path, public.name, public.role)
@@ -340,6 +304,51 @@ class Keyring:
         sync_folder(self._path.parent)
         self._own = self._next
         self._next = None
+
+    def _check_path(self) -> None:
+        if str(self._path.parent) == os.environ.get(CREDENTIALS):
+            raise SecurityError(
+                f"systemd holds {self._path}: make [security] identity_file name the file that "
+                "LoadCredential= reads, and run this again"
+            )
+
+    # Rotation of the host's key: one file changes at once, and everything else follows from it.
+
+    def rotate_host(self) -> None:
+        """On a host that does not run: change to a new key. Raises SecurityError."""
+        self._check_path()
+        self._check_host()
+        hosts, fleet, signers = self.member_list.hosts, self.member_list.fleet, self.signers
+        new = make_identity(HOST, Role.HOST, os.urandom(ENTROPY_SIZE))
+        keys = (self.own, *self._cosigners())
+        rotation = write_host_rotation(hosts.present, new, fleet, signers, keys)
+        hosts = hosts.follow(rotation, fleet, signers)
+        replace_host_file(self._path, new, hosts)
+        self._own = new
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """On a host: make the fleet follow the identity file, also after a kill in between."""
+        hosts = read_host_file(self._path)
+        known = self._member_list
+        if hosts is None or known is None or hosts.present != self.own.public:
+            return
+        if known.host.fingerprint in hosts.before:
+            known.take_over(hosts)
+            self.store.forget_peers()  # sessions of the old key
+            self.keep_member_list()
+
+    def follow_host(self, rotation: bytes) -> bool:
+        """Store the host's next key; False if the rotation changes nothing. Raises WireError."""
+        if not self.member_list.follow_host(rotation, self.signers):
+            return False
+        self.keep_member_list()
+        return True
+
+    def is_strange(self, peer: str) -> bool:
+        """Whether a peer's last frame was sealed for other keys than this end has."""
+        sealing = self._sealings.get(END)
+        return sealing is not None and sealing.is_strange(peer)
 
     def keep_member_list(self) -> None:
         """Save the membership list to disk."""
@@ -363,6 +372,7 @@ class Keyring:
             "fingerprint": self.own.public.fingerprint.hex(),
             "fleet": self.member_list.fleet.hex(),
             "host": identity_text(self.member_list.host),
+            "host_before": sorted(old.hex() for old in self.member_list.hosts.before),
             "clones": dict(sum((Counter(s.clones) for s in self._sealings.values()), Counter())),
         }
 
@@ -441,8 +451,10 @@ def opened(
 ) -> Iterator[None]:
     """Open the state file, and the keys, which must be those of `fleet`, until the block ends.
 
-    The tables of `groups` are needed besides those of the keys. Raises SecurityError or StoreError.
+    The tables of `groups` are needed besides those of the keys. Raises SecurityError, StoreError or
+    DecommissionOrdered.
     """
+    check_fit(state.folder)
     state.open(keep=(*keyring.must_keep, *groups))
     try:
         keyring.open()

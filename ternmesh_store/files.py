@@ -90,6 +90,12 @@ def replace_file(path: Path, content: bytes) -> None:
     _write_new(path, content, PUBLIC).replace(path)
 
 
+def replace_private_file(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, which only the owner may read, and make it durable."""
+    _write_new(path, content, PRIVATE).replace(path)
+    sync_folder(path.parent)
+
+
 def create_private_file(path: Path, content: bytes) -> None:
     """Write `content` to a new file that only its owner may read.
 

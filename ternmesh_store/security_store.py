@@ -5,13 +5,16 @@ outlives every run and model.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ternmesh.security.identity import read_identity, write_identity
-from ternmesh.security.membership import MemberList, MemberListState
+from ternmesh.security.host_keys import read_host_keys, write_host_keys
+from ternmesh.security.identity import FINGERPRINT_SIZE, read_identity, write_identity
+from ternmesh.security.membership import HOST, MemberList, MemberListState, state_of
 from ternmesh.security.sealing import Change
 from ternmesh.security.session import (
     CloneCount,
     GroupState,
+    HostRotated,
     ListNumber,
     PeerState,
     SealingState,
@@ -20,7 +23,9 @@ from ternmesh.security.session import (
     write_group,
     write_peer,
 )
-from ternmesh_store.store import Store
+from ternmesh_store.store import END, Store
+
+DECOMMISSIONED = b"\x15"  # behind the fingerprint of a board that is to wipe itself
 
 
 class SecurityStore(Store):
@@ -36,13 +41,15 @@ class SecurityStore(Store):
         members = rows("SELECT identity FROM security_member ORDER BY name")
         revoked = rows("SELECT fingerprint FROM security_revoked ORDER BY fingerprint")
         rotated = rows("SELECT name, fingerprint FROM security_rotated ORDER BY 1, 2")
-        state = MemberListState(
-            fleet,
-            read_identity(host),
-            tuple(read_identity(identity) for (identity,) in members),
-            tuple(fingerprint for (fingerprint,) in revoked),
-            number,
-            tuple(rotated),
+        state = replace(
+            state_of(fleet, read_host_keys(host)),
+            members=tuple(read_identity(identity) for (identity,) in members),
+            revoked=tuple(row for (row,) in revoked if len(row) == FINGERPRINT_SIZE),
+            number=number,
+            rotated=tuple(rotated),
+            decommissioned=tuple(
+                row[:FINGERPRINT_SIZE] for (row,) in revoked if len(row) > FINGERPRINT_SIZE
+            ),
         )
         return MemberList(state)
 
@@ -51,11 +58,13 @@ class SecurityStore(Store):
         insert = self._database.insert
         for table in ("fleet", "member", "revoked", "rotated"):
             self._database.write(f"DELETE FROM security_{table}")
-        insert("security_fleet", state.fleet, write_identity(state.host), state.number)
+        insert("security_fleet", state.fleet, write_host_keys(state.hosts), state.number)
         for member in state.members:
             insert("security_member", member.name, write_identity(member))
         for fingerprint in state.revoked:
             insert("security_revoked", fingerprint)
+        for fingerprint in state.decommissioned:  # revoked too, and marked by one more byte
+            insert("security_revoked", fingerprint + DECOMMISSIONED)
         for row in state.rotated:
             insert("security_rotated", *row)
 
@@ -92,3 +101,7 @@ class SecurityStore(Store):
                     write(sql, layer, write_group(change))
                 case ListNumber():
                     write("UPDATE security_fleet SET number = ?", change.number)
+                case HostRotated():
+                    write("UPDATE security_fleet SET host = ?", write_host_keys(change.hosts))
+                    write("DELETE FROM security_peer WHERE name = ? AND layer = ?", HOST, END)
+                    write("DELETE FROM security_broadcast WHERE layer = ?", END)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ternmesh.errors import SecurityError
-from ternmesh.security.identity import PublicIdentity, read_identity
+from ternmesh.security.host_keys import HostKeys, read_host_keys
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import DamagedError, Database, Schema, StoreError
 from ternmesh_store.files import PRIVATE, copy_file, make_private_folder, open_regular
@@ -144,7 +144,7 @@ class StoredFleet:
     """The fleet that a process belongs to."""
 
     fleet: bytes
-    host: PublicIdentity
+    hosts: HostKeys
 
 
 class StateFile(Database):
@@ -213,7 +213,7 @@ class StateFile(Database):
         try:
             with closing(sqlite3.connect(uri, uri=True)) as connection:
                 found = connection.execute("SELECT fleet, host FROM security_fleet").fetchone()
-            return StoredFleet(found[0], read_identity(found[1])) if found else None
+            return StoredFleet(found[0], read_host_keys(found[1])) if found else None
         except (sqlite3.Error, SecurityError) as error:
             raise StoreError(f"cannot read {self.path} ({error}): see docs/backup.md") from error
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.enrolment import write_list_request
 from ternmesh.security.membership import TEXT_MAX
+from ternmesh.security.notices import RotationReader, is_rotation
 from ternmesh.wire import fragments
 from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.frame import FRAME_MAX, HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
@@ -30,6 +31,7 @@ class MemberListClient:
         self._keyring = keyring
         self._ask_at = 0.0
         self._pieces = Reassembler(FRAME_MAX, TEXT_MAX, 1)
+        self._rotations = RotationReader()
 
     def request(self, now: float) -> bytes | None:
         """The frame with the request for the list, if it is due."""
@@ -45,6 +47,9 @@ class MemberListClient:
         return [frame for frame in frames if not self._take(frame)]
 
     def _take(self, frame: bytes) -> bool:
+        if is_rotation(frame):
+            self._take_rotation(frame)
+            return False  # its boards need it too
         if not frame.startswith(_HEAD):
             return False
         try:
@@ -55,3 +60,11 @@ class MemberListClient:
         except (WireError, SecurityError) as error:
             _log.debug("a piece of a membership list is refused: %s", error)
         return True
+
+    def _take_rotation(self, frame: bytes) -> None:
+        try:
+            rotation = self._rotations.add(frame)
+            if rotation is not None and self._keyring.follow_host(rotation):
+                _log.info("the host has a new key")
+        except (WireError, SecurityError) as error:
+            _log.warning("a rotation of the host's key is refused: %s", error)

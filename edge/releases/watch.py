@@ -31,7 +31,11 @@ def release_check(config: NodeConfig, keyring: Keyring | NoKeyring) -> Verify:
             "releases.dir needs keys: without them, anyone who may write there could run a model "
             "here; if that is intended, set releases.insecure = true"
         )
-    return signed_by(keyring.signers, keyring.member_list.fleet)
+
+    def check(content: bytes, signatures: bytes) -> None:  # the host's key may change meanwhile
+        signed_by(keyring.signers, keyring.member_list.fleet)(content, signatures)
+
+    return check
 
 
 def signed_by(signers: Signers, fleet: bytes) -> Verify:

@@ -15,6 +15,7 @@ from edge.split.part import load_parts
 from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys, opened
+from ternmesh_service.wipe import wiping
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Transport
@@ -47,7 +48,11 @@ def run_split_board(
     store, relay = SplitStore(state), Relay()
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, state, keys)
-    with opened(state, keyring, config.link.fleet), closing(transport):
+    with (
+        wiping(state.folder, config.security.path(state.folder), config.name),
+        opened(state, keyring, config.link.fleet),
+        closing(transport),
+    ):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop)
         wrapped = around(transport)
@@ -68,3 +73,4 @@ def run_split_board(
                 relay.serve(answer)
             node.save()
         return node.status()
+    return {"decommissioned": True}

@@ -44,7 +44,12 @@ class Refused:
     reason: str
 
 
-SessionEvent = CountersReserved | SecurityChanged | Refused
+@dataclass(frozen=True, slots=True)
+class Decommissioned:
+    """On a node: the host has told this node to wipe its keys and state, and to end."""
+
+
+SessionEvent = CountersReserved | SecurityChanged | Refused | Decommissioned
 
 # Of the node
 

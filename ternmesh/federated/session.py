@@ -25,17 +25,18 @@ from ternmesh.federated.events import (
     OLD_MEMBERS,
     REFUSED_SHOWN_MAX,
     CountersReserved,
+    Decommissioned,
     Refused,
     SecurityChanged,
     known_reason,
 )
 from ternmesh.federated.registry import NodeRegistry, Registered
 from ternmesh.federated.send_queue import SealedQueue
+from ternmesh.security import notices
 from ternmesh.security.authenticator import SecurityLayer
-from ternmesh.security.enrolment import is_revocation
 from ternmesh.security.membership import HOST
-from ternmesh.security.session import ListNumber
-from ternmesh.timers import Backoff, RateLimiter, TimerSettings
+from ternmesh.security.session import HostRotated, ListNumber
+from ternmesh.timers import Backoff, GrowingPause, RateLimiter, TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Refusal, Welcome
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header
@@ -46,6 +47,8 @@ REFUSAL_MIN_S = 1.0  # at most one refusal to each peer in this time
 LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
 NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
+# Pauses between notices in the clear; each doubles the pause
+NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0
 
 Event = TypeVar("Event")
 
@@ -69,9 +72,11 @@ class Session(ABC, Generic[Event]):
         self._authenticator = security.authenticator
         self._sealing.bind(run)
         self._outgoing = SealedQueue(counter, security.sealing)
-        self._events: deque[Event | Refused | SecurityChanged] = deque()
+        self._events: deque[Event | Refused | SecurityChanged | Decommissioned] = deque()
 
-    def next_event(self) -> Event | Refused | SecurityChanged | CountersReserved | None:
+    def next_event(
+        self,
+    ) -> Event | Refused | SecurityChanged | Decommissioned | CountersReserved | None:
         """Return the next event to save or handle; None if there are no more."""
         return self._outgoing.next_event(self._events)
 
@@ -119,6 +124,8 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self._has_asked = False  # a hello was sent and no welcome has answered
         self._host_process: bytes | None = None  # names the process of the host; None: none known
         self._notices = RateLimiter(NOTICE_MIN_S)
+        self._host_notices = GrowingPause(NOTICE_FIRST_S, NOTICE_LONGEST_S)
+        self._clear: list[bytes] = []  # frames to send without a seal
         self._list_floor = self._authenticator.list_number  # from earlier processes of the host
         self._list_reports = RateLimiter(LIST_REPORT_MIN_S)
         # Timers; subclasses add theirs
@@ -169,13 +176,16 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         """Handle received frames. A wrong frame is counted in `refused` and changes nothing."""
         for frame in frames:
             try:
-                if is_revocation(frame) and self._notices.allow(peer, now):
-                    self._authenticator.check_revocation(frame)
-                    self._leave(now)
+                if notices.is_rotation(frame) or (
+                    notices.is_notice(frame) and self._notices.allow(peer, now)
+                ):
+                    self._receive_notice(frame, now)
                 else:
                     self._receive(peer, frame, now)
             except WireError as error:
                 self._refuse(peer, error.reason)
+                if error.reason == "seal":
+                    self._tell_old_host(frame, now)
         self._frames_taken()
         self._ask(now)
 
@@ -211,6 +221,30 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
             if is_restart:
                 self._list_floor = self._authenticator.list_number
                 self._host_restarted(now)
+
+    def _receive_notice(self, frame: bytes, now: float) -> None:
+        """Handle what the host says in the clear."""
+        match self._authenticator.read_notice(frame, now):
+            case HostRotated() as change:
+                self._events.append(SecurityChanged((change,)))
+                self._outgoing.discard(UNASSIGNED)
+                self._hello_timer.soon(now)
+            case notices.DECOMMISSIONED:
+                self._events.append(Decommissioned())
+                self._leave(now)
+            case notices.REVOKED:
+                self._leave(now)
+
+    def _tell_old_host(self, frame: bytes, now: float) -> None:
+        """Answer what another key than the host's has sealed: it may be of an old copy of it."""
+        rotations = self._authenticator.host_rotations
+        is_first_tag = frame[1:3] == UNASSIGNED.to_bytes(2, "little")
+        if rotations and is_first_tag and self._host_notices.allow(b"", now):
+            self._clear = notices.rotation_frames(rotations)
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:
+        clear, self._clear = self._clear, []
+        return [(HOST, [frame]) for frame in clear] + super().frames_to_send(now)
 
     def _leave(self, now: float) -> None:
         """Send nothing but a rare hello: the host has revoked this node's key."""

@@ -27,9 +27,9 @@ from ternmesh.link.messages import Message, Offer, Question, Status, Symbol, is_
 from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import LANE_SLOTS, Sender
 from ternmesh.link.settings import LinkSettings
-from ternmesh.security.enrolment import is_revocation
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR
+from ternmesh.security.notices import is_notice
 from ternmesh.security.sealing import OpenSealing, Sealing
 from ternmesh.timers import earliest
 from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, suite_of
@@ -119,11 +119,11 @@ class Link:
     def receive_frame(self, peer: str, frame: bytes, now: float) -> None:
         """Handle a frame. A wrong frame becomes a `LinkRefused` event and changes nothing.
 
-        A frame that is sealed end to end is for the protocol above: it passes unopened. So does
-        the host's notice of a revocation, which has a signature in place of a seal.
+        A frame that is sealed end to end is for the protocol above: it passes unopened. So do the
+        host's notices, which have signatures in place of a seal.
         """
         try:
-            if suite_of(frame) == SUITE_END or is_revocation(frame):
+            if suite_of(frame) == SUITE_END or is_notice(frame):
                 self._events.append(FrameArrived(peer, frame))
             else:
                 self._open(peer, frame, now)

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ternmesh.errors import WireError
-from ternmesh.security import enrolment
+from ternmesh.security import notices
 from ternmesh.security.identity import Identity, Role
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import HOST, MemberList
+from ternmesh.security.notices import RotationReader
 from ternmesh.security.primitives import QuantumKey
 from ternmesh.security.sealing import OpenSealing, Sealing
-from ternmesh.security.session import SealingState
+from ternmesh.security.session import HostRotated, SealingState
 from ternmesh.security.signatures import (
     NO_RUN,
     SIGNED,
@@ -32,11 +33,14 @@ from ternmesh.security.signatures import (
     verify_certificate,
     verify_update,
 )
+from ternmesh.timers import RateLimiter
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Receipt
 from ternmesh.wire.frame import BROADCAST
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.update import Manifest
+
+ROTATION_CHECK_S = 0.02  # between two checks of a host's rotation, each of several signatures
 
 
 class OpenAuthenticator:
@@ -75,8 +79,10 @@ class OpenAuthenticator:
     def may_train(self, _node: str) -> bool:
         return True
 
-    def check_revocation(self, _frame: bytes) -> None:
-        raise WireError("suite", "an end without keys has none that could be revoked")
+    def read_notice(self, _frame: bytes, _now: float) -> int | HostRotated | None:
+        raise WireError("suite", "an end without keys has none that a notice could be about")
+
+    host_rotations: tuple[bytes, ...] = ()
 
     list_number = 0
 
@@ -108,12 +114,19 @@ class KeyedAuthenticator:
         self._member_list = member_list
         self._sealing = sealing
         self._model_hash = model_hash
-        self._signers = signers
+        self._rule = signers
+        self._rotations = RotationReader()
+        self._checks = RateLimiter(ROTATION_CHECK_S)
         self._certifiers: tuple[tuple[int, Identity], ...] = ()  # on the host, with their indexes
         self._quantum: QuantumKey | None = None
         if own.public.role is Role.HOST:
             self._certifiers = local_signers(signers, (own, *cosigners))
             self._quantum = own_quantum(signers, own)
+
+    @property
+    def _signers(self) -> Signers:
+        hosts = self._member_list.hosts
+        return self._rule.seated(hosts.present, hosts.before)
 
     def sign_update(self, run: bytes, number: int, item: Manifest, update: bytes) -> Manifest:
         """A node's manifest with its signature; `update` is the update's whole hash."""
@@ -178,11 +191,26 @@ class KeyedAuthenticator:
         except WireError:
             return False
 
-    def check_revocation(self, frame: bytes) -> None:
-        """On a node: check that this frame of the host says that this node's key was revoked."""
+    def read_notice(self, frame: bytes, now: float) -> int | HostRotated | None:
+        """On a node: the kind of a notice of the host for this node, or the host's new key.
+
+        None for what tells nothing new. WireError.
+        """
         member_list = self._member_list
-        fingerprint = self._own.public.fingerprint
-        enrolment.check_revocation(frame, member_list.host, member_list.fleet, fingerprint)
+        if not notices.is_rotation(frame):
+            own = self._own.public.fingerprint
+            return notices.read_notice(frame, member_list.host, member_list.fleet, own)
+        rotation = self._rotations.add(frame)
+        is_new = rotation is not None and rotation.startswith(member_list.host.fingerprint)
+        if rotation is None or not is_new or not self._checks.allow("", now):
+            return None
+        member_list.follow_host(rotation, self._rule)
+        return HostRotated(member_list.hosts)
+
+    @property
+    def host_rotations(self) -> tuple[bytes, ...]:
+        """The last rotations of the host."""
+        return self._member_list.hosts.rotations
 
     @property
     def list_number(self) -> int:

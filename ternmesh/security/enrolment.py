@@ -1,4 +1,4 @@
-"""Enrolment with a one-time code, rotation and revocation of keys, over the link. SPEC.md 9.6.
+"""Enrolment with a one-time code, and rotation of keys, over the link. SPEC.md 9.6.
 
 Enrolment: the host shows a code of 96 random bits, and an operator types it into the node. Node and
 host prove to each other that they know the code, so each gets the right key of the other. These two
@@ -9,18 +9,16 @@ Rotation: a member announces its new keys, and the host confirms them. The old a
 the request, so it needs no seal; the host signs the answer. A member keeps both keys until then.
 
 A gateway asks for the host's membership list with a request that it signs. The list is signed.
-
-Revocation: the host shares no session with a member that it has revoked, so it tells it so in a
-frame without a seal and with a signature. A copy of that frame tells nothing that is not true.
 """
 
 import base64
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.host_keys import read_host_keys, write_host_keys
 from ternmesh.security.identity import (
     FINGERPRINT_SIZE,
     Identity,
@@ -29,14 +27,12 @@ from ternmesh.security.identity import (
     write_identity,
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
-from ternmesh.security.membership import MemberList, receive_identity
+from ternmesh.security.membership import MemberList, MemberListState, receive_identity, state_of
 from ternmesh.security.primitives import hkdf, statement, verify
-from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 REQUEST, ANSWER = 0x0C, 0x0D
 ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10
-REVOCATION = 0x12
 LIST_REQUEST = 0x13
 _NUMBER = struct.Struct("<I")
 ENTROPY_SIZE = 12
@@ -47,8 +43,6 @@ CODES_MAX = 64  # valid at the same time
 GROUP = 5  # letters between two dashes
 _TYPED = str.maketrans("01", "OI", "- ")  # accept 0 for O, 1 for I; ignore dashes and blanks
 _LETTERS = 20
-_HEADER = Header(UNASSIGNED, 0)
-_REVOCATION_HEAD = seal_open(_HEADER, bytes((REVOCATION,)))[: HEAD_SIZE + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +88,17 @@ def write_request(public: PublicIdentity, code: EnrolmentCode) -> bytes:
     return bytes((REQUEST,)) + code.label + identity + _proof(code, "enrol request", identity)
 
 
-def read_answer(
-    body: bytes, own: PublicIdentity, code: EnrolmentCode
-) -> tuple[PublicIdentity, bytes]:
-    """The host's identity and the fleet, proved with the code; WireError."""
+def read_answer(body: bytes, own: PublicIdentity, code: EnrolmentCode) -> MemberListState:
+    """The fleet and its host, proved with the code; WireError."""
     middle, proof = body[1:-PROOF_SIZE], body[-PROOF_SIZE:]
     if len(body) <= 1 + FLEET_SIZE + PROOF_SIZE or body[0] != ANSWER:
         raise WireError("length", "an answer to an enrolment is too short")
     if not hmac.compare_digest(proof, _proof(code, "enrol answer", write_identity(own), middle)):
         raise WireError("enrolment", "this answer is not proved with the code")
-    host = receive_identity(middle[FLEET_SIZE:])
-    if host.role is not Role.HOST:
-        raise WireError("enrolment", f"{host.name} is not a host")
-    return host, middle[:FLEET_SIZE]
+    try:
+        return state_of(middle[:FLEET_SIZE], read_host_keys(middle[FLEET_SIZE:]))
+    except SecurityError as error:
+        raise WireError("enrolment", str(error)) from error
 
 
 class EnrolmentCodes:
@@ -154,7 +146,8 @@ class EnrolmentCodes:
         except SecurityError as error:
             raise WireError("enrolment", str(error)) from error
         issued.used_by = public
-        content = member_list.fleet + write_identity(member_list.host)
+        hosts = replace(member_list.hosts, rotations=())  # the code proves the present key
+        content = member_list.fleet + write_host_keys(hosts)
         proof = _proof(issued.code, "enrol answer", identity, content)
         return public, bytes((ANSWER,)) + content + proof
 
@@ -223,20 +216,3 @@ def read_list_request(body: bytes, member_list: MemberList) -> tuple[PublicIdent
         raise WireError("role", f"{gateway.name} is no gateway: it needs no membership list")
     verify(gateway.verify, signature, statement("list request", member_list.fleet, content))
     return gateway, int(_NUMBER.unpack_from(content)[0])
-
-
-def write_revocation(host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:
-    """The frame that tells the owner of a key that the host has revoked it."""
-    signature = host.sign(statement("revoked", fleet, fingerprint))
-    return seal_open(_HEADER, bytes((REVOCATION,)) + signature)
-
-
-def is_revocation(frame: bytes) -> bool:
-    """Whether a frame has the form of one from `write_revocation`; nothing is checked."""
-    return frame.startswith(_REVOCATION_HEAD)
-
-
-def check_revocation(frame: bytes, host: PublicIdentity, fleet: bytes, fingerprint: bytes) -> None:
-    """Check that the host has revoked the key with this fingerprint; WireError."""
-    _, body = open_seal(frame)
-    verify(host.verify, body[1:], statement("revoked", fleet, fingerprint))

@@ -25,9 +25,10 @@ CHECK_SIZE = 4
 PUBLIC_MARK = "TM1:"
 PRIVATE_MARK = "TM1-PRIVATE:"
 ROTATION_MARK = "TM1-ROTATION:"
+HOST_MARK = "TM1-HOST:"
 QUANTUM_MARK = "TM1-QUANTUM:"
 QUANTUM_PUBLIC_SIZE = 1312
-TEXT_MAX = 4096
+TEXT_MAX = 65_536
 _TEXT = re.compile(r"[A-Z2-7]+\Z")
 
 
@@ -103,24 +104,24 @@ def read_identity(data: bytes) -> PublicIdentity:
 
 def identity_text(public: PublicIdentity) -> str:
     """One line for a file or a QR code (its alphanumeric mode)."""
-    return _to_text(PUBLIC_MARK, write_identity(public))
+    return to_text(PUBLIC_MARK, write_identity(public))
 
 
 def parse_identity(text: str) -> PublicIdentity:
     """The public identity in a line, or SecurityError."""
-    return read_identity(_from_text(PUBLIC_MARK, text, "public identity"))
+    return read_identity(from_text(PUBLIC_MARK, text, "public identity"))
 
 
 def private_text(identity: Identity) -> str:
     """The whole identity as one line, for a file that only its owner may read."""
     name = identity.public.name.encode()
     head = bytes((VERSION, identity.public.role, len(name)))
-    return _to_text(PRIVATE_MARK, head + name + identity.seeds)
+    return to_text(PRIVATE_MARK, head + name + identity.seeds)
 
 
 def parse_private(text: str) -> Identity:
     """The identity in such a line; SecurityError, whose message never quotes the line."""
-    name, role, seeds = _read(_from_text(PRIVATE_MARK, text, "private identity"), ENTROPY_SIZE)
+    name, role, seeds = _read(from_text(PRIVATE_MARK, text, "private identity"), ENTROPY_SIZE)
     try:
         return make_identity(name, role, seeds)
     except ValueError as error:
@@ -131,22 +132,22 @@ def parse_private(text: str) -> Identity:
 
 def rotation_text(rotation: bytes) -> str:
     """One line for a file, with the bytes of `ternmesh.security.membership.write_rotation`."""
-    return _to_text(ROTATION_MARK, rotation)
+    return to_text(ROTATION_MARK, rotation)
 
 
 def parse_rotation(text: str) -> bytes:
     """The bytes in such a line, not yet verified; SecurityError."""
-    return _from_text(ROTATION_MARK, text, "rotation of keys")
+    return from_text(ROTATION_MARK, text, "rotation of keys")
 
 
 def quantum_text(public: bytes) -> str:
     """An ML-DSA-44 public key of 1,312 bytes as one line, for a configuration."""
-    return _to_text(QUANTUM_MARK, public)
+    return to_text(QUANTUM_MARK, public)
 
 
 def parse_quantum(text: str) -> bytes:
     """The key in such a line; SecurityError."""
-    public = _from_text(QUANTUM_MARK, text, "ML-DSA-44 key")
+    public = from_text(QUANTUM_MARK, text, "ML-DSA-44 key")
     if len(public) != QUANTUM_PUBLIC_SIZE:
         raise SecurityError("this ML-DSA-44 key has a wrong length: copy it again")
     return public
@@ -174,12 +175,14 @@ def _check_name(name: str) -> None:
         )
 
 
-def _to_text(mark: str, data: bytes) -> str:
+def to_text(mark: str, data: bytes) -> str:
+    """Bytes as a line of text with a check."""
     whole = data + _check(mark, data)
     return mark + base64.b32encode(whole).decode().rstrip("=")
 
 
-def _from_text(mark: str, text: str, what: str) -> bytes:
+def from_text(mark: str, text: str, what: str) -> bytes:
+    """The bytes in such a line; SecurityError, which calls the line `what`."""
     text = text.strip() if len(text) <= TEXT_MAX else ""
     coded = text.removeprefix(mark)
     if coded == text or _TEXT.match(coded) is None:
@@ -191,7 +194,7 @@ def _from_text(mark: str, text: str, what: str) -> bytes:
     except ValueError as error:
         raise SecurityError(f"this {what} has lost a letter: copy it again") from error
     data = whole[:-CHECK_SIZE]
-    if whole[-CHECK_SIZE:] != _check(mark, data) or _to_text(mark, data) != text:
+    if whole[-CHECK_SIZE:] != _check(mark, data) or to_text(mark, data) != text:
         raise SecurityError(f"this {what} has a wrong letter: copy it again")
     return data
 

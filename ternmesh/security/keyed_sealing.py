@@ -182,6 +182,11 @@ class KeyedSealing:
                 if session.ephemeral:
                     session.queue_sync()
 
+    def is_strange(self, peer: str) -> bool:
+        """Whether a peer's last frame was for other identities: it may trust an earlier key."""
+        session = self._sessions.get(peer)
+        return session is not None and session.is_strange
+
     @property
     def broadcast_name(self) -> bytes:
         """The name of this end's broadcast key (16 bytes), empty for none."""

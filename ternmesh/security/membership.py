@@ -16,6 +16,7 @@ import struct
 from dataclasses import dataclass, replace
 
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.host_keys import HostKeys
 from ternmesh.security.identity import (
     FINGERPRINT_SIZE,
     Identity,
@@ -26,6 +27,7 @@ from ternmesh.security.identity import (
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
 from ternmesh.security.primitives import statement, verify
+from ternmesh.security.signatures import Signers
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 HOST, ALL = "host", "all"  # names that no member may have
@@ -51,14 +53,29 @@ class MemberListState:
     revoked: tuple[bytes, ...] = ()  # fingerprints
     number: int = 0  # rises with every change; on a board, the highest that the host has announced
     rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
+    earlier: HostKeys | None = None  # how the host came to its key, if that is not its first
+    decommissioned: tuple[bytes, ...] = ()  # revoked, and told to wipe itself, on the host
+
+    @property
+    def hosts(self) -> HostKeys:
+        """The keys of the host."""
+        return self.earlier or HostKeys(self.host, self.host)
 
 
-def found_fleet(name: str, host: PublicIdentity) -> MemberListState:
+def found_fleet(name: str, host: PublicIdentity | HostKeys) -> MemberListState:
     """The state of a new fleet. Its 16-byte name depends on the host's first key."""
-    if host.role is not Role.HOST:
-        raise SecurityError(f"{host.name} is not a host: only a host can found a fleet")
-    digest = hashlib.sha256(b"ternmesh fleet" + write_identity(host) + name.encode()).digest()
-    return MemberListState(digest[:FLEET_SIZE], host)
+    hosts = host if isinstance(host, HostKeys) else HostKeys(host, host)
+    first = hosts.first
+    if first.role is not Role.HOST:
+        raise SecurityError(f"{first.name} is not a host: only a host can found a fleet")
+    digest = hashlib.sha256(b"ternmesh fleet" + write_identity(first) + name.encode()).digest()
+    return state_of(digest[:FLEET_SIZE], hosts)
+
+
+def state_of(fleet: bytes, hosts: HostKeys) -> MemberListState:
+    """The state of a fleet of which only the host is known."""
+    earlier = None if hosts.present == hosts.first else hosts
+    return MemberListState(fleet, hosts.present, earlier=earlier)
 
 
 class MemberList:
@@ -71,7 +88,8 @@ class MemberList:
     def _take(self, state: MemberListState) -> None:
         self.fleet = state.fleet
         self.number = state.number
-        self.host = state.host
+        self.hosts = state.hosts
+        self._decommissioned = set(state.decommissioned)
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
         self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
@@ -82,7 +100,19 @@ class MemberList:
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
         rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
-        return MemberListState(self.fleet, self.host, members, revoked, self.number, rotated)
+        return replace(
+            state_of(self.fleet, self.hosts),
+            members=members,
+            revoked=revoked,
+            number=self.number,
+            rotated=rotated,
+            decommissioned=tuple(sorted(self._decommissioned)),
+        )
+
+    @property
+    def host(self) -> PublicIdentity:
+        """The host, with its present key."""
+        return self.hosts.present
 
     def find(self, peer: str) -> PublicIdentity:
         """The identity of a peer; WireError "unknown key" or "revoked"."""
@@ -150,6 +180,26 @@ class MemberList:
         is_in_force = self._members.get(new.name) == new
         has_old_key = self._rotated.get(data[:FINGERPRINT_SIZE]) == new.name
         return new if is_in_force and has_old_key else None
+
+    def follow_host(self, rotation: bytes, signers: Signers) -> bool:
+        """Follow the host to its next key; False where this changes nothing. WireError."""
+        before = self.hosts
+        self.hosts = before.follow(rotation, self.fleet, signers)
+        return self.hosts != before
+
+    def take_over(self, hosts: HostKeys) -> None:
+        """On the host: its key has changed to the present one of `hosts`."""
+        self.hosts = hosts
+        self._changed()
+
+    def decommission(self, name: str) -> None:
+        """Revoke a member's key, and keep that its board is to wipe itself. SecurityError."""
+        self.revoke(name)
+        self._decommissioned.add(self._members[name].fingerprint)
+
+    def is_decommissioned(self, public: PublicIdentity) -> bool:
+        """Whether the board with this key is to wipe itself."""
+        return public.fingerprint in self._decommissioned
 
     def revoke(self, name: str) -> None:
         """Revoke a member's key for ever. SecurityError."""

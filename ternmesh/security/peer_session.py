@@ -101,6 +101,7 @@ class PeerSession:
         self.held = 0  # the label of the broadcast key that the peer holds
         self.needs_sync = False  # a sync should be sent to the peer
         self.needs_reply = False  # and the peer should answer it
+        self.is_strange = False  # the last frame was sealed for other identities than these two
         self.changed = False  # the state must be stored
         self.clones = 0  # how often two senders with one key, or an old state, were seen
         self.highest = 0 if state is None else state.highest  # counter of the peer's process
@@ -226,6 +227,7 @@ class PeerSession:
             except SealError:
                 continue
             self._take(known, counter, sealed)
+            self.is_strange = False
             self._bad_in_a_row = self._in_vain = 0
             return body
         self._note_bad()
@@ -280,8 +282,10 @@ class PeerSession:
         try:
             self._opening(self.other.fingerprint, key).open(number, head, tag)
         except SealError:
+            self.is_strange = True
             self._note_bad()
             raise
+        self.is_strange = False
 
     def _check_exchange(self, key: bytes, *, is_new: bool) -> None:
         """Count the key exchange that a frame costs, if it costs one; WireError for too many.

@@ -8,11 +8,11 @@ authenticates no sender. `ternmesh.security.keyed_sealing` encrypts and authenti
 
 from typing import Protocol
 
-from ternmesh.security.session import CloneCount, GroupState, ListNumber, PeerState
+from ternmesh.security.session import CloneCount, GroupState, HostRotated, ListNumber, PeerState
 from ternmesh.wire.frame import Header, open_seal, seal_open
 
 Due = list[tuple[str, int, bytes]]  # peer, address, body
-Change = PeerState | GroupState | CloneCount | ListNumber
+Change = PeerState | GroupState | CloneCount | ListNumber | HostRotated
 
 
 class Sealing(Protocol):

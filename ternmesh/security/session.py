@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.security.host_keys import HostKeys
 from ternmesh.security.identity import FINGERPRINT_SIZE
 from ternmesh.wire.frame import COUNTER_BITS
 
@@ -138,6 +139,13 @@ class ListNumber:
     """The highest number of its membership list that the host has announced."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostRotated:
+    """The host's keys after a rotation; the sessions of the old one are over."""
+
+    hosts: HostKeys
 
 
 @dataclass(frozen=True, slots=True)

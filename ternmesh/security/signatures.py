@@ -11,7 +11,7 @@ against quantum computers: its signature is an object of its own beside the cert
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -72,6 +72,16 @@ class Signers:
             raise ValueError(
                 f"1 to {SIGNERS_MAX} different keys may sign, and at least one of them must"
             )
+
+    def seated(self, host: PublicIdentity, others: Collection[bytes]) -> "Signers":
+        """These signers with `host` in place of its other keys, named by fingerprint; WireError."""
+        keys = {host if key.fingerprint in others else key for key in self.keys}
+        try:
+            return replace(self, keys=tuple(sorted(keys, key=lambda one: one.verify)))
+        except ValueError as error:
+            raise WireError(
+                "signature", f"security.signers has two keys of the host: {error}"
+            ) from error
 
 
 # Updates

@@ -124,6 +124,11 @@ def remove(folder: Path, account: Account) -> None:
     """Remove an account. Raises ConfigError if the account does not exist."""
     if account not in known(folder):
         raise ConfigError(f"{folder} has no account {account.username}")
+    clear(folder, account)
+
+
+def clear(folder: Path, account: Account) -> None:
+    """Remove what there is of an account."""
     write(folder / PASSWORDS, texts.without_line(_text(folder / PASSWORDS), account))
     write(folder / ACCESS, texts.without_block(_text(folder / ACCESS), account))
     _remove_credentials(folder, account)

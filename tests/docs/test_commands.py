@@ -92,6 +92,7 @@ PARSED = {
     "./run gateway": "needs a radio: tests/edge/gateway/test_service.py",
     "./run split": "tests/ternmesh_cli/split/test_split_programs.py",
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",
+    "./run enrol rotate --config host.toml": "a stopped host: test_new_host_key.py",
     "./run host --config examples/": "needs the example's model: tests/models/test_pm25.py",
     "./run node --config examples/": "needs the example's model: tests/models/test_pm25.py",
     "./run status --config examples/": "needs the example's model: tests/models/test_pm25.py",

@@ -30,10 +30,10 @@ from ternmesh.security.identity import (
     PRIVATE_MARK,
     Identity,
     Role,
-    _to_text,
     make_identity,
     private_text,
     read_identity,
+    to_text,
     write_identity,
 )
 from ternmesh.security.primitives import statement
@@ -60,7 +60,7 @@ from ternmesh.wire.update import (
 )
 from ternmesh_cli.keys import read_end, socket_of
 from ternmesh_service.control_socket import ControlServer
-from ternmesh_service.keyring import read_identity_file
+from ternmesh_service.identity_file import read_identity_file
 from transports.base import HOST
 from transports.mqtt.credentials import parse_credentials
 from transports.mqtt.settings import MqttSettings
@@ -212,7 +212,7 @@ def signed(host: Identity, fleet: bytes, content: bytes) -> bytes:
 def test_a_spoilt_identity_file_is_a_sentence_that_does_not_quote_it(tmp_path: Path) -> None:
     path = tmp_path / "identity"
     own = private_text(someone("ada", Role.NODE)).encode()
-    constant = _to_text(PRIVATE_MARK, b"\x01\x00\x03ada" + bytes(ENTROPY_SIZE)).encode()
+    constant = to_text(PRIVATE_MARK, b"\x01\x00\x03ada" + bytes(ENTROPY_SIZE)).encode()
     for content in (b"", b"\xff\xfe\0", own[:-1], own[:40] + b"A" + own[41:], own * 2, constant):
         path.write_bytes(content)
         path.chmod(0o600)

@@ -62,6 +62,7 @@ class Options:
     wait_s: float = 0.0  # of the gateway, for packets
     takes_partial_aggregates: bool = False  # the host does
     keyed: bool = False
+    rotations: int = 0  # of the host's key
     old_copies: int = 0  # times that the host's disk is set back to an old copy
 
 
@@ -129,6 +130,18 @@ def draw_with_new_run(seed: int) -> Options:
     """The same, and what a relay has held back of one run comes in the midst of the next."""
     options, rng = draw_with_keys(seed), random.Random(f"new run {seed}")
     return replace(options, reset=True, rounds=rng.randint(4, 8), faults_s=rng.uniform(20, 50))
+
+
+def draw_with_new_host_keys(seed: int) -> Options:
+    """The same, and the host gets other keys in the midst of it."""
+    options, rng = draw_with_keys(seed), random.Random(f"new host keys {seed}")
+    return replace(
+        options,
+        rotations=rng.randint(1, 3),
+        rounds=rng.randint(4, 12),
+        faults_s=rng.uniform(20, 60),
+        reset=False,
+    )
 
 
 def draw_with_old_copy(seed: int) -> Options:
@@ -209,6 +222,8 @@ class Fleet:
             self.after(rng.uniform(0, o.faults_s), partial(self._vanish, node))
         if o.reset:
             self.after(rng.uniform(o.faults_s / 2, o.faults_s), self.host.new_run)
+        for _ in range(o.rotations):
+            self.after(rng.uniform(1, 1.2 * o.faults_s), self.host.rotate)
         for _ in range(o.old_copies):
             copied, broken = sorted(rng.uniform(0, 1.5 * o.faults_s) for _ in range(2))
             self.after(copied, self.host.copy_disk)
@@ -253,7 +268,16 @@ class Fleet:
             host is not None
             and host.phase == control.FINISHED
             and all(self._is_done(node.endpoint) for node in self._alive())
+            and self._all_follow()
         )
+
+    def _all_follow(self) -> bool:
+        """Whether the host has had all its keys, and each node trusts the last one."""
+        if self.keys is None or not self.options.rotations:
+            return True
+        hosts = self.keys.hosts
+        are_there = len(hosts.rotations) == self.options.rotations
+        return are_there and all(node.seals.hosts == hosts for node in self._alive())
 
     def _is_lost(self, version: int) -> bool:
         """Whether the old copy is older than all that nodes still have to give back."""

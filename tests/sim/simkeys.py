@@ -4,12 +4,14 @@ import random
 from typing import cast
 
 from ternmesh.federated.events import SecurityChanged
-from ternmesh.security.authenticator import SecurityLayer, make_security_layer
+from ternmesh.security.authenticator import KeyedAuthenticator, SecurityLayer, make_security_layer
+from ternmesh.security.host_keys import HostKeys, write_host_rotation
 from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import HOST, MemberList, found_fleet
 from ternmesh.security.sealing import Change, Sealing
-from ternmesh.security.session import CloneCount, GroupState, PeerState, SealingState
-from ternmesh.security.signatures import SIGNED
+from ternmesh.security.session import CloneCount, GroupState, HostRotated, PeerState, SealingState
+from ternmesh.security.signatures import SIGNED, Signers
 from ternmesh.wire.frame import Header, suite_of
 from tests.sim.simledger import MODEL
 
@@ -23,6 +25,17 @@ class SealDisk:
         self._committed: dict[tuple[type, str], Change] = {}
         self._working: dict[tuple[type, str], Change] = {}
         self.copy: dict[tuple[type, str], Change] = {}  # what the operator has put aside
+
+    @property
+    def hosts(self) -> HostKeys | None:
+        """The keys of the host that this end followed; None while it knows the first one alone."""
+        change = self._committed.get((HostRotated, ""))
+        return change.hosts if isinstance(change, HostRotated) else None
+
+    def new_keys(self) -> None:
+        """The end has new keys: its sessions are over."""
+        self._committed.clear()
+        self._working.clear()
 
     def record(self, event: object) -> None:
         if isinstance(event, SecurityChanged):
@@ -59,10 +72,23 @@ class Keys:
         self._rng = rng
         self._own = {HOST: make_identity(HOST, Role.HOST, rng.randbytes(64))}
         self._own |= {name: make_identity(name, Role.NODE, rng.randbytes(64)) for name in names}
+        self._first = HostKeys(self._own[HOST].public, self._own[HOST].public)
+        self.hosts = self._first
 
-    def security(self, name: str, counter: int, state: SealingState) -> SecurityLayer:
+    def rotate_host(self) -> None:
+        """Give the host another key."""
+        old, fleet = self._own[HOST], found_fleet("sim", self._first).fleet
+        new = self._own[HOST] = make_identity(HOST, Role.HOST, self._rng.randbytes(64))
+        alone = Signers((old.public,))
+        rotation = write_host_rotation(old.public, new, fleet, alone, (old,))
+        self.hosts = self.hosts.follow(rotation, fleet, alone)
+
+    def security(
+        self, name: str, counter: int, state: SealingState, hosts: HostKeys | None = None
+    ) -> SecurityLayer:
         """What a new process of this end is given."""
-        member_list = MemberList(found_fleet("sim", self._own[HOST].public))
+        hosts = self.hosts if name == HOST else hosts or self._first
+        member_list = MemberList(found_fleet("sim", hosts))
         for own in self._own.values():
             if own.public.name != HOST:
                 member_list.enrol(own.public)
@@ -72,6 +98,15 @@ class Keys:
         )
         recording = cast(Sealing, RecordingSealing(security.sealing))
         return SecurityLayer(recording, security.authenticator)
+
+
+class SimKeyring:
+    """What the host's service of notices asks of a keyring, for one life of the host."""
+
+    def __init__(self, security: SecurityLayer) -> None:
+        authenticator = cast(KeyedAuthenticator, security.authenticator)
+        self.own, self.member_list = authenticator._own, authenticator._member_list
+        self.is_strange = cast(KeyedSealing, security.sealing).is_strange
 
 
 class RecordingSealing:

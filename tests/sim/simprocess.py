@@ -1,25 +1,28 @@
 """A node or the host as a process: its endpoint, its disk, its timer, and power cuts."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from host.enrolment import EnrolmentService
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
 from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.events import BodyAccepted, Joined, WorkReady
+from ternmesh.federated.events import BodyAccepted, HostEvent, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import CoordinatorSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
 from ternmesh.security.membership import HOST
+from ternmesh.security.notices import is_notice
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt
 from ternmesh.wire.frame import FRAME_OVERHEAD, open_seal
+from ternmesh_service.keyring import Keyring
 from tests.sim.simdisks import HostDisk, NodeDisk
-from tests.sim.simkeys import RecordingSealing, SealDisk, header_of
+from tests.sim.simkeys import RecordingSealing, SealDisk, SimKeyring, header_of
 from tests.sim.simledger import MODEL, Ledger, Violation, expect
 
 if TYPE_CHECKING:
@@ -102,7 +105,9 @@ class Process:
         counter = self.disk.committed.counter
         keys = self.fleet.keys
         self.security = (
-            OPEN if keys is None else keys.security(self.name, counter, self.seals.state)
+            OPEN
+            if keys is None
+            else keys.security(self.name, counter, self.seals.state, self.seals.hosts)
         )
         return self.security
 
@@ -110,13 +115,19 @@ class Process:
         pass
 
     def send(self) -> None:
-        for peer, frames in self.endpoint.frames_to_send(self.fleet.now):
+        for peer, frames in self.frames_to_send():
             self.check_frames(frames)
             self.note_sent(peer, frames)
             self.fleet.carry(self.name, peer, frames)
 
+    def frames_to_send(self) -> list[tuple[str, list[bytes]]]:
+        found: list[tuple[str, list[bytes]]] = self.endpoint.frames_to_send(self.fleet.now)
+        return found
+
     def check_frames(self, frames: list[bytes]) -> None:
         for frame in frames:
+            if is_notice(frame):
+                continue  # it has no counter
             header = header_of(frame)
             counter = header.counter
             is_new = counter not in self.counters or self.was_set_back
@@ -176,7 +187,7 @@ class NodeProcess(Process):
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         sealing = self.security.sealing
         if isinstance(sealing, RecordingSealing):
-            said = (sealing.bodies.pop(frame) for frame in frames)
+            said = (sealing.bodies.pop(frame) for frame in frames if not is_notice(frame))
             self.fleet.said.update((self.endpoint.run, self.name, body) for body in said)
 
     def commit(self) -> None:
@@ -223,13 +234,39 @@ class HostProcess(Process):
         super().__init__(fleet, HOST)
         self.disk: HostDisk = HostDisk(fleet.rng.randbytes(8), fleet.plan)
         self.ledger = Ledger(fleet.plan, fleet.packets)
+        self.notices: EnrolmentService[HostEvent] | None = None  # where there are keys
 
     def load(self) -> Coordinator:
         o, d = self.fleet.options, self.disk
         settings = CoordinatorSettings(
             o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates
         )
-        return Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
+        made = Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
+        if self.fleet.keys is not None:
+            keyring = cast(Keyring, SimKeyring(self.security))
+            self.notices = EnrolmentService(made, keyring, made.refused)
+        return made
+
+    def receive(self, peer: str, frames: list[bytes]) -> None:
+        if self.notices is None or self.endpoint is None:
+            super().receive(peer, frames)
+            return
+        self.notices.receive_frames(peer, frames, self.fleet.now)
+        self.settle()
+
+    def frames_to_send(self) -> list[tuple[str, list[bytes]]]:
+        if self.notices is None:
+            return super().frames_to_send()
+        return self.notices.frames_to_send(self.fleet.now)
+
+    def rotate(self) -> None:
+        """The operator stops the host, gives it another key, and starts it."""
+        assert self.fleet.keys is not None
+        self.endpoint = None
+        self.disk.forget()
+        self.seals.new_keys()
+        self.fleet.keys.rotate_host()
+        self.fleet.after(self.fleet.rng.uniform(0, 20), self.boot)
 
     def crash_chance(self) -> float:
         return self.fleet.options.host_crash
@@ -283,6 +320,8 @@ class HostProcess(Process):
     def note_sent(self, peer: str, frames: list[bytes]) -> None:
         for frame in frames:
             sealing = self.security.sealing
+            if is_notice(frame):
+                continue
             if isinstance(sealing, RecordingSealing):
                 body = sealing.bodies.pop(frame)
             else:

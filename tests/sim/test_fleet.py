@@ -7,7 +7,14 @@ import os
 
 import pytest
 
-from tests.sim.simfleet import draw, draw_with_keys, draw_with_new_run, draw_with_old_copy, run_seed
+from tests.sim.simfleet import (
+    draw,
+    draw_with_keys,
+    draw_with_new_host_keys,
+    draw_with_new_run,
+    draw_with_old_copy,
+    run_seed,
+)
 
 pytestmark = pytest.mark.no_cover
 
@@ -36,6 +43,11 @@ def test_a_host_that_is_set_back_to_an_old_copy_leads_the_run_to_its_end() -> No
     # R6.9-3, R6.9-6
     for seed in range(SEEDS // 5):
         run_seed(seed, draw_with_old_copy)
+
+
+def test_a_host_that_gets_other_keys_loses_no_update() -> None:  # R9.5-13, R9.6-12
+    for seed in range(SEEDS // 3):
+        run_seed(seed, draw_with_new_host_keys)
 
 
 def test_a_seed_replays_exactly() -> None:

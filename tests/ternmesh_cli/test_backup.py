@@ -18,7 +18,7 @@ from ternmesh_cli.keys import keyring_at
 from ternmesh_cli.main import main
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.control_socket import BACKUP, ControlError, ControlServer, Relay, ask
-from ternmesh_service.keyring import make_identity_file
+from ternmesh_service.identity_file import make_identity_file
 from ternmesh_store.files import GITIGNORE
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import STATE, StateFile
@@ -196,7 +196,7 @@ def linked(path: Path) -> None:
         (lambda copy: other_identity(copy, "ada", Role.NODE), "is the identity of ada (node)"),
         (lambda copy: other_identity(copy, "host", Role.NODE), "the identity of host (node)"),
         (lambda copy: (copy / "identity").write_text("junk"), "identity: this is not a valid"),
-        (lambda copy: sparse(copy / "identity"), "has more than the 4096 bytes"),
+        (lambda copy: sparse(copy / "identity"), "has more than the 32768 bytes"),
         (lambda copy: linked(copy / "identity"), "is no regular file"),
         (lambda copy: sparse(copy / STATE), "it is no database"),
         (lambda copy: changed_schema(copy, "CREATE VIEW v AS SELECT 1"), "is damaged (its tables)"),

@@ -22,14 +22,16 @@ from ternmesh.security.enrolment import (
     write_request,
     write_rotation_request,
 )
-from ternmesh.security.identity import Role
+from ternmesh.security.identity import Role, quantum_text
 from ternmesh.security.membership import HOST, REVOKED_MAX, ROTATED_MAX, MemberList
+from ternmesh.security.signatures import quantum_key
 from ternmesh.wire import control
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service import keyring as keyring_module
-from ternmesh_service.keyring import Keyring, SecurityConfig, read_identity_file
+from ternmesh_service.identity_file import read_identity_file
+from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store import files as files_module
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import StateFile
@@ -185,6 +187,7 @@ def cuts(monkeypatch, at):
         (Path, "replace"),
         (Path, "unlink"),
         (SecurityStore, "commit"),
+        (StateFile, "checkpoint"),
         (Direct, "send"),
         (Direct, "receive"),
     ):
@@ -213,6 +216,41 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert at > 20, "the cuts were not made"
     assert went_on == {True, False}, "some cuts come before the new key is there, most after"
     assert new != old
+
+
+def test_a_kill_at_any_moment_leaves_a_host_that_goes_on(tmp_path):  # R9.5-13
+    """With the old key, of which nobody heard, or with the new one and what leads to it."""
+    went_on, at = set(), 0
+    killed = True
+    while killed:
+        at += 1
+        fleet = Fleet(tmp_path / str(at))
+        with fleet.open("host") as host:
+            old = host.own.public
+        with pytest.MonkeyPatch.context() as patch, fleet.open("host") as host:
+            cuts(patch, at)
+            try:
+                host.rotate_host()
+                killed = False
+            except Killed:
+                host.state._connection.rollback()
+        with fleet.open("host") as host:  # the next start
+            host.security(HOST, bytes(32), 0)
+            host.check_fleet("garden")
+            is_new = host.own.public != old
+            hosts = host.member_list.hosts
+            assert (len(hosts.rotations), hosts.before) == (
+                is_new,
+                {old.fingerprint} if is_new else set(),
+            )
+            went_on.add(is_new)
+            with fleet.open("ada") as ada:
+                assert [ada.follow_host(one) for one in hosts.rotations] == [True] * is_new
+                assert ada.member_list.host == host.own.public
+            host.rotate_host()
+            assert len(host.member_list.hosts.rotations) == is_new + 1
+    assert at > 10, "the cuts were not made"
+    assert went_on == {True, False}
 
 
 def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):  # R9.6-5
@@ -408,8 +446,7 @@ def test_over_a_radio_the_operator_says_when_all_have_the_line(fleet, enrol, tmp
 
 
 def test_what_cannot_be_rotated_is_a_sentence(fleet, enrol, monkeypatch, tmp_path):
-    assert enrol("host")[0] == 2
-    assert "SECURITY.md" in enrol("host")[1]
+    assert enrol("host", "--finish")[0] == 2
     assert enrol("host", "TM1-ROTATION:AAAA")[0] == 1
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "ada"))
     (tmp_path / "ada" / "identity").rename(tmp_path / "ada" / "ternmesh-identity")
@@ -422,3 +459,100 @@ def test_a_board_without_a_fleet_has_nothing_to_rotate(enrol):
     code, sentence = enrol("ada", "--line")
     assert code == 1
     assert "belongs to no fleet" in sentence
+
+
+def test_a_host_gets_a_new_key_and_a_board_takes_its_line_by_hand(fleet, enrol, tmp_path):
+    # R9.5-10, R9.5-12
+    old = enrol("host", "--line")
+    assert (old["rotation"], old["identity"][:4]) == ("", "TM1:")
+    shown = [enrol("host") for _ in range(2)]
+    assert all(one["identity"].startswith("TM1-HOST:") for one in shown)
+    both = enrol("host", "--line")["rotation"].split()
+    assert both == [one["rotation"] for one in shown]
+    for line, one in zip(both, shown, strict=True):
+        assert enrol("ada", line)["fingerprint"] == one["fingerprint"]
+    code, sentence = enrol("ada", both[0])
+    assert (code, "no member has this key" in sentence) == (1, True), "it never goes back"
+    with fleet.open("host") as host, fleet.open("ada") as ada:
+        assert ada.member_list.hosts == host.member_list.hosts
+        ada.check_fleet("garden")
+
+
+def test_a_board_can_be_enrolled_with_a_host_that_has_another_key(fleet, enrol, tmp_path, capsys):
+    # R9.5-12
+    line = enrol("host")["identity"]
+    (tmp_path / "bo.toml").write_text(NODE_TOML.replace("ada", "bo"))
+    config = ["--json", "--config", str(tmp_path / "bo.toml")]
+    assert main(["enrol", "host", *config, line]) == 0
+    bo = json.loads(capsys.readouterr().out)["identity"]
+    add = ["enrol", "add", "--config", str(tmp_path / "host.toml"), bo]
+    assert main(add) == 0
+    with fleet.open("host") as host, fleet.open("bo") as board:
+        assert board.member_list.fleet == host.member_list.fleet
+        assert board.member_list.host == host.own.public
+        board.check_fleet("garden")
+        assert host.member_list.find("bo") == board.own.public
+
+
+def test_the_identity_file_alone_founds_the_same_fleet(fleet, enrol, tmp_path, capsys):
+    line = enrol("host")["identity"]
+    with fleet.open("host") as host:
+        hosts, name = host.member_list.hosts, host.member_list.fleet
+    backup = ["backup", "--config", str(tmp_path / "host.toml"), str(tmp_path / "copy")]
+    assert main(backup) == 0
+    for file in (tmp_path / "host").glob("*"):
+        file.unlink()
+    restore = ["restore", "--config", str(tmp_path / "host.toml"), str(tmp_path / "copy")]
+    assert main(restore) == 0
+    with fleet.open("host") as host:
+        assert host.member_list.hosts == hosts
+        host.security(HOST, bytes(32), 0)
+    (tmp_path / "host" / "state.sqlite").unlink()
+    capsys.readouterr()
+    main(["enrol", "identity", "--json", "--config", str(tmp_path / "host.toml")])
+    assert json.loads(capsys.readouterr().out)["identity"] == line
+    with fleet.open("host") as host:
+        assert (host.member_list.hosts, host.member_list.fleet) == (hosts, name)
+
+
+def test_an_older_state_beside_the_new_identity_follows_it(fleet, enrol, tmp_path):
+    old = (tmp_path / "host" / "state.sqlite").read_bytes()
+    enrol("host")
+    (tmp_path / "host" / "state.sqlite").write_bytes(old)
+    with fleet.open("host") as host:
+        assert host.member_list.host == host.own.public
+        assert len(host.member_list.hosts.rotations) == 1
+
+
+def test_an_older_identity_beside_the_new_state_is_refused(fleet, enrol, tmp_path):
+    old = (tmp_path / "host" / "identity").read_bytes()
+    enrol("host")
+    (tmp_path / "host" / "identity").write_bytes(old)
+    with fleet.open("host") as host, pytest.raises(SecurityError, match="an earlier key"):
+        host.security(HOST, bytes(32), 0)
+    code, sentence = enrol("host")
+    assert (code, "an earlier key" in sentence) == (1, True), "it cannot rotate again either"
+
+
+def test_a_host_that_cannot_write_keeps_its_key(fleet, monkeypatch):
+    with fleet.open("host") as host:
+        old = host.own
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("ternmesh_service.identity_file.replace_private_file", full)
+        with pytest.raises(SecurityError, match="the host keeps its key"):
+            host.rotate_host()
+        assert (host.own, host.member_list.host) == (old, old.public)
+
+
+def test_a_new_key_of_the_host_is_a_new_quantum_key(fleet, enrol, tmp_path):
+    with fleet.open("host") as host:
+        old = quantum_text(quantum_key(host.own).public)
+    config = tmp_path / "host.toml"
+    config.write_text(f'{HOST_TOML}[security]\nquantum = "{old}"\n')
+    shown = enrol("host")
+    with fleet.open("host") as host:
+        assert shown["quantum"] == quantum_text(quantum_key(host.own).public) != old
+    assert "security.quantum" in shown["then"]

@@ -17,15 +17,13 @@ from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.session import CloneCount, SealingState
 from ternmesh.wire.frame import BROADCAST
+from ternmesh_service.identity_file import IDENTITY, make_identity_file, read_identity_file
 from ternmesh_service.keyring import (
-    IDENTITY,
     Keyring,
     NoKeyring,
     SecurityConfig,
     choose_keyring,
     hop_keys,
-    make_identity_file,
-    read_identity_file,
     warn_of_git,
 )
 from ternmesh_store.database import StoreError
@@ -89,7 +87,9 @@ def test_an_identity_that_is_there_and_cannot_be_read_is_not_missing(tmp_path, m
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ternmesh_service.keyring.read_text", refuse)  # root may read everything
+    monkeypatch.setattr(
+        "ternmesh_service.identity_file.read_text", refuse
+    )  # root may read everything
     with pytest.raises(SecurityError, match=r"denied\): it must be a file of the user that runs"):
         read_identity_file(path)
 

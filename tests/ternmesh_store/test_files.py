@@ -16,7 +16,7 @@ from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
 from ternmesh_cli import keys
 from ternmesh_service.config_file import load_model_package
-from ternmesh_service.keyring import read_identity_file
+from ternmesh_service.identity_file import read_identity_file
 from ternmesh_store.files import GITIGNORE, UnfitFile, copy_file, make_private_folder, read_file
 
 PACKAGE = load_model(package_path("keyword")).package

@@ -9,11 +9,12 @@ import pytest
 
 from ternmesh.federated.refusals import why
 from ternmesh.link.settings import LinkSettings
-from ternmesh.security.enrolment import write_revocation
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
+from ternmesh.security.notices import REVOKED, write_notice
 from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
-from ternmesh_service.keyring import IDENTITY, Keyring, SecurityConfig, hop_keys, make_identity_file
+from ternmesh_service.identity_file import IDENTITY, make_identity_file
+from ternmesh_service.keyring import Keyring, SecurityConfig, hop_keys
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival
@@ -219,6 +220,6 @@ def test_a_sealed_link_carries_the_notice_of_a_revocation(fleet) -> None:  # R3-
     air = fleet("theo", faults=Faults())
     air.open_all()
     ring = air.rings[HOST]
-    notice = write_revocation(ring.own, ring.member_list.fleet, bytes(16))
+    notice = write_notice(REVOKED, ring.own, ring.member_list.fleet, bytes(16))
     air.ends[HOST].send("theo", [notice])
     assert [arrival.frames for arrival in air.run(5.0)["theo"]] == [(notice,)]

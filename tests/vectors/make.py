@@ -28,10 +28,24 @@ from ternmesh.link.messages import (
     object_name,
     write_message,
 )
-from ternmesh.security import enrolment, identity, keyed_sealing, membership, session
+from ternmesh.security import (
+    enrolment,
+    host_keys,
+    identity,
+    keyed_sealing,
+    membership,
+    notices,
+    session,
+)
 from ternmesh.security.key_derivation import group_secret
 from ternmesh.security.primitives import hkdf
-from ternmesh.security.signatures import SigningContext, sign_body, sign_content, sign_update
+from ternmesh.security.signatures import (
+    Signers,
+    SigningContext,
+    sign_body,
+    sign_content,
+    sign_update,
+)
 from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
 from ternmesh.wire.global_update import (
@@ -510,11 +524,31 @@ def trust_objects() -> Entries:
         "signed receipt": sign_body(host, place, node.public.fingerprint, receipt),
         "certificate": certify(b"content", (row,)),
         "signed announce": sign_body(host, no_run, session.group_name(group()), announce),
+        **host_rotation(host, node, fleet),
     }
     entries: Entries = {name: {"bytes": content.hex()} for name, content in contents.items()}
     entries["text of an identity"] = {"text": identity.identity_text(node.public)}
     entries["code"] = {"text": text}
     return entries
+
+
+def host_rotation(
+    host: identity.Identity, node: identity.Identity, fleet: membership.MemberList
+) -> dict[str, bytes]:
+    """A host's rotation to a key of fixed bytes, and the notices of the host."""
+    new = identity.make_identity("greenhouse", identity.Role.HOST, bytes(range(150, 214)))
+    alone = Signers((host.public,))
+    rotation = host_keys.write_host_rotation(host.public, new, fleet.fleet, alone, (host,))
+    hosts = fleet.hosts.follow(rotation, fleet.fleet, alone)
+    frames = notices.rotation_frames((rotation,))
+    own = node.public.fingerprint
+    return {
+        "host rotation": rotation,
+        "host keys": host_keys.write_host_keys(hosts),
+        **{f"host rotation, frame {number}": frame for number, frame in enumerate(frames)},
+        "revoked": notices.write_notice(notices.REVOKED, host, fleet.fleet, own),
+        "decommissioned": notices.write_notice(notices.DECOMMISSIONED, host, fleet.fleet, own),
+    }
 
 
 def activations() -> Entries:

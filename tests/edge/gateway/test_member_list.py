@@ -11,7 +11,10 @@ from host import membership
 from host.enrolment import LIST_MIN_S, EnrolmentService
 from ternmesh.errors import WireError
 from ternmesh.security.enrolment import write_list_request
+from ternmesh.security.host_keys import write_host_rotation
 from ternmesh.security.identity import Role, identity_text
+from ternmesh.security.notices import is_rotation, rotation_frames
+from ternmesh.security.signatures import Signers
 from ternmesh.wire import fragments
 from ternmesh.wire.frame import FRAME_MAX, UNASSIGNED, Header, seal_open
 from ternmesh_cli.keys import enrol_fleet
@@ -130,3 +133,38 @@ def test_forged_pieces_change_nothing_and_other_frames_pass(fleet: Fleet) -> Non
     membership.answer(fleet.host, {"enrol": "revoke", "name": GONE})
     assert fleet.turn() == 1
     assert fleet.gateway.member_list.number == fleet.host.member_list.number
+
+
+def test_a_gateway_follows_a_host_with_a_new_key_and_passes_it_on(fleet: Fleet) -> None:  # R9.6-11
+    fleet.turn()
+    fleet.host.rotate_host()
+    new = fleet.host.own.public
+    fleet.now += ASK_S
+    request = fleet.client.request(fleet.now)
+    assert request is not None
+    answers = fleet.ask(request)
+    passed = fleet.client.receive(answers)
+    assert passed == [frame for frame in answers if is_rotation(frame)] != []
+    assert len(answers) == len(passed) + 1, "the list comes behind"
+    assert fleet.gateway.member_list.host == new
+    assert fleet.gateway.member_list.number == fleet.host.member_list.number
+    assert fleet.gateway.store.member_list().state == fleet.gateway.member_list.state
+    assert fleet.turn() == 0, "it has all of it"
+    membership.answer(fleet.host, {"enrol": "revoke", "name": GONE})
+    fleet.now += ASK_S
+    request = fleet.client.request(fleet.now)
+    assert request is not None
+    fleet.client.receive(fleet.ask(request))
+    with pytest.raises(WireError, match="revoked"):
+        fleet.gateway.member_list.find(GONE)
+
+
+def test_a_gateway_refuses_a_forged_rotation(fleet: Fleet, caplog: Any) -> None:  # R9.5-10
+    before = fleet.gateway.member_list.state
+    thief = someone("host", Role.HOST)
+    old = before.host
+    forged = write_host_rotation(old, thief, before.fleet, Signers((thief.public,)), (thief,))
+    frames = rotation_frames((forged,))
+    assert fleet.client.receive([*frames, frames[0][:-1]]) == [*frames, frames[0][:-1]]
+    assert fleet.gateway.member_list.state == before
+    assert "a rotation of the host's key is refused" in caplog.text

@@ -41,7 +41,7 @@ def test_a_code_brings_host_and_node_together() -> None:
     request = write_request(THEO.public, CODE)
     public, answer = enrolments.accept(request, member_list, 0.0)
     assert public == member_list.find("theo") == THEO.public
-    assert read_answer(answer, THEO.public, CODE) == (HOST.public, member_list.fleet)
+    assert read_answer(answer, THEO.public, CODE) == found_fleet("tomatoes", HOST.public)
     assert enrolments.accept(request, member_list, 1.0) == (public, answer)  # the answer was lost
     assert len(request) + 14 < 164
     assert len(answer) + 14 < 184

@@ -19,8 +19,12 @@ FOLDER = Path(__file__).parents[2] / "vectors"
 KEYED: dict[str, dict[str, Any]] = json.loads((FOLDER / "keyed.json").read_text())
 TRUST: dict[str, dict[str, Any]] = json.loads((FOLDER / "trust.json").read_text())
 PACKETS: dict[str, dict[str, Any]] = json.loads((FOLDER / "packets.json").read_text())
-SEEDS = {"host": bytes(range(64)), "theo": bytes(range(100, 164))}
-NAMES = {"host": (b"greenhouse", 3), "theo": (b"theo", 0)}
+SEEDS = {
+    "host": bytes(range(64)),
+    "theo": bytes(range(100, 164)),
+    "new host": bytes(range(150, 214)),
+}
+NAMES = {"host": (b"greenhouse", 3), "theo": (b"theo", 0), "new host": (b"greenhouse", 3)}
 EPHEMERALS = {"theo": bytes(range(32)), "host": bytes(range(32, 64))}  # private keys
 RUN, MODEL = bytes.fromhex("a1a2a3a4a5a6a7a8"), bytes(range(32))
 
@@ -201,6 +205,30 @@ def test_list_request() -> None:
     spec_verify("theo", data[-64:], b"list request", spec_fleet(), content)
 
 
+def test_the_rotation_of_a_host_and_its_notices() -> None:
+    data, old, new = kept("host rotation"), spec_identity("host"), spec_identity("new host")
+    content = spec_fingerprint("host") + new
+    assert data.startswith(content)
+    proof, rows = data[len(content) : len(content) + 64], data[len(content) + 64 :]
+    spec_verify("new host", proof, b"rotation", spec_fleet(), content)
+    assert (len(rows), rows[0], rows[-1]) == (66, 0, 1)
+    place = (spec_fleet(), bytes(8), bytes(32))
+    signed = hashlib.sha256(content + proof).digest()
+    spec_verify("host", rows[1:65], b"host rotation", *place, signed)
+    assert kept("host keys") == new + old + struct.pack("<H", len(data)) + data
+    frames = [kept(f"host rotation, frame {number}") for number in range(3)]
+    assert all(frame[:7] == b"\x20" + bytes(5) + b"\x14" for frame in frames)
+    name = hashlib.sha256(data).digest()[:4] + struct.pack("<I", len(data))
+    for number, frame in enumerate(frames):
+        assert len(frame) <= 100
+        assert frame[7:17] == name + struct.pack("<H", number)
+    assert b"".join(frame[17:-8] for frame in frames) == data
+    for kind, word in ((0x12, "revoked"), (0x15, "decommissioned")):
+        notice = kept(word)
+        assert notice[:7] == b"\x20" + bytes(5) + bytes((kind,))
+        spec_verify("host", notice[7:-8], word.encode(), spec_fleet(), spec_fingerprint("theo"))
+
+
 def test_enrolment() -> None:
     letters = TRUST["code"]["text"].replace("-", "")
     entropy = base64.b32decode(letters + "====")
@@ -220,8 +248,8 @@ def test_enrolment() -> None:
     assert answer == b"\x0d" + told + proof
     code = enrolment.read_code(TRUST["code"]["text"])
     public = identity.read_identity(theo)
-    host, fleet = enrolment.read_answer(answer, public, code)
-    assert membership.MemberList(membership.found_fleet("tomatoes", host)).fleet == fleet
+    found = enrolment.read_answer(answer, public, code)
+    assert membership.found_fleet("tomatoes", found.host) == found
 
 
 def test_signatures() -> None:

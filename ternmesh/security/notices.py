@@ -1,0 +1,67 @@
+"""Notices: what a host tells in the clear, as it shares no session with the receiver. SPEC.md 9.6.
+
+The host signs that a board's key was revoked, or that the board is to wipe itself. Its own new key
+comes as the rotation, in fragments that every bearer carries. A copy of a notice tells nothing that
+is not true, so anybody may repeat it.
+"""
+
+from ternmesh.security.host_keys import ROTATION_MAX, ROTATIONS_MAX
+from ternmesh.security.identity import Identity, PublicIdentity
+from ternmesh.security.keyed_sealing import FRAME_MIN
+from ternmesh.security.primitives import statement, verify
+from ternmesh.wire import fragments
+from ternmesh.wire.fragments import Reassembler
+from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
+
+REVOKED, HOST_ROTATED, DECOMMISSIONED = 0x12, 0x14, 0x15
+_DOMAINS = {REVOKED: "revoked", DECOMMISSIONED: "decommissioned"}
+_HEADER = Header(UNASSIGNED, 0)
+
+
+def _head(*kinds: int) -> tuple[bytes, ...]:
+    return tuple(seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1] for kind in kinds)
+
+
+_HEADS = _head(REVOKED, HOST_ROTATED, DECOMMISSIONED)
+_ROTATION_HEADS = _head(HOST_ROTATED)
+
+
+def is_notice(frame: bytes) -> bool:
+    """Whether a frame has the form of a notice; nothing is checked."""
+    return frame.startswith(_HEADS)
+
+
+def is_rotation(frame: bytes) -> bool:
+    """Whether a frame has the form of a fragment of a host's rotation."""
+    return frame.startswith(_ROTATION_HEADS)
+
+
+def write_notice(kind: int, host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:
+    """The frame that tells the owner of a key that it is REVOKED or DECOMMISSIONED."""
+    signature = host.sign(statement(_DOMAINS[kind], fleet, fingerprint))
+    return seal_open(_HEADER, bytes((kind,)) + signature)
+
+
+def read_notice(frame: bytes, host: PublicIdentity, fleet: bytes, fingerprint: bytes) -> int:
+    """The kind of a notice of the host for this key; WireError."""
+    _, body = open_seal(frame)
+    verify(host.verify, body[1:], statement(_DOMAINS[body[0]], fleet, fingerprint))
+    return body[0]
+
+
+def rotation_frames(rotations: tuple[bytes, ...]) -> list[bytes]:
+    """The frames that carry rotations of a host, of at most FRAME_MIN bytes each."""
+    bodies = [body for one in rotations for body in fragments.cut(one, FRAME_MIN)]
+    return [seal_open(_HEADER, bytes((HOST_ROTATED,)) + body[1:]) for body in bodies]
+
+
+class RotationReader:
+    """Puts rotations together. What it returns is not checked."""
+
+    def __init__(self) -> None:
+        self._fragments = Reassembler(FRAME_MIN, ROTATION_MAX, ROTATIONS_MAX)
+
+    def add(self, frame: bytes) -> bytes | None:
+        """The rotation that this frame completes, if any; WireError."""
+        _, body = open_seal(frame)
+        return self._fragments.add(body)

@@ -1,0 +1,392 @@
+"""A host changes its key, and its boards follow it over the link; an old copy of a host ends."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmesh.errors import SecurityError, WireError
+from ternmesh.federated.events import Decommissioned, SecurityChanged
+from ternmesh.security.host_keys import ROTATIONS_MAX, write_host_rotation
+from ternmesh.security.identity import Role, identity_text
+from ternmesh.security.notices import DECOMMISSIONED, rotation_frames, write_notice
+from ternmesh.security.session import HostRotated
+from ternmesh.security.signatures import Signers
+from ternmesh.wire import control
+from ternmesh_cli.keys import enrol_fleet
+from ternmesh_service.identity_file import make_identity_file
+from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_store.state_file import StateFile
+from tests.host.test_service import MODEL, NAMES, Bench
+from tests.ternmesh.security.trust_ends import someone
+
+HOUR_S = 3600.0
+
+
+class Fleet:
+    """A host and two boards in a round, with their files; each may be started again."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        enrol_fleet("garden", folder / "host", {name: folder / name for name in NAMES})
+        self.config = SecurityConfig()
+        self.rings = {name: self.open(name) for name in ("host", *NAMES)}
+        self.bench = Bench(self.rings["host"].state, self.rings["host"])
+        self.bench.work = self.record  # type: ignore[method-assign]
+        self.changes: list[HostRotated] = []
+        for name in NAMES:
+            self.join(name)
+
+    def open(self, folder: str) -> Keyring:
+        ring = Keyring(StateFile(self.folder / folder), self.config)
+        ring.state.open()
+        self._stack.callback(ring.state.close)
+        ring.open()
+        return ring
+
+    def record(self, driver: Any, event: object) -> None:
+        self.rings[driver.endpoint.name].record(event)
+        if isinstance(event, SecurityChanged):
+            self.changes += [one for one in event.changes if isinstance(one, HostRotated)]
+
+    def join(self, name: str) -> None:
+        """Start a board, with what its disk has."""
+        self.bench.join(name, self.rings[name].security(name, MODEL, 1 << 16))
+
+    def rotate(self) -> None:
+        """Stop the host, give it a new key, and start it."""
+        self.rings["host"].state.close()
+        self.rings["host"] = ring = self.open("host")
+        ring.rotate_host()
+        self.start_host(ring)
+
+    def start_host(self, ring: Keyring) -> None:
+        self.bench.state.close()
+        self.rings["host"], self.bench.keyring, self.bench.state = ring, ring, ring.state
+        self.bench.boot()
+
+    def run(self, seconds: int = 30) -> None:
+        for _ in range(seconds):
+            self.bench.now += 1.0
+            self.bench.settle()
+
+    def board(self, name: str = "ada") -> Any:
+        return self.bench.nodes[name].endpoint
+
+    def trusted(self, name: str = "ada") -> Any:
+        """The host that a board trusts, by its disk."""
+        self.rings[name].store.commit()
+        return self.rings[name].store.member_list().host
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        made = Fleet(tmp_path, stack)
+        made.run(10)
+        assert all(made.board(name).joined for name in NAMES)
+        yield made
+
+
+def frames_of(fleet: Fleet) -> list[bytes]:
+    return rotation_frames(fleet.rings["host"].member_list.hosts.rotations)
+
+
+def rotation(fleet: Fleet, old: Any, new: Any, *keys: Any) -> bytes:
+    """A rotation of the fleet's host, signed with `keys`."""
+    signers = Signers(tuple(sorted((k.public for k in keys), key=lambda k: k.verify)))
+    name = fleet.rings["ada"].member_list.fleet
+    return write_host_rotation(old, new, name, signers, keys)
+
+
+def test_boards_follow_a_host_with_a_new_key(fleet: Fleet, caplog: Any) -> None:
+    # R9.5-11, R9.6-12, R9.6-13
+    caplog.set_level(logging.INFO)
+    old, name = fleet.rings["host"].own.public, fleet.rings["host"].member_list.fleet
+    number, run = fleet.rings["host"].member_list.number, fleet.board().run
+    fleet.rotate()
+    new = fleet.rings["host"].own.public
+    assert new != old
+    assert fleet.rings["host"].member_list.fleet == name, "the fleet keeps its name"
+    assert fleet.rings["host"].member_list.number == number + 1
+    fleet.run()
+    for board in NAMES:
+        assert fleet.trusted(board) == new
+        assert (fleet.board(board).joined, fleet.board(board).run) == (True, run)
+        assert fleet.rings[board].member_list.fleet == name
+        fleet.rings[board].check_fleet("garden")
+    assert len(fleet.changes) == len(NAMES), "each has taken it once"
+    sent = fleet.bench.service.driver.traffic["ada"].frames_out
+    fleet.run(100)
+    assert fleet.board().phase != control.GATHERING
+    more = fleet.bench.service.driver.traffic["ada"].frames_out - sent
+    assert more < 20, "who has the key is told no more"
+
+
+def test_a_board_starts_again_with_the_host_that_it_followed(fleet: Fleet) -> None:
+    fleet.rotate()
+    fleet.run()
+    new = fleet.rings["host"].own.public
+    fleet.rings["ada"].store.commit()
+    fleet.rings["ada"].state.close()
+    fleet.rings["ada"] = fleet.open("ada")
+    assert fleet.rings["ada"].member_list.host == new
+    assert fleet.rings["ada"].store.sealing("end").peers[0].fingerprint == new.fingerprint
+    fleet.join("ada")
+    fleet.run()
+    assert fleet.board().joined
+
+
+def test_the_sessions_of_the_old_key_are_forgotten(fleet: Fleet) -> None:  # R9.6-13
+    bob, host = fleet.rings["bob"], fleet.rings["host"]
+    bob.store.commit()
+    assert [peer.name for peer in bob.store.sealing("end").peers] == ["host"]
+    assert host.store.sealing("end").peers
+    host.rotate_host()
+    assert host.store.sealing("end").peers == ()
+    bob.record(SecurityChanged((HostRotated(host.member_list.hosts),)))
+    bob.store.commit()
+    state = bob.store.sealing("end")
+    assert (state.peers, state.group) == ((), None)
+
+
+def test_a_board_that_was_away_follows_several_rotations(fleet: Fleet) -> None:  # R9.6-12
+    away = fleet.bench.nodes.pop("ada")
+    for _ in range(3):
+        fleet.rotate()
+        fleet.run()
+    assert fleet.board("bob").joined
+    fleet.bench.nodes["ada"] = away
+    fleet.run(100)
+    assert fleet.trusted() == fleet.rings["host"].own.public
+    assert fleet.board().joined
+    hosts = fleet.rings["ada"].member_list.hosts
+    assert len(hosts.rotations) == 3
+    assert hosts == fleet.rings["host"].member_list.hosts
+
+
+def test_only_the_last_rotations_are_kept(fleet: Fleet) -> None:  # R9.5-12
+    ring = fleet.rings["host"]
+    for _ in range(ROTATIONS_MAX + 2):
+        ring.rotate_host()
+    hosts = ring.member_list.hosts
+    assert len(hosts.rotations) == ROTATIONS_MAX
+    ring.state.close()
+    again = fleet.open("host")
+    assert again.member_list.hosts == hosts
+    again.check_fleet("garden")
+
+
+def test_a_rotation_that_is_forged_or_old_changes_nothing(fleet: Fleet) -> None:
+    # R9.5-10, R9.5-11
+    host, stranger = fleet.rings["host"].own, someone("host", Role.HOST)
+    thief = someone("bob")
+    board = fleet.board()
+    good = rotation(fleet, host.public, stranger, host)
+    for data, reason in (
+        (rotation(fleet, host.public, stranger, thief), "signature"),
+        (good[:150] + bytes((good[150] ^ 1,)) + good[151:], "signature"),
+        (good[:-1] + b"\x02", "enrolment"),
+        (rotation(fleet, host.public, someone("ada"), host), "enrolment"),
+        (rotation(fleet, host.public, someone("host"), host), "enrolment"),
+        (good[:-1] + b"\0", "reference"),
+    ):
+        fleet.bench.now += 1.0
+        before = board.refused[reason]
+        board.receive_frames("host", rotation_frames((data,)), fleet.bench.now)
+        assert board.refused[reason] == before + 1, reason
+        assert fleet.rings["ada"].member_list.host == host.public
+    fleet.rotate()
+    fleet.run()
+    old = frames_of(fleet)
+    fleet.rotate()
+    fleet.run()
+    new = fleet.rings["host"].own.public
+    for frames in (old, frames_of(fleet), rotation_frames((good,))):
+        fleet.bench.now += 1.0
+        board.receive_frames("host", frames, fleet.bench.now)
+        assert fleet.rings["ada"].member_list.host == new, "it never goes back"
+    back = rotation(fleet, new, host, fleet.rings["host"].own)
+    board.receive_frames("host", rotation_frames((back,)), fleet.bench.now + 1.0)
+    assert board.refused["revoked"] == 1, "the host signs it, and an earlier key stays over"
+    assert fleet.rings["ada"].member_list.host == new
+
+
+def test_a_thief_of_the_host_alone_cannot_rotate_where_signers_must(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    # R9.5-10
+    fleet.bench.state.close()
+    laptop = make_identity_file(tmp_path / "host" / "laptop", "laptop", Role.NODE)
+    host = fleet.rings["host"].own
+    lines = (identity_text(host.public), identity_text(laptop.public))
+    fleet.config = SecurityConfig(signers=lines, threshold=2, signer_files=("laptop",))
+    for name in ("host", *NAMES):
+        fleet.rings[name].state.close()
+        fleet.rings[name] = fleet.open(name)
+    ada, stolen = fleet.rings["ada"], someone("host", Role.HOST)
+    alone = rotation(fleet, host.public, stolen, host)
+    twice = alone[:-1] + alone[-66:-1] + b"\x02"
+    with_another = rotation(fleet, host.public, stolen, host, someone("mallory"))
+    for data in (alone, twice, with_another):
+        with pytest.raises(WireError) as refused:
+            ada.follow_host(data)
+        assert refused.value.reason == "signature"
+    assert ada.member_list.host == host.public
+    for number in range(2):
+        fleet.rings["host"].rotate_host()
+        good = fleet.rings["host"].member_list.hosts.rotations[number]
+        assert (ada.follow_host(good), ada.follow_host(good)) == (True, False)
+        # The lists of signers still name the first key: it stands for the host.
+        for name in ("host", "ada"):
+            keys = fleet.rings[name].signers.keys
+            assert {key.fingerprint for key in keys} == {
+                laptop.public.fingerprint,
+                fleet.rings["host"].own.public.fingerprint,
+            }
+        fleet.rings["host"].security("host", MODEL, 0)  # enough private keys are here
+
+
+def test_signers_may_name_the_new_key_before_the_rotation_comes(fleet: Fleet) -> None:
+    host, ada = fleet.rings["host"], fleet.rings["ada"]
+    fleet.bench.state.close()
+    fleet.rings["host"] = host = fleet.open("host")
+    host.rotate_host()
+    ada.state.close()
+    fleet.config = SecurityConfig(signers=(identity_text(host.own.public),))
+    ada = fleet.open("ada")
+    assert ada.follow_host(host.member_list.hosts.rotations[0])
+    both = (identity_text(host.own.public), identity_text(fleet.rings["ada"].member_list.host))
+    ada.state.close()
+    fleet.config = SecurityConfig(signers=both, threshold=2)
+    with pytest.raises(WireError, match="two keys of the host"):
+        fleet.open("ada").signers  # noqa: B018
+
+
+def test_a_board_that_is_killed_as_it_takes_the_key_takes_it_again(fleet: Fleet) -> None:
+    """What it has sealed for the new key was never sent: the commit comes first."""
+    old = fleet.rings["host"].own.public
+    fleet.rotate()
+    ring = fleet.rings["ada"]
+    ring.store.commit()
+    while ring.member_list.host == old:
+        fleet.run(1)
+    ring.state._connection.rollback()  # a power cut before the commit
+    ring.state.close()
+    fleet.rings["ada"] = fleet.open("ada")
+    assert fleet.rings["ada"].member_list.host == old
+    fleet.join("ada")
+    fleet.run()
+    assert fleet.trusted() == fleet.rings["host"].own.public
+    assert fleet.board().joined
+
+
+def test_a_flood_of_fragments_takes_bounded_room(fleet: Fleet) -> None:  # R9.6-14
+    board, host = fleet.board(), fleet.rings["host"].own
+    good = rotation(fleet, host.public, someone("host", Role.HOST), host)
+    reader = board._authenticator._rotations._fragments
+    for number in range(200):
+        forged = bytes((number,)) + good[1:]
+        board.receive_frames("host", rotation_frames((forged,))[:-1], fleet.bench.now)
+        assert len(reader._partials) <= ROTATIONS_MAX
+    fleet.rotate()
+    fleet.run()
+    assert fleet.trusted() == fleet.rings["host"].own.public
+
+
+def test_a_host_that_is_an_old_copy_hears_of_it_and_ends(fleet: Fleet, tmp_path: Path) -> None:
+    # R9.6-15
+    ring = fleet.rings["host"]
+    ring.state.checkpoint()
+    shutil.copytree(tmp_path / "host", tmp_path / "copy")
+    away = fleet.bench.nodes.pop("bob")
+    fleet.rotate()
+    fleet.run()
+    assert fleet.board().joined
+    fleet.start_host(fleet.open("copy"))  # restored, with the old key
+    with pytest.raises(SecurityError, match="boards have taken a newer one"):
+        fleet.run(200)
+    assert fleet.trusted() != fleet.rings["host"].own.public
+    fleet.bench.nodes["bob"] = away
+    fleet.rings["host"].state.close()
+    again = fleet.open("copy")
+    with pytest.raises(SecurityError, match="boards have taken a newer one"):
+        again.security("host", MODEL, 0)
+
+
+def test_a_copy_of_a_rotation_does_not_end_the_host_that_it_leads_to(fleet: Fleet) -> None:
+    fleet.rotate()
+    old = frames_of(fleet)
+    fleet.run()
+    forged = rotation(
+        fleet, fleet.rings["host"].own.public, someone("host", Role.HOST), someone("mallory")
+    )
+    refused = fleet.bench.service.coordinator.refused
+    for frames in (old, rotation_frames((forged,))):
+        fleet.bench.service.driver.endpoint.receive_frames("ada", frames, fleet.bench.now)
+    assert refused["signature"] == 1
+    fleet.run()
+    assert fleet.board().joined
+
+
+def test_the_notices_of_a_new_key_have_growing_pauses(fleet: Fleet) -> None:  # R9.6-12
+    fleet.rotate()
+    service: Any = fleet.bench.service.enrolment
+    ada: Any = fleet.bench.nodes.pop("ada")
+    ada.endpoint._say_hello(fleet.bench.now)
+    frames = [f for _, part in ada.endpoint.frames_to_send(fleet.bench.now) for f in part]
+    while ada.endpoint.next_event() is not None:
+        pass
+    frames = frames or [f for _, p in ada.endpoint.frames_to_send(fleet.bench.now) for f in p]
+    told = 0
+    for _ in range(10 * int(HOUR_S / 10)):
+        fleet.bench.now += 10.0
+        service.receive_frames("ada", frames, fleet.bench.now)
+        told += sum(
+            service_frames[0][6] == 0x14
+            for _, service_frames in service.frames_to_send(fleet.bench.now)
+        )
+    assert 3 * 5 <= told <= 3 * 25, "three frames each, at first soon, then once an hour"
+
+
+def test_a_board_that_was_away_hears_that_it_was_decommissioned(fleet: Fleet) -> None:  # R9.6-16
+    """Also where the host has another key since: the rotation comes first."""
+    away: Any = fleet.bench.nodes.pop("ada")
+    fleet.rotate()
+    fleet.bench.service.enrol({"enrol": "decommission", "name": "ada"})
+    fleet.run()
+    fleet.rings["host"].state.close()
+    fleet.start_host(fleet.open("host"))  # it is on disk
+    heard: list[object] = []
+    record = fleet.record
+
+    def note(driver: Any, event: object) -> None:
+        record(driver, event)
+        heard.append(event)
+
+    fleet.bench.work = note  # type: ignore[method-assign]
+    fleet.bench.nodes["ada"] = away
+    away.endpoint._say_hello(fleet.bench.now)
+    fleet.run(20)
+    assert Decommissioned() in heard
+    assert away.endpoint.revoked
+    sent = away.traffic["host"].frames_out
+    fleet.run(200)
+    assert away.traffic["host"].frames_out == sent
+    assert fleet.board("bob").joined, "the others go on"
+
+
+def test_only_the_host_can_decommission(fleet: Fleet) -> None:  # R9.6-16
+    board, rings = fleet.board(), fleet.rings
+    own, name = rings["host"].own, rings["host"].member_list.fleet
+    mine, other = (rings[one].own.public.fingerprint for one in ("ada", "bob"))
+    for signer, key in ((own, other), (rings["bob"].own, mine), (rings["ada"].own, mine)):
+        fleet.bench.now += 2.0
+        notice = write_notice(DECOMMISSIONED, signer, name, key)
+        board.receive_frames("host", [notice], fleet.bench.now)
+        assert not board.revoked
+    assert board.refused["signature"] == 3
