@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     install.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
     add_option(
-        install, "--trial-s", number(1, 86_400), TRIAL_S, "so long the new version must work"
+        install, "--trial-s", number(0, 86_400), TRIAL_S, "so long the new version must work"
     )
     listing = rows.add("status", "show the last upgrade", _status)
     for row in (install, listing):

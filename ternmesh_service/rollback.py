@@ -153,10 +153,11 @@ def remove(path: Path) -> None:
 def _bring_program_back(marker: Mapping[str, Any]) -> None:
     if marker["previous"] is not None:
         try:
-            dpkg("--configure", "-a")
-        except Failed as error:  # the next command replaces what is half installed
+            dpkg("--install", marker["previous"])
+        except Failed as error:
             syslog.syslog(syslog.LOG_WARNING, str(error))
-        dpkg("--install", marker["previous"])
+            dpkg("--configure", "-a")
+            dpkg("--install", marker["previous"])
         return
     for path in (*marker["added"], *Path(marker["site"]).glob("~*")):  # pip's, while it replaces
         remove(Path(path))
