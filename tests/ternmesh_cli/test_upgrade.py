@@ -26,7 +26,7 @@ from ternmesh_cli.main import main
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.rollback import Failed
-from ternmesh_store.state_file import SCHEMA, STATE, StateFile
+from ternmesh_store.state_file import STATE, StateFile
 
 OLD, NEW = "1.0+py3", "2.0+py3"
 UNIT = "ternmesh-node.service"
