@@ -10,7 +10,7 @@ import pytest
 
 from ternmesh.federated.refusals import NORMAL
 from tests.ternmesh_cli import test_fleet
-from tests.ternmesh_cli.test_fleet import PATIENCE_S, ROOT, Fleet
+from tests.ternmesh_cli.test_fleet import BOARDS, PATIENCE_S, ROOT, Fleet
 from tests.wheels import make_wheel
 from transports.mqtt.embedded_broker import EmbeddedBroker
 
@@ -74,28 +74,31 @@ def test_the_version_before_is_the_one_that_runs(before: Path) -> None:
     assert Path(found).is_relative_to(before)
 
 
-@pytest.mark.parametrize("host", ["new", "old"])
-def test_old_and_new_boards_learn_together(fleet: Fleet, before: Path, host: str) -> None:
-    if host == "old":
-        fleet.host.checkout = before
-    fleet.boards["theo"].checkout = before
-    members = (fleet.host, *fleet.boards.values())
-    for member in members:
+def started(fleet: Fleet) -> Fleet:
+    for member in (fleet.host, *fleet.boards.values()):
         member.start()
-    fleet.wait_for(fleet.host, lambda status: status["phase"] == "finished")
-    for member in members:
+    return fleet
+
+
+def refuse_nothing(fleet: Fleet, stopped: str = "") -> None:
+    """Check that no member refused more than what each first contact brings."""
+    for member in (fleet.host, *(fleet.boards[name] for name in set(BOARDS) - {stopped})):
         assert set(member.status()["refused"]) <= set(NORMAL), member.log
+
+
+def test_a_new_host_with_an_old_board(fleet: Fleet, before: Path) -> None:
+    fleet.boards["theo"].checkout = before
+    fleet.wait_for(started(fleet).host, lambda status: status["phase"] == "finished")
+    refuse_nothing(fleet)
     fleet.finish(fleet.host.status()["run"])
 
 
-def test_an_upgrade_in_the_middle_of_a_run_goes_on_with_it(fleet: Fleet, before: Path) -> None:
-    """First a board, then the host: each was stopped with its old version, and starts with ours."""
-    fleet.host.checkout = before
-    for board in fleet.boards.values():
-        board.checkout = before
-    for member in (fleet.host, *fleet.boards.values()):
-        member.start()
-    run = fleet.hold_open("nicolas")["run"]
+def test_an_old_host_with_a_new_board_then_both_are_upgraded(fleet: Fleet, before: Path) -> None:
+    """The host and a board are stopped in the middle of a round, and start with our version."""
+    for member in (fleet.host, fleet.boards["theo"], fleet.boards["yweweler"]):
+        member.checkout = before
+    run = started(fleet).hold_open("nicolas")["run"]
+    refuse_nothing(fleet, stopped="nicolas")
     for member in (fleet.boards["theo"], fleet.host):
         member.kill9()
         member.checkout = ROOT
