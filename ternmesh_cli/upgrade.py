@@ -34,6 +34,9 @@ TRIAL_S = 120
 SILENT_S = 300.0  # a program that gives no answer for so long hangs: as long as WatchdogSec
 LOOK_S = 2.0  # between two looks at a program on trial
 
+SHOWN = ("step", "old", "new", "file", "units", "sentence")
+CUT = "an upgrade goes on, or was cut: `systemctl start ternmesh-upgrade` brings it to its end"
+
 _log = logging.getLogger(__name__)
 
 EXIT_CODES = """\
@@ -80,19 +83,10 @@ def _status(arguments: argparse.Namespace) -> int:
     found = {"sentence": "no upgrade was made here"}
     for name in (LAST, MARKER):
         if (arguments.folder / name).exists():
-            found = json.loads((arguments.folder / name).read_text())
-    _show(found, as_json=arguments.json)
+            found = {"sentence": CUT} | json.loads((arguments.folder / name).read_text())
+    shown = {name: found[name] for name in SHOWN if name in found}
+    print(json.dumps(shown, indent=1) if arguments.json else shown["sentence"])
     return 0
-
-
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
-    going_on = (
-        "an upgrade goes on, or was cut: `systemctl start ternmesh-upgrade` brings it to its end"
-    )
-    sentence = found.get("sentence", going_on)
-    wanted = ("step", "old", "new", "file", "units")
-    known = {name: found[name] for name in wanted if name in found}
-    print(json.dumps({**known, "sentence": sentence}, indent=1) if as_json else sentence)
 
 
 def _install(arguments: argparse.Namespace) -> int:
@@ -110,7 +104,7 @@ def _install(arguments: argparse.Namespace) -> int:
             try:
                 package, marker = _prepare(arguments, folder / KEPT, ends)
             except BaseException:
-                shutil.rmtree(folder / KEPT)
+                shutil.rmtree(folder / KEPT, ignore_errors=True)
                 raise
             _upgrade(folder, package, marker, ends, arguments.trial_s)
     except Failed as error:

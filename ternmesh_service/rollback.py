@@ -34,8 +34,8 @@ def run(*command: object) -> str:
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            start_new_session=True, umask=0o022,
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            env={**os.environ, "LC_ALL": "C.UTF-8"}, umask=0o022, start_new_session=True, check=False,
         )  # fmt: skip
     except OSError as error:
         raise Failed(f"`{words[0]}` cannot run here ({error.strerror})") from error
@@ -51,7 +51,7 @@ def dpkg(*options: object) -> None:
             run("dpkg", *options)
             return
         except Failed as error:
-            if "lock" not in str(error) or not left:
+            if "locked" not in str(error) or not left:
                 raise
         time.sleep(LOCKED_S)
 

@@ -47,7 +47,7 @@ def read_package(path: Path) -> Package:
 def _read_deb(path: Path) -> Package:
     try:
         run("dpkg-deb", "--contents", path)  # it reads all
-        about = run("dpkg-deb", "--show", f"--showformat={DEB_FIELDS}", path).split("\n")
+        about = run("dpkg-deb", "--show", f"--showformat={DEB_FIELDS}", path).split("\n", 4)
     except Failed as error:
         raise Failed(f"{path.name} is damaged, or no .deb: copy it again ({error})") from error
     name, version, architecture, size, depends = about
@@ -63,12 +63,12 @@ def _read_deb(path: Path) -> Package:
         found = run("dpkg-query", "--show", "--showformat=${Version} ${Installed-Size}", NAME)
     except Failed as error:
         raise Failed(f"{NAME} was not installed from a .deb here: give a .whl ({error})") from error
-    installed, installed_size = found.split()
+    installed, _, installed_size = found.partition(" ")
     try:
         run("dpkg", "--compare-versions", version, "ge", installed)
     except Failed as error:
         raise _older(path, version, installed) from error
-    return Package(path, version, installed, (int(size) + 2 * int(installed_size)) << 10)
+    return Package(path, version, installed, (int(size or 0) + 2 * int(installed_size or 0)) << 10)
 
 
 def _read_wheel(path: Path) -> Package:

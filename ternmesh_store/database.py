@@ -246,7 +246,7 @@ class Database:
     def _check_kind(self) -> int:
         """The format of the file, whose tables are those of its format."""
         application = self.rows("PRAGMA application_id")[0][0]
-        version = self.rows("PRAGMA user_version")[0][0]
+        version: int = self.rows("PRAGMA user_version")[0][0]
         found = self._statements()
         if application == version == 0 and not found:
             self._create()
@@ -292,8 +292,7 @@ class Database:
         return [row[1:3] for row in self.rows(f"PRAGMA table_info({table})")]
 
     def _total(self, table: str) -> int:
-        total: int = self.rows(checksums.total(table, self._columns(table)))[0][0]
-        return total
+        return int(self.rows(checksums.total(table, self._columns(table)))[0][0])
 
     def _migrate(self, version: int) -> None:
         """Bring an older format to ours in one transaction. A copy of the file stays beside it."""

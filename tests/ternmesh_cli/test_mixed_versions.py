@@ -42,7 +42,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["tar", "-xf", folder / "checkout.tar", "-C", folder / "checkout"], check=True)
     wheel = make_wheel(folder / "checkout", folder)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    options = ["--no-deps", "--no-index", "--no-compile", "--target", folder / "installed"]
+    options = ["--no-deps", "--no-index", "--no-compile", "--target", str(folder / "installed")]
     subprocess.run([*pip, *options, wheel], check=True)
     return folder / "installed"
 
@@ -55,7 +55,7 @@ def fleet(
     monkeypatch.setattr(test_fleet, "ROUNDS", 3)
 
     def enrol(name: str, host: Path, boards: Mapping[str, Path]) -> None:
-        command = [sys.executable, "-c", ENROL, name, host.parent, *boards]
+        command = [sys.executable, "-c", ENROL, name, str(host.parent), *boards]
         subprocess.run(command, cwd=before, check=True)
 
     with EmbeddedBroker() as broker:

@@ -97,7 +97,7 @@ class Board:
             (tree / "DEBIAN" / name).chmod(0o755)
         path = self.folder / f"ternmesh_{version}_{about['Architecture']}.deb"
         command = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", tree, path]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
         return path
 
     def ternmesh(self, action: str, *rest: object) -> tuple[int, str]:
@@ -291,15 +291,16 @@ def test_a_ledger_of_another_format_is_set_aside_and_no_old_one_comes_back(
     for ledger in ledgers:
         ledger.parent.mkdir(exist_ok=True)
         with_format(ledger, 3)
-    monkeypatch.setattr(upgrade, "watch", lambda *_: with_format(ledgers[1], 4) or fail())
+
+    def migrate(*_: object) -> None:
+        with_format(ledgers[1], 4)
+        raise Failed("it fails")
+
+    monkeypatch.setattr(upgrade, "watch", migrate)
     assert board.install(signed(board, board.deb(NEW)))[0] == 1
     assert ledgers[0].exists()
     assert not ledgers[1].exists(), "an old ledger would forget airtime"
     assert ledgers[1].with_name("airtime.db.format-4").exists()
-
-
-def fail() -> None:
-    raise Failed("it fails")
 
 
 def truncated(path: Path) -> None:

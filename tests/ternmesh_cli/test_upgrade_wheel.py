@@ -52,12 +52,17 @@ class Environment:
 
     def install(self, file: Path, **more: str) -> tuple[int, str]:
         config = self.folder / "node.toml"
-        rest = ["--insecure", "--config", config, "--folder", self.folder / "way"]
-        command = [self.folder / "venv/bin/python", "-c", RUN, "upgrade", "install", file, *rest]
+        rest = ("--insecure", "--config", config, "--folder", self.folder / "way")
+        words = (self.folder / "venv/bin/python", "-c", RUN, "upgrade", "install", file, *rest)
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         environment = {**os.environ, "PYTHONPATH": "", "PATH": path, **more}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, cwd="/", check=False
+            list(map(str, words)),
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -89,7 +94,7 @@ def environment(tmp_path: Path) -> Environment:
     (bin_ / "systemctl").write_text(SYSTEMCTL)
     (bin_ / "systemctl").chmod(0o755)
     made = Environment(tmp_path, site)
-    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-index", "--no-compile", "--ignore-installed"]
     subprocess.run(
         [*pip, *options, made.wheel(OLD)], check=True, env={**os.environ, "PYTHONPATH": ""}

@@ -222,6 +222,7 @@ def test_the_state_and_the_ledger_are_migrated(
 ) -> None:
     now = Moment("boot", 100.0, None)
     band = next(band for band in EU868.sub_bands if band.budget_us is not None)
+    assert band.budget_us is not None
     state, ledger = StateFile(tmp_path), AirtimeStore(tmp_path / "airtime.db")
     state.open()
     state.insert("security_member", "ada", b"identity")
