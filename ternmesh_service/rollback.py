@@ -31,11 +31,11 @@ class Failed(Exception):
 
 def run(*command: object) -> str:
     """The output of a program, which no Ctrl-C reaches; Failed with what it says."""
-    words = [str(word) for word in command]
+    words, environment = [str(word) for word in command], {**os.environ, "LC_ALL": "C.UTF-8"}
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            env={**os.environ, "LC_ALL": "C.UTF-8"}, umask=0o022, start_new_session=True, check=False,
+            env=environment, umask=0o022, start_new_session=True, check=False,
         )  # fmt: skip
     except OSError as error:
         raise Failed(f"`{words[0]}` cannot run here ({error.strerror})") from error

@@ -488,6 +488,24 @@ def test_a_way_back_that_fails_says_what_to_do(
     monkeypatch.undo()
 
 
+def test_what_dpkg_had_not_configured_is_configured_on_the_way_back(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, configured = rollback.run, []
+
+    def half(*command: object) -> str:
+        if command == ("dpkg", "--configure", "-a"):
+            configured.append(command)
+        elif str(command[-1]).endswith("previous.deb") and command[0] == "dpkg" and not configured:
+            raise Failed("another package is half configured")
+        return real(*command)
+
+    monkeypatch.setattr(rollback, "run", half)
+    code, said = board.install(signed(board, board.deb(NEW, "crash")))
+    assert (code, f"{OLD} is back" in said) == (1, True)
+    assert board.is_at(OLD)
+
+
 def test_two_of_three_signers(board: Board) -> None:
     """A file has the rows of all who signed it, and needs as many as the fleet says."""
     lines = [main_line(board.folder, board.capsys)]
