@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
+from ternmesh.security.signatures import RELEASE, own_quantum, sign_release, signatures_of
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 from ternmesh_service.config_file import package_folder
@@ -50,11 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of one step on a board",
     )
     make.add_argument("--previous", type=Path, metavar="DIR", help="the release that it replaces")
-    sign = rows.add("sign", "sign a release with the key of the host or of another signer", _sign)
-    _add_release(sign)
-    add_config(sign, "host.toml; with --identity that of any end, whose [security] names signers")
-    what = "a signer's private identity, instead of the host's"
-    sign.add_argument("--identity", type=Path, metavar="FILE", help=what)
+    row = rows.add("sign", "sign a release with the key of the host or of another signer", _sign)
+    _add_release(row)
+    add_signer(row)
     check = rows.add("check", "check a release and run its first steps here", _check)
     _add_release(check)
     what = "also check its signatures: host.toml, or that of any end of the fleet"
@@ -66,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = rows.add("list", "show the releases that a node has", _list)
     add_config(listing, "node.toml")
     add_json(listing)
+
+
+def add_signer(parser: argparse.ArgumentParser) -> None:
+    """The options that `sign` reads."""
+    add_config(parser, "host.toml; with --identity that of any end, whose [security] names signers")
+    what = "a signer's private identity, instead of the host's"
+    parser.add_argument("--identity", type=Path, metavar="FILE", help=what)
 
 
 def _add_release(parser: argparse.ArgumentParser) -> None:
@@ -85,11 +91,24 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from edge.errors import ModelError
-    from edge.files import read_file, read_optional
+    from edge.files import read_file
     from edge.releases.store import MANIFEST, SIGNATURES, Releases, accept_unsigned
-    from ternmesh.release import MANIFEST_MAX, SIGNATURES_MAX
-    from ternmesh.security.signatures import own_quantum, sign_release, signatures_of
+    from ternmesh.release import MANIFEST_MAX
+
+    folder = arguments.release
+    manifest = Releases(folder.parent, accept_unsigned).read(folder)
+    content = read_file(folder / MANIFEST, MANIFEST_MAX)
+    sign(arguments, folder / SIGNATURES, content, _named(manifest), RELEASE)
+    return 0
+
+
+def sign(
+    arguments: argparse.Namespace, path: Path, content: bytes, named: str, domain: str
+) -> None:
+    """Add the signature of the host, or of another signer, for a content to those in `path`."""
+    from edge.errors import ModelError
+    from edge.files import read_optional
+    from ternmesh.release import SIGNATURES_MAX
     from ternmesh_service.identity_file import read_identity_file
     from ternmesh_store.files import replace_file
 
@@ -100,27 +119,22 @@ def _sign(arguments: argparse.Namespace) -> int:
         own = read_identity_file(arguments.identity)
         fleet = keys.fleet_of(arguments.config)
         quantum = None  # only the host has a post-quantum key
-    folder = arguments.release
     signers = fleet.signers
-    manifest = Releases(folder.parent, accept_unsigned).read(folder)
     if own.public.verify not in [key.verify for key in signers.keys]:
         raise SecurityError(f"{own.public.name} is none of security.signers in {arguments.config}")
-    content = read_file(folder / MANIFEST, MANIFEST_MAX)
-    path = folder / SIGNATURES
     before = read_optional(path, SIGNATURES_MAX) or b""
-    signed = sign_release(own, fleet.name, content, signers, before, quantum)
+    signed = sign_release(own, fleet.name, content, signers, before, quantum, domain)
     try:
         replace_file(path, signed)
     except OSError as error:
         raise ModelError(
             f"cannot write {path} ({error.strerror}): check the folder and the disk"
         ) from error
-    print(f"{_named(manifest)} is signed by {own.public.name} {own.public.fingerprint.hex()}")
+    print(f"{named} is signed by {own.public.name} {own.public.fingerprint.hex()}")
     if len(signers.keys) > 1:
-        count = signatures_of(signers, fleet.name, content, signed)
+        count = signatures_of(signers, fleet.name, content, signed, domain)
         total = len(signers.keys)
         print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
-    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:

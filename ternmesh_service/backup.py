@@ -21,7 +21,7 @@ from ternmesh_service.identity_file import (
     parse_identity_file,
 )
 from ternmesh_service.wipe import begin_again
-from ternmesh_store.database import DamagedError, StoreError
+from ternmesh_store.database import DamagedError, NewerError, StoreError
 from ternmesh_store.files import create_private_file, read_file
 from ternmesh_store.state_file import STATE, StateContent, StateFile
 
@@ -63,7 +63,8 @@ def restore_backup(
     identity. StoreError or SecurityError for a copy of another program than `name`; without `force`
     also where it is empty, older, of another run or fleet, or has another identity.
     """
-    if not (source / STATE).is_file():
+    kept = source if source.is_file() else source / STATE  # a migration leaves a file alone
+    if not kept.is_file():
         raise StoreError(f"{source} holds no {STATE}: name a folder that `ternmesh backup` wrote")
     keys = {}
     for suffix in ("", NEXT):
@@ -76,7 +77,7 @@ def restore_backup(
         )
     begin_again(folder, identity)  # else the next start would wipe what comes back
     state = StateFile(folder)
-    copy, content = state.take_copy(source / STATE)
+    copy, content = state.take_copy(kept)
     try:
         if others := content.groups & {kind.name.lower() for kind in Role if kind is not role}:
             raise StoreError(f"{source} is of a {min(others)}: name a copy of {name}")
@@ -100,6 +101,10 @@ def _check_age(state: StateFile, kept: StateContent, source: Path, *, force: boo
         content = state.content()
     except DamagedError:
         return  # there is nothing to lose
+    except NewerError:
+        if force:
+            return
+        raise
     if force:
         return
     if content.fleet not in (None, kept.fleet):

@@ -27,6 +27,8 @@ SCHEMA = Schema(
         )""",
         "CREATE TABLE airtime_begun (begun INTEGER NOT NULL)",  # has a row once the file is in use
     ),
+    migrations={},  # the steps to each format after 3
+    advice="rename it, after which the present hour counts as spent",
 )
 HOLD_S = 5.0  # for a slow disk, a busy channel, and a clock that NTP makes 500 ppm too fast
 UNKNOWN = "*"  # every sub-band without a row, after a damaged file was replaced
@@ -38,6 +40,7 @@ class AirtimeStore(Store):
 
     def __init__(self, path: Path) -> None:
         super().__init__(Database(path, SCHEMA))
+        self._database.keeps_older = False  # a copy that is brought back would forget airtime
         self._ledgers: dict[str, Ledger] = {}
 
     @property

@@ -39,7 +39,8 @@ from ternmesh.wire.update import SIGNATURE_SIZE, Manifest
 NO_RUN = bytes(8)  # in the context of announces and releases; an announce names its run itself
 NO_MODEL = bytes(32)  # in the context of a release, whose manifest names the model
 SIGNED = 0x0E  # the kind of a body that carries a signed body
-GLOBAL_UPDATE, RELEASE = "reference", "release"  # domains of certified content
+# Domains of certified content
+GLOBAL_UPDATE, RELEASE, SOFTWARE = "reference", "release", "software"
 QUANTUM = 3  # the kind of object that carries an ML-DSA-44 signature
 CERTIFICATE_MAX = 1041  # bytes of a certificate with 16 rows
 _UPDATE_NUMBERS = struct.Struct("<IIH")
@@ -263,7 +264,7 @@ def own_quantum(signers: Signers, own: Identity) -> QuantumKey | None:
     return key
 
 
-# The signature file of a release
+# The signature file of a release, or of a version of ternmesh (its content: the file's SHA-256)
 
 
 def sign_release(
@@ -273,6 +274,7 @@ def sign_release(
     signers: Signers,
     before: bytes = b"",
     quantum: QuantumKey | None = None,
+    domain: str = RELEASE,
 ) -> bytes:
     """The signature file of a manifest, with the row of `own` added to those of `before`.
 
@@ -285,26 +287,30 @@ def sign_release(
     rows = {}
     if before:
         beside, certificate = _split(content, before)
-        rows = dict(row for row in certificate if _is_valid(signers, context, content, row))
-    rows |= dict((sign_content(own, index, context, content, RELEASE),))
+        rows = dict(row for row in certificate if _is_valid(signers, context, content, row, domain))
+    rows |= dict((sign_content(own, index, context, content, domain),))
     if quantum is not None:
-        beside = sign_quantum(quantum, context, content, RELEASE)
+        beside = sign_quantum(quantum, context, content, domain)
     return beside + certify(b"", tuple(sorted(rows.items())))
 
 
-def signatures_of(signers: Signers, fleet: bytes, content: bytes, signatures: bytes) -> int:
+def signatures_of(
+    signers: Signers, fleet: bytes, content: bytes, signatures: bytes, domain: str = RELEASE
+) -> int:
     """The number of valid signatures of a manifest."""
     context = SigningContext(fleet, NO_RUN, NO_MODEL)
     rows = _split(content, signatures)[1]
-    return sum(_is_valid(signers, context, content, row) for row in rows)
+    return sum(_is_valid(signers, context, content, row, domain) for row in rows)
 
 
-def verify_release(signers: Signers, fleet: bytes, content: bytes, signatures: bytes) -> None:
+def verify_release(
+    signers: Signers, fleet: bytes, content: bytes, signatures: bytes, domain: str = RELEASE
+) -> None:
     """Check that enough signers have signed a manifest; WireError."""
     beside, certificate = _split(content, signatures)
     context = SigningContext(fleet, NO_RUN, NO_MODEL)
-    verify_certificate(signers, context, content, certificate, RELEASE)
-    verify_beside(signers, context, content, (beside,), RELEASE)
+    verify_certificate(signers, context, content, certificate, domain)
+    verify_beside(signers, context, content, (beside,), domain)
 
 
 def _split(content: bytes, signatures: bytes) -> tuple[bytes, Certificate]:
@@ -312,15 +318,15 @@ def _split(content: bytes, signatures: bytes) -> tuple[bytes, Certificate]:
     at = QUANTUM_SIZE if len(signatures) > CERTIFICATE_MAX else 0
     signed, certificate = split_certificate(content + signatures[at:])
     if signed != content:
-        raise WireError("signature", "the signatures of this release are incomplete or missing")
+        raise WireError("signature", "these signatures are incomplete or missing")
     return signatures[:at], certificate
 
 
 def _is_valid(
-    signers: Signers, context: SigningContext, content: bytes, row: tuple[int, bytes]
+    signers: Signers, context: SigningContext, content: bytes, row: tuple[int, bytes], domain: str
 ) -> bool:
     try:
-        verify_certificate(Signers(signers.keys), context, content, (row,), RELEASE)
+        verify_certificate(Signers(signers.keys), context, content, (row,), domain)
     except WireError:
         return False
     return True

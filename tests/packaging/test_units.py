@@ -11,6 +11,8 @@ import pytest
 
 from ternmesh_cli.main import main
 from ternmesh_cli.process import ExitCode
+from ternmesh_cli.upgrade import FOLDER
+from ternmesh_service.rollback import MARKER
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "packaging" / "systemd"
@@ -58,6 +60,28 @@ def test_the_settings_are_known(unit: Path) -> None:
     ours = [line for line in done.stderr.splitlines() if "ternmesh" in line]
     assert [line for line in ours if not any(key in line for key in NEWER)] == []
     assert done.returncode == 0, done.stderr
+
+
+@needs_systemd
+def test_the_unit_that_ends_an_upgrade_runs_first_and_as_root(tmp_path: Path) -> None:
+    """Its drop-in stands in place of that of all units, which would take root from it."""
+    name = "ternmesh-upgrade.service"
+    text = (UNITS / name).read_text()
+    assert f"ConditionPathExists={FOLDER}/{MARKER}\n" in text
+    assert f"ExecStart=/usr/bin/python3 -I {FOLDER}/rollback.py\n" in text
+    [before] = re.findall(r"^Before=(.*)$", text, re.MULTILINE)
+    assert before.split() == [f"ternmesh-{end}.service" for end in NAMES]
+    shutil.copy(UNITS / name, tmp_path)
+    for folder in (COMMON, f"{name}.d"):
+        shutil.copytree(UNITS / folder, tmp_path / folder)
+    assert {path.name for path in (UNITS / f"{name}.d").iterdir()} == {
+        path.name for path in (UNITS / COMMON).iterdir()
+    }
+    done = analyze("verify", "--man=no", tmp_path / name)
+    assert done.returncode == 0, done.stderr
+    assert "User=" not in (UNITS / f"{name}.d" / "10-hardening.conf").read_text()
+    postinst = (ROOT / "packaging" / "debian" / "postinst").read_text()
+    assert "ternmesh-*" not in postinst, "a restart of this unit would end its own dpkg"
 
 
 @needs_systemd

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from ternmesh_cli.main import main
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.control_socket import BACKUP, ControlError, ControlServer, Relay, ask
 from ternmesh_service.identity_file import make_identity_file
+from ternmesh_store import state_file
 from ternmesh_store.files import GITIGNORE
 from ternmesh_store.host_store import HostStore
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.state_file import SCHEMA, STATE, StateFile
 
 MODEL = bytes(range(32))
 PLAN = make_plan(8, rounds=9, local_steps=1, learning_rate=0.1)
@@ -295,3 +297,60 @@ def test_a_request_with_a_wrong_path_is_refused_and_ends_nothing(
     with pytest.raises(ControlError):
         ask(host.folder / "control.sock", {BACKUP: folder})
     assert host.ternmesh("backup", tmp_path / "copy")[0] == 0
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Makes this version of ternmesh the next one, with a table more, or itself again."""
+    number = SCHEMA.version + 1
+    table = "CREATE TABLE node_more (key TEXT PRIMARY KEY)"
+    steps = {**SCHEMA.migrations, number: ()}
+    schema = replace(
+        SCHEMA, version=number, statements=(*SCHEMA.statements, table), migrations=steps
+    )
+    return lambda is_newer: monkeypatch.setattr(
+        state_file, "SCHEMA", schema if is_newer else SCHEMA
+    )
+
+
+def test_a_copy_of_an_older_format_is_migrated(
+    host: Host, tmp_path: Path, newer: Callable[[bool], None]
+) -> None:
+    copy = copy_of(host, tmp_path / "copy")
+    content = (copy / STATE).read_bytes()
+    newer(True)
+    host.reach(2, b"other-id")
+    assert host.ternmesh("restore", copy, "--force")[0] == 0
+    assert host.version == 3
+    assert (copy / STATE).read_bytes() == content
+    kept = {f"{STATE}.format-{SCHEMA.version}", f"{STATE}.replaced-1"}
+    assert {file.name for file in host.folder.iterdir()} == {STATE, "identity", GITIGNORE, *kept}
+
+
+def test_a_copy_of_a_newer_format_is_refused(
+    host: Host, tmp_path: Path, newer: Callable[[bool], None]
+) -> None:
+    newer(True)
+    copy = copy_of(host, tmp_path / "copy")
+    newer(False)
+    code, said = host.ternmesh("restore", copy, "--force")
+    assert code == 1
+    assert f"{copy / STATE} was written by another version of ternmesh (format" in said
+    assert "install that version again" in said
+
+
+def test_the_older_version_goes_on_with_what_the_migration_left(
+    host: Host, newer: Callable[[bool], None]
+) -> None:
+    newer(True)
+    assert host.version == 3
+    newer(False)
+    content = (host.folder / STATE).read_bytes()
+    left = host.folder / f"{STATE}.format-{SCHEMA.version}"
+    code, said = host.ternmesh("restore", left)
+    assert code == 1
+    assert "install that version again, or bring back a copy" in said
+    assert (host.folder / STATE).read_bytes() == content
+    assert host.ternmesh("restore", left, "--force")[0] == 0
+    assert host.version == 3
+    assert (host.folder / f"{STATE}.replaced-1").read_bytes() == content

@@ -80,13 +80,14 @@ class Process:
         path.write_text(config)
         self._arguments = [sys.executable, "-m", "ternmesh_cli.main", command]
         self._arguments += ["--config", str(path), *options]
+        self.checkout = ROOT  # or the folder of another version
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(
-                self._arguments, cwd=ROOT, env=environment, stdout=log, stderr=log
+                self._arguments, cwd=self.checkout, env=environment, stdout=log, stderr=log
             )
 
     def signal(self, number: int) -> None:
@@ -115,11 +116,17 @@ class Fleet:
     """The processes, and common checks."""
 
     def __init__(
-        self, folder: Path, url: str, eventually: Callable, *options: str, insecure: bool = False
+        self,
+        folder: Path,
+        url: str,
+        eventually: Callable,
+        *options: str,
+        insecure: bool = False,
+        enrol: Callable[..., object] = enrol_fleet,
     ) -> None:
         trusting = ("--insecure",) if insecure else ()
         if not insecure:
-            enrol_fleet("ternmesh", folder / "host", {name: folder / name for name in BOARDS})
+            enrol("ternmesh", folder / "host", {name: folder / name for name in BOARDS})
         config = HOST_CONFIG.format(url=url, rounds=ROUNDS, announce_s=ANNOUNCE_S)
         clips = fsdd_path("train")
         self.host = Process("host", folder / "host", config, *trusting, *options)

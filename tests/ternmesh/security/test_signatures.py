@@ -12,15 +12,19 @@ from ternmesh.security.session import group_name
 from ternmesh.security.signatures import (
     RELEASE,
     SIGNED,
+    SOFTWARE,
     Signers,
     SigningContext,
     open_signed,
     sign_body,
     sign_content,
     sign_quantum,
+    sign_release,
     sign_update,
+    signatures_of,
     verify_beside,
     verify_certificate,
+    verify_release,
     verify_update,
 )
 from ternmesh.wire import control
@@ -135,6 +139,20 @@ def test_one_wrong_row_spoils_a_certificate() -> None:  # R9.7-4
         verify_certificate(signers(2), PLACE, b"other", rows)
     with bad():
         verify_certificate(signers(1), PLACE, b"content", UNCERTIFIED)
+
+
+def test_a_signed_release_is_no_signed_version_of_ternmesh() -> None:
+    one, fleet, digest = Signers((HOST.public,)), bytes(16), bytes(32)
+    signed = sign_release(HOST, fleet, digest, one, domain=SOFTWARE)
+    verify_release(one, fleet, digest, signed, SOFTWARE)
+    assert signatures_of(one, fleet, digest, signed, SOFTWARE) == 1
+    assert signatures_of(one, fleet, digest, signed) == 0
+    with bad():
+        verify_release(one, fleet, digest, signed)
+    with bad():
+        verify_release(one, bytes(15) + b"x", digest, signed, SOFTWARE)
+    with bad():
+        verify_release(one, fleet, bytes(31) + b"x", signed, SOFTWARE)
 
 
 def test_no_signature_counts_in_another_place_or_for_another_thing() -> None:

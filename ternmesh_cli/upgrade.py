@@ -1,0 +1,234 @@
+"""`ternmesh upgrade`: sign a version of ternmesh, install it on trial, go back where it fails.
+
+Everything of ternmesh is imported before the files are replaced: what is imported later would be of
+the other version.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ternmesh.errors import TernmeshError, WireError
+from ternmesh.release import SIGNATURES_MAX
+from ternmesh.security.signatures import SOFTWARE, verify_release
+from ternmesh_cli import keys, release
+from ternmesh_cli.keys import End
+from ternmesh_cli.process import Subcommands, add_json, add_option, number
+from ternmesh_service import rollback, software
+from ternmesh_service.control_socket import ControlError
+from ternmesh_service.rollback import DONE, INSTALLING, KEPT, LAST, MARKER, STOPPING, Failed, run
+from ternmesh_store.files import copy_file, make_private_folder, open_regular, read_file
+from ternmesh_store.state_file import AIRTIME, StateFile
+
+FOLDER = Path("/var/lib/ternmesh/upgrade")
+RECOVERY = "ternmesh-upgrade.service"  # runs at the next start of a machine that lost its power
+FILE_MAX = 1 << 30  # bytes of a package
+TRIAL_S = 120
+SILENT_S = 300.0  # a program that gives no answer for so long hangs: as long as WatchdogSec
+LOOK_S = 2.0  # between two looks at a program on trial
+
+SHOWN = ("step", "old", "new", "file", "units", "sentence")
+CUT = "an upgrade goes on, or was cut: `systemctl start ternmesh-upgrade` brings it to its end"
+
+_log = logging.getLogger(__name__)
+
+EXIT_CODES = """\
+exit codes:
+  0  done
+  1  the file is refused, or its version failed and the one before is back; a sentence says why
+  2  the command line or the configuration is wrong; a sentence says what is allowed
+"""
+
+
+class UpgradeError(TernmeshError):
+    """The file is refused, or its version failed; the sentence says what runs now."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    rows = Subcommands(parser, EXIT_CODES)
+    sign = rows.add("sign", "sign a .deb or .whl with the key of the host or another signer", _sign)
+    sign.add_argument("file", type=Path, metavar="FILE")
+    release.add_signer(sign)
+    install = rows.add("install", "install a .deb or .whl, and go back where it fails", _install)
+    install.add_argument("file", type=Path, metavar="FILE")
+    what = "node.toml, host.toml or gateway.toml; again for each program of this machine"
+    install.add_argument(
+        "--config", type=Path, action="append", required=True, metavar="FILE", help=what
+    )
+    install.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
+    add_option(
+        install, "--trial-s", number(0, 86_400), TRIAL_S, "so long the new version must work"
+    )
+    listing = rows.add("status", "show the last upgrade", _status)
+    for row in (install, listing):
+        add_json(row)
+        what = f"where the way back is kept (default: {FOLDER})"
+        row.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=what)
+
+
+def _sign(arguments: argparse.Namespace) -> int:
+    file = arguments.file
+    release.sign(arguments, _signature(file), _digest(file), file.name, SOFTWARE)
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    found = {"sentence": "no upgrade was made here"}
+    for name in (LAST, MARKER):
+        if (arguments.folder / name).exists():
+            found = {"sentence": CUT} | json.loads((arguments.folder / name).read_text())
+    shown = {name: found[name] for name in SHOWN if name in found}
+    print(json.dumps(shown, indent=1) if arguments.json else shown["sentence"])
+    return 0
+
+
+def _install(arguments: argparse.Namespace) -> int:
+    ends = {
+        f"ternmesh-{end.role.name.lower()}.service": end for end in map(keys.read, arguments.config)
+    }
+    folder: Path = arguments.folder
+    make_private_folder(folder)
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+    try:
+        with rollback.locked(folder):
+            if (cut := rollback.recover(folder)) is not None:
+                raise Failed(f"of the upgrade before: {cut}; give this command again")
+            try:
+                package, marker = _prepare(arguments, folder / KEPT, ends)
+            except BaseException:
+                shutil.rmtree(folder / KEPT, ignore_errors=True)
+                raise
+            _upgrade(folder, package, marker, ends, arguments.trial_s)
+    except Failed as error:
+        raise UpgradeError(str(error)) from error
+    return _status(arguments)
+
+
+def _prepare(
+    arguments: argparse.Namespace, kept: Path, ends: Mapping[str, End]
+) -> tuple[software.Package, dict[str, Any]]:
+    """Check everything, and keep the way back: after an error nothing has changed."""
+    shutil.rmtree(kept, ignore_errors=True)
+    file = kept / "new" / arguments.file.name
+    file.parent.mkdir(parents=True)
+    copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
+    if not arguments.insecure:
+        _check_signature(arguments.file, file, arguments.config[0])
+    package = software.read_package(file)
+    for unit, end in ends.items():
+        if _pid(unit) is None or not StateFile(end.folder).path.exists():
+            raise Failed(f"{unit} does not run: start it, so that the new version can be tried")
+    run("systemctl", "enable", "--quiet", RECOVERY)
+    marker = {
+        "step": STOPPING,
+        "file": str(arguments.file),
+        "units": list(ends),
+        "folders": [str(end.folder) for end in ends.values()],
+        **software.keep(package, kept),
+    }
+    return package, marker
+
+
+def _upgrade(
+    folder: Path,
+    package: software.Package,
+    marker: dict[str, Any],
+    ends: Mapping[str, End],
+    trial_s: float,
+) -> None:
+    shutil.copyfile(str(rollback.__file__), folder / "rollback.py")
+    rollback.write_marker(folder, marker)
+    try:
+        run("systemctl", "stop", *ends)
+        marker |= {"step": INSTALLING, "state": _copy_state(ends.values(), folder / KEPT)}
+        rollback.write_marker(folder, marker)
+        software.install(package)
+        run("systemctl", "start", *ends)  # until they say READY, or their time is over
+        watch(ends, trial_s)
+    except BaseException as error:
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise Failed(rollback.roll_back(folder, why)) from error
+    sentence = f"{package.version} runs in place of {package.installed}"
+    rollback.finish(folder, marker, DONE, sentence)
+
+
+def watch(
+    ends: Mapping[str, End],
+    trial_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when each program has answered after its trial; Failed where one ends or hangs."""
+    pids = {unit: _pid(unit) for unit in ends}
+    begun = clock()
+    heard = dict.fromkeys(ends, begun)
+    while True:
+        for unit, end in ends.items():
+            if pids[unit] is None or _pid(unit) != pids[unit]:
+                raise Failed(f"{unit} ended on trial")
+            try:
+                if end.ask({"command": "status"}) is not None:
+                    heard[unit] = clock()
+            except ControlError as error:
+                _log.info("%s is busy (%s)", unit, error)
+            if clock() - heard[unit] > max(SILENT_S, trial_s):
+                raise Failed(f"{unit} gave no answer for {clock() - heard[unit]:.0f} s on trial")
+        if all(at > begun and at - begun >= trial_s for at in heard.values()):
+            return
+        sleep(LOOK_S)
+
+
+def _pid(unit: str) -> str | None:
+    """The process of a unit; None where it does not serve."""
+    shown = run("systemctl", "show", "--property=ActiveState,MainPID", unit).splitlines()
+    state = dict(line.split("=", 1) for line in shown)
+    return state["MainPID"] if state["ActiveState"] == "active" else None
+
+
+def _copy_state(ends: Collection[End], kept: Path) -> dict[str, tuple[int, str | None]]:
+    """The formats of all files, and a copy of each state. A ledger has none: it would forget."""
+    found: dict[str, tuple[int, str | None]] = {}
+    for number_, end in enumerate(ends):
+        state = StateFile(end.folder)
+        copy = kept / f"state-{number_}.sqlite"
+        state.open()
+        try:
+            state.back_up(copy)
+        finally:
+            state.close()
+        found[str(state.path)] = (rollback.format_of(state.path), str(copy))
+        for ledger in (*end.folder.glob(AIRTIME), *end.folder.glob(f"link-*/{AIRTIME}")):
+            found[str(ledger)] = (rollback.format_of(ledger), None)
+    return found
+
+
+def _check_signature(path: Path, copy: Path, config: Path) -> None:
+    """Raise Failed unless the fleet of this configuration has signed the file."""
+    file = _signature(path)
+    if not file.exists():
+        raise Failed(
+            f"{file} is missing: the owner of the fleet makes it with `ternmesh upgrade sign`"
+        )
+    fleet = keys.fleet_of(config)
+    try:
+        signed = read_file(file, SIGNATURES_MAX)
+        verify_release(fleet.signers, fleet.name, _digest(copy), signed, SOFTWARE)
+    except WireError as error:
+        raise Failed(f"{path} is not signed by this fleet, or damaged ({error})") from error
+
+
+def _signature(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sig")
+
+
+def _digest(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,209 @@
+"""The way back of an upgrade that failed or was cut, with Python's own library alone.
+
+`ternmesh upgrade` leaves a copy of this file beside its marker, and ternmesh-upgrade.service runs
+that with the system's Python: the packages of ternmesh may be half replaced then. Every part may be
+done twice, so where the power fails in the middle, the next start does it all again.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import syslog
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+MARKER, LAST, KEPT, LOCK = "marker.json", "last.json", "kept", "lock"
+STOPPING, INSTALLING = "stopping", "installing"  # the steps of a marker; and the ends:
+DONE, ROLLED_BACK = "done", "rolled back"
+LOCKED_S, LOCKED_TRIES = 5.0, 60  # apt or another dpkg may hold the lock of dpkg
+
+
+class Failed(Exception):
+    """A sentence that says what failed."""
+
+
+def run(*command: object) -> str:
+    """The output of a program, which no Ctrl-C reaches; Failed with what it says."""
+    words, environment = [str(word) for word in command], {**os.environ, "LC_ALL": "C.UTF-8"}
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            env=environment, umask=0o022, start_new_session=True, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise Failed(f"`{words[0]}` cannot run here ({error.strerror})") from error
+    if done.returncode:
+        raise Failed(f"`{' '.join(words[:2])}` says: {' '.join(done.stderr.split())[-300:]}")
+    return done.stdout
+
+
+def dpkg(*options: object) -> None:
+    """Let dpkg work, as soon as nobody else does."""
+    for left in reversed(range(LOCKED_TRIES)):
+        try:
+            run("dpkg", *options)
+            return
+        except Failed as error:
+            if "locked" not in str(error) or not left:
+                raise
+        time.sleep(LOCKED_S)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One upgrade at a time; Failed while another goes on."""
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Failed("another upgrade goes on: wait for its end") from error
+        yield
+
+
+def write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
+    """Make durable how far an upgrade is, and all that came before."""
+    new = folder / f"{MARKER}.new"
+    new.write_text(json.dumps(marker, indent=1))
+    os.sync()
+    new.replace(folder / MARKER)
+    os.sync()
+
+
+def finish(folder: Path, marker: Mapping[str, Any], step: str, sentence: str) -> None:
+    """The end of an upgrade: say it to the log, and drop what was kept."""
+    write_marker(folder, {**marker, "step": step, "sentence": sentence})
+    syslog.openlog("ternmesh-upgrade")
+    syslog.syslog(syslog.LOG_NOTICE if step == DONE else syslog.LOG_ERR, sentence)
+    _drop(folder)
+
+
+def recover(folder: Path) -> str | None:
+    """Bring an upgrade that was cut to its end; what was done, or None where there is none."""
+    if not (folder / MARKER).exists():
+        return None
+    marker = json.loads((folder / MARKER).read_text())
+    if marker["step"] not in (DONE, ROLLED_BACK):
+        return roll_back(folder, "it was interrupted")
+    _drop(folder)
+    return str(marker["sentence"])
+
+
+def roll_back(folder: Path, why: str) -> str:
+    """Bring the previous version back, and the state where it was migrated; what was done."""
+    marker = json.loads((folder / MARKER).read_text())
+    units = marker["units"]
+    sentence = f"the upgrade to {marker['new']} failed ({why}); "
+    try:
+        run("systemctl", "stop", *units)
+        if marker["step"] == INSTALLING:
+            _bring_program_back(marker)
+            returned = [p for p, (n, copy) in marker["state"].items() if _return(Path(p), n, copy)]
+            sentence += f"{marker['old']} is back" + ", and its state" * bool(returned)
+        else:
+            sentence += f"{marker['old']} stays"
+        for state_dir in map(Path, marker["folders"]):
+            owner = state_dir.stat()
+            for file in state_dir.iterdir():  # SQLite may have left one of root
+                os.chown(file, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        run("systemctl", "start", "--no-block", *units)
+    except (Failed, OSError) as error:
+        sentence += (
+            f"and so did the way back ({error}): `systemctl start ternmesh-upgrade` tries it "
+        )
+        sentence += f"again; {folder / KEPT} holds the previous version"
+        syslog.syslog(syslog.LOG_ERR, sentence)
+        raise Failed(sentence) from error
+    finish(folder, marker, ROLLED_BACK, sentence)
+    return sentence
+
+
+def format_of(path: Path) -> int:
+    """The format of a closed file; -1 where it cannot be read."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.Error:
+        return -1
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, a link or a folder, in place of what is there."""
+    remove(target)
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _bring_program_back(marker: Mapping[str, Any]) -> None:
+    if marker["previous"] is not None:
+        try:
+            dpkg("--install", marker["previous"])
+        except Failed as error:
+            syslog.syslog(syslog.LOG_WARNING, str(error))
+            dpkg("--configure", "-a")
+            dpkg("--install", marker["previous"])
+        return
+    for path in (*marker["added"], *Path(marker["site"]).glob("~*")):  # pip's, while it replaces
+        remove(Path(path))
+    for name, kept in marker["files"].items():
+        copy(Path(kept), Path(name))
+
+
+def _return(path: Path, version: int, copy: str | None) -> bool:
+    """Make a file one of this format again: by its copy, or by none. Whether it was another."""
+    ready = path.with_name(f"{path.name}.replacement")  # a store that finds it alone takes it
+    found = format_of(path) if path.exists() else None
+    if found == version or (found is None and copy is None):
+        return False
+    if copy is not None:
+        owner, new = path.parent.stat(), path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
+        shutil.copyfile(copy, new)
+        os.chown(new, owner.st_uid, owner.st_gid)
+        os.sync()
+        new.replace(ready)
+    if found is not None:
+        path.replace(path.with_name(f"{path.name}.format-{found}"))
+    if copy is not None:
+        ready.replace(path)
+    return True
+
+
+def _drop(folder: Path) -> None:
+    (folder / MARKER).replace(folder / LAST)
+    os.sync()
+    shutil.rmtree(folder / KEPT, ignore_errors=True)
+
+
+def main() -> int:
+    """Recover beside this file; the exit code."""
+    folder = Path(__file__).resolve().parent
+    try:
+        with locked(folder):
+            sentence = recover(folder)
+    except Failed as error:
+        print(error, file=sys.stderr)  # noqa: T201  (a program of its own)
+        return 1
+    print(sentence or "no upgrade was cut")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

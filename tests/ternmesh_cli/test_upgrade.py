@@ -1,0 +1,545 @@
+"""`ternmesh upgrade` with real dpkg in a root folder of its own, and a systemctl that we play.
+
+Each small .deb says how its program behaves: `good`, `crash` at its start, `die` on trial, `hang`;
+and with `+migrate` it brings the state to another format.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmesh_cli import upgrade
+from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.main import main
+from ternmesh_service import rollback, software
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.rollback import Failed
+from ternmesh_store.state_file import STATE, StateFile
+
+OLD, NEW = "1.0+py3", "2.0+py3"
+UNIT = "ternmesh-node.service"
+DPKG = """#!/bin/sh
+exec /usr/bin/dpkg --force-not-root --force-bad-path --force-depends --force-script-chrootless \\
+    --log="$DPKG_ROOT/log" "$@"
+"""
+SYSTEMCTL = f"""#!{sys.executable} -I
+import os, sqlite3, sys
+from pathlib import Path
+root = Path(os.environ["DPKG_ROOT"])
+pid, log = root / "pid", root / "systemctl.log"
+with log.open("a") as file:
+    print(*sys.argv[1:], file=file)
+behaviour = (root / "opt/ternmesh/behaviour").read_text()
+if sys.argv[1] == "stop":
+    pid.unlink(missing_ok=True)
+if sys.argv[1] == "start":
+    if "migrate" in behaviour:
+        with sqlite3.connect(os.environ["STATE"]) as connection:
+            connection.execute("PRAGMA user_version = 99")
+    if "crash" in behaviour:
+        sys.exit("Job for the unit failed")
+    pid.write_text("100")
+if sys.argv[1] == "show":
+    number = int(pid.read_text()) if pid.exists() else 0
+    if number and "die" in behaviour:
+        pid.write_text(str(number + 1))
+    print(f"ActiveState={{'active' if number else 'failed'}}\\nMainPID={{number}}")
+"""
+
+
+@dataclass
+class Board:
+    """A board whose programs and dpkg live below `root`."""
+
+    root: Path
+    folder: Path  # of settings, packages and keys
+    capsys: pytest.CaptureFixture[str]
+
+    def deb(self, version: str, behaviour: str = "good", **fields: str) -> Path:
+        tree = self.folder / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        for name, text in (
+            ("opt/ternmesh/behaviour", behaviour),
+            (f"opt/ternmesh/only-{version}", version),
+        ):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text)
+        (tree / "opt/ternmesh/link").symlink_to("behaviour")
+        native = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
+        about = {
+            "Package": "ternmesh",
+            "Version": version,
+            "Architecture": native,
+            "Maintainer": "m <m@localhost>",
+            "Installed-Size": "1",
+            "Depends": f"python3 (>= {software.PYTHON}~)",
+            "Description": "small\n of two lines",
+        }
+        scripts = {name: fields.pop(name) for name in ("preinst", "postinst") if name in fields}
+        about |= {name.replace("_", "-"): value for name, value in fields.items()}
+        (tree / "DEBIAN").mkdir(mode=0o755)
+        text = "".join(f"{name}: {value}\n" for name, value in about.items())
+        (tree / "DEBIAN" / "control").write_text(text)
+        for name, script in scripts.items():
+            (tree / "DEBIAN" / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tree / "DEBIAN" / name).chmod(0o755)
+        path = self.folder / f"ternmesh_{version}_{about['Architecture']}.deb"
+        command = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", tree, path]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        return path
+
+    def ternmesh(self, action: str, *rest: object) -> tuple[int, str]:
+        code = main(["upgrade", action, *map(str, rest)])
+        shown = self.capsys.readouterr()
+        return code, shown.out + shown.err
+
+    @property
+    def options(self) -> tuple[object, ...]:
+        return (
+            "--config",
+            self.folder / "node.toml",
+            "--folder",
+            self.folder / "way",
+            "--trial-s",
+            0,
+        )
+
+    def install(self, file: Path, *options: str) -> tuple[int, str]:
+        return self.ternmesh("install", file, *self.options, *options)
+
+    def status(self) -> dict[str, Any]:
+        found = self.ternmesh("status", "--folder", self.folder / "way", "--json")[1]
+        return json.loads(found)
+
+    def recover(self) -> str:
+        """What the unit does when the machine starts."""
+        script = self.folder / "way" / "rollback.py"
+        command = [sys.executable, "-I", str(script)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    @property
+    def version(self) -> tuple[str, list[str]]:
+        """What dpkg says, and which files are there."""
+        show = ["dpkg-query", "--show", "--showformat=${Status} ${Version}", "ternmesh"]
+        said = subprocess.check_output(show, text=True)
+        files = sorted(path.name for path in (self.root / "opt/ternmesh").iterdir())
+        return said, files
+
+    def is_at(self, version: str) -> bool:
+        files = ["behaviour", "link", f"only-{version}"]
+        return self.version == (f"install ok installed {version}", files)
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state" / STATE
+
+    @property
+    def commands(self) -> list[str]:
+        return (self.root / "systemctl.log").read_text().splitlines()
+
+    def snapshot(self) -> dict[str, bytes]:
+        """All that must not change where a file is refused."""
+        places = (self.root / "opt", self.root / "var/lib/dpkg/status", self.state.parent)
+        files = [path for place in places for path in (place, *place.rglob("*"))]
+        return {str(p): p.read_bytes() for p in files if p.is_file()}
+
+
+@pytest.fixture
+def board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Board]:
+    """Version 1.0 is installed, runs, answers, and belongs to the fleet of host.toml."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("dpkg-deb is not installed: only Debian and Ubuntu have it")
+    root = tmp_path / "root"
+    for name in ("var/lib/dpkg/info", "var/lib/dpkg/updates", "bin"):
+        (root / name).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    for name, text in (("dpkg", DPKG), ("systemctl", SYSTEMCTL)):
+        (root / "bin" / name).write_text(text)
+        (root / "bin" / name).chmod(0o755)
+    (tmp_path / "node.toml").write_text('name = "ada"\nstate_dir = "state"\n')
+    (tmp_path / "host.toml").write_text('state_dir = "host"\nmodel = "keyword"\n')
+    enrol_fleet("ternmesh", tmp_path / "host", {"ada": tmp_path / "state"})
+    made = Board(root, tmp_path, capsys)
+    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin")
+    monkeypatch.setenv("DPKG_ROOT", str(root))
+    monkeypatch.setenv("STATE", str(made.state))
+    for name, value in (("SILENT_S", 1.5), ("LOOK_S", 0.05)):
+        monkeypatch.setattr(upgrade, name, value)
+    monkeypatch.setattr(rollback, "LOCKED_S", 0.0)
+    subprocess.run(["dpkg", "--install", made.deb(OLD)], check=True, capture_output=True)
+    assert made.is_at(OLD)
+
+    def answer(_: dict[str, Any]) -> dict[str, Any]:
+        if "hang" in (root / "opt/ternmesh/behaviour").read_text():
+            raise OSError(errno.ETIMEDOUT, "it hangs")
+        return {"version": 1, "security": {"mode": "insecure"}} | security
+
+    host = StateFile(tmp_path / "state")
+    host.open()
+    [(fleet,)] = host.rows("SELECT fleet FROM security_fleet")
+    host.close()
+    line = main_line(tmp_path, capsys)
+    security = {"security": {"mode": "keys", "fleet": fleet.hex(), "host": line}}
+    (root / "pid").write_text("1")
+    (root / "systemctl.log").touch()
+    with ControlServer(tmp_path / "state" / "control.sock", answer):
+        yield made
+
+
+def main_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    command = ["enrol", "identity", "--config", str(folder / "host.toml"), "--json"]
+    assert main(command) == 0
+    return str(json.loads(capsys.readouterr().out)["identity"])
+
+
+def signed(board: Board, file: Path, config: str = "host.toml") -> Path:
+    code, said = board.ternmesh("sign", file, "--config", board.folder / config)
+    assert code == 0, said
+    return file
+
+
+def test_a_signed_version_is_installed_and_runs(board: Board) -> None:
+    code, said = board.install(signed(board, board.deb(NEW)))
+    assert (code, said) == (0, f"{NEW} runs in place of {OLD}\n")
+    assert board.is_at(NEW)
+    assert board.commands.index(f"stop {UNIT}") < board.commands.index(f"start {UNIT}")
+    assert "enable --quiet ternmesh-upgrade.service" in board.commands
+    shown = board.status()
+    assert (shown["step"], shown["old"], shown["new"]) == ("done", OLD, NEW)
+    left = {path.name for path in (board.folder / "way").iterdir()}
+    assert left == {"last.json", "lock", "rollback.py", ".gitignore"}
+    assert board.recover() == "no upgrade was cut\n"
+    assert board.is_at(NEW)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        ("crash", "Job for the unit failed"),
+        ("die", f"{UNIT} ended on trial"),
+        ("hang", f"{UNIT} gave no answer for"),
+        ("crash+migrate", "Job for the unit failed"),
+        ("hang+migrate", "gave no answer"),
+    ],
+)
+def test_a_version_that_fails_is_taken_back(board: Board, behaviour: str, why: str) -> None:
+    before = board.state.read_bytes()
+    (board.state.parent / "airtime.db").touch()
+    code, said = board.install(signed(board, board.deb(NEW, behaviour)))
+    assert code == 1
+    assert why in said
+    assert f"{OLD} is back" in said
+    assert said.count("\n") == 1
+    assert board.is_at(OLD)
+    assert board.commands[-1] == f"start --no-block {UNIT}"
+    assert board.status()["step"] == "rolled back"
+    assert why in board.status()["sentence"]
+    migrated = board.state.with_name(f"{STATE}.format-99")
+    assert migrated.exists() == ("migrate" in behaviour) == ("and its state" in said)
+    if "migrate" not in behaviour:
+        assert board.state.read_bytes() == before
+    state = StateFile(board.state.parent)
+    state.open()
+    assert state.rows("SELECT fleet FROM security_fleet")
+    state.close()
+
+
+def test_what_was_learned_on_trial_stays_where_the_format_is_equal(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = upgrade.watch
+
+    def learn(*arguments: Any) -> None:
+        state = StateFile(board.state.parent)
+        state.open()
+        state.insert("node_value", "learned", b"on trial")
+        state.commit()
+        state.close()
+        watch(*arguments)
+
+    monkeypatch.setattr(upgrade, "watch", learn)
+    assert board.install(signed(board, board.deb(NEW, "die")))[0] == 1
+    state = StateFile(board.state.parent)
+    state.open()
+    assert state.rows("SELECT value FROM node_value") == [(b"on trial",)]
+    state.close()
+
+
+def with_format(path: Path, number: int) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {number}")
+
+
+def test_a_ledger_of_another_format_is_set_aside_and_no_old_one_comes_back(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledgers = [board.state.parent / name for name in ("airtime.db", "link-far/airtime.db")]
+    for ledger in ledgers:
+        ledger.parent.mkdir(exist_ok=True)
+        with_format(ledger, 3)
+
+    def migrate(*_: object) -> None:
+        with_format(ledgers[1], 4)
+        raise Failed("it fails")
+
+    monkeypatch.setattr(upgrade, "watch", migrate)
+    assert board.install(signed(board, board.deb(NEW)))[0] == 1
+    assert ledgers[0].exists()
+    assert not ledgers[1].exists(), "an old ledger would forget airtime"
+    assert ledgers[1].with_name("airtime.db.format-4").exists()
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 40)
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def other_fleet(board: Board, path: Path) -> None:
+    (board.folder / "stranger.toml").write_text('state_dir = "stranger"\nmodel = "keyword"\n')
+    enrol_fleet("ternmesh", board.folder / "stranger", {})
+    path.with_name(f"{path.name}.sig").unlink()
+    signed(board, path, "stranger.toml")
+
+
+@pytest.mark.parametrize(
+    ("fields", "spoil", "options", "sentence"),
+    [
+        ({"Architecture": "s390x"}, None, (), "is for s390x, and this is"),
+        ({"Package": "other"}, None, (), "is other, and not ternmesh"),
+        ({"Depends": "python3 (>= 2.7~)"}, None, (), "is for Python 2.7, and here is"),
+        ({"Version": "0.9+py3"}, None, (), f"is 0.9+py3, and {OLD} here is newer"),
+        ({"Installed-Size": "99999999999"}, None, (), "are free: make room"),
+        ({}, lambda board, path: truncated(path), (), "is not signed by this fleet, or damaged"),
+        ({}, lambda board, path: truncated(path), ("--insecure",), "is damaged, or no .deb"),
+        ({}, lambda board, path: flipped(path), ("--insecure",), "is damaged, or no .deb"),
+        ({}, lambda board, path: path.write_bytes(b"x" * 99), ("--insecure",), "is damaged"),
+        ({}, lambda board, path: flipped(path), (), "is not signed by this fleet, or damaged"),
+        ({}, other_fleet, (), "is not signed by this fleet"),
+        ({}, lambda board, path: path.with_name(f"{path.name}.sig").unlink(), (), "sig is missing"),
+        ({}, lambda board, path: path.unlink(), (), "No such file"),
+        ({}, lambda board, path: (board.root / "pid").unlink(), (), "does not run: start it"),
+    ],
+)
+def test_a_file_that_does_not_fit_changes_nothing(
+    board: Board,
+    fields: dict[str, str],
+    spoil: Callable[[Board, Path], object] | None,
+    options: tuple[str, ...],
+    sentence: str,
+) -> None:
+    path = signed(board, board.deb(NEW, **{k.replace("-", "_"): v for k, v in fields.items()}))
+    if spoil is not None:
+        spoil(board, path)
+    before = board.snapshot()
+    code, said = board.install(path, *options)
+    assert code == 1
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert board.snapshot() == before
+    assert not [line for line in board.commands if line.startswith(("stop", "start"))]
+    assert board.status()["sentence"] == "no upgrade was made here"
+    assert not (board.folder / "way" / "kept").exists()
+
+
+def test_an_unsigned_file_is_installed_with_insecure_only(board: Board) -> None:
+    file = board.deb(NEW)
+    assert board.install(file)[0] == 1
+    assert board.is_at(OLD)
+    assert board.install(file, "--insecure")[0] == 0
+    assert board.is_at(NEW)
+
+
+def in_killed_child(work: Callable[[], object]) -> bool:
+    """Do work in a process that may kill itself; whether it did."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def cut_at(number: int, work: Callable[[], object]) -> bool:
+    """Do work with a power cut in front of the given command or sync; whether it came so far."""
+
+    def begin() -> None:
+        left = [number]
+
+        def cut(call: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*arguments: Any, **options: Any) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **options)
+
+            return counted
+
+        subprocess.run, os.sync = cut(subprocess.run), cut(os.sync)
+        work()
+
+    return in_killed_child(begin)
+
+
+@pytest.mark.parametrize("behaviour", ["good+migrate", "crash+migrate"])
+def test_a_power_cut_at_any_step_leaves_one_whole_version(board: Board, behaviour: str) -> None:
+    """Each round cuts one command or sync later. The unit's run at the next start is cut, too."""
+    file = signed(board, board.deb(NEW, behaviour))
+    content, back, went = board.state.read_bytes(), 0, 0
+    known = StateFile(board.state.parent).content()
+    number, was_cut = 0, True
+    while was_cut:
+        number += 1
+        was_cut = cut_at(number, lambda: board.install(file))
+        if (board.folder / "way" / "marker.json").exists():
+            cut_at(1 + number % 7, lambda: rollback.recover(board.folder / "way"))
+            board.recover()
+        assert (board.root / "pid").exists(), "the unit runs again"
+        if board.is_at(NEW):
+            went += 1
+            assert rollback.format_of(board.state) == 99
+            older = file.with_name(file.name.replace(NEW, OLD))
+            subprocess.run(["dpkg", "--install", older], check=True, capture_output=True)
+            board.state.write_bytes(content)
+        else:
+            back += 1
+            assert board.is_at(OLD), board.version
+            assert StateFile(board.state.parent).content() == known
+            assert board.state.stat().st_mode & 0o777 == 0o600
+    assert back > 15
+    assert (went > 1) == behaviour.startswith("good")
+
+
+KILL = "kill -9 $(awk '{print $4}' /proc/$PPID/stat) $PPID"
+
+
+@pytest.mark.parametrize("script", ["preinst", "postinst"])
+@pytest.mark.parametrize("kill", [KILL, "kill -9 $PPID", "exit 1"], ids=["all", "dpkg", "script"])
+def test_a_dpkg_that_is_cut_is_repaired(board: Board, script: str, kill: str) -> None:
+    file = signed(board, board.deb(NEW, **{script: kill}))
+    was_cut = in_killed_child(lambda: board.install(file))
+    assert was_cut == (kill == KILL)
+    if was_cut:
+        assert not board.is_at(OLD)
+        assert "systemctl start ternmesh-upgrade" in board.status()["sentence"]
+        assert f"it was interrupted); {OLD} is back" in board.recover()
+    assert board.is_at(OLD)
+    assert board.commands[-1] == f"start --no-block {UNIT}"
+    assert board.status()["step"] == "rolled back"
+
+
+def test_the_next_upgrade_ends_one_that_was_cut(board: Board) -> None:
+    file = signed(board, board.deb(NEW, preinst=KILL))
+    assert in_killed_child(lambda: board.install(file))
+    good = signed(board, board.deb("3.0+py3"))
+    code, said = board.install(good)
+    assert code == 1
+    assert "give this command again" in said
+    assert board.is_at(OLD)
+    assert board.install(good)[0] == 0
+    assert board.is_at("3.0+py3")
+
+
+def test_one_upgrade_at_a_time(board: Board) -> None:
+    (board.folder / "way").mkdir()
+    with rollback.locked(board.folder / "way"):
+        code, said = board.install(signed(board, board.deb(NEW)))
+    assert (code, "another upgrade goes on" in said) == (1, True)
+    assert board.is_at(OLD)
+
+
+def test_a_way_back_that_fails_says_what_to_do(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = rollback.run
+
+    def broken(*command: object) -> str:
+        if str(command[-1]).endswith("previous.deb") and command[0] == "dpkg":
+            raise Failed("the disk is gone")
+        return real(*command)
+
+    monkeypatch.setattr(rollback, "run", broken)
+    code, said = board.install(signed(board, board.deb(NEW, "crash")))
+    assert code == 1
+    assert "and so did the way back (the disk is gone)" in said
+    assert "systemctl start ternmesh-upgrade" in said
+    monkeypatch.undo()
+
+
+def test_what_dpkg_had_not_configured_is_configured_on_the_way_back(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, configured = rollback.run, []
+
+    def half(*command: object) -> str:
+        if command == ("dpkg", "--configure", "-a"):
+            configured.append(command)
+        elif str(command[-1]).endswith("previous.deb") and command[0] == "dpkg" and not configured:
+            raise Failed("another package is half configured")
+        return real(*command)
+
+    monkeypatch.setattr(rollback, "run", half)
+    code, said = board.install(signed(board, board.deb(NEW, "crash")))
+    assert (code, f"{OLD} is back" in said) == (1, True)
+    assert board.is_at(OLD)
+
+
+def test_two_of_three_signers(board: Board) -> None:
+    """A file has the rows of all who signed it, and needs as many as the fleet says."""
+    lines = [main_line(board.folder, board.capsys)]
+    for name in ("ann", "ben"):
+        end = board.folder / f"{name}.toml"
+        end.write_text(f'name = "{name}"\nstate_dir = "{name}"\n')
+        assert main(["enrol", "identity", "--config", str(end), "--json"]) == 0
+        lines.append(json.loads(board.capsys.readouterr().out)["identity"])
+    table = f"[security]\nsigners = {json.dumps(lines)}\nthreshold = 2\n"
+    config = board.folder / "node.toml"
+    config.write_text(config.read_text() + table)
+    file = board.deb(NEW)
+    for name, code in (("ann", 1), ("ben", 0)):
+        identity = board.folder / name / "identity"
+        said = board.ternmesh("sign", file, "--config", config, "--identity", identity)[1]
+        assert f"{file.name} is signed by {name}" in said
+        assert board.install(file)[0] == code
+
+
+def test_a_lock_of_dpkg_is_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["dpkg: error: dpkg frontend lock was locked by another process", ""])
+
+    def busy(*_: object) -> str:
+        if said := next(answers):
+            raise Failed(said)
+        return ""
+
+    monkeypatch.setattr(rollback, "run", busy)
+    rollback.dpkg("--configure", "-a")
+    assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("older", ["0.9", "1.0.dev3", "1.0a2", "1.0b1", "1.0rc1", "0.9.9", "1"])
+def test_versions_are_in_order(older: str) -> None:
+    assert software._order(older) <= software._order("1.0")
+    assert (software._order(older) < software._order("1.0")) == (older != "1")
+    assert software._order("1.0rc1") < software._order("1.0rc2") < software._order("1.0.1")
