@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import backup, ble, enrol, pipeline, programs, radio, release, split, status
+from ternmesh_cli import (
+    backup,
+    ble,
+    enrol,
+    pipeline,
+    programs,
+    radio,
+    release,
+    settings,
+    split,
+    status,
+)
 from ternmesh_cli.broker import command as broker
 from ternmesh_cli.demo import command as demo
 from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain, program
@@ -76,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     release.add_arguments(rows.add("release", "make and install releases of a model"))
     summary = "bring a copy of the state back"
     backup.add_restore_arguments(rows.add("restore", summary, backup.run_restore))
+    summary = "show and change the settings of boards, from the host"
+    settings.add_arguments(rows.add("settings", summary, settings.run))
     split.add_arguments(rows.add("split", "train a model cut between boards and host"))
     status.add_arguments(rows.add("status", "ask a running host, node or gateway", status.run))
     return parser

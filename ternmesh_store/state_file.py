@@ -71,6 +71,7 @@ _NODE = (
     "CREATE TABLE node_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE node_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE node_settings (number INTEGER NOT NULL, settings TEXT NOT NULL)",
 )
 _REPLAY = (
     """CREATE TABLE replay_sample (
@@ -114,6 +115,11 @@ _HOST = (
         PRIMARY KEY (version, peer)
     ) WITHOUT ROWID""",
     "CREATE TABLE host_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    # Of the fleet, not of a run: what the host wants of a board, and its last report.
+    """CREATE TABLE host_board (
+        name TEXT PRIMARY KEY, number INTEGER NOT NULL, settings TEXT NOT NULL,
+        report BLOB, reported_at INTEGER NOT NULL
+    )""",
 )
 _SPLIT = (
     "CREATE TABLE split_board (address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
@@ -121,7 +127,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=3,  # a change of any table takes the next number
+    version=4,  # a change of any table takes the next number
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
 )
 

@@ -30,11 +30,7 @@ def _unsigned(head: Manifest, _update: bytes) -> Manifest:
 
 
 def is_too_little(
-    corrected: Vector,
-    model_q24: ModelQ24,
-    in_a_row: int,
-    plan: Plan,
-    permille: int | None = None,
+    corrected: Vector, model_q24: ModelQ24, in_a_row: int, plan: Plan, permille: int | None = None
 ) -> bool:
     """Whether this update is too small to send, after `in_a_row` silent rounds in a row.
 

@@ -6,6 +6,7 @@ rises. `session` carries the messages, and keys sign the settings.
     NodeSession ── BoardManagement        HostSession ── FleetManagement
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +34,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "log_level": (0, len(LOG_LEVELS) - 1),
     "silence": (0, 1000),  # in place of the plan's `silence_permille`
 }
-# The values of a report in the order of the wire. Counts are those since the program began.
+# The values of a report in the order of the wire.
 VALUES: Final = (
     "uptime_s",
     "disk_free_mb",
@@ -41,8 +42,8 @@ VALUES: Final = (
     "temperature_dc",  # of the processor, in tenths of a degree Celsius
     "activity",  # the place in ACTIVITIES
     "version",  # of the global adapter
-    "rounds_trained",
-    "rounds_diverged",
+    "rounds_trained",  # in this run, of those that the board remembers
+    "rounds_diverged",  # since the program began
     "metric_milli",
     "loss_milli",
     "log_level",
@@ -114,6 +115,7 @@ class BoardManagement:
     ) -> None:
         self.number = number
         self.values = values
+        self.began_at = -math.inf  # when the board has begun its last round
         self._allowed = allowed
         self.settings: dict[str, int] = {}  # in force
         self._reports = RateLimiter(REPORT_MIN_S)
@@ -123,6 +125,11 @@ class BoardManagement:
     def paused(self) -> bool:
         """Whether the board must not train."""
         return self.settings.get("pause") == 1
+
+    @property
+    def begin_at(self) -> float:
+        """The time before which the board must not begin a round."""
+        return self.began_at + self.settings.get("pace_s", 0)
 
     def receive(self, message: Inquiry | Settings, now: float) -> Iterator[bytes | SettingsTaken]:
         """Yield bodies to send and events to save. Raises WireError after them, for a refusal."""

@@ -14,7 +14,7 @@ clock that does not jump. The shape is aioquic's.
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -371,6 +371,13 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
             except WireError as error:
                 self._refuse(peer, error.reason, now)
         self._frames_taken(now)
+
+    def set_board(self, name: str, settings: Mapping[str, int], now: float) -> None:
+        """Set all settings of a board: values by name, as `management.LIMITS` allows them."""
+        changed = self.management.set(name, settings, now)
+        if changed is not None:
+            self._events.append(changed)
+        self._ask(now)
 
     # Receiving
 

@@ -122,16 +122,7 @@ class Settings:
 
 
 Control = (
-    Hello
-    | Welcome
-    | Receipt
-    | Refusal
-    | Announce
-    | Silent
-    | Wanted
-    | Inquiry
-    | Report
-    | Settings
+    Hello | Welcome | Receipt | Refusal | Announce | Silent | Wanted | Inquiry | Report | Settings
 )
 _TYPES: Final[tuple[type[Control], ...]] = get_args(Control)
 _SIZES: Final = {

@@ -25,6 +25,7 @@ from edge.config import (
     EvaluateConfig,
     NodeConfig,
     ReleasesConfig,
+    RemoteConfig,
     TrainingConfig,
     read_node_config,
 )
@@ -479,6 +480,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "`[data]` and `[evaluate]` of a board": (DataConfig, EvaluateConfig),
     "`[training]` of a board": (TrainingConfig,),
     "`[releases]` of a board": (ReleasesConfig,),
+    "`[remote]` of a board": (RemoteConfig,),
     "`[link]`": (LinkConfig,),
     "`[link.serial]`": (SerialLoraSettings, LoraSetting),
     "`[link.ble]`": (BoardConfig,),
@@ -487,7 +489,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 }
 # Tables of the top, and what a program sets itself.
 NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
-NOT_SET |= {"network", "radio", "role", "queue_max"}
+NOT_SET |= {"network", "remote", "radio", "role", "queue_max"}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
