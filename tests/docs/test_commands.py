@@ -93,6 +93,8 @@ PARSED = {
     "./run gateway": "needs a radio: tests/edge/gateway/test_service.py",
     "./run split": "tests/ternmesh_cli/split/test_split_programs.py",
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",
+    "./run status --config host.toml --node": "tests/ternmesh_cli/test_boards.py",
+    "./run settings": "tests/ternmesh_cli/test_boards.py",
     "./run host --config examples/": "needs the example's model: tests/models/test_pm25.py",
     "./run node --config examples/": "needs the example's model: tests/models/test_pm25.py",
     "./run status --config examples/": "needs the example's model: tests/models/test_pm25.py",
