@@ -42,9 +42,9 @@ def row(board: Board, now: float) -> dict[str, Any]:
     """What the host wants of a board, and knows of it; ready for JSON."""
     report = board.report
     return {
-        "software": None if report is None else report.software,
+        "software": board.software,
         "awaited": board.must_report,
-        "mute": board.is_mute,
+        "mute": board.is_mute and report is None,
         "wanted": unpack(LIMITS, board.wanted),
         "in_force": board.in_force,
         "behind": board.is_behind,

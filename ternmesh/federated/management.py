@@ -8,7 +8,7 @@ rises. `session` carries the messages, and keys sign the settings.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ternmesh import __version__
@@ -181,6 +181,11 @@ class Board:
         return max(taken, self.refused) < self.number
 
     @property
+    def software(self) -> str | None:
+        """The version of ternmesh on it, if it has reported."""
+        return None if self.report is None else self.report.software
+
+    @property
     def in_force(self) -> dict[str, int]:
         """The settings in force when it last reported."""
         return {} if self.report is None else unpack(LIMITS, self.report.settings)
@@ -199,6 +204,7 @@ class FleetManagement:
         self._first_s = first_s
         self._waiting: dict[str, Board] = {}  # those that have to hear something
         self._hellos = RateLimiter(HELLO_MIN_S)
+        self._saves = RateLimiter(REPORT_MIN_S)
 
     def restore(self, boards: Mapping[str, Board]) -> None:
         """Continue with what an earlier process has saved."""
@@ -222,10 +228,19 @@ class FleetManagement:
         board.must_report = True
         return board
 
-    def reported(self, name: str, report: Report, now: float) -> BoardChanged:
-        """Note a report. Returns what to save."""
-        board = self._wake(name, now)
+    def reported(self, name: str, report: Report, now: float) -> BoardChanged | None:
+        """Note a report. Returns what to save; None where it is much like one just saved.
+
+        Reports that nobody asked for lead to no message: a board could send them without end.
+        """
+        board = self.boards.setdefault(name, Board())
+        if board.must_report:
+            self._wake(name, now)
+        old = replace(board.report or report, values=report.values)
+        is_alike = board.report is not None and old == report
         board.report, board.reported_at, board.must_report = report, now, False
+        if not self._saves.allow(name, now) and is_alike:
+            return None
         return BoardChanged(name, board.number, board.wanted, report)
 
     def refused(self, name: str, number: int) -> None:

@@ -24,6 +24,7 @@ from ternmesh.federated.events import (
     FRAME_SIZE,
     OLD_MEMBERS,
     REFUSED_SHOWN_MAX,
+    BoardChanged,
     Refused,
     SecurityChanged,
     SessionEvent,
@@ -374,10 +375,12 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
 
     def set_board(self, name: str, settings: Mapping[str, int], now: float) -> None:
         """Set all settings of a board: values by name, as `management.LIMITS` allows them."""
-        changed = self.management.set(name, settings, now)
+        self._save_board(self.management.set(name, settings, now))
+        self._ask(now)
+
+    def _save_board(self, changed: BoardChanged | None) -> None:
         if changed is not None:
             self._events.append(changed)
-        self._ask(now)
 
     # Receiving
 
@@ -411,7 +414,7 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         if node is None or not self._authenticator.may_train(peer):
             raise WireError("unknown node", f"a report of {peer}, which has not joined")
         node.heard_at = now
-        self._events.append(self.management.reported(peer, report, now))
+        self._save_board(self.management.reported(peer, report, now))
         self._excuse_if_paused(peer, now)
 
     def _excuse_if_paused(self, name: str, now: float) -> None:

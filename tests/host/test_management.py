@@ -133,5 +133,5 @@ def test_the_status_names_boards_that_are_not_like_the_others(bench: Bench) -> N
     shown = lines()
     assert "has refused its settings: bob" in shown
     assert "has not taken its settings yet: ada" in shown
-    known["ada"].must_report, known["ada"].tries = True, 3
+    known["ada"].must_report, known["ada"].tries, known["ada"].report = True, 3, None
     assert any(line.startswith("version unknown") and line.endswith(": ada") for line in lines())

@@ -498,3 +498,21 @@ def test_a_signed_body_under_another_address_keeps_its_run(keyed: Any) -> None:
     assert body[0] == SIGNED
     give(keyed, body, address=theo.address | 0x8000)
     assert theo.refused["signature"] == 1
+
+
+def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(bench: Any) -> None:
+    # R6.10-3
+    theo = bench.nodes["theo"]
+    receive = BoardManagement.receive
+    liar = control.write_control(Report("1", 0, (), ()))
+    with patch.object(BoardManagement, "receive", lambda *_: iter([liar])):
+        set_all(bench, "theo", **PAUSE)
+        bench.exchange()
+        count, frames = bench.count(HOST, BoardChanged), len(bench.sent[HOST])
+        for _ in range(100):
+            theo._outgoing.push(HOST, UNASSIGNED, [liar])
+            bench.exchange()
+    assert bench.count(HOST, BoardChanged) <= count + 1
+    assert len(bench.sent[HOST]) == frames
+    assert BoardManagement.receive is receive
+    assert bench.host.management.board("theo").is_behind
