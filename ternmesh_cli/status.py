@@ -174,14 +174,13 @@ def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
     nodes = answer["nodes"]
     boards = {node["name"]: node.get("board", {}) for node in nodes}
     software = {name: board.get("software") for name, board in boards.items()}
-    others = {
-        name for name, known in software.items() if known not in (None, answer.get("software"))
-    }
+    own = answer.get("software")
+    others = {name for name, known in software.items() if known not in (None, own)}
     rows = [(*_node_row(node, is_over), software[node["name"]] or "-") for node in nodes]
     shown = len(NODE_HEADS) if others else len(NODE_HEADS) - 1
     yield from table(NODE_HEADS[:shown], [cells[:shown] for cells in rows])
     if others:
-        yield f"other versions than this host's {answer['software']}: {shortened(others)}"
+        yield f"other versions than this host's {own}: {shortened(others)}"
     for sentence, test in (
         ("version unknown, as it " + NO_REPORT, "mute"),
         ("has not taken its settings yet", "behind"),

@@ -73,7 +73,8 @@ def test_a_paused_board_follows_the_others(world: World) -> None:  # R6.10-5
 def test_a_board_keeps_its_pace(world: World) -> None:
     node = world.add("ada")
     world.until(lambda: node.trainer.round is not None)
-    began, rounds = world.now, []
+    began = world.now
+    rounds: list[float] = []
     set_all(world, node, pace_s=40)
     while not node.protocol.finished and len(rounds) < 3:
         before = node.trainer.round

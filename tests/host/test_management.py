@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ternmesh.wire.control import Report, write_control
 from ternmesh.wire.frame import UNASSIGNED
 from ternmesh_cli.status import describe
 from ternmesh_store.state_file import StateFile
-from tests.host.test_service import Bench
+from tests.host.test_service import SETTINGS, Bench
 
 LINK = {"broker": "mqtt://b:1883", "connected": True, "protocol": "5", "last_error": None}
 
@@ -26,7 +27,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         board(bench, name).management = BoardManagement(
             allowed=LIMITS, values=lambda: {"version": 4, "metric_milli": 915, "activity": 2}
         )
-    bench.work = lambda driver, event: None
+    bench.service.coordinator.settings = replace(SETTINGS, min_peers=3)  # no round begins
     bench.settle()
     yield bench
     bench.state.close()
@@ -78,6 +79,7 @@ def test_settings_go_on_in_another_run(bench: Bench) -> None:
 
 def test_a_report_is_readable(bench: Bench) -> None:
     bench.now += 3.0
+    bench.settle()
     ask(bench, "ada", inquire=True)
     [row] = ask(bench, "ada")["boards"]
     assert row["report"] == {"version": 4, "metric": 0.915, "activity": ACTIVITIES[2]}
