@@ -327,7 +327,7 @@ class Node:
         wanted = self.wanted
         if wanted is None or len(self.data.training) < settings.samples_min:
             return
-        if self.management.paused or self.slowed:
+        if self.slowed:
             return
         self.wanted = None
         if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:

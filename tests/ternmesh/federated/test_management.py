@@ -513,3 +513,22 @@ def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(be
     assert len(bench.sent[HOST]) == frames
     assert BoardManagement.receive is receive
     assert bench.host.management.board("theo").is_behind
+
+
+def test_a_host_that_has_restarted_tells_boards_that_are_behind(bench: Any) -> None:  # R6.10-3
+    set_all(bench, "theo", **PAUSE)
+    bench.take(HOST)  # lost, and the host dies
+    boards = dict(bench.host.management.boards)
+    bench.host.management = FleetManagement(5.0)
+    bench.host.management.restore(boards)
+    bench.wait(10.0)
+    bench.exchange()
+    assert bench.nodes["theo"].management.paused
+
+
+def test_a_board_that_has_not_reported_is_sent_no_settings() -> None:  # R6.10-3
+    fleet = FleetManagement(5.0)
+    fleet.set("theo", PAUSE, 0.0)
+    assert list(fleet.due(0.0)) == [("theo", Inquiry())]
+    fleet.reported("theo", Report("1", 0, (), ()), 1.0)
+    assert list(fleet.due(1.0)) == [("theo", Settings(1, pack(LIMITS, PAUSE)))]
