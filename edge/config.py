@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge.data.sources import NpzSettings
 from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
+from ternmesh.federated.management import LIMITS
 from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.factory import check_link
@@ -90,6 +91,13 @@ class ReleasesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    """`[remote]`: the settings of this board that its host may change."""
+
+    allow: tuple[str, ...] = tuple(LIMITS)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """A node. `model` is the name of a shipped model, or the folder of a model package."""
 
@@ -101,6 +109,7 @@ class NodeConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     releases: ReleasesConfig = field(default_factory=ReleasesConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
@@ -133,6 +142,10 @@ def check_config(config: NodeConfig) -> NodeConfig:
     if config.evaluate.use == BEST and config.evaluate.path is None:
         raise ConfigError(
             'evaluate.use = "best" needs evaluate.path: held-out samples to compare on'
+        )
+    if unknown := set(config.remote.allow) - set(LIMITS):
+        raise ConfigError(
+            f"remote.allow names {min(unknown)!r}: it may name {', '.join(LIMITS)}, or nothing"
         )
     for table, npz in (("data", config.data), ("evaluate", config.evaluate)):
         for tensor, array in npz.arrays.items():

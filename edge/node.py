@@ -31,6 +31,7 @@ from edge.onnx.session import Inference, LoadedModel, trim_memory, write_adapter
 from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
+from ternmesh.config import LOG_LEVELS
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import (
     Advanced,
@@ -40,10 +41,12 @@ from ternmesh.federated.events import (
     NodeEvent,
     Refused,
     SecurityChanged,
+    SettingsTaken,
     UpdateMade,
     UpdateReceived,
     WorkReady,
 )
+from ternmesh.federated.management import BoardManagement, settings_text
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, RefusalLog, why
 from ternmesh.federated.state import NodeState
@@ -114,6 +117,7 @@ class Node:
             self._keyring.security(config.name, package.model_hash(), state.counter),
             partial(frame_max, transport),
         )
+        self.protocol.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
         self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
         self.history = History(store)
         self.best: BestAdapter | None = None  # of this run, if there are held-out samples
@@ -141,11 +145,12 @@ class Node:
         # A node that nobody has answered by then says so, once.
         self._unanswered_at = clock() + UNANSWERED * pace.hello_s
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
-        self._marked_at = clock()  # the time of that entry
-        self._busy_at = clock()  # when it last trained or evaluated; infinite once released
+        self._marked_at = self._busy_at = clock()  # of that entry; when it last had work, or inf
 
     def start(self) -> None:
         """Write the stored global adapters into the adapter files, and start the protocol."""
+        if self.management.settings:
+            self._use_settings()
         self.history.load()
         # Under the other setting of `use`, this file was what `adapter_path` is now.
         path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
@@ -163,7 +168,7 @@ class Node:
         Waits at most `wait_s` for traffic, and not at all while there is work.
         """
         now = self._clock()
-        if self.trainer.round is not None:
+        if self.is_training:
             wait_s = 0.0
         elif self.data.feed is not None:
             wait_s = min(wait_s, self.data.feed.wait_s(now))
@@ -176,11 +181,26 @@ class Node:
             _log.warning("%s", NO_ANSWER)
         self._feed()
         self._begin()
-        if self.trainer.round is None:
+        if not self.is_training:
             self._rest()
             return moved
         self._train()
         return True
+
+    @property
+    def management(self) -> BoardManagement:
+        """What the host has set on this board."""
+        return self.protocol.management
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a round has more steps to do, and the host has not paused this board."""
+        return self.trainer.round is not None and not self.management.paused
+
+    @property
+    def slowed(self) -> bool:
+        """Whether the pace that the host has set keeps the next round from beginning."""
+        return self._clock() < self.management.begin_at
 
     @property
     def global_adapter(self) -> Vector:
@@ -227,6 +247,8 @@ class Node:
                     self.wanted = event.round
                 case Decommissioned():
                     raise DecommissionOrdered("the host has decommissioned this board")
+                case SettingsTaken():
+                    self._use_settings()
         if is_changed:
             if self.trainer.round not in (None, self.protocol.version):
                 self._submit()  # The round is over: its delta goes into a later update.
@@ -235,6 +257,12 @@ class Node:
         is_known = last is not None and last.version == self.protocol.version
         if self.protocol.plan is not None and not is_known:
             self._evaluate()
+
+    def _use_settings(self) -> None:
+        level = self.management.settings.get("log_level")
+        logging.getLogger().setLevel(self.config.log_level if level is None else LOG_LEVELS[level])
+        shown = settings_text(self.management.settings) or "nothing"
+        _log.warning("set by the host: %s", shown)
 
     def _begin_run(self, event: Joined) -> None:
         self._run = (event.run, event.plan)
@@ -306,12 +334,15 @@ class Node:
         wanted = self.wanted
         if wanted is None or len(self.data.training) < settings.samples_min:
             return
+        if self.slowed:
+            return
         self.wanted = None
         if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:
             rng = round_rng(settings.seed, self.config.name, wanted)
             # The residual is what no update has carried yet. The next update carries it, so the
             # node need not learn it again.
             start = self.global_adapter + protocol.residual
+            self.management.began_at = self._clock()
             self.trainer.begin(wanted, start, protocol.plan, rng)
 
     def _train(self) -> None:

@@ -1,15 +1,22 @@
 """The status of a node: its answer to `ternmesh status`."""
 
+import logging
+import math
 import os
+import shutil
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edge.node import Node
 from ternmesh.federated.events import FIRST_CONTACT, refusals
+from ternmesh.federated.management import ACTIVITIES
 from ternmesh.wire.control import PHASES
 from transports.base import HOST
 from transports.driver import PeerTraffic
+
+SENSOR = Path("/sys/class/thermal/thermal_zone0/temp")  # in thousandths of a degree
 
 
 def status(node: Node) -> dict[str, Any]:
@@ -43,6 +50,7 @@ def status(node: Node) -> dict[str, Any]:
         "bytes_down": traffic.bytes_in,
         "traffic": {peer: asdict(moved) for peer, moved in node.driver.traffic.items()},
         "frames_unsent": node.driver.frames_unsent,
+        "settings": node.management.settings,  # that the host has set
         "refused": refusals(protocol.refused),
         "first_contacts": protocol.refused[FIRST_CONTACT],
         "diverged": node.diverged,
@@ -51,6 +59,46 @@ def status(node: Node) -> dict[str, Any]:
         "adapter": str(node.config.adapter_path),
         "rss_mib": rss_mib(),
     }
+
+
+def values(node: Node, started_at: float) -> dict[str, int]:
+    """The values of a report to the host, without those that are not known."""
+    entries = [*node.history]
+    metrics = [entry.metric for entry in entries if entry.metric is not None]
+    level = logging.getLogger().level
+    found = {
+        "uptime_s": time.monotonic() - started_at,
+        "disk_free_mb": _free_mb(node.config.state_dir),
+        "memory_mib": rss_mib(),
+        "temperature_dc": _temperature_dc(),
+        "activity": ACTIVITIES.index(_activity(node)),
+        "version": node.protocol.version,
+        "rounds_trained": sum(entry.loss is not None for entry in entries),  # in this run
+        "rounds_diverged": node.diverged,
+        "metric_milli": 1000 * metrics[-1] if metrics else None,
+        "loss_milli": next((1000 * e.loss for e in entries[::-1] if e.loss is not None), None),
+        "log_level": max(0, level // 10 - 1) if level else None,
+    }
+    return {
+        name: round(value)
+        for name, value in found.items()
+        if value is not None and math.isfinite(value)
+    }
+
+
+def _free_mb(folder: str) -> float | None:
+    try:
+        return shutil.disk_usage(folder).free / 1e6
+    except OSError:
+        return None
+
+
+def _temperature_dc() -> float | None:
+    """The processor's temperature in tenths of a degree; None where no sensor tells it."""
+    try:
+        return int(SENSOR.read_text()) / 100
+    except (OSError, ValueError):
+        return None
 
 
 def summary(node: Node) -> str:
@@ -77,10 +125,12 @@ def _activity(node: Node) -> str:
         return "revoked by the host"
     if not protocol.joined:
         return "joining"
+    if node.management.paused:
+        return "paused by the host"
     if node.trainer.round is not None:
         return "training"
     if node.wanted is not None:
-        return "waiting for samples"
+        return "slowed by the host" if node.slowed else "waiting for samples"
     if protocol.finished:
         return "finished"
     if protocol.version < protocol.target:

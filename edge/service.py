@@ -6,6 +6,7 @@ it.
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from edge.onnx.session import LoadedModel, load_model
 from edge.releases.rollout import settle
 from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
-from edge.report import status, summary
+from edge.report import status, summary, values
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
@@ -146,6 +147,7 @@ def _serve(
                 keyring=keyring,
                 beat=manager.beat,
             )
+            node.management.values = partial(values, node, time.monotonic())
 
             def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 if BACKUP in request:

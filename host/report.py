@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from host.management import row
+from ternmesh import __version__
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.drift import Drift
 from ternmesh.federated.events import (
@@ -103,6 +105,7 @@ def status(
     rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(coordinator.nodes)))
     return {
         "role": "host",
+        "software": __version__,
         "run": coordinator.run.hex(),
         "version": coordinator.version,
         "rounds": coordinator.plan.rounds,
@@ -162,6 +165,7 @@ def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[st
         if node.partial_aggregate is None
         else node.partial_aggregate.address,
         "refused": refusals(node.refused),
+        "board": row(coordinator.management.board(node.name), now),
     }
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from host import membership
+from host import management, membership
 from host.config import HostConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.report import HISTORY_MAX, RoundCosts, describe, status, summary
@@ -35,7 +35,7 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package
-from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, BOARDS, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.notify import ServiceManager
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
@@ -79,6 +79,7 @@ class HostService:
         self.coordinator = Coordinator(
             stored.plan, settings, model_hash, stored.run, stored.state, security, pace
         )
+        self.coordinator.management.restore(store.boards(clock()))
         self.enrolment: EnrolmentService[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
             self.enrolment = EnrolmentService(
@@ -121,8 +122,10 @@ class HostService:
             self._finished_at = now
         return moved
 
-    def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request about the fleet's members."""
+    def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request about the fleet's members, or the boards of the run."""
+        if BOARDS in request:
+            return management.answer(self.coordinator, request, self._clock())
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
@@ -272,8 +275,8 @@ def run_host(
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if BACKUP in request:
                 return answer_backup(state, config.security.path(state.folder), request)
-            if membership.ASK in request:
-                return service.enrol(request)
+            if membership.ASK in request or BOARDS in request:
+                return service.manage(request)
             about = {"fleet": config.link.fleet, "model": package.name}
             now = {"security": keyring.status(), "transport": transport.status()}
             return {**service.status(), **about, **now}

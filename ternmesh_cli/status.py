@@ -4,17 +4,23 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ternmesh.config import ConfigError
+from ternmesh.federated.management import settings_text
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL, NORMAL_UP_TO, shortened, why
+from ternmesh.security.identity import Role
 from ternmesh.wire.control import FINISHED, PHASES
-from ternmesh_cli.keys import read_end, socket_of
+from ternmesh_cli.keys import read, read_end, socket_of
 from ternmesh_cli.process import add_json, as_run
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import BOARDS, ControlError, ask
 
 WATCH_S = 2.0
+REPORT_S = 10.0  # how long to wait for the report of a board
+POLL_S = 0.2
+NO_REPORT = "gives no report: it is not there, or has an older ternmesh"
 CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 ROUNDS_SHOWN = 5
 RELEASES_SHOWN = 3  # refused ones
@@ -34,6 +40,7 @@ NODE_HEADS = (
     "down",
     "to past",  # similarity to its own earlier updates
     "to others",  # and to those of other nodes
+    "software",  # shown where it is not the host's everywhere
 )
 ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down")
 
@@ -44,11 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the configuration of the running process"
     target.add_argument("--config", type=Path, metavar="FILE", help=what)
     target.add_argument("--socket", type=Path, metavar="PATH", help="its control socket")
+    what = "with --config of a host: ask this board over the link"
+    parser.add_argument("--node", metavar="NAME", help=what)
     add_json(parser, "print the whole answer as one JSON object")
     parser.add_argument("--watch", action="store_true", help="show it anew every 2 s, until Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.node is not None:
+        return _ask_board(arguments)
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
     if not arguments.watch:
         print(_shown(socket, indent=1 if arguments.json else None, as_json=arguments.json))
@@ -60,6 +71,50 @@ def run(arguments: argparse.Namespace) -> int:
             text = json.dumps({"error": str(error)}) if arguments.json else str(error)
         print(f"{CLEAR if sys.stdout.isatty() else ''}{text}", flush=True)
         time.sleep(WATCH_S)
+
+
+def ask_boards(
+    path: Path, name: str, request: Answer, is_done: Callable[[Answer], bool], wait_s: float
+) -> dict[str, Any]:
+    """The running host's answer about one board, or all; a later one, until all are done."""
+    end = read(path)
+    if end.role is not Role.HOST:
+        raise ConfigError(f"{path} is of a node: give the file of a host")
+    give_up_at = time.monotonic() + wait_s
+    answer = ask(end.socket, {BOARDS: name, **request})
+    if "role" in answer:
+        raise ControlError(
+            "the host that answers has an older ternmesh, or trains a split model: it sets nothing "
+            "on boards"
+        )
+    while not all(map(is_done, answer["boards"])) and time.monotonic() < give_up_at:
+        time.sleep(POLL_S)
+        answer = ask(end.socket, {BOARDS: name})
+    return answer
+
+
+def _ask_board(arguments: argparse.Namespace) -> int:
+    """Ask for a report; where none comes, show the last one."""
+    if arguments.config is None or arguments.watch:
+        raise ConfigError("--node needs --config with the file of a host, and does not go on")
+    request = {"inquire": True}
+    answer = ask_boards(
+        arguments.config, arguments.node, request, lambda row: not row["awaited"], REPORT_S
+    )
+    print(json.dumps(answer) if arguments.json else "\n".join(_report(answer["boards"][0])))
+    return 0
+
+
+def _report(row: Answer) -> Iterator[str]:
+    if row["reported_s_ago"] is None:
+        yield f"{row['name']} {NO_REPORT}"
+        return
+    late = f"no answer within {REPORT_S:.0f} s, so this is its last: " if row["awaited"] else ""
+    yield f"{late}report of {row['name']}, {row['reported_s_ago']:.0f} s old"
+    yield f"{'software':16} {row['software']}"
+    yield f"{'settings':16} {settings_text(row['in_force']) or 'none'}"
+    for name, value in row["report"].items():
+        yield f"{name:16} {value}"
 
 
 def _shown(socket: Path, *, indent: int | None, as_json: bool) -> str:
@@ -101,7 +156,7 @@ def _host(answer: Answer) -> Iterator[str]:
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
-        yield from _table(NODE_HEADS, [_node_row(node, is_over) for node in answer["nodes"]])
+        yield from _nodes(answer, is_over)
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
         if empty := [n["name"] for n in answer["nodes"] if n.get("empty")]:
@@ -112,7 +167,30 @@ def _host(answer: Answer) -> Iterator[str]:
     if answer["history"]:
         yield ""
         shown = answer["history"][-ROUNDS_SHOWN:]
-        yield from _table(ROUND_HEADS, [_round_row(item) for item in shown])
+        yield from table(ROUND_HEADS, [_round_row(item) for item in shown])
+
+
+def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
+    """The table, with a column for the software where that is not the host's everywhere."""
+    nodes = answer["nodes"]
+    boards = {node["name"]: node.get("board", {}) for node in nodes}
+    software = {name: board.get("software") for name, board in boards.items()}
+    own = answer.get("software")
+    others = {name for name, known in software.items() if known not in (None, own)}
+    rows = [(*_node_row(node, is_over), software[node["name"]] or "-") for node in nodes]
+    shown = len(NODE_HEADS) if others else len(NODE_HEADS) - 1
+    yield from table(NODE_HEADS[:shown], [cells[:shown] for cells in rows])
+    if others:
+        yield f"other versions than this host's {own}: {shortened(others)}"
+    for sentence, test in (
+        ("version unknown, as it " + NO_REPORT, "mute"),
+        ("has not taken its settings yet", "behind"),
+        ("has refused its settings", "refused"),
+    ):
+        if names := [name for name, board in boards.items() if board.get(test)]:
+            yield f"{sentence}: {shortened(names)}"
+    if paused := [name for name, board in boards.items() if board.get("in_force", {}).get("pause")]:
+        yield f"paused: {shortened(paused)}"
 
 
 def _node(answer: Answer) -> Iterator[str]:
@@ -128,6 +206,8 @@ def _node(answer: Answer) -> Iterator[str]:
     yield from _refusals(answer, on_host=False)
     if answer["activity"] == JOINING and answer["transport"].get("connected", True):
         yield NO_ANSWER
+    if answer.get("settings"):
+        yield f"set by the host: {settings_text(answer['settings'])}"
     outbox = answer["outbox"]
     if outbox is not None:
         fate = "received by the host" if outbox["received"] else "no receipt yet"
@@ -351,7 +431,7 @@ def _round_row(item: Answer) -> tuple[str, ...]:
     )
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

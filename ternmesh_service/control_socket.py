@@ -28,6 +28,7 @@ ANSWER_S = 10.0  # how long a client waits
 CLIENT_S = 5.0  # for a whole request and its answer
 BACKUP = "backup"  # the request for a copy of the state, with its folder
 BACKUP_S = 600.0  # for a copy
+BOARDS = "boards"  # the request about the boards of a host, with a name or `all`
 PATH_MAX = 107  # bytes in the address of a Unix socket
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]

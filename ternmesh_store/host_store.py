@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ternmesh.federated.events import (
+    BoardChanged,
     BodyAccepted,
     CountersReserved,
     GlobalUpdateMade,
@@ -14,12 +15,14 @@ from ternmesh.federated.events import (
     RunAdopted,
     UpdateForgotten,
 )
+from ternmesh.federated.management import Board
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
 from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
+from ternmesh.wire.control import Report, read_control, write_control
 from ternmesh.wire.global_update import Counted
 from ternmesh_store.database import Database
-from ternmesh_store.store import END, Store, StoredValues, checked
+from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
 
 ROUNDS_MAX = 1000  # closed rounds that the history holds
 _RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", "host_round", "host_traffic")
@@ -149,6 +152,8 @@ class HostStore(Store):
                 self._database.write("DELETE FROM host_body WHERE address = ?", event.address)
             case GlobalUpdateMade():
                 self._advance(event)
+            case BoardChanged():
+                self._put_board(event)
             case RunAdopted():
                 self._database.write("UPDATE host_run SET run = ?, is_first = 0", event.run)
                 self._database.write("DELETE FROM host_body")
@@ -191,6 +196,34 @@ class HostStore(Store):
             rounds_max,
         )
         return [self._round(*row) for row in reversed(found)]
+
+    @checked
+    def boards(self, now: float) -> dict[str, Board]:
+        """What is wanted and known of each board of the fleet, by name. `now` is any clock's."""
+        rows = self._database.rows(
+            "SELECT name, number, settings, report, max(0, strftime('%s', 'now') - reported_at) "
+            "FROM host_board"
+        )
+        found = {}
+        for name, number, wanted, body, age_s in rows:
+            report = None if body is None else read_control(body)
+            if not isinstance(report, Report | None):
+                raise ValueError("a report")
+            found[name] = Board(int(number), read_numbers(wanted), report, now - age_s)
+        return found
+
+    def _put_board(self, event: BoardChanged) -> None:
+        body = None if event.report is None else write_control(event.report)
+        self._database.write(
+            "INSERT INTO host_board VALUES (?, ?, ?, ?, strftime('%s', 'now')) "
+            "ON CONFLICT DO UPDATE SET "
+            "number = excluded.number, settings = excluded.settings, report = excluded.report, "
+            "reported_at = iif(report IS excluded.report, reported_at, excluded.reported_at)",
+            event.name,
+            event.number,
+            json.dumps(event.wanted),
+            body,
+        )
 
     def tallies(self) -> dict[str, Tally]:
         """What each node has contributed, by name."""

@@ -10,6 +10,7 @@ from ternmesh.federated.events import (
     NodeEvent,
     Pending,
     ResidualChanged,
+    SettingsTaken,
     UpdateMade,
     UpdateReceived,
 )
@@ -17,8 +18,9 @@ from ternmesh.federated.node import new_node_state
 from ternmesh.federated.state import ChainLink, NodeState
 from ternmesh.federated.state_checks import check_node
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
+from ternmesh.wire.control import Numbers
 from ternmesh_store.database import Database
-from ternmesh_store.store import END, Store, StoredValues, checked
+from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
 
 _MODEL, _RESIDUAL, _CORRECTED = "model_q24", "residual", "corrected"
 _PROGRAM = "program."  # before the keys of `get` and `put`
@@ -100,8 +102,18 @@ class NodeStore(Store):
             case FellSilent():
                 self._values.put_floats(_RESIDUAL, event.residual)
                 self._database.write("UPDATE node_run SET silent = 1, silences = ?", event.in_a_row)
+            case SettingsTaken():
+                self._database.write("DELETE FROM node_settings")
+                settings = json.dumps(event.settings)
+                self._database.insert("node_settings", event.number, settings)
             case _:
                 pass  # Nothing of the other events must survive.
+
+    @checked
+    def settings(self) -> tuple[int, Numbers]:
+        """The settings of the host and their number, whatever the model is; 0 for none."""
+        found = self._database.rows("SELECT number, settings FROM node_settings")
+        return (int(found[0][0]), read_numbers(found[0][1])) if found else (0, ())
 
     def get(self, key: str) -> bytes | None:
         """The bytes that the node's program has put under `key` for this model."""

@@ -75,6 +75,7 @@ _NODE = (
     "CREATE TABLE node_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE node_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE node_settings (number INTEGER NOT NULL, settings TEXT NOT NULL)",
 )
 _REPLAY = (
     """CREATE TABLE replay_sample (
@@ -118,16 +119,21 @@ _HOST = (
         PRIMARY KEY (version, peer)
     ) WITHOUT ROWID""",
     "CREATE TABLE host_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    # Of the fleet, not of a run: what the host wants of a board, and its last report.
+    """CREATE TABLE host_board (
+        name TEXT PRIMARY KEY, number INTEGER NOT NULL, settings TEXT NOT NULL,
+        report BLOB, reported_at INTEGER NOT NULL
+    )""",
 )
 _SPLIT = (
     "CREATE TABLE split_board (address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
     "CREATE TABLE split_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
 # The steps to each format after 3 (see `Schema`): from there on an upgrade keeps the state.
-MIGRATIONS: Mapping[int, Sequence[Step]] = {}
+MIGRATIONS: Mapping[int, Sequence[Step]] = {4: ()}  # reports and settings of boards
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=3,  # a change of any table takes the next number, and an entry in MIGRATIONS
+    version=4,  # a change of any table takes the next number, and an entry in MIGRATIONS
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
     migrations=MIGRATIONS,
     advice=f"bring back a copy (`ternmesh restore --force`): a backup, or {STATE}.format-N of a "

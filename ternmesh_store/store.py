@@ -5,6 +5,7 @@ one commit makes everything durable that belongs together.
 """
 
 import hashlib
+import json
 import struct
 from collections.abc import Callable
 from functools import wraps
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
+from ternmesh.wire.control import INTEGER_MAX, Numbers
 from ternmesh_store.database import WITHOUT, Database, StoreError
 
 END, HOP = "end", "hop"  # layers of seals: from end to end, and from one neighbour to the next
@@ -140,6 +142,14 @@ class StoredValues:
         if value is None:
             raise ValueError(f"{key} is missing")
         return value
+
+
+def read_numbers(text: str) -> Numbers:
+    """The integers of a JSON list. Raises ValueError for anything else."""
+    numbers = tuple(json.loads(text))
+    if not all(type(number) is int and 0 <= number <= INTEGER_MAX for number in numbers):
+        raise ValueError("settings of a board")
+    return numbers
 
 
 def write_floats(vector: NDArray[np.float32]) -> bytes:

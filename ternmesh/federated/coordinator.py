@@ -87,7 +87,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             for r in state.nodes
         ]
         registry = NodeRegistry(nodes, new=RegisteredNode)
-        super().__init__(model_hash, run, to_numbers(plan), registry, state.counter, security)
+        super().__init__(model_hash, run, to_numbers(plan), registry, state.counter, security, pace)
         self.plan = plan
         self.settings = settings
         self._model_hash = model_hash
@@ -120,7 +120,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def start(self, now: float) -> None:
         """Begin, or continue after a restart: the open round gets a new deadline."""
-        self._outgoing.ask(now)  # first the key that seals the announce
+        self._ask(now)  # first the key that seals the announce
         for node in self.nodes.values():
             if not self._authenticator.may_train(node.name):
                 self._forget(node.address)  # it was revoked while the host was down
@@ -134,7 +134,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         node = self.nodes.named(name)
         if node is not None:
             self._forget(node.address)
-        self._outgoing.ask(now)  # first the new broadcast key for the others
+        self._ask(now)  # first the new broadcast key for the others
         self._advance(now)
 
     def is_excluded(self, name: str) -> bool:
@@ -154,7 +154,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def handle_timeout(self, now: float) -> None:
         """Close or extend the round at its deadline; announce version and phase."""
-        self._outgoing.ask(now)
+        self._ask(now)
         self._ask_if_due(now)
         if self.phase == OPEN and not self.recovering and now >= self.deadline:
             self._deadline_passed(now)
@@ -221,13 +221,13 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         for address in self._to_answer:
             self._answer(address)
         self._to_answer = set()
-        self._outgoing.ask(now)  # first a new broadcast key, if there is one
+        self._ask(now)  # first a new broadcast key, if there is one
         self._ask_if_due(now)
         self._advance(now)
 
     # Joining
 
-    def _node_refused(self, node: RegisteredNode, now: float) -> None:
+    def _excuse(self, node: RegisteredNode, now: float) -> None:
         node.active = False  # no round waits for this node
         self._advance(now)
 

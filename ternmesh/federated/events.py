@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ternmesh.plan import Plan
 from ternmesh.security.sealing import Change
 from ternmesh.types import ModelQ24, Vector
+from ternmesh.wire.control import Numbers, Report
 from ternmesh.wire.global_update import Counted
 
 OTHER = "other"  # counts refusals after too many different reasons
@@ -49,7 +50,27 @@ class Decommissioned:
     """On a node: the host has told this node to wipe its keys and state, and to end."""
 
 
-SessionEvent = CountersReserved | SecurityChanged | Refused | Decommissioned
+@dataclass(frozen=True, slots=True)
+class SettingsTaken:
+    """On a node: the host has set these. Save them: what has a lower number is not taken again."""
+
+    number: int
+    settings: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class BoardChanged:
+    """On the host: a board has reported, or its owner has changed its settings."""
+
+    name: str
+    number: int  # of the settings that the host wants
+    wanted: Numbers
+    report: Report | None
+
+
+SessionEvent = (
+    CountersReserved | SecurityChanged | Refused | Decommissioned | SettingsTaken | BoardChanged
+)
 
 # Of the node
 

@@ -29,15 +29,18 @@ def _unsigned(head: Manifest, _update: bytes) -> Manifest:
     return head
 
 
-def is_too_little(corrected: Vector, model_q24: ModelQ24, in_a_row: int, plan: Plan) -> bool:
+def is_too_little(
+    corrected: Vector, model_q24: ModelQ24, in_a_row: int, plan: Plan, permille: int | None = None
+) -> bool:
     """Whether this update is too small to send, after `in_a_row` silent rounds in a row.
 
     The update's energy is compared with that of the global adapter, so no node is silent before the
-    run has learned something.
+    run has learned something. `permille` replaces the plan's threshold.
     """
     if in_a_row >= plan.silence_rounds:
         return False  # also if silence is off
-    return PERMILLE * _energy(corrected) < plan.silence_permille * _energy(to_float(model_q24))
+    threshold = plan.silence_permille if permille is None else permille
+    return PERMILLE * _energy(corrected) < threshold * _energy(to_float(model_q24))
 
 
 def make_update(

@@ -166,7 +166,8 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._events.append(ResidualChanged(corrected))
             return
         plan = self._known_plan
-        if is_too_little(corrected, self.model_q24, self.silences, plan):
+        silence = self.management.settings.get("silence")
+        if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
             self.residual = corrected
             self.silences += 1
             self._take_step(NodeStep.TOO_LITTLE)
@@ -476,7 +477,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
 
     def _work_bodies(self) -> tuple[bytes, ...]:
         """Return the update or silence that the host may not have; empty if there is none."""
-        if self.received or not self.joined:
+        if self.received or not self.joined or self.management.paused:
             return ()
         if self.pending is not None:
             return update_bodies(self.pending, self._known_plan)

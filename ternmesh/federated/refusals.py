@@ -107,6 +107,11 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "restored from an old copy? Compare `enrol list` with your boards, then revoke and enrol "
         "again what is missing; the message ends with the next change",
     ),
+    "settings": (
+        "the host may not set this here: see [remote] in node.toml; or the value is out of bounds",
+        "the board does not take these settings, or some: `ternmesh settings` shows what is in "
+        "force; see [remote] in its node.toml",
+    ),
     "enrolment": (
         "an enrolment or new keys that break a rule: see the host's log",
         "a name keeps its key until that is rotated or revoked",

@@ -14,7 +14,7 @@ clock that does not jump. The shape is aioquic's.
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,12 +24,14 @@ from ternmesh.federated.events import (
     FRAME_SIZE,
     OLD_MEMBERS,
     REFUSED_SHOWN_MAX,
-    CountersReserved,
+    BoardChanged,
     Decommissioned,
     Refused,
     SecurityChanged,
+    SessionEvent,
     known_reason,
 )
+from ternmesh.federated.management import BoardManagement, FleetManagement
 from ternmesh.federated.registry import NodeRegistry, Registered
 from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.security import notices
@@ -38,7 +40,7 @@ from ternmesh.security.membership import HOST
 from ternmesh.security.session import HostRotated, ListNumber
 from ternmesh.timers import Backoff, GrowingPause, RateLimiter, TimerSettings
 from ternmesh.wire import control
-from ternmesh.wire.control import Control, Hello, Refusal, Welcome
+from ternmesh.wire.control import Control, Hello, Inquiry, Refusal, Report, Settings, Welcome
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header
 from ternmesh.wire.update import MODEL_SIZE, SAMPLES_MAX
 
@@ -46,6 +48,7 @@ REASONS_MAX = 64  # reasons of refusals that a node counts apart
 REFUSAL_MIN_S = 1.0  # at most one refusal to each peer in this time
 LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
+SETTINGS = "settings"  # the reason by which a node refuses settings of the host
 NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
 # Pauses between notices in the clear; each doubles the pause
 NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0
@@ -72,11 +75,9 @@ class Session(ABC, Generic[Event]):
         self._authenticator = security.authenticator
         self._sealing.bind(run)
         self._outgoing = SealedQueue(counter, security.sealing)
-        self._events: deque[Event | Refused | SecurityChanged | Decommissioned] = deque()
+        self._events: deque[Event | SessionEvent] = deque()
 
-    def next_event(
-        self,
-    ) -> Event | Refused | SecurityChanged | Decommissioned | CountersReserved | None:
+    def next_event(self) -> Event | SessionEvent | None:
         """Return the next event to save or handle; None if there are no more."""
         return self._outgoing.next_event(self._events)
 
@@ -118,6 +119,7 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self.joined = False  # the host knows this node under `address`
         self.revoked = False  # the host has revoked the key of this node
         self.phase = control.GATHERING  # the phase of the run in the host's last message
+        self.management = BoardManagement()  # a program that takes settings has one of its own
         self._frame_max = frame_max
         self._model_hash = model_hash
         self._instance = instance  # a welcome must name it
@@ -207,8 +209,20 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
                 self._receive_welcome(message, now)
             case Refusal() as message:
                 self._receive_refusal(message, now)
+            case Inquiry() | Settings() as message if header.address == UNASSIGNED:
+                self._manage(message, now)
             case message:
                 self._receive_control(message, now)
+
+    def _manage(self, message: Inquiry | Settings, now: float) -> None:
+        was_paused = self.management.paused
+        for answer in self.management.receive(message, now):
+            if isinstance(answer, bytes):
+                self._outgoing.push(HOST, UNASSIGNED, [answer])
+            else:
+                self._events.append(answer)
+                if was_paused and not self.management.paused:
+                    self._hello_timer.soon(now)  # rounds wait for this node again
 
     def _note_process(self, process: bytes, now: float) -> None:
         """Note from which process of the host a frame came that has opened."""
@@ -348,8 +362,10 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         nodes: NodeRegistry[NodeT],
         counter: int,
         security: SecurityLayer,
+        pace: TimerSettings,
     ) -> None:
         super().__init__(run, counter, security)
+        self.management = FleetManagement(pace.catch_up_s)
         self.version = 0  # of the global adapter; a split training has none
         self.nodes = nodes
         self._model = model_hash[:MODEL_SIZE]
@@ -366,8 +382,8 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
     def _receive_body(self, node: NodeT, body: bytes, now: float) -> None:
         """Handle a body of a known node. Raises WireError."""
 
-    def _node_refused(self, node: NodeT, now: float) -> None:
-        """Handle a node whose transport cannot carry frames as long as the plan's."""
+    def _excuse(self, node: NodeT, now: float) -> None:
+        """Wait for this node in no round until its next hello: it cannot train, or must not."""
 
     @abstractmethod
     def _frames_taken(self, now: float) -> None:
@@ -389,30 +405,62 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
                 self._refuse(peer, error.reason, now)
         self._frames_taken(now)
 
+    def set_board(self, name: str, settings: Mapping[str, int], now: float) -> None:
+        """Set all settings of a board: values by name, as `management.LIMITS` allows them."""
+        self._save_board(self.management.set(name, settings, now))
+        self._ask(now)
+
+    def _save_board(self, changed: BoardChanged | None) -> None:
+        if changed is not None:
+            self._events.append(changed)
+
     # Receiving
 
     def _receive(self, peer: str, header: Header, body: bytes, now: float) -> None:
         if self._sealing.is_own(header.address, body):
             return
         if header.address == UNASSIGNED:
-            message = control.read_control(body)
-            if isinstance(message, Refusal):
-                self._receive_refusal(peer, message, now)
-                return
-            hello = check_hello(message, peer, self._model)
-            if not self._authenticator.may_train(peer):
-                raise WireError("role", f"{peer} has no role that learns")
-            self._receive_hello(hello, now)
+            match control.read_control(body):
+                case Refusal() as message:
+                    self._receive_refusal(peer, message, now)
+                case Report() as message:
+                    self._receive_report(peer, message, now)
+                case message:
+                    self._hear_hello(check_hello(message, peer, self._model), now)
             return
         node = self.nodes.sender(header.address, peer)
         node.heard_at = now
         self._receive_body(node, body, now)
 
+    def _hear_hello(self, hello: Hello, now: float) -> None:
+        if not self._authenticator.may_train(hello.name):
+            raise WireError("role", f"{hello.name} has no role that learns")
+        self._receive_hello(hello, now)
+        is_same_run = hello.run == self.run
+        instance = hello.instance if is_same_run else control.renewed(hello.instance, self.run)
+        self.management.heard(hello.name, instance, now)
+        self._excuse_if_paused(hello.name, now)
+
+    def _receive_report(self, peer: str, report: Report, now: float) -> None:
+        node = self.nodes.named(peer)
+        if node is None or not self._authenticator.may_train(peer):
+            raise WireError("unknown node", f"a report of {peer}, which has not joined")
+        node.heard_at = now
+        self._save_board(self.management.reported(peer, report, now))
+        self._excuse_if_paused(peer, now)
+
+    def _excuse_if_paused(self, name: str, now: float) -> None:
+        node = self.nodes.named(name)
+        if node is not None and self.management.board(name).in_force.get("pause"):
+            self._excuse(node, now)
+
     def _receive_refusal(self, peer: str, message: Refusal, now: float) -> None:
         node = self.nodes.named(peer)
         if message.reason == FRAME_SIZE:
             if node is not None:
-                self._node_refused(node, now)
+                self._excuse(node, now)
+        elif message.reason == SETTINGS:
+            self.management.refused(peer, message.round)
         elif message.reason != OLD_MEMBERS:
             raise WireError("kind", "a host takes no such refusal")
         elif message.round <= self._authenticator.list_number:
@@ -432,6 +480,17 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
             self._outgoing.push(peer, UNASSIGNED, [body])
 
     # Sending
+
+    def _ask(self, now: float) -> None:
+        """Send what the sealing has to send, and what boards have to hear of the host."""
+        self._outgoing.ask(now)
+        for name, message in self.management.due(now):
+            body = control.write_control(message)
+            if not self._authenticator.may_train(name):
+                continue
+            if isinstance(message, Settings):
+                body = self._authenticator.sign_settings(name, body)
+            self._outgoing.push(name, UNASSIGNED, [body])
 
     def _push_welcome(
         self, node: NodeT, instance: bytes, version: int, phase: int, deadline_ms: int = 0

@@ -35,8 +35,8 @@ from ternmesh.security.signatures import (
 )
 from ternmesh.timers import RateLimiter
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import Announce, Receipt
-from ternmesh.wire.frame import BROADCAST
+from ternmesh.wire.control import Announce, Receipt, Settings
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.update import Manifest
 
@@ -68,6 +68,9 @@ class OpenAuthenticator:
         pass
 
     def sign_receipt(self, _node: str, _run: bytes, body: bytes) -> bytes:
+        return body
+
+    def sign_settings(self, _node: str, body: bytes) -> bytes:
         return body
 
     def sign_announce(self, body: bytes) -> bytes:
@@ -163,6 +166,10 @@ class KeyedAuthenticator:
         to = self._member_list.find(node).fingerprint
         return sign_body(self._own, self._context(run), to, body)
 
+    def sign_settings(self, node: str, body: bytes) -> bytes:
+        """On the host: the body that carries settings for a node, whatever its run is."""
+        return self.sign_receipt(node, NO_RUN, body)
+
     def sign_announce(self, body: bytes) -> bytes:
         """On the host: the body that carries an announce for all nodes."""
         return sign_body(self._own, self._context(NO_RUN), self._sealing.broadcast_name, body)
@@ -175,13 +182,13 @@ class KeyedAuthenticator:
             # could seal an announce again that was signed for an earlier key.
             group = self._sealing.broadcast_name
             to = group if is_for_all else self._own.public.fingerprint
-            context = self._context(NO_RUN if is_for_all else run)
+            context = self._context(NO_RUN if address in (BROADCAST, UNASSIGNED) else run)
             return open_signed(self._member_list.host, context, to, body)
         if address == BROADCAST and body[0] != fragments.KIND:
             raise WireError("signature", "a broadcast message must be signed")
         message = control.read_control(body) if body[0] == control.KIND else None
-        if isinstance(message, Announce | Receipt):
-            raise WireError("signature", "an announce or a receipt must be signed")
+        if isinstance(message, Announce | Receipt | Settings):
+            raise WireError("signature", "an announce, a receipt or settings must be signed")
         return body
 
     def may_train(self, node: str) -> bool:

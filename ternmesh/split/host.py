@@ -82,7 +82,7 @@ class SplitHost(HostSession[Board, HostEvent]):
     ) -> None:
         known = [self._new_board(plan, *board) for board in boards]
         registry = NodeRegistry(known, new=lambda *board: self._new_board(plan, *board))
-        super().__init__(model_hash, run, to_numbers(plan), registry, counter, security)
+        super().__init__(model_hash, run, to_numbers(plan), registry, counter, security, pace)
         self.plan = plan
         self.settings = settings
         self._hello_longest_s = pace.hello_longest_s
@@ -134,7 +134,7 @@ class SplitHost(HostSession[Board, HostEvent]):
             board.moved_at = now
         self._phase_told = self.phase(now)
         self._looked_at = now
-        self._outgoing.ask(now)
+        self._ask(now)
 
     def answer(self, address: int, item: Activation) -> None:
         """Send a board its answer or gradient; CodecError for NaN, then nothing is sent."""
@@ -169,7 +169,7 @@ class SplitHost(HostSession[Board, HostEvent]):
 
     def _frames_taken(self, now: float) -> None:
         self._tell_phase(now)
-        self._outgoing.ask(now)
+        self._ask(now)
 
     def _receive_body(self, node: Board, body: bytes, now: float) -> None:
         item = node.reassembler.add(body)

@@ -21,6 +21,7 @@ DEPTH_MAX = 3
 # A name becomes a topic, a file and a word of a command: no dot and no dash may begin it.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
 REASON = re.compile(r"[a-z -]{1,32}\Z")
+SOFTWARE = re.compile(r"[A-Za-z0-9.+!_-]{1,32}\Z")
 INTEGER_MAX = 0xFFFFFFFF
 GATHERING, OPEN, FINISHED = range(3)  # the phases of a run
 PHASES = {GATHERING: "gathering", OPEN: "open", FINISHED: "finished"}
@@ -97,7 +98,32 @@ class Wanted:
     version: int  # of the host's global adapter
 
 
-Control = Hello | Welcome | Receipt | Refusal | Announce | Silent | Wanted
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """The host asks a board for a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a board says of itself. `federated.management` names the numbers."""
+
+    software: str  # its version of ternmesh
+    number: int  # of the newest settings that it has taken; 0 for none
+    settings: Numbers  # in force
+    values: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the host sets on one board, which takes a higher number only."""
+
+    number: int
+    settings: Numbers
+
+
+Control = (
+    Hello | Welcome | Receipt | Refusal | Announce | Silent | Wanted | Inquiry | Report | Settings
+)
 _TYPES: Final[tuple[type[Control], ...]] = get_args(Control)
 _SIZES: Final = {
     "instance": (8, 8),
@@ -108,7 +134,7 @@ _SIZES: Final = {
     "have": (1, 128),
 }
 _LIMITS: Final = {"address": (1, NODE_MAX), "phase": (GATHERING, FINISHED)}
-_PATTERNS: Final = {"name": NAME, "reason": REASON}
+_PATTERNS: Final = {"name": NAME, "reason": REASON, "software": SOFTWARE}
 NUMBERS_MAX = 32
 
 

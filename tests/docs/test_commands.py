@@ -25,6 +25,7 @@ from edge.config import (
     EvaluateConfig,
     NodeConfig,
     ReleasesConfig,
+    RemoteConfig,
     TrainingConfig,
     read_node_config,
 )
@@ -94,6 +95,8 @@ PARSED = {
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",
     "./run enrol rotate --config host.toml": "a stopped host: test_new_host_key.py",
     "./run upgrade": "needs a package: tests/ternmesh_cli/test_upgrade.py",
+    "./run status --config host.toml --node": "tests/ternmesh_cli/test_boards.py",
+    "./run settings": "tests/ternmesh_cli/test_boards.py",
     "./run host --config examples/": "needs the example's model: tests/models/test_pm25.py",
     "./run node --config examples/": "needs the example's model: tests/models/test_pm25.py",
     "./run status --config examples/": "needs the example's model: tests/models/test_pm25.py",
@@ -481,6 +484,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "`[data]` and `[evaluate]` of a board": (DataConfig, EvaluateConfig),
     "`[training]` of a board": (TrainingConfig,),
     "`[releases]` of a board": (ReleasesConfig,),
+    "`[remote]` of a board": (RemoteConfig,),
     "`[link]`": (LinkConfig,),
     "`[link.serial]`": (SerialLoraSettings, LoraSetting),
     "`[link.ble]`": (BoardConfig,),
@@ -489,7 +493,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 }
 # Tables of the top, and what a program sets itself.
 NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
-NOT_SET |= {"network", "radio", "role", "queue_max"}
+NOT_SET |= {"network", "remote", "radio", "role", "queue_max"}
 
 
 @pytest.mark.parametrize("section", SECTIONS)

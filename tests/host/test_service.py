@@ -157,6 +157,7 @@ def test_status_while_a_round_is_open(bench):
         "similarity_others": None,
         "drifting": None,
         "empty": False,
+        "board": bench.node("ada")["board"],
     }
     assert bench.node("ada")["bytes_up"] > 0
 
@@ -570,7 +571,7 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(keyed, change):  # R9.3-
     before = host._sealing.broadcast_name
     assert bob._sealing.broadcast_name == before
     line = rotation_text(rings["ada"].begin_rotation())
-    answer = bench.service.enrol({"enrol": change, "name": "ada", "rotation": line})
+    answer = bench.service.manage({"enrol": change, "name": "ada", "rotation": line})
     assert "error" not in answer
     bench.settle()
     assert bob._sealing.broadcast_name == host._sealing.broadcast_name != before
@@ -581,7 +582,7 @@ def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost, caplog)
     caplog.set_level(logging.INFO)
     bench, _ = keyed
     ada = bench.nodes["ada"]
-    bench.service.enrol({"enrol": "revoke", "name": "ada"})
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
     if is_first_lost:
         bench.service.poll(0.0)
         assert ada.transport.receive(0.0) is not None
@@ -643,7 +644,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     bench, rings = keyed
     host = rings["host"]
     old = host.member_list.state
-    bench.service.enrol({"enrol": "revoke", "name": "ada"})
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
     announced(bench)
     bob: Any = bench.nodes["bob"].endpoint
     assert bob._authenticator.list_number == 3
@@ -660,7 +661,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     assert bob.refused[OLD_MEMBERS] == 1
     assert bench.service.coordinator.refused[OLD_MEMBERS] == 1
     assert "revoke and enrol again" in caplog.text
-    bench.service.enrol({"enrol": "revoke", "name": "ada"})
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
     assert host.member_list.number == 4, "above all that a board has seen"
     announced(bench)
     announced(bench)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ternmesh.federated.events import (
     Advanced,
+    BoardChanged,
     BodyAccepted,
     CountersReserved,
     FellSilent,
@@ -20,6 +21,7 @@ from ternmesh.federated.events import (
     ResidualChanged,
     RoundOpened,
     RunAdopted,
+    SettingsTaken,
     UpdateForgotten,
     UpdateMade,
     UpdateReceived,
@@ -32,6 +34,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
+from ternmesh.federated.management import Board
 from ternmesh.federated.node import new_node_state
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
 from ternmesh.plan import Plan
@@ -43,6 +46,7 @@ class NodeDisk:
     def __init__(self, dimension: int) -> None:
         self.committed = self.working = new_node_state(dimension)
         self.submitted = self._submitted = np.zeros(dimension)
+        self.settings = self._settings = SettingsTaken(0, ())
 
     def record(self, event: NodeEvent) -> None:
         state = self.working
@@ -78,6 +82,8 @@ class NodeDisk:
                 state = replace(state, received=True)
             case ResidualChanged(residual):
                 state = replace(state, residual=residual)
+            case SettingsTaken():
+                self._settings = event
         self.working = state
 
     def note_submitted(self, delta: np.ndarray) -> None:
@@ -85,10 +91,12 @@ class NodeDisk:
 
     def commit(self) -> None:
         self.committed, self.submitted = self.working, self._submitted
+        self.settings = self._settings
 
     def forget(self) -> None:
         """A crash: what was not committed is gone."""
         self.working, self._submitted = self.committed, self.submitted
+        self._settings = self.settings
 
 
 class HostDisk:
@@ -100,6 +108,8 @@ class HostDisk:
         self.committed = self.working = state
         self._made: list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]] = []
         self.copy = state  # what the operator has put aside
+        self.boards: dict[str, BoardChanged] = {}
+        self._boards = self.boards
 
     def record(self, event: HostEvent) -> None:
         state = self.working
@@ -118,6 +128,8 @@ class HostDisk:
                 state = replace(state, bodies=kept)
             case RoundOpened():
                 state = replace(state, started=True)
+            case BoardChanged(name):
+                self._boards = self._boards | {name: event}
             case RunAdopted(run):
                 self.run, state = run, replace(state, is_first=False, bodies=())
             case GlobalUpdateMade():
@@ -152,11 +164,19 @@ class HostDisk:
     def commit(self) -> list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:
         """Makes all durable; returns the references just made, each with what it had to count."""
         self.committed, made, self._made = self.working, self._made, []
+        self.boards = self._boards
         return made
 
     def forget(self) -> None:
         """A crash: what was not committed is gone."""
-        self.working, self._made = self.committed, []
+        self.working, self._made, self._boards = self.committed, [], self.boards
+
+    def load_boards(self, now: float) -> dict[str, Board]:
+        """What the host knows of its boards when it starts."""
+        return {
+            name: Board(row.number, row.wanted, row.report, now)
+            for name, row in self.boards.items()
+        }
 
     def set_back(self) -> None:
         """The operator brings the copy back."""

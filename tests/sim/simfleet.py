@@ -16,6 +16,7 @@ import numpy as np
 from ternmesh.errors import CodecError, WireError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.management import LIMITS, pack
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import ALL, HOST
@@ -63,6 +64,7 @@ class Options:
     takes_partial_aggregates: bool = False  # the host does
     keyed: bool = False
     rotations: int = 0  # of the host's key
+    settings: int = 0  # times that the owner sets something on a board
     old_copies: int = 0  # times that the host's disk is set back to an old copy
 
 
@@ -162,6 +164,12 @@ def draw_with_old_copy(seed: int) -> Options:
     )
 
 
+def draw_with_settings(seed: int) -> Options:
+    """The same faults, some with keys, and an owner who changes the settings of boards."""
+    options, rng = draw(seed), random.Random(f"settings {seed}")
+    return replace(options, keyed=rng.random() < 0.5, settings=rng.randint(1, 8), vanish=0)
+
+
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
@@ -228,6 +236,8 @@ class Fleet:
             copied, broken = sorted(rng.uniform(0, 1.5 * o.faults_s) for _ in range(2))
             self.after(copied, self.host.copy_disk)
             self.after(broken, self.host.set_back)
+        for _ in range(o.settings):
+            self.after(rng.uniform(0, o.faults_s), self._set_board)
         if o.burst:
             self.after(rng.uniform(5, o.faults_s), self._burst)
         self._trouble()
@@ -252,6 +262,20 @@ class Fleet:
         self.healed = True
         for process in self._processes():
             self.after(0.0, process.boot)
+        for name in self.nodes if self.options.settings else ():
+            self.after(1.0, partial(self._unpause, name))
+
+    def _set_board(self) -> None:
+        rng = self.rng
+        chosen = {
+            name: rng.randint(*bounds) for name, bounds in LIMITS.items() if rng.random() < 0.5
+        }
+        self.host.set_board(rng.choice([*self.nodes]), chosen)
+
+    def _unpause(self, name: str) -> None:
+        """The owner lets a board go on, as soon as the host knows it."""
+        if not self.host.set_board(name, {"pace_s": self.rng.randint(0, 9)}):
+            self.after(5.0, partial(self._unpause, name))
 
     def _processes(self) -> list[Process]:
         gateways = [] if self.gateway is None else [self.gateway]
@@ -267,6 +291,7 @@ class Fleet:
         return (
             host is not None
             and host.phase == control.FINISHED
+            and not (self.options.settings and self._some_are_behind(host))
             and all(self._is_done(node.endpoint) for node in self._alive())
             and self._all_follow()
         )
@@ -278,6 +303,10 @@ class Fleet:
         hosts = self.keys.hosts
         are_there = len(hosts.rotations) == self.options.rotations
         return are_there and all(node.seals.hosts == hosts for node in self._alive())
+
+    def _some_are_behind(self, host: Coordinator) -> bool:
+        boards = [host.management.board(node.name) for node in self._alive()]
+        return any(board.must_report or not board.number or board.is_behind for board in boards)
 
     def _is_lost(self, version: int) -> bool:
         """Whether the old copy is older than all that nodes still have to give back."""
@@ -417,9 +446,21 @@ class Fleet:
             expect(not clones, f"{process.name} has heard of a clone, and nobody was copied")
         for node in self.nodes.values():
             self._check_mass(node)
+        if self.options.settings:
+            self._check_settings()
         if self.gateway is not None:
             self.gateway.check_mass(self.host)
         self.check_bounds()
+
+    def _check_settings(self) -> None:
+        """What the host wants is on the disk of each board, and in force there."""
+        for node in self._alive():
+            wanted = self.host.disk.boards[node.name]
+            own = node.disk.settings
+            stored = own.number, own.settings
+            expect(stored == (wanted.number, wanted.wanted), f"{node.name} has others: {stored}")
+            in_force = pack(LIMITS, node.endpoint.management.settings)
+            expect(in_force == wanted.wanted, f"{node.name} does not do what it has stored")
 
     def _check_mass(self, node: NodeProcess) -> None:
         own = node.disk.committed

@@ -11,6 +11,7 @@ from ternmesh.errors import CodecError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import BodyAccepted, HostEvent, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.management import LIMITS, BoardManagement
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import CoordinatorSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -177,9 +178,12 @@ class NodeProcess(Process):
         numpy_rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
         samples = 10 + sum(self.name.encode())
         state, security = self.disk.committed, self.new_security()
-        return NodeProtocol(
+        node = NodeProtocol(
             self.name, MODEL, samples, instance, state, numpy_rng, security=security
         )
+        stored = self.disk.settings
+        node.management = BoardManagement(stored.number, stored.settings, LIMITS)
+        return node
 
     def crash_chance(self) -> float:
         return self.fleet.options.node_crash
@@ -221,6 +225,9 @@ class NodeProcess(Process):
         generator = np.random.default_rng(self.fleet.rng.getrandbits(32))
         little = self.fleet.plan.silence_rounds > 0 and self.fleet.rng.random() < 0.6
         size = np.float32(0.0005 if little else 0.01)
+        if self.endpoint.management.paused:
+            self.fleet.after(5.0, partial(self._submit, incarnation, run, number))
+            return
         delta = generator.standard_t(3, DIMENSION).astype(np.float32) * size
         self.endpoint.submit(number, delta, self.fleet.now)
         self.disk.note_submitted(delta)
@@ -242,6 +249,7 @@ class HostProcess(Process):
             o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates
         )
         made = Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
+        made.management.restore(d.load_boards(self.fleet.now))
         if self.fleet.keys is not None:
             keyring = cast(Keyring, SimKeyring(self.security))
             self.notices = EnrolmentService(made, keyring, made.refused)
@@ -268,6 +276,14 @@ class HostProcess(Process):
         self.fleet.keys.rotate_host()
         self.fleet.after(self.fleet.rng.uniform(0, 20), self.boot)
 
+    def set_board(self, name: str, settings: dict[str, int]) -> bool:
+        """The owner sets all settings of a board; False where the host does not know it now."""
+        if self.endpoint is None or self.endpoint.nodes.named(name) is None:
+            return False
+        self.endpoint.set_board(name, settings, self.fleet.now)
+        self.settle()
+        return True
+
     def crash_chance(self) -> float:
         return self.fleet.options.host_crash
 
@@ -284,7 +300,9 @@ class HostProcess(Process):
         self.endpoint = None
         self.seals.forget()
         counter = self.disk.committed.counter
+        boards = self.disk.boards
         self.disk = HostDisk(self.fleet.rng.randbytes(8), self.fleet.plan, counter)
+        self.disk.boards = self.disk._boards = boards
         self.ledger = Ledger(self.fleet.plan, self.fleet.packets)
         self.fleet.cut_wires()
         self.boot()

@@ -13,6 +13,7 @@ from tests.sim.simfleet import (
     draw_with_new_host_keys,
     draw_with_new_run,
     draw_with_old_copy,
+    draw_with_settings,
     run_seed,
 )
 
@@ -48,6 +49,13 @@ def test_a_host_that_is_set_back_to_an_old_copy_leads_the_run_to_its_end() -> No
 def test_a_host_that_gets_other_keys_loses_no_update() -> None:  # R9.5-13, R9.6-12
     for seed in range(SEEDS // 3):
         run_seed(seed, draw_with_new_host_keys)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_what_the_owner_sets_is_in_force_on_every_board_in_the_end(group: int) -> None:
+    # R6.10-2, R6.10-3, R6.10-7, R6.10-10
+    for seed in range(group, SEEDS // 2, GROUPS):
+        run_seed(seed, draw_with_settings)
 
 
 def test_a_seed_replays_exactly() -> None:

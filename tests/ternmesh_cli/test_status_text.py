@@ -168,7 +168,7 @@ def test_the_first_refusals_after_a_start_are_not_shown():
 def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TERNMESH_PROGRAM", "./run")
     monkeypatch.setattr(status, "ask", lambda socket, request: {**NEW_NODE, "transport": LINK})
-    status.run(argparse.Namespace(socket=tmp_path, config=None, json=False, watch=False))
+    status.run(argparse.Namespace(socket=tmp_path, config=None, node=None, json=False, watch=False))
     assert "run `./run enrol add` on the host" in capsys.readouterr().out
 
 

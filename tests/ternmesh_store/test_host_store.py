@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ternmesh.federated.events import (
+    BoardChanged,
     BodyAccepted,
     CountersReserved,
     GlobalUpdateMade,
@@ -15,13 +16,15 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.local_update import make_update
+from ternmesh.federated.management import Board
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
 from ternmesh.plan import make_plan
-from ternmesh.wire.control import Silent, write_control
+from ternmesh.wire.control import Report, Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh.wire.update import Contribution, write_contributions
 from ternmesh_store import host_store
+from ternmesh_store.database import StoreError
 from ternmesh_store.files import create_private_file
 from ternmesh_store.host_store import HostStore, StoredRound, Tally
 from ternmesh_store.state_file import STATE, StateFile
@@ -293,3 +296,46 @@ def test_vectors_are_written_only_when_they_change(store):
     store._database.write = lambda sql, *values: written.append(sql)
     store.record(replace(made, version=2, residual=made.residual + 1))
     assert len([sql for sql in written if "INTO host_value" in sql]) == 1
+
+
+REPORT = Report("0.1.0", 3, (2, 0, 0, 0), (5, 0, 7))
+
+
+def test_boards_are_kept_over_restarts_and_runs(path):
+    store = opened(path)
+    store.begin(RUN, PLAN, MODEL)
+    store.record(BoardChanged("ada", 3, (2, 0, 0, 0), None))
+    store.record(BoardChanged("ada", 4, (0, 9, 0, 0), REPORT))
+    store.record(BoardChanged("bob", 0, (), REPORT))
+    store.commit()
+    store.begin(b"run-0002", PLAN, MODEL)
+    store.commit()
+    store._database.close()
+    store = opened(path)
+    ada, bob = Board(4, (0, 9, 0, 0), REPORT, 500.0), Board(0, (), REPORT, 500.0)
+    found = store.boards(500.0)
+    for board in found.values():
+        assert 495.0 < board.reported_at <= 500.0
+        board.reported_at = 500.0
+    assert found == {"ada": ada, "bob": bob}
+    store._database.close()
+
+
+def test_settings_do_not_make_a_report_younger(store):
+    store.record(BoardChanged("ada", 1, (2,), REPORT))
+    store._database.write("UPDATE host_board SET reported_at = reported_at - 100")
+    store.record(BoardChanged("ada", 2, (1,), REPORT))
+    assert store.boards(500.0)["ada"].reported_at <= 400.0
+    store.record(BoardChanged("ada", 2, (1,), replace(REPORT, number=2)))
+    assert store.boards(500.0)["ada"].reported_at > 490.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [(1, "[-1]", None), (1, "[0.5]", None), (1, "{", None), (1, "[]", write_control(Silent(1)))],
+    ids=["negative", "no integer", "no JSON", "no report"],
+)
+def test_a_board_that_no_program_has_written_is_refused(store, row):
+    store._database.insert("host_board", "ada", *row, 0)
+    with pytest.raises(StoreError, match="never written"):
+        store.boards(0.0)

@@ -12,6 +12,7 @@ from ternmesh.federated.events import (
     Pending,
     Refused,
     ResidualChanged,
+    SettingsTaken,
     UpdateMade,
     UpdateReceived,
     WorkReady,
@@ -230,3 +231,17 @@ def test_the_vectors_that_are_loaded_may_be_changed(path):
         state.model_q24[:] += 1
         state.residual[:] += 1.0
     assert state.model_q24.sum() != 0
+
+
+def test_settings_of_the_host_survive_another_model(path):
+    store = opened(path)
+    store.load(MODEL, DIMENSION)
+    assert store.settings() == (0, ())
+    store.record(SettingsTaken(3, (2, 0, 0, 0)))
+    store.record(SettingsTaken(4, (0, 61, 0, 0)))
+    store.commit()
+    store._database.close()
+    store = opened(path)
+    store.load(OTHER_MODEL, DIMENSION)
+    assert store.settings() == (4, (0, 61, 0, 0))
+    store._database.close()

@@ -292,6 +292,9 @@ def controls() -> Entries:
         "announce": control.Announce(RUN, 20, 2, 0, 7),
         "longest numbers": control.Announce(RUN, 0xFFFFFFFF, 2, 0xFFFFFFFF, 0xFFFFFFFF),
         "silent": control.Silent(7),
+        "inquiry": control.Inquiry(),
+        "report": control.Report("0.1.0", 3, (2, 61, 1, 51), (3601, 0, 91, 513, 3, 8, 8, 1, 921)),
+        "settings": control.Settings(4, (1, 0, 0, 1001)),
     }
     return {
         name: {

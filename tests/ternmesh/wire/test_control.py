@@ -33,7 +33,13 @@ receipts = st.builds(
 refusals = st.builds(control.Refusal, u32, st.from_regex(r"[a-z -]{1,32}", fullmatch=True))
 announces = st.builds(control.Announce, eight, u32, st.integers(0, 2), u32)
 silences = st.builds(control.Silent, u32)
-messages = hellos | welcomes | receipts | refusals | announces | silences
+numbers = st.lists(u32, max_size=32).map(tuple)
+versions = st.from_regex(r"[A-Za-z0-9.+!_-]{1,32}", fullmatch=True)
+inquiries = st.builds(control.Inquiry)
+reports = st.builds(control.Report, versions, u32, numbers, numbers)
+settings = st.builds(control.Settings, u32, numbers)
+short_messages = hellos | welcomes | receipts | refusals | announces | silences
+messages = short_messages | inquiries | reports | settings
 
 HELLO = control.Hello("theo", b"instance", b"modelmod", b"runrunru", 3, b"referencereferen", 120)
 
@@ -50,7 +56,7 @@ def test_a_message_reads_as_written(message: control.Control) -> None:
     assert control.read_control(body) == message
 
 
-@given(messages)
+@given(short_messages)
 def test_every_message_fits_the_smallest_frame(message: control.Control) -> None:
     if isinstance(message, control.Welcome):
         message = replace(message, plan=message.plan[:11])
@@ -183,6 +189,15 @@ HOSTILE = {
     "an empty bitmap": array(b"\x02", ROUND, b"\x44abcd", b"\x40"),
     "a bitmap of 129 bytes": array(b"\x02", ROUND, b"\x44abcd", b"\x58\x81" + bytes(129)),
     "a phase of 3": array(b"\x04", b"\x48runrunru", ROUND, b"\x03", b"\x00"),
+    "an inquiry with a word": array(b"\x07", WORD),
+    "a report of no version": array(b"\x08", b"\x60", ROUND, b"\x80", b"\x80"),
+    "a version with a newline": array(b"\x08", b"\x641.0\n", ROUND, b"\x80", b"\x80"),
+    "a version of 33 letters": array(b"\x08", b"\x78\x21" + b"1" * 33, ROUND, b"\x80", b"\x80"),
+    "settings by name": array(b"\x09", ROUND, b"\xa1\x65pause\x01"),
+    "settings in settings": array(b"\x09", ROUND, b"\x81\x81\x01"),
+    "33 settings": array(b"\x09", ROUND, b"\x98\x21" + bytes(33)),
+    "settings without a number": array(b"\x09", b"\x80"),
+    "the type after the last": array(b"\x0a", ROUND, WORD),
     "1,025 bytes": array(b"\x03", ROUND, b"\x79\x03\xf8" + b"a" * 1016),
 }
 

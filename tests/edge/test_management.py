@@ -1,0 +1,158 @@
+"""A board applies what its host sets, at once, and says so; what it reports of itself."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edge import report
+from edge.config import RemoteConfig
+from edge.node import Node
+from edge.report import status, values
+from ternmesh.federated.management import ACTIVITIES, VALUES, pack
+from tests.edge.test_node import World
+
+
+@pytest.fixture
+def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
+    made = World(tiny, tiny_data, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The root logger's level, which a board may change, as it was."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
+
+
+def set_all(world: World, node: Node, **settings: int) -> None:
+    """The owner sets these on a board, and they arrive."""
+    host = world.host.coordinator
+    host.set_board(node.config.name, settings, world.now)
+    board = host.management.board(node.config.name)
+    for _ in range(50):
+        world.turn()
+        if not (board.is_behind or board.must_report):
+            return
+    raise AssertionError("the settings do not arrive")
+
+
+def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(world: World) -> None:
+    # R6.10-11
+    node = world.add("ada")
+    world.until(lambda: node.trainer.progress[0] == 2)
+    set_all(world, node, pause=1)
+    held = node.trainer.progress
+    for _ in range(50):
+        world.turn()
+        world.now += 1.0
+    assert node.trainer.progress == held
+    assert status(node)["activity"] == "paused by the host"
+    assert status(node)["settings"] == {"pause": 1}
+    assert node._step._session is None, "its memory is free"
+    set_all(world, node)
+    world.until(lambda: node.protocol.finished)
+    assert status(node)["settings"] == {}
+
+
+def test_a_paused_board_follows_the_others(world: World) -> None:  # R6.10-5
+    ada, bob = world.add("ada"), world.add("bob")
+    world.until(lambda: ada.protocol.joined and bob.protocol.joined)
+    set_all(world, ada, pause=1)
+    world.until(lambda: ada.protocol.finished and bob.protocol.finished)
+    address = ada.protocol.address
+    assert world.host.counted[address] < world.host.counted[bob.protocol.address]
+    assert world.now < 1060.0, "no round waited for its deadline"
+
+
+def test_a_board_keeps_its_pace(world: World) -> None:
+    node = world.add("ada")
+    world.until(lambda: node.trainer.round is not None)
+    began = world.now
+    rounds: list[float] = []
+    set_all(world, node, pace_s=40)
+    while not node.protocol.finished and len(rounds) < 3:
+        before = node.trainer.round
+        world.turn()
+        if node.trainer.round not in (None, before):
+            rounds.append(world.now)
+        if node.wanted is not None:
+            assert status(node)["activity"] == "slowed by the host"
+        world.now += 1.0
+    assert all(b - a >= 40 for a, b in zip([began, *rounds], rounds, strict=False))
+    assert len(rounds) == 3
+
+
+def test_the_log_level_changes_at_once_and_back(world: World, caplog) -> None:
+    node = world.add("ada")
+    world.until(lambda: node.protocol.joined)
+    set_all(world, node, log_level=0)
+    assert logging.getLogger().level == logging.DEBUG
+    assert "set by the host: log_level=debug" in caplog.text
+    assert values(node, 0.0)["log_level"] == 0
+    set_all(world, node)
+    assert logging.getLogger().level == logging.INFO
+    assert "set by the host: nothing" in caplog.text
+
+
+def test_settings_survive_a_power_cut_and_another_run(world: World) -> None:  # R6.10-7, R6.10-10
+    node = world.add("ada")
+    world.until(lambda: node.protocol.joined)
+    set_all(world, node, pause=1, log_level=3)
+    world.cut_power("ada")
+    logging.getLogger().setLevel(logging.INFO)
+    world.new_host(run=b"second  ")
+    again = world.add("ada")
+    assert again.management.paused
+    assert logging.getLogger().level == logging.ERROR
+    world.until(lambda: again.protocol.run == b"second  ")
+    assert again.management.number == 1
+    assert again.management.settings == {"pause": 1, "log_level": 3}
+
+
+def test_the_owner_of_a_board_may_keep_settings_from_the_host(world: World, caplog) -> None:
+    # R6.10-9
+    caplog.set_level(logging.INFO)
+    config = replace(world.config("ada"), remote=RemoteConfig(("pace_s",)))
+    node = world.add("ada", config)
+    world.until(lambda: node.protocol.joined)
+    set_all(world, node, pause=1, pace_s=1)
+    assert node.management.settings == {"pace_s": 1}
+    assert "settings: the host may not set this here" in caplog.text
+    world.until(lambda: node.protocol.finished)
+
+
+def test_a_report_has_what_is_known(world: World, tmp_path, monkeypatch) -> None:
+    node = world.add("ada")
+    early = values(node, time.monotonic())
+    assert early.keys().isdisjoint({"metric_milli", "loss_milli"})
+    assert ACTIVITIES[early["activity"]] == "joining"
+    sensor = tmp_path / "temp"
+    sensor.write_text("51234\n")
+    monkeypatch.setattr(report, "SENSOR", sensor)
+    world.until(lambda: node.protocol.finished)
+    found = values(node, time.monotonic() - 90)
+    assert found["uptime_s"] == 90
+    assert found["temperature_dc"] == 512
+    assert ACTIVITIES[found["activity"]] == "finished"
+    assert found["version"] == found["rounds_trained"] == node.protocol.version
+    metrics = [entry.metric for entry in node.history if entry.metric is not None]
+    assert found["metric_milli"] == round(1000 * metrics[-1])
+    assert found["loss_milli"] > 0
+    assert found.keys() <= set(VALUES)
+    assert len(pack(VALUES, found)) == len(VALUES)
+    sensor.write_text("no number")
+    assert "temperature_dc" not in values(node, 0.0)
+
+
+def test_each_activity_of_the_status_has_its_number() -> None:
+    """A report carries the place of the sentence: all that the status can say must be there."""
+    source = report._activity.__code__.co_consts
+    said = {text for text in source if isinstance(text, str) and " " in text}
+    assert said <= set(ACTIVITIES)
+    assert len(said) > 7

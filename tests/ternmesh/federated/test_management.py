@@ -1,0 +1,534 @@
+"""Reports and settings of boards, with both ends of a fleet; attacks; ends of older versions."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh import __version__
+from ternmesh.errors import WireError
+from ternmesh.federated.events import BoardChanged, FellSilent, SettingsTaken, UpdateMade
+from ternmesh.federated.management import (
+    INQUIRIES_MAX,
+    LIMITS,
+    VALUES,
+    BoardManagement,
+    FleetManagement,
+    are_allowed,
+    pack,
+    settings_text,
+    unpack,
+)
+from ternmesh.federated.refusals import NORMAL
+from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
+from ternmesh.security.membership import HOST
+from ternmesh.security.signatures import SIGNED
+from ternmesh.wire import control
+from ternmesh.wire.control import INTEGER_MAX, Inquiry, Refusal, Report, Settings
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED
+
+New = Callable[..., Any]
+FRAME_MAX = 222  # bytes, of the radios
+PAUSE = {"pause": 1}
+WAITS = [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0]
+
+
+@pytest.fixture(params=[(), ("theo", "yan")], ids=["open", "keyed"])
+def bench(request: pytest.FixtureRequest, new_bench: New) -> Any:
+    return begun(new_bench, request.param)
+
+
+@pytest.fixture
+def keyed(new_bench: New) -> Any:
+    return begun(new_bench, ("theo", "yan"))
+
+
+def begun(new_bench: New, keys: tuple[str, ...]) -> Any:
+    """An open round of two boards that let the host set everything."""
+    made = new_bench(rounds=9, min_peers=1, deadline_s=30, keys=keys)
+    for name in ("theo", "yan"):
+        made.add(name).management = BoardManagement(allowed=LIMITS, values=lambda: {"version": 0})
+    settle(made)
+    return made
+
+
+def settle(bench: Any) -> None:
+    """Time for a first contact."""
+    for _ in range(3):
+        bench.exchange()
+        bench.wait(2.0)
+    bench.exchange()
+
+
+def set_all(bench: Any, name: str, **settings: int) -> None:
+    bench.host.set_board(name, settings, bench.now)
+
+
+def sent(bench: Any, message: control.Control) -> bytes:
+    """The body of a message as the host would send it to theo."""
+    body = control.write_control(message)
+    if isinstance(message, Settings):
+        body = bench.host._authenticator.sign_settings("theo", body)
+    return body
+
+
+def give(bench: Any, body: bytes, name: str = "theo", address: int = UNASSIGNED) -> list[bytes]:
+    """Let a board take a body as if the host had sealed it; returns what it answers."""
+    node = bench.nodes[name]
+    bench.sealed = getattr(bench, "sealed", 1 << 20) + 1
+    frame = bench.host._sealing.seal(name, address, bench.sealed, body)
+    with patch.object(node._outgoing, "push", wraps=node._outgoing.push) as push:
+        node.receive_frames(HOST, [frame], bench.now)
+    return [body for call in push.call_args_list for body in call.args[2]]
+
+
+def odd(end: Any) -> dict[str, int]:
+    """What an end has refused, without what is normal."""
+    return {reason: count for reason, count in end.refused.items() if reason not in NORMAL}
+
+
+# The numbers
+
+
+values = st.dictionaries(st.sampled_from(VALUES), st.integers(-(1 << 70), 1 << 70))
+
+
+@given(values)
+def test_values_read_as_written_or_are_the_nearest(found: dict[str, int]) -> None:
+    again = unpack(VALUES, pack(VALUES, found))
+    assert again == {n: min(max(0, v), INTEGER_MAX - 1) for n, v in found.items()}
+
+
+@given(st.lists(st.integers(0, INTEGER_MAX), max_size=32).map(tuple))
+def test_any_array_has_values_of_known_names_alone(numbers: tuple[int, ...]) -> None:
+    found = unpack(VALUES, numbers)
+    assert found.keys() <= set(VALUES)
+    assert pack(VALUES, found)[: len(numbers)] == numbers[: len(VALUES)]
+
+
+@given(st.dictionaries(st.sampled_from([*LIMITS, "shell"]), st.integers(-2, 90_000)))
+def test_only_named_settings_within_their_bounds_are_allowed(chosen: dict[str, int]) -> None:
+    good = all(
+        n in LIMITS and v in range(LIMITS[n][0], LIMITS[n][1] + 1) for n, v in chosen.items()
+    )
+    assert are_allowed(chosen) is good
+
+
+def test_the_longest_report_and_settings_fit_a_frame() -> None:
+    values = pack(VALUES, dict.fromkeys(VALUES, INTEGER_MAX))
+    limits = pack(LIMITS, {name: high for name, (_, high) in LIMITS.items()})
+    report = control.write_control(Report("9" * 32, INTEGER_MAX, limits, values))
+    settings = control.write_control(Settings(INTEGER_MAX, limits))
+    signature = 1 + 64
+    for body in (len(report), len(settings) + signature):
+        assert body + SYNC_OVERHEAD <= FRAME_MAX
+
+
+def test_settings_as_they_are_typed() -> None:
+    chosen = {"pause": 0, "pace_s": 60, "log_level": 0, "silence": 50}
+    assert settings_text(chosen) == "pause=off pace_s=60 log_level=debug silence=0.05"
+    assert settings_text({"pause": 1}) == "pause=on"
+    assert settings_text({}) == ""
+
+
+# Reports
+
+
+def test_a_board_reports_once_after_it_has_joined(bench: Any) -> None:  # R6.10-1, R6.10-6
+    board = bench.host.management.board("theo")
+    assert board.report == Report(__version__, 0, (0, 0, 0, 0), pack(VALUES, {"version": 0}))
+    assert bench.count(HOST, BoardChanged) == 2
+    bench.nodes["theo"]._say_hello(bench.now)  # of the same process
+    bench.exchange()
+    assert bench.count(HOST, BoardChanged) == 2
+    again = bench.add("theo")
+    again._instance = b"another "
+    settle(bench)
+    assert bench.count(HOST, BoardChanged) == 3
+
+
+def test_inquiries_are_answered_once_in_two_seconds(bench: Any) -> None:  # R6.10-6
+    bench.wait(2.0)
+    count = [len(give(bench, sent(bench, Inquiry()))) for _ in range(5)]
+    assert count == [1, 0, 0, 0, 0]
+    bench.wait(2.0)
+    assert len(give(bench, sent(bench, Inquiry()))) == 1
+
+
+def test_a_report_of_a_board_that_has_not_joined_is_refused(new_bench: New) -> None:  # R6.10-4
+    bench = new_bench()
+    node = bench.add("theo")
+    bench.take("theo")  # its hello is lost
+    node._outgoing.push(HOST, UNASSIGNED, [control.write_control(Report("1", 0, (), ()))])
+    bench.exchange()
+    assert bench.host.refused["unknown node"] == 1
+    assert not bench.host.management.boards
+
+
+def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
+    longer = (*pack(VALUES, {"version": 7}), 5, 6, 7)
+    report = Report("99.0", 0, (2, 0, 0, 0, 9, 9), longer)
+    bench.nodes["theo"]._outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
+    bench.exchange()
+    board = bench.host.management.board("theo")
+    assert board.in_force == PAUSE
+    assert unpack(VALUES, board.report.values) == {"version": 7}
+
+
+# Settings
+
+
+def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-2, R6.10-3
+    set_all(bench, "theo", pause=1, pace_s=60)
+    bench.exchange()
+    theo = bench.nodes["theo"].management
+    assert theo.settings == {"pause": 1, "pace_s": 60}
+    assert bench.last("theo", SettingsTaken) == SettingsTaken(1, (2, 61, 0, 0))
+    board = bench.host.management.board("theo")
+    assert (board.in_force, board.is_behind) == (theo.settings, False)
+    assert bench.nodes["yan"].management.settings == {}
+    set_all(bench, "theo")
+    bench.exchange()
+    assert (theo.number, theo.settings) == (2, {})
+    assert odd(bench.nodes["theo"]) == {}
+
+
+def test_lost_settings_come_again_and_more_and_more_seldom(bench: Any) -> None:  # R6.10-3
+    set_all(bench, "theo", **PAUSE)
+    told = [bench.now]
+    board = bench.host.management.board("theo")
+    for _ in range(8000):
+        tries = board.tries
+        bench.now += 1.0
+        bench.host.handle_timeout(bench.now)
+        told += [bench.now] * (board.tries - tries)
+    bench.take(HOST)  # none of it arrives
+    assert np.diff(told) == pytest.approx(WAITS)
+    bench.nodes["theo"]._say_hello(bench.now)
+    bench.exchange()
+    assert bench.nodes["theo"].management.paused
+
+
+def test_the_same_settings_are_not_sent_again(bench: Any) -> None:
+    set_all(bench, "theo", pace_s=5)
+    bench.exchange()
+    count = bench.count(HOST, BoardChanged)
+    set_all(bench, "theo", pace_s=5)
+    assert bench.take(HOST) == []
+    assert bench.count(HOST, BoardChanged) == count
+
+
+def test_a_board_that_has_lost_its_disk_is_told_again(bench: Any) -> None:  # R6.10-3
+    set_all(bench, "theo", **PAUSE)
+    bench.exchange()
+    new = bench.add("theo")
+    new._instance = b"new disk"
+    new.management = BoardManagement(allowed=LIMITS)
+    settle(bench)
+    assert new.management.settings == PAUSE
+    assert new.management.number == 1
+
+
+def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) -> None:
+    # R6.10-2
+    for pace_s in (1, 2, 3):
+        set_all(bench, "theo", pace_s=pace_s)
+        bench.exchange()
+    bench.host.management = FleetManagement(5.0)  # it has lost all
+    bench.host.management.inquire("theo", bench.now)
+    bench.wait(2.0)
+    bench.host.handle_timeout(bench.now)
+    bench.exchange()
+    assert bench.host.management.board("theo").in_force == {"pace_s": 3}
+    set_all(bench, "theo", **PAUSE)
+    bench.exchange()
+    assert bench.nodes["theo"].management.number == 4
+    assert bench.nodes["theo"].management.settings == PAUSE
+
+
+def test_a_board_lets_the_host_choose_what_its_owner_allows(bench: Any) -> None:  # R6.10-9
+    bench.nodes["theo"].management = BoardManagement(allowed=("pause",))
+    set_all(bench, "theo", pause=1, log_level=0)
+    bench.exchange()
+    board = bench.host.management.board("theo")
+    assert (board.in_force, board.is_behind) == (PAUSE, False)
+    assert odd(bench.nodes["theo"]) == {"settings": 1}
+    # What its owner allows no more is out of force after a restart
+    assert BoardManagement(1, (2, 0, 1, 0), ("log_level",)).settings == {"log_level": 0}
+
+
+# A board that is paused
+
+
+def test_a_paused_board_sends_no_work_and_no_round_waits_for_it(bench: Any) -> None:
+    # R6.10-5, R6.10-11
+    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
+    theo.submit(0, bench.delta(0), bench.now)
+    bench.take("theo")  # its update is lost
+    set_all(bench, "theo", **PAUSE)
+    bench.exchange()
+    for number in (0, 1):
+        yan.submit(number, bench.delta(number), bench.now)
+        bench.exchange()
+        assert bench.host.version == number + 1, "before any deadline"
+    assert theo.version == 2
+    theo.submit(2, bench.delta(3), bench.now)
+    for _ in range(10):
+        bench.wait(30.0)
+        bench.exchange()
+    assert bench.host.delivered(theo.address) == "none"
+    set_all(bench, "theo")
+    bench.exchange()
+    bench.wait(1.0)
+    bench.exchange()
+    assert bench.host.delivered(theo.address) == "whole"
+    assert bench.host.nodes[theo.address].active
+
+
+def test_a_host_does_not_wait_for_a_paused_board_that_says_hello(bench: Any) -> None:  # R6.10-5
+    set_all(bench, "theo", **PAUSE)
+    bench.exchange()
+    bench.nodes["theo"]._say_hello(bench.now)
+    bench.exchange()
+    assert not bench.host.nodes[bench.nodes["theo"].address].active
+
+
+@pytest.mark.parametrize(("silence", "event"), [(0, UpdateMade), (1000, FellSilent)])
+def test_a_board_has_its_own_silence(new_bench: New, silence: int, event: type) -> None:
+    quiet = {"silence": 0.0001 if silence else 0.999, "silence_rounds": 3}
+    bench = new_bench(rounds=9, plan=quiet)
+    theo = bench.add("theo")
+    theo.management = BoardManagement(1, pack(LIMITS, {"silence": silence}), LIMITS)
+    bench.exchange()
+    theo.submit(0, 10 * bench.delta(0), bench.now)
+    bench.exchange()
+    before = bench.count("theo", event)
+    little = bench.delta(1)
+    theo.residual = np.zeros_like(theo.residual)
+    theo.submit(1, little, bench.now)
+    bench.take("theo")
+    assert bench.count("theo", event) == before + 1
+
+
+# Attacks
+
+
+def test_older_settings_are_refused_also_after_a_restart(keyed: Any) -> None:  # R6.10-7
+    old = sent(keyed, Settings(1, pack(LIMITS, PAUSE)))
+    assert len(give(keyed, old)) == 1
+    give(keyed, sent(keyed, Settings(2, pack(LIMITS, {}))))
+    theo = keyed.nodes["theo"]
+    give(keyed, old)
+    assert (theo.management.settings, theo.refused["replay"]) == ({}, 1)
+    stored = keyed.take("theo") and keyed.last("theo", SettingsTaken)
+    theo.management = BoardManagement(stored.number, stored.settings, LIMITS)
+    give(keyed, old)
+    assert (theo.management.settings, theo.refused["replay"]) == ({}, 2)
+
+
+def test_the_same_number_changes_nothing(keyed: Any) -> None:  # R6.10-7
+    give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
+    give(keyed, sent(keyed, Settings(1, pack(LIMITS, {"pace_s": 9}))))
+    assert keyed.nodes["theo"].management.settings == PAUSE
+    assert odd(keyed.nodes["theo"]) == {}
+
+
+def test_settings_for_another_board_are_refused(keyed: Any) -> None:  # R9.7-2
+    give(keyed, sent(keyed, Settings(9, pack(LIMITS, PAUSE))), name="yan")
+    yan = keyed.nodes["yan"]
+    assert (yan.refused["signature"], yan.management.number) == (1, 0)
+
+
+def test_settings_without_a_signature_are_refused(keyed: Any) -> None:  # R9.7-2
+    body = control.write_control(Settings(1, pack(LIMITS, PAUSE)))
+    theo = keyed.nodes["theo"]
+    give(keyed, body)
+    signed = sent(keyed, Settings(1, pack(LIMITS, PAUSE)))
+    give(keyed, signed[:-1] + bytes([signed[-1] ^ 1]))
+    own = theo._authenticator._own  # a board cannot sign for the host
+    with patch.object(keyed.host._authenticator, "_own", own):
+        give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
+    assert (theo.refused["signature"], theo.management.number) == (3, 0)
+
+
+def test_settings_are_valid_in_every_run(keyed: Any) -> None:
+    keyed.nodes["theo"]._sealing.bind(b"nextrun!")
+    keyed.nodes["theo"].run = b"nextrun!"
+    give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
+    assert keyed.nodes["theo"].management.paused
+
+
+@pytest.mark.parametrize("place", range(len(LIMITS)))
+def test_settings_out_of_bounds_are_refused_whole(keyed: Any, place: int) -> None:  # R6.10-8
+    *_, high = [*LIMITS.values()][place]
+    numbers = [*pack(LIMITS, {name: 1 for name in LIMITS})]
+    numbers[place] = high + 2
+    answers = give(keyed, sent(keyed, Settings(1, tuple(numbers))))
+    theo = keyed.nodes["theo"]
+    assert [control.read_control(body) for body in answers] == [Refusal(1, "settings")]
+    assert (theo.management.number, theo.management.settings) == (0, {})
+    assert theo.refused["settings"] == 1
+
+
+def test_a_host_does_not_repeat_what_a_board_has_refused(bench: Any) -> None:  # R6.10-3, R6.10-8
+    board = bench.host.management.board("theo")
+    board.number, board.wanted = 1, (3, 0, 0, 0)
+    bench.nodes["theo"]._say_hello(bench.now)
+    bench.exchange()
+    assert (board.refused, board.is_behind) == (1, False)
+    assert bench.host.nodes[1].refused["settings"] == 1
+    bench.wait(100.0)
+    bench.exchange()
+    assert bench.nodes["theo"].refused["settings"] == 1
+    set_all(bench, "theo", **PAUSE)
+    bench.exchange()
+    assert bench.nodes["theo"].management.paused
+
+
+def test_settings_for_all_or_under_an_address_are_refused(new_bench: New) -> None:  # R4.3-7
+    bench = begun(new_bench, ())
+    theo = bench.nodes["theo"]
+    for address in (BROADCAST, theo.address | 0x8000):
+        for message in (Settings(1, pack(LIMITS, PAUSE)), Inquiry()):
+            assert give(bench, sent(bench, message), address=address) == []
+    assert theo.refused["kind"] == 4
+    assert theo.management.number == 0
+
+
+def test_a_number_that_is_used_up_raises_nothing(bench: Any) -> None:
+    bench.host.management.board("theo").number = INTEGER_MAX
+    set_all(bench, "theo", **PAUSE)
+    bench.exchange()
+    assert bench.host.management.board("theo").number == INTEGER_MAX
+
+
+def test_a_revoked_board_is_not_served(keyed: Any) -> None:  # R6.10-4
+    keyed.host._authenticator._member_list.revoke("theo")
+    keyed.host.exclude("theo", keyed.now)
+    keyed.take(HOST)
+    set_all(keyed, "theo", **PAUSE)
+    keyed.host.management.inquire("theo", keyed.now)
+    for _ in range(5):
+        keyed.wait(100.0)
+        keyed.host.handle_timeout(keyed.now)
+        assert "theo" not in [peer for peer, _ in keyed.take(HOST)]
+
+
+@given(st.binary(max_size=100))
+def test_any_settings_of_the_host_are_taken_or_refused(data: bytes) -> None:
+    board = BoardManagement(allowed=LIMITS)
+    try:
+        message = control.read_control(b"\x01" + data)
+        if isinstance(message, Settings | Inquiry):
+            list(board.receive(message, 0.0))
+    except WireError:
+        return
+    assert are_allowed(board.settings)
+
+
+# Ends of an older version, which know the types up to `wanted`
+
+OLD_TYPES = control._TYPES[:7]
+
+
+def old(end: Any) -> Any:
+    """Let an end read and write as before."""
+    receive = end.receive_frames
+
+    def receive_frames(*arguments: Any) -> None:
+        with patch.object(control, "_TYPES", OLD_TYPES):
+            receive(*arguments)
+
+    end.receive_frames = receive_frames
+    return end
+
+
+@pytest.mark.parametrize("keys", [(), ("theo", "yan")], ids=["open", "keyed"])
+def test_a_board_of_an_older_version_takes_part(new_bench: New, keys: tuple[str, ...]) -> None:
+    # R6.10-1, R6.10-3
+    bench = new_bench(rounds=3, min_peers=2, deadline_s=1000, keys=keys)
+    theo, yan = old(bench.add("theo")), bench.add("yan")
+    yan.management = BoardManagement(allowed=LIMITS)
+    settle(bench)
+    set_all(bench, "theo", **PAUSE)
+    for number in range(3):
+        for node in (theo, yan):
+            node.submit(number, bench.delta(number), bench.now)
+        settle(bench)
+    assert (bench.host.version, theo.version, yan.version) == (3, 3, 3)
+    for _ in range(60):
+        bench.wait(10.0)
+        bench.host.handle_timeout(bench.now)
+        bench.exchange()
+    assert odd(theo) == {"control": INQUIRIES_MAX + 1}, "one more when there were settings"
+    assert theo.joined
+    board = bench.host.management.board("theo")
+    assert (board.report, board.is_mute) == (None, True)
+    assert bench.host.management.board("yan").report is not None
+
+
+@pytest.mark.parametrize("keys", [(), ("theo",)], ids=["open", "keyed"])
+def test_a_host_of_an_older_version_hears_nothing_new(
+    new_bench: New, keys: tuple[str, ...]
+) -> None:  # R6.10-6
+    bench = new_bench(rounds=3, keys=keys)
+    old(bench.host)
+    bench.host.management.heard = lambda *_: None  # it never asks
+    theo = bench.add("theo")
+    theo.management = BoardManagement(allowed=LIMITS)
+    settle(bench)
+    theo.submit(0, bench.delta(0), bench.now)
+    settle(bench)
+    assert theo.version == 1
+    assert odd(bench.host) == {}
+
+
+def test_a_signed_body_under_another_address_keeps_its_run(keyed: Any) -> None:
+    """Settings alone are signed for every run: a receipt of another run is not believed."""
+    receipt = control.write_control(control.Receipt(0, bytes(4), b"\1"))
+    theo = keyed.nodes["theo"]
+    body = keyed.host._authenticator.sign_receipt("theo", bytes(8), receipt)
+    assert body[0] == SIGNED
+    give(keyed, body, address=theo.address | 0x8000)
+    assert theo.refused["signature"] == 1
+
+
+def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(bench: Any) -> None:
+    # R6.10-3
+    theo = bench.nodes["theo"]
+    receive = BoardManagement.receive
+    liar = control.write_control(Report("1", 0, (), ()))
+    with patch.object(BoardManagement, "receive", lambda *_: iter([liar])):
+        set_all(bench, "theo", **PAUSE)
+        bench.exchange()
+        count, frames = bench.count(HOST, BoardChanged), len(bench.sent[HOST])
+        for _ in range(100):
+            theo._outgoing.push(HOST, UNASSIGNED, [liar])
+            bench.exchange()
+    assert bench.count(HOST, BoardChanged) <= count + 1
+    assert len(bench.sent[HOST]) == frames
+    assert BoardManagement.receive is receive
+    assert bench.host.management.board("theo").is_behind
+
+
+def test_a_host_that_has_restarted_tells_boards_that_are_behind(bench: Any) -> None:  # R6.10-3
+    set_all(bench, "theo", **PAUSE)
+    bench.take(HOST)  # lost, and the host dies
+    boards = dict(bench.host.management.boards)
+    bench.host.management = FleetManagement(5.0)
+    bench.host.management.restore(boards)
+    bench.wait(10.0)
+    bench.exchange()
+    assert bench.nodes["theo"].management.paused
+
+
+def test_a_board_that_has_not_reported_is_sent_no_settings() -> None:  # R6.10-3
+    fleet = FleetManagement(5.0)
+    fleet.set("theo", PAUSE, 0.0)
+    assert list(fleet.due(0.0)) == [("theo", Inquiry())]
+    fleet.reported("theo", Report("1", 0, (), ()), 1.0)
+    assert list(fleet.due(1.0)) == [("theo", Settings(1, pack(LIMITS, PAUSE)))]
