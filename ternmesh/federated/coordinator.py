@@ -31,10 +31,10 @@ from ternmesh.federated.events import (
     RunAdopted,
     UpdateForgotten,
 )
+from ternmesh.federated.host_session import HostSession
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
 from ternmesh.federated.recovery import ASKS_MAX, Answer, Recovery
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
-from ternmesh.federated.session import HostSession
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,

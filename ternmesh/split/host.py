@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ternmesh.errors import WireError
+from ternmesh.federated.host_session import HostSession
 from ternmesh.federated.registry import NodeRegistry
-from ternmesh.federated.session import HostSession
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.split.messages import (
     ActivationReassembler,
