@@ -26,7 +26,12 @@ REST_S = 30  # an idle node frees its sessions after 20 s
 PATIENCE_S = 120
 QUICK = "[Service]\nWatchdogSec=6s\nRestartSec=1s\nRestartSteps=0\n"  # in place of minutes
 NAMES = ("host", "node", "gateway")
-SERIAL = "drop-ins/20-serial.conf"
+# There is no Bluetooth controller: a unit with these starts, and uses none.
+DROP_INS = (
+    ("gateway", "20-serial.conf"),
+    ("node", "20-ble.conf"),
+    ("node", "20-ble-controller.conf"),
+)
 
 
 def prove(arch: str, suite: str, *, boot: bool) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def prove(arch: str, suite: str, *, boot: bool) -> dict[str, Any]:
         folder = Path(name)
         root = folder / "root"
         options = ["--variant=minbase", f"--arch={arch}"]
-        options += ["--include=dbus,systemd-sysv"] if boot else []
+        options += ["--include=bluez,dbus,systemd-sysv"] if boot else []
         with timed(log, " ".join(["mmdebstrap", *options, suite])):
             # What it mounts is not seen outside, whatever ends it.
             run("unshare", "--mount", "mmdebstrap", "--quiet", *options, suite, root)
@@ -124,10 +129,12 @@ def _boot(root: Path, command: Sequence[str], log: Log) -> dict[str, Any]:
             place = root / f"etc/systemd/system/ternmesh-{name}.service.d"
             place.mkdir(parents=True)
             (place / "90-quick.conf").write_text(QUICK)
-        (place / "20-serial.conf").write_bytes((root / EXAMPLES / SERIAL).read_bytes())
-        words = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--console=pipe"]
+        for name, drop_in in DROP_INS:
+            text = (root / EXAMPLES / "drop-ins" / drop_in).read_text()
+            (root / f"etc/systemd/system/ternmesh-{name}.service.d" / drop_in).write_text(text)
+        nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--console=pipe"]
         container = subprocess.Popen(
-            [*words, "--boot", "-D", root], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [*nspawn, "--boot", "-D", root], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         stack.callback(container.wait)
         stack.callback(container.terminate)

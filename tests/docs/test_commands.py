@@ -148,7 +148,7 @@ def parse(command: str) -> None:
             main.main([*arguments, "--help"])
         assert caught.value.code == 0, command
     else:
-        main._parser().parse_args(arguments)
+        main._parser(arguments).parse_args(arguments)
 
 
 def check_help(command: str) -> None:

@@ -125,9 +125,9 @@ def test_the_train_step_gives_loss_and_gradient(tiny: LoadedModel, tiny_data) ->
 
 def resident(pattern: str) -> int:
     """The resident KiB of this process's mappings whose first line fits `pattern`."""
-    blocks = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    found = [block for block in blocks if re.match(pattern, block)]
-    return sum(int(re.search(r"^Rss: +(\d+)", block, re.MULTILINE)[1]) for block in found)
+    mappings = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    found = "".join(mapping for mapping in mappings if re.match(pattern, mapping))
+    return sum(map(int, re.findall(r"^Rss: +(\d+)", found, re.MULTILINE)))
 
 
 def test_a_node_at_rest_needs_no_code_of_onnxruntime(tiny: LoadedModel) -> None:
