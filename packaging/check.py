@@ -52,7 +52,8 @@ def check_installed(deb: Path) -> None:
         raise PackageError(f"no Debian has the Python of {version}: install it by hand")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
-        run("mmdebstrap", "--quiet", "--variant=minbase", f"--arch={arch}", NEEDED, release, root)
+        made = ("mmdebstrap", "--quiet", "--variant=minbase", f"--arch={arch}", NEEDED)
+        run("unshare", "--mount", *made, release, root)  # what it mounts is not seen outside
         shutil.copy(deb, root / "tmp" / "ternmesh.deb")
         run("chroot", root, "dpkg", "--install", "/tmp/ternmesh.deb")
         learn(("chroot", "--userspec=ternmesh", str(root), "ternmesh"), root, root / "etc/ternmesh")
