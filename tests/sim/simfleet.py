@@ -267,9 +267,7 @@ class Fleet:
 
     def _set_board(self) -> None:
         rng = self.rng
-        chosen = {
-            name: rng.randint(*bounds) for name, bounds in LIMITS.items() if rng.random() < 0.5
-        }
+        chosen = {name: rng.randint(0, most) for name, most in LIMITS.items() if rng.random() < 0.5}
         self.host.set_board(rng.choice([*self.nodes]), chosen)
 
     def _unpause(self, name: str) -> None:
