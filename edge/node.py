@@ -126,12 +126,9 @@ class Node:
         self.silent_rounds = 0  # rounds whose delta was too small for an update
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
         self._step = make_step(config, loaded)
+        adam = AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm)
         self.trainer = Trainer(
-            self._step,
-            data.training,
-            package.batch,
-            AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm),
-            keep_moments=training.keep_moments,
+            self._step, data.training, package.batch, adam, keep_moments=training.keep_moments
         )
         self._initial = loaded.initial
         self._store = store

@@ -25,12 +25,12 @@ def answer(coordinator: Coordinator, request: Mapping[str, Any], now: float) -> 
     management = coordinator.management
     for name in names:
         if changes:
-            wanted = {**unpack(LIMITS, management.board(name).wanted), **changes}
+            wanted = {**unpack(LIMITS, management.boards[name].wanted), **changes}
             coordinator.set_board(name, wanted, now)
         if request.get("inquire"):
             management.inquire(name, now)
     coordinator.handle_timeout(now)  # sends what the boards have to hear
-    rows = [{"name": name, **row(management.board(name), now)} for name in names]
+    rows = [{"name": name, **row(management.boards[name], now)} for name in names]
     return {"software": __version__, "boards": rows}
 
 

@@ -112,10 +112,8 @@ def _report(row: Answer) -> Iterator[str]:
         return
     late = f"no answer within {REPORT_S:.0f} s, so this is its last: " if row["awaited"] else ""
     yield f"{late}report of {row['name']}, {row['reported_s_ago']:.0f} s old"
-    yield f"{'software':16} {row['software']}"
-    yield f"{'settings':16} {settings_text(row['in_force']) or 'none'}"
-    for name, value in row["report"].items():
-        yield f"{name:16} {value}"
+    own = {"software": row["software"], "settings": settings_text(row["in_force"]) or "none"}
+    yield from (f"{name:16} {value}" for name, value in {**own, **row["report"]}.items())
 
 
 def _shown(socket: Path, *, indent: int | None, as_json: bool) -> str:

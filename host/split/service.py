@@ -267,7 +267,7 @@ class SplitService:
                     "done": board.is_done,
                     "heard_s_ago": None if board.heard_at is None else now - board.heard_at,
                     "refused": refusals(board.refused),
-                    "software": host.management.board(board.name).software,
+                    "software": host.management.boards[board.name].software,
                 }
                 for board in host.nodes.values()
             ],

@@ -10,6 +10,7 @@ from ternmesh.federated.management import FleetManagement
 from ternmesh.federated.registry import NodeRegistry, Registered
 from ternmesh.federated.session import Event, Session
 from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.signatures import NO_RUN
 from ternmesh.timers import RateLimiter, TimerSettings, earliest
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Refusal, Report, Settings, Welcome
@@ -119,7 +120,7 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
 
     def _excuse_if_paused(self, name: str, now: float) -> None:
         node = self.nodes.named(name)
-        if node is not None and self.management.board(name).in_force.get("pause"):
+        if node is not None and self.management.boards[name].in_force.get("pause"):
             self._excuse(node, now)
 
     def _receive_refusal(self, peer: str, message: Refusal, now: float) -> None:
@@ -159,7 +160,7 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
             if not self._authenticator.may_train(name):
                 continue
             if isinstance(message, Settings):
-                body = self._authenticator.sign_settings(name, body)
+                body = self._authenticator.sign_receipt(name, NO_RUN, body)  # for any run
             self._outgoing.push(name, UNASSIGNED, [body])
 
     def _push_welcome(

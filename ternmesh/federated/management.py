@@ -7,6 +7,7 @@ rises. `session` carries the messages, and keys sign the settings.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -208,7 +209,7 @@ class FleetManagement:
     """The host's side. `first_s` is the wait for an answer; then it doubles."""
 
     def __init__(self, first_s: float) -> None:
-        self.boards: dict[str, BoardRecord] = {}
+        self.boards: defaultdict[str, BoardRecord] = defaultdict(BoardRecord)
         self._first_s = first_s
         self._waiting: dict[str, BoardRecord] = {}  # those that have to hear something
 
@@ -217,15 +218,11 @@ class FleetManagement:
         self.boards.update(boards)
         self._waiting.update(boards)
 
-    def board(self, name: str) -> BoardRecord:
-        """Return what is known of a board."""
-        return self.boards.get(name, BoardRecord())
-
     def heard(self, name: str, instance: bytes, now: float) -> None:
         """Note a hello: a board that has begun anew must report, one that is behind is told."""
-        if instance != self.board(name).instance:
+        if instance != self.boards[name].instance:
             self.inquire(name, now).instance = instance
-        elif self.board(name).is_behind:
+        elif self.boards[name].is_behind:
             self._wake(name, now)
 
     def inquire(self, name: str, now: float) -> BoardRecord:
@@ -239,7 +236,7 @@ class FleetManagement:
 
         Reports that nobody asked for lead to no message: a board could send them without end.
         """
-        board = self.boards.setdefault(name, BoardRecord())
+        board = self.boards[name]
         old = board.report
         is_asked = board.must_report or old is None
         if is_asked:
@@ -280,7 +277,7 @@ class FleetManagement:
                 yield name, Inquiry() if is_asked else Settings(board.number, board.wanted)
 
     def _wake(self, name: str, now: float) -> BoardRecord:
-        board = self.boards.setdefault(name, BoardRecord())
+        board = self.boards[name]
         board.tries, board.at = 0, now
         self._waiting[name] = board
         return board

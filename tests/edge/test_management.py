@@ -35,7 +35,7 @@ def set_all(world: World, node: Node, **settings: int) -> None:
     """The owner sets these on a board, and they arrive."""
     host = world.host.coordinator
     host.set_board(node.config.name, settings, world.now)
-    board = host.management.board(node.config.name)
+    board = host.management.boards[node.config.name]
     for _ in range(50):
         world.turn()
         if not (board.is_behind or board.must_report):

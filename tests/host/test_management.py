@@ -60,12 +60,12 @@ def test_settings_are_changed_one_by_one_and_kept(bench: Bench) -> None:  # R6.1
 def test_what_was_set_is_on_the_disk_before_it_is_sent(bench: Bench) -> None:  # R6.10-2
     bench.service.manage({"boards": "ada", "set": {"pause": 1}})
     bench.boot()  # killed before a frame has left
-    assert bench.service.coordinator.management.board("ada").number == 0
+    assert bench.service.coordinator.management.boards["ada"].number == 0
     assert not board(bench, "ada").management.paused
     bench.service.manage({"boards": "ada", "set": {"pause": 1}})
     bench.service.poll(0.0)
     bench.boot()  # killed when it had
-    assert bench.service.coordinator.management.board("ada").number == 1
+    assert bench.service.coordinator.management.boards["ada"].number == 1
     bench.settle()
     assert board(bench, "ada").management.paused
 
@@ -73,7 +73,7 @@ def test_what_was_set_is_on_the_disk_before_it_is_sent(bench: Bench) -> None:  #
 def test_settings_go_on_in_another_run(bench: Bench) -> None:
     ask(bench, "ada", set={"pause": 1})
     bench.boot(new_run=True)
-    found = bench.service.coordinator.management.board("ada")
+    found = bench.service.coordinator.management.boards["ada"]
     assert (found.number, found.in_force) == (1, {"pause": 1})
 
 
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_one_sentence(
     bench: Bench, request_: dict[str, Any], sentence: str
 ) -> None:
     assert sentence in bench.service.manage(request_)["error"]
-    assert bench.service.coordinator.management.board("ada").number == 0
+    assert bench.service.coordinator.management.boards["ada"].number == 0
 
 
 def test_the_status_names_boards_that_are_not_like_the_others(bench: Bench) -> None:

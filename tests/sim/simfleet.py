@@ -303,7 +303,7 @@ class Fleet:
         return are_there and all(node.seals.hosts == hosts for node in self._alive())
 
     def _some_are_behind(self, host: Coordinator) -> bool:
-        boards = [host.management.board(node.name) for node in self._alive()]
+        boards = [host.management.boards[node.name] for node in self._alive()]
         return any(board.must_report or not board.number or board.is_behind for board in boards)
 
     def _is_lost(self, version: int) -> bool:

@@ -28,7 +28,7 @@ from ternmesh.federated.management import (
 from ternmesh.federated.refusals import NORMAL
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
 from ternmesh.security.membership import HOST
-from ternmesh.security.signatures import SIGNED
+from ternmesh.security.signatures import NO_RUN, SIGNED
 from ternmesh.wire import control
 from ternmesh.wire.control import INTEGER_MAX, Inquiry, Refusal, Report, Settings
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
@@ -74,7 +74,7 @@ def sent(bench: Any, message: control.Control) -> bytes:
     """The body of a message as the host would send it to theo."""
     body = control.write_control(message)
     if isinstance(message, Settings):
-        body = bench.host._authenticator.sign_settings("theo", body)
+        body = bench.host._authenticator.sign_receipt("theo", NO_RUN, body)
     return body
 
 
@@ -141,7 +141,7 @@ def test_settings_as_they_are_typed() -> None:
 
 
 def test_a_board_reports_once_after_it_has_joined(bench: Any) -> None:  # R6.10-1, R6.10-6
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     assert board.report == Report(__version__, 0, (0, 0, 0, 0), pack(VALUES, {"version": 0}))
     assert bench.count(HOST, BoardChanged) == 2
     bench.nodes["theo"]._say_hello(bench.now)  # of the same process
@@ -176,7 +176,7 @@ def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
     report = Report("99.0", 0, (2, 0, 0, 0, 9, 9), longer)
     bench.nodes["theo"]._outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
     bench.exchange()
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     assert board.in_force == PAUSE
     assert unpack(VALUES, board.report.values) == {"version": 7}
 
@@ -190,7 +190,7 @@ def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-
     theo = bench.nodes["theo"].management
     assert theo.settings == {"pause": 1, "pace_s": 60}
     assert bench.last("theo", SettingsTaken) == SettingsTaken(1, (2, 61, 0, 0))
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     assert (board.in_force, board.is_behind) == (theo.settings, False)
     assert bench.nodes["yan"].management.settings == {}
     set_all(bench, "theo")
@@ -202,7 +202,7 @@ def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-
 def test_lost_settings_come_again_and_more_and_more_seldom(bench: Any) -> None:  # R6.10-3
     set_all(bench, "theo", **PAUSE)
     told = [bench.now]
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     for _ in range(8000):
         tries = board.tries
         bench.now += 1.0
@@ -220,7 +220,7 @@ def test_the_same_settings_are_not_sent_again(bench: Any) -> None:
     bench.exchange()
     set_all(bench, "theo", pace_s=5)
     assert bench.take(HOST) == []
-    assert bench.host.management.board("theo").number == 1
+    assert bench.host.management.boards["theo"].number == 1
 
 
 def test_a_board_that_has_lost_its_disk_is_told_again(bench: Any) -> None:  # R6.10-3
@@ -244,7 +244,7 @@ def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) 
     bench.wait(2.0)
     bench.host.handle_timeout(bench.now)
     bench.exchange()
-    assert bench.host.management.board("theo").in_force == {"pace_s": 3}
+    assert bench.host.management.boards["theo"].in_force == {"pace_s": 3}
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
     assert bench.nodes["theo"].management.number == 4
@@ -255,7 +255,7 @@ def test_a_board_lets_the_host_choose_what_its_owner_allows(bench: Any) -> None:
     bench.nodes["theo"].management = BoardManagement(allowed=("pause",))
     set_all(bench, "theo", pause=1, log_level=0)
     bench.exchange()
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     assert (board.in_force, board.is_behind) == (PAUSE, False)
     assert odd(bench.nodes["theo"]) == {"settings": 1}
     # What its owner allows no more is out of force after a restart
@@ -375,7 +375,7 @@ def test_settings_out_of_bounds_are_refused_whole(keyed: Any, place: int) -> Non
 
 
 def test_a_host_hears_that_a_board_has_refused_settings(bench: Any) -> None:  # R6.10-8
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     board.number, board.wanted = 1, (3, 0, 0, 0)
     bench.nodes["theo"]._say_hello(bench.now)
     bench.exchange()
@@ -397,10 +397,10 @@ def test_settings_for_all_or_under_an_address_are_refused(new_bench: New) -> Non
 
 
 def test_a_number_that_is_used_up_raises_nothing(bench: Any) -> None:
-    bench.host.management.board("theo").number = INTEGER_MAX
+    bench.host.management.boards["theo"].number = INTEGER_MAX
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
-    assert bench.host.management.board("theo").number == INTEGER_MAX
+    assert bench.host.management.boards["theo"].number == INTEGER_MAX
 
 
 def test_a_revoked_board_is_not_served(keyed: Any) -> None:  # R6.10-4
@@ -464,8 +464,8 @@ def test_a_board_of_an_older_version_takes_part(new_bench: New, keys: tuple[str,
     assert odd(theo).keys() == {"control"}
     assert theo.refused["control"] <= 2 * INQUIRIES_MAX, "again when there were settings"
     assert theo.joined
-    assert bench.host.management.board("theo").report is None
-    assert bench.host.management.board("yan").report is not None
+    assert bench.host.management.boards["theo"].report is None
+    assert bench.host.management.boards["yan"].report is not None
 
 
 @pytest.mark.parametrize("keys", [(), ("theo",)], ids=["open", "keyed"])
@@ -509,7 +509,7 @@ def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(be
     assert bench.count(HOST, BoardChanged) <= count + 1
     assert len(bench.sent[HOST]) == frames
     assert BoardManagement.receive is receive
-    assert bench.host.management.board("theo").is_behind
+    assert bench.host.management.boards["theo"].is_behind
 
 
 def test_a_host_that_has_restarted_tells_boards_that_are_behind(bench: Any) -> None:  # R6.10-3
@@ -529,7 +529,7 @@ def test_a_board_that_has_not_reported_is_sent_no_settings(is_restarted: bool) -
     fleet = FleetManagement(5.0)
     fleet.set("theo", PAUSE, 0.0)
     if is_restarted:
-        saved = fleet.board("theo")
+        saved = fleet.boards["theo"]
         fleet = FleetManagement(5.0)
         fleet.restore({"theo": BoardRecord(saved.number, saved.wanted)})
     assert list(fleet.due(0.0)) == [("theo", Inquiry())]
@@ -555,12 +555,12 @@ def test_a_host_restored_from_an_older_copy_keeps_what_boards_have_in_force(benc
     bench.exchange()
     bench.host.management.boards.clear()
     ask_again(bench)
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     assert (board.number, board.wanted) == (1, pack(LIMITS, {"pace_s": 9}))
 
 
 def test_a_number_that_a_restored_host_uses_twice_is_replaced(bench: Any) -> None:  # R6.10-2
-    board = bench.host.management.board("theo")
+    board = bench.host.management.boards["theo"]
     set_all(bench, "theo", pace_s=9)
     bench.exchange()
     board.wanted = pack(LIMITS, PAUSE)  # under the same number
