@@ -31,7 +31,6 @@ from edge.onnx.session import Inference, LoadedModel, trim_memory, write_adapter
 from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
-from ternmesh.config import LOG_LEVELS
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import (
     Advanced,
@@ -46,7 +45,7 @@ from ternmesh.federated.events import (
     UpdateReceived,
     WorkReady,
 )
-from ternmesh.federated.management import BoardManagement, settings_text
+from ternmesh.federated.management import BoardManagement, readable, settings_text
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, RefusalLog, why
 from ternmesh.federated.state import NodeState
@@ -117,7 +116,9 @@ class Node:
             self._keyring.security(config.name, package.model_hash(), state.counter),
             partial(frame_max, transport),
         )
-        self.protocol.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
+        # What the host has set on this board
+        self.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
+        self.protocol.management = self.management
         self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
         self.history = History(store)
         self.best: BestAdapter | None = None  # of this run, if there are held-out samples
@@ -125,12 +126,9 @@ class Node:
         self.silent_rounds = 0  # rounds whose delta was too small for an update
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
         self._step = make_step(config, loaded)
+        adam = AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm)
         self.trainer = Trainer(
-            self._step,
-            data.training,
-            package.batch,
-            AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm),
-            keep_moments=training.keep_moments,
+            self._step, data.training, package.batch, adam, keep_moments=training.keep_moments
         )
         self._initial = loaded.initial
         self._store = store
@@ -145,6 +143,7 @@ class Node:
         # A node that nobody has answered by then says so, once.
         self._unanswered_at = clock() + UNANSWERED * pace.hello_s
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
+        self._began_at = -math.inf  # when it has begun its last round
         self._marked_at = self._busy_at = clock()  # of that entry; when it last had work, or inf
 
     def start(self) -> None:
@@ -188,11 +187,6 @@ class Node:
         return True
 
     @property
-    def management(self) -> BoardManagement:
-        """What the host has set on this board."""
-        return self.protocol.management
-
-    @property
     def is_training(self) -> bool:
         """Whether a round has more steps to do, and the host has not paused this board."""
         return self.trainer.round is not None and not self.management.paused
@@ -200,7 +194,7 @@ class Node:
     @property
     def slowed(self) -> bool:
         """Whether the pace that the host has set keeps the next round from beginning."""
-        return self._clock() < self.management.begin_at
+        return self._clock() < self._began_at + self.management.settings.get("pace_s", 0)
 
     @property
     def global_adapter(self) -> Vector:
@@ -259,10 +253,10 @@ class Node:
             self._evaluate()
 
     def _use_settings(self) -> None:
-        level = self.management.settings.get("log_level")
-        logging.getLogger().setLevel(self.config.log_level if level is None else LOG_LEVELS[level])
-        shown = settings_text(self.management.settings) or "nothing"
-        _log.warning("set by the host: %s", shown)
+        settings = self.management.settings
+        level = readable(settings).get("log_level", self.config.log_level)
+        logging.getLogger().setLevel(str(level).upper())
+        _log.warning("set by the host: %s", settings_text(settings) or "nothing")
 
     def _begin_run(self, event: Joined) -> None:
         self._run = (event.run, event.plan)
@@ -332,9 +326,7 @@ class Node:
         protocol = self.protocol
         settings = self.config.training
         wanted = self.wanted
-        if wanted is None or len(self.data.training) < settings.samples_min:
-            return
-        if self.slowed:
+        if wanted is None or len(self.data.training) < settings.samples_min or self.slowed:
             return
         self.wanted = None
         if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:
@@ -342,7 +334,7 @@ class Node:
             # The residual is what no update has carried yet. The next update carries it, so the
             # node need not learn it again.
             start = self.global_adapter + protocol.residual
-            self.management.began_at = self._clock()
+            self._began_at = self._clock()
             self.trainer.begin(wanted, start, protocol.plan, rng)
 
     def _train(self) -> None:

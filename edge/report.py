@@ -1,10 +1,10 @@
 """The status of a node: its answer to `ternmesh status`."""
 
 import logging
-import math
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,42 +61,29 @@ def status(node: Node) -> dict[str, Any]:
     }
 
 
-def values(node: Node, started_at: float) -> dict[str, int]:
-    """The values of a report to the host, without those that are not known."""
+def values(node: Node, started_at: float) -> dict[str, float | None]:
+    """The values of a report to the host; None for what is not known."""
     entries = [*node.history]
     metrics = [entry.metric for entry in entries if entry.metric is not None]
-    level = logging.getLogger().level
-    found = {
+    losses = [entry.loss for entry in entries if entry.loss is not None]
+    return {
         "uptime_s": time.monotonic() - started_at,
-        "disk_free_mb": _free_mb(node.config.state_dir),
+        "disk_free_mb": _read(lambda: shutil.disk_usage(node.config.state_dir).free / 1e6),
         "memory_mib": rss_mib(),
-        "temperature_dc": _temperature_dc(),
+        "temperature_c": _read(lambda: int(SENSOR.read_text()) / 1000),
         "activity": ACTIVITIES.index(_activity(node)),
         "version": node.protocol.version,
-        "rounds_trained": sum(entry.loss is not None for entry in entries),  # in this run
+        "rounds_trained": len(losses),  # in this run
         "rounds_diverged": node.diverged,
-        "metric_milli": 1000 * metrics[-1] if metrics else None,
-        "loss_milli": next((1000 * e.loss for e in entries[::-1] if e.loss is not None), None),
-        "log_level": max(0, level // 10 - 1) if level else None,
-    }
-    return {
-        name: round(value)
-        for name, value in found.items()
-        if value is not None and math.isfinite(value)
+        "metric": metrics[-1] if metrics else None,
+        "loss": losses[-1] if losses else None,
+        "log_level": logging.getLogger().level // 10 - 1,
     }
 
 
-def _free_mb(folder: str) -> float | None:
+def _read(sensor: Callable[[], float]) -> float | None:
     try:
-        return shutil.disk_usage(folder).free / 1e6
-    except OSError:
-        return None
-
-
-def _temperature_dc() -> float | None:
-    """The processor's temperature in tenths of a degree; None where no sensor tells it."""
-    try:
-        return int(SENSOR.read_text()) / 100
+        return sensor()
     except (OSError, ValueError):
         return None
 

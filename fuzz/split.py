@@ -8,7 +8,7 @@ import numpy as np
 from fuzz import wire
 from fuzz.target import Target, is_refusal, joined, number, same, settle, steps
 from ternmesh.split.board import SplitBoard
-from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Arrived
 from ternmesh.split.plan import SplitPlan, to_numbers
 from ternmesh.wire import activation, control, fragments
@@ -34,7 +34,7 @@ def _answer(host: SplitHost, address: int, item: Activation) -> None:
 
 def _check_host(data: bytes) -> None:
     plan = _PLANS[number(data, 0, 1) & 1]
-    settings = Settings(boards_max=2, silence_s=20.0)
+    settings = SplitSettings(boards_max=2, silence_s=20.0)
     host = SplitHost(plan, settings, wire.MODEL, _RUN, [(1, "ada", 0)])
 
     def state() -> object:

@@ -165,7 +165,7 @@ def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[st
         if node.partial_aggregate is None
         else node.partial_aggregate.address,
         "refused": refusals(node.refused),
-        "board": row(coordinator.management.board(node.name), now),
+        "board": row(coordinator.management.boards[node.name], now),
     }
 
 

@@ -20,7 +20,7 @@ from ternmesh_service.control_socket import BOARDS, ControlError, ask
 WATCH_S = 2.0
 REPORT_S = 10.0  # how long to wait for the report of a board
 POLL_S = 0.2
-NO_REPORT = "gives no report: it is not there, or has an older ternmesh"
+NO_REPORT = "no report yet: away, on a slow link, or of an older version"
 CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 ROUNDS_SHOWN = 5
 RELEASES_SHOWN = 3  # refused ones
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the configuration of the running process"
     target.add_argument("--config", type=Path, metavar="FILE", help=what)
     target.add_argument("--socket", type=Path, metavar="PATH", help="its control socket")
-    what = "with --config of a host: ask this board over the link"
+    what = "with --config of a host: ask this board over the link, or all"
     parser.add_argument("--node", metavar="NAME", help=what)
     add_json(parser, "print the whole answer as one JSON object")
     parser.add_argument("--watch", action="store_true", help="show it anew every 2 s, until Ctrl-C")
@@ -79,7 +79,7 @@ def ask_boards(
     """The running host's answer about one board, or all; a later one, until all are done."""
     end = read(path)
     if end.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a node: give the file of a host")
+        raise ConfigError(f"{path} is of a {end.role.name.lower()}: give the file of a host")
     give_up_at = time.monotonic() + wait_s
     answer = ask(end.socket, {BOARDS: name, **request})
     if "role" in answer:
@@ -96,25 +96,24 @@ def ask_boards(
 def _ask_board(arguments: argparse.Namespace) -> int:
     """Ask for a report; where none comes, show the last one."""
     if arguments.config is None or arguments.watch:
-        raise ConfigError("--node needs --config with the file of a host, and does not go on")
+        raise ConfigError("--node needs --config with the file of a host, and takes no --watch")
     request = {"inquire": True}
     answer = ask_boards(
         arguments.config, arguments.node, request, lambda row: not row["awaited"], REPORT_S
     )
-    print(json.dumps(answer) if arguments.json else "\n".join(_report(answer["boards"][0])))
+    shown = ("\n".join(_report(row)) for row in answer["boards"])
+    print(json.dumps(answer) if arguments.json else "\n\n".join(shown))
     return 0
 
 
 def _report(row: Answer) -> Iterator[str]:
     if row["reported_s_ago"] is None:
-        yield f"{row['name']} {NO_REPORT}"
+        yield f"{row['name']}: {NO_REPORT}"
         return
     late = f"no answer within {REPORT_S:.0f} s, so this is its last: " if row["awaited"] else ""
     yield f"{late}report of {row['name']}, {row['reported_s_ago']:.0f} s old"
-    yield f"{'software':16} {row['software']}"
-    yield f"{'settings':16} {settings_text(row['in_force']) or 'none'}"
-    for name, value in row["report"].items():
-        yield f"{name:16} {value}"
+    own = {"software": row["software"], "settings": settings_text(row["in_force"]) or "none"}
+    yield from (f"{name:16} {value}" for name, value in {**own, **row["report"]}.items())
 
 
 def _shown(socket: Path, *, indent: int | None, as_json: bool) -> str:
@@ -173,24 +172,23 @@ def _host(answer: Answer) -> Iterator[str]:
 def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
     """The table, with a column for the software where that is not the host's everywhere."""
     nodes = answer["nodes"]
-    boards = {node["name"]: node.get("board", {}) for node in nodes}
-    software = {name: board.get("software") for name, board in boards.items()}
     own = answer.get("software")
-    others = {name for name, known in software.items() if known not in (None, own)}
-    rows = [(*_node_row(node, is_over), software[node["name"]] or "-") for node in nodes]
-    shown = len(NODE_HEADS) if others else len(NODE_HEADS) - 1
+    boards = {n["name"]: n["board"] for n in nodes if "board" in n and not n["revoked"]}
+    others = [name for name, board in boards.items() if board["software"] not in (None, own)]
+    rows = [
+        (*_node_row(node, is_over), boards.get(node["name"], {}).get("software") or "-")
+        for node in nodes
+    ]
+    shown = len(NODE_HEADS) - (not others)
     yield from table(NODE_HEADS[:shown], [cells[:shown] for cells in rows])
-    if others:
-        yield f"other versions than this host's {own}: {shortened(others)}"
-    for sentence, test in (
-        ("version unknown, as it " + NO_REPORT, "mute"),
-        ("has not taken its settings yet", "behind"),
-        ("has refused its settings", "refused"),
+    for sentence, names in (
+        (f"other versions than this host's {own}", others),
+        (NO_REPORT, [name for name, board in boards.items() if board["software"] is None]),
+        ("settings not taken yet", [name for name, board in boards.items() if board["behind"]]),
+        ("paused", [name for name, board in boards.items() if board["in_force"].get("pause")]),
     ):
-        if names := [name for name, board in boards.items() if board.get(test)]:
+        if names:
             yield f"{sentence}: {shortened(names)}"
-    if paused := [name for name, board in boards.items() if board.get("in_force", {}).get("pause")]:
-        yield f"paused: {shortened(paused)}"
 
 
 def _node(answer: Answer) -> Iterator[str]:

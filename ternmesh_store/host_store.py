@@ -15,7 +15,7 @@ from ternmesh.federated.events import (
     RunAdopted,
     UpdateForgotten,
 )
-from ternmesh.federated.management import Board
+from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
 from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
@@ -198,7 +198,7 @@ class HostStore(Store):
         return [self._round(*row) for row in reversed(found)]
 
     @checked
-    def boards(self, now: float) -> dict[str, Board]:
+    def boards(self, now: float) -> dict[str, BoardRecord]:
         """What is wanted and known of each board of the fleet, by name. `now` is any clock's."""
         rows = self._database.rows(
             "SELECT name, number, settings, report, max(0, strftime('%s', 'now') - reported_at) "
@@ -209,7 +209,7 @@ class HostStore(Store):
             report = None if body is None else read_control(body)
             if not isinstance(report, Report | None):
                 raise ValueError("a report")
-            found[name] = Board(int(number), read_numbers(wanted), report, now - age_s)
+            found[name] = BoardRecord(int(number), read_numbers(wanted), report, now - age_s)
         return found
 
     def _put_board(self, event: BoardChanged) -> None:

@@ -21,7 +21,7 @@ from host.split.config import SplitHostConfig, plan_of, read_parts, settings_of
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Refused, refusals
 from ternmesh.federated.refusals import RefusalLog, why
-from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Arrived, BoardJoined, HostEvent
 from ternmesh.split.plan import SplitPlan, model_hash
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
@@ -71,7 +71,7 @@ class SplitService:
     def __init__(
         self,
         plan: SplitPlan,
-        settings: Settings,
+        settings: SplitSettings,
         model: bytes,
         stage: SplitStage,
         store: SplitStore,
@@ -267,7 +267,7 @@ class SplitService:
                     "done": board.is_done,
                     "heard_s_ago": None if board.heard_at is None else now - board.heard_at,
                     "refused": refusals(board.refused),
-                    "software": host.management.board(board.name).software,
+                    "software": host.management.boards[board.name].software,
                 }
                 for board in host.nodes.values()
             ],

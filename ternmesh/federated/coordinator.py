@@ -150,7 +150,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due."""
         deadline = self.deadline if self.phase == OPEN and not self.recovering else None
-        return earliest(self._announce_at, self._recovery.at, deadline, self._sealing.next_due())
+        return earliest(self._announce_at, self._recovery.at, deadline, self._next_ask())
 
     def handle_timeout(self, now: float) -> None:
         """Close or extend the round at its deadline; announce version and phase."""

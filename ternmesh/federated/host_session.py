@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ternmesh.errors import WireError
-from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS, BoardChanged
+from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS
 from ternmesh.federated.management import FleetManagement
 from ternmesh.federated.registry import NodeRegistry, Registered
-from ternmesh.federated.session import SETTINGS, Event, Session
+from ternmesh.federated.session import Event, Session
 from ternmesh.security.authenticator import SecurityLayer
-from ternmesh.timers import RateLimiter, TimerSettings
+from ternmesh.security.signatures import NO_RUN
+from ternmesh.timers import RateLimiter, TimerSettings, earliest
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Refusal, Report, Settings, Welcome
 from ternmesh.wire.frame import UNASSIGNED, Header
@@ -75,14 +76,10 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
                 self._refuse(peer, error.reason, now)
         self._frames_taken(now)
 
-    def set_board(self, name: str, settings: Mapping[str, int], now: float) -> None:
-        """Set all settings of a board: values by name, as `management.LIMITS` allows them."""
-        self._save_board(self.management.set(name, settings, now))
+    def set_board(self, name: str, settings: Mapping[str, float | None], now: float) -> None:
+        """Set all settings of a board by name, as `management.LIMITS` allows; None: its own."""
+        self._events.append(self.management.set(name, settings, now))
         self._ask(now)
-
-    def _save_board(self, changed: BoardChanged | None) -> None:
-        if changed is not None:
-            self._events.append(changed)
 
     # Receiving
 
@@ -116,12 +113,14 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         if node is None or not self._authenticator.may_train(peer):
             raise WireError("unknown node", f"a report of {peer}, which has not joined")
         node.heard_at = now
-        self._save_board(self.management.reported(peer, report, now))
+        changed = self.management.reported(peer, report, now)
+        if changed is not None:
+            self._events.append(changed)
         self._excuse_if_paused(peer, now)
 
     def _excuse_if_paused(self, name: str, now: float) -> None:
         node = self.nodes.named(name)
-        if node is not None and self.management.board(name).in_force.get("pause"):
+        if node is not None and self.management.boards[name].in_force.get("pause"):
             self._excuse(node, now)
 
     def _receive_refusal(self, peer: str, message: Refusal, now: float) -> None:
@@ -129,14 +128,12 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         if message.reason == FRAME_SIZE:
             if node is not None:
                 self._excuse(node, now)
-        elif message.reason == SETTINGS:
-            self.management.refused(peer, message.round)
-        elif message.reason != OLD_MEMBERS:
-            raise WireError("kind", "a host takes no such refusal")
-        elif message.round <= self._authenticator.list_number:
-            return  # the list has changed since
-        else:
+        elif message.reason == OLD_MEMBERS:
+            if message.round <= self._authenticator.list_number:
+                return  # the list has changed since
             self._authenticator.claim_list_number(message.round)
+        elif message.reason != "settings":
+            raise WireError("kind", "a host takes no such refusal")
         self._refuse(peer, message.reason, now, aloud=False)
 
     def _refuse(self, peer: str, reason: str, now: float, *, aloud: bool = True) -> None:
@@ -151,6 +148,10 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
 
     # Sending
 
+    def _next_ask(self) -> float | None:
+        """Return the time when `_ask` is due."""
+        return earliest(self._sealing.next_due(), self.management.next_due())
+
     def _ask(self, now: float) -> None:
         """Send what the sealing has to send, and what boards have to hear of the host."""
         self._outgoing.ask(now)
@@ -159,7 +160,7 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
             if not self._authenticator.may_train(name):
                 continue
             if isinstance(message, Settings):
-                body = self._authenticator.sign_settings(name, body)
+                body = self._authenticator.sign_receipt(name, NO_RUN, body)  # for any run
             self._outgoing.push(name, UNASSIGNED, [body])
 
     def _push_welcome(

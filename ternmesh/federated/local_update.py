@@ -30,16 +30,16 @@ def _unsigned(head: Manifest, _update: bytes) -> Manifest:
 
 
 def is_too_little(
-    corrected: Vector, model_q24: ModelQ24, in_a_row: int, plan: Plan, permille: int | None = None
+    corrected: Vector, model_q24: ModelQ24, in_a_row: int, plan: Plan, silence: float | None = None
 ) -> bool:
     """Whether this update is too small to send, after `in_a_row` silent rounds in a row.
 
     The update's energy is compared with that of the global adapter, so no node is silent before the
-    run has learned something. `permille` replaces the plan's threshold.
+    run has learned something. `silence`, a share, replaces the plan's threshold.
     """
     if in_a_row >= plan.silence_rounds:
         return False  # also if silence is off
-    threshold = plan.silence_permille if permille is None else permille
+    threshold = plan.silence_permille if silence is None else PERMILLE * silence
     return PERMILLE * _energy(corrected) < threshold * _energy(to_float(model_q24))
 
 

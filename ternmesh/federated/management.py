@@ -7,6 +7,7 @@ rises. `session` carries the messages, and keys sign the settings.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,26 +27,26 @@ from ternmesh.wire.control import (
     write_control,
 )
 
-# What a host may set on a board, in the order of the wire, with bounds. Unset: as the board's own
-# configuration says.
-LIMITS: Final[Mapping[str, tuple[int, int]]] = {
-    "pause": (0, 1),  # 1: no training
-    "pace_s": (0, 86_400),  # the least time between the begin of two rounds
-    "log_level": (0, len(LOG_LEVELS) - 1),
-    "silence": (0, 1000),  # in place of the plan's `silence_permille`
+# What a host may set on a board, in the order of the wire: each from 0 to this. Unset: as the
+# board's own configuration says.
+LIMITS: Final[Mapping[str, int]] = {
+    "pause": 1,  # 1: no training
+    "pace_s": 86_400,  # the least time between the begin of two rounds
+    "log_level": len(LOG_LEVELS) - 1,
+    "silence": 1,  # a share, in place of the plan's
 }
 # The values of a report in the order of the wire.
 VALUES: Final = (
     "uptime_s",
     "disk_free_mb",
     "memory_mib",
-    "temperature_dc",  # of the processor, in tenths of a degree Celsius
+    "temperature_c",  # of the processor
     "activity",  # the place in ACTIVITIES
     "version",  # of the global adapter
     "rounds_trained",  # in this run, of those that the board remembers
     "rounds_diverged",  # since the program began
-    "metric_milli",
-    "loss_milli",
+    "metric",
+    "loss",
     "log_level",
 )
 ACTIVITIES: Final = (
@@ -62,42 +63,62 @@ ACTIVITIES: Final = (
     "finished",
     "revoked by the host",
 )
+# The integers of the wire for each unit; 1 for all others
+SCALES: Final[Mapping[str, int]] = {
+    "silence": 1000,
+    "temperature_c": 10,
+    "metric": 1000,
+    "loss": 1000,
+}
+# What 0, 1 ... mean
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "pause": ("off", "on"),
+    "log_level": tuple(level.lower() for level in LOG_LEVELS),
+    "activity": ACTIVITIES,
+}
 REPORT_MIN_S = 2.0  # between two reports of a board that are not about new settings
-HELLO_MIN_S = 2.0  # between two hellos of a board that lead to an inquiry
 INQUIRIES_MAX = 3  # without a report: the board has an older ternmesh, or is not there
 AGAIN_LONGEST_S = 3600.0  # between two messages to a board that does not answer
 
 
-def pack(names: Iterable[str], values: Mapping[str, int]) -> Numbers:
-    """Return each value plus 1, and 0 for one that is missing; the nearest that is possible."""
+def pack(names: Iterable[str], values: Mapping[str, float | None]) -> Numbers:
+    """Return each value plus 1, the nearest that is possible; 0 for one that is not known."""
+    found = {
+        name: SCALES.get(name, 1) * value
+        for name, value in values.items()
+        if value is not None and math.isfinite(value)
+    }
     return tuple(
-        1 + min(max(0, values[name]), INTEGER_MAX - 1) if name in values else 0 for name in names
+        1 + round(min(max(0, found[name]), INTEGER_MAX - 1)) if name in found else 0
+        for name in names
     )
 
 
-def unpack(names: Iterable[str], numbers: Numbers) -> dict[str, int]:
+def unpack(names: Iterable[str], numbers: Numbers) -> dict[str, float]:
     """Return the values by name, without those behind that only newer versions know."""
-    return {name: number - 1 for name, number in zip(names, numbers, strict=False) if number}
+    return {
+        name: (number - 1) / SCALES[name] if name in SCALES else number - 1
+        for name, number in zip(names, numbers, strict=False)
+        if number
+    }
 
 
-def are_allowed(settings: Mapping[str, int]) -> bool:
+def are_allowed(settings: Mapping[str, float]) -> bool:
     """Whether all of these are settings within their bounds."""
-    return all(
-        name in LIMITS and LIMITS[name][0] <= value <= LIMITS[name][1]
-        for name, value in settings.items()
-    )
+    return all(name in LIMITS and 0 <= value <= LIMITS[name] for name, value in settings.items())
 
 
-def settings_text(settings: Mapping[str, int]) -> str:
+def readable(values: Mapping[str, float]) -> dict[str, float | str]:
+    """Return values with words in place of the numbers that stand for some."""
+    return {
+        name: next((word for n, word in enumerate(WORDS.get(name, ())) if n == value), value)
+        for name, value in values.items()
+    }
+
+
+def settings_text(settings: Mapping[str, float]) -> str:
     """Return settings as they are typed: `pause=on silence=0.05`, say; empty for none."""
-    shown: dict[str, object] = dict(settings)
-    if "pause" in settings:
-        shown["pause"] = "on" if settings["pause"] else "off"
-    if "log_level" in settings:
-        shown["log_level"] = LOG_LEVELS[settings["log_level"]].lower()
-    if "silence" in settings:
-        shown["silence"] = settings["silence"] / 1000
-    return " ".join(f"{name}={value}" for name, value in shown.items())
+    return " ".join(f"{name}={value}" for name, value in readable(settings).items())
 
 
 class BoardManagement:
@@ -111,13 +132,12 @@ class BoardManagement:
         number: int = 0,
         wanted: Numbers = (),
         allowed: Collection[str] = (),
-        values: Callable[[], Mapping[str, int]] = dict,
+        values: Callable[[], Mapping[str, float | None]] = dict,
     ) -> None:
         self.number = number
         self.values = values
-        self.began_at = -math.inf  # when the board has begun its last round
         self._allowed = allowed
-        self.settings: dict[str, int] = {}  # in force
+        self.settings: dict[str, float] = {}  # in force
         self._reports = RateLimiter(REPORT_MIN_S)
         self._use(wanted)
 
@@ -125,11 +145,6 @@ class BoardManagement:
     def paused(self) -> bool:
         """Whether the board must not train."""
         return self.settings.get("pause") == 1
-
-    @property
-    def begin_at(self) -> float:
-        """The time before which the board must not begin a round."""
-        return self.began_at + self.settings.get("pace_s", 0)
 
     def receive(self, message: Inquiry | Settings, now: float) -> Iterator[bytes | SettingsTaken]:
         """Yield bodies to send and events to save. Raises WireError after them, for a refusal."""
@@ -161,7 +176,7 @@ class BoardManagement:
 
 
 @dataclass(slots=True)
-class Board:
+class BoardRecord:
     """What the host wants of a board and knows of it. The first four survive a restart."""
 
     number: int = 0  # of the settings that the host wants; 0: it has set none
@@ -170,15 +185,13 @@ class Board:
     reported_at: float = 0.0
     instance: bytes = b""  # in its last hello
     must_report: bool = False
-    refused: int = 0  # the number of settings that it has refused
     tries: int = 0  # messages since it was last heard
     at: float = 0.0  # when to send the next
 
     @property
     def is_behind(self) -> bool:
         """Whether it has not taken the newest settings yet."""
-        taken = 0 if self.report is None else self.report.number
-        return max(taken, self.refused) < self.number
+        return self.number > (0 if self.report is None else self.report.number)
 
     @property
     def software(self) -> str | None:
@@ -186,93 +199,85 @@ class Board:
         return None if self.report is None else self.report.software
 
     @property
-    def in_force(self) -> dict[str, int]:
-        """The settings in force when it last reported."""
-        return {} if self.report is None else unpack(LIMITS, self.report.settings)
-
-    @property
-    def is_mute(self) -> bool:
-        """Whether it leaves inquiries unanswered."""
-        return self.must_report and self.tries >= INQUIRIES_MAX
+    def in_force(self) -> dict[str, float]:
+        """The settings in force when it last reported, of those that this version knows."""
+        found = {} if self.report is None else unpack(LIMITS, self.report.settings)
+        return {name: found[name] for name in found if are_allowed({name: found[name]})}
 
 
 class FleetManagement:
     """The host's side. `first_s` is the wait for an answer; then it doubles."""
 
     def __init__(self, first_s: float) -> None:
-        self.boards: dict[str, Board] = {}
+        self.boards: defaultdict[str, BoardRecord] = defaultdict(BoardRecord)
         self._first_s = first_s
-        self._waiting: dict[str, Board] = {}  # those that have to hear something
-        self._hellos = RateLimiter(HELLO_MIN_S)
-        self._saves = RateLimiter(REPORT_MIN_S)
+        self._waiting: dict[str, BoardRecord] = {}  # those that have to hear something
 
-    def restore(self, boards: Mapping[str, Board]) -> None:
+    def restore(self, boards: Mapping[str, BoardRecord]) -> None:
         """Continue with what an earlier process has saved."""
         self.boards.update(boards)
         self._waiting.update(boards)
 
-    def board(self, name: str) -> Board:
-        """Return what is known of a board."""
-        return self.boards.get(name, Board())
-
     def heard(self, name: str, instance: bytes, now: float) -> None:
         """Note a hello: a board that has begun anew must report, one that is behind is told."""
-        if instance != self.board(name).instance and self._hellos.allow(name, now):
+        if instance != self.boards[name].instance:
             self.inquire(name, now).instance = instance
-        elif self.board(name).is_behind:
+        elif self.boards[name].is_behind:
             self._wake(name, now)
 
-    def inquire(self, name: str, now: float) -> Board:
+    def inquire(self, name: str, now: float) -> BoardRecord:
         """Ask a board for a report."""
         board = self._wake(name, now)
         board.must_report = True
         return board
 
     def reported(self, name: str, report: Report, now: float) -> BoardChanged | None:
-        """Note a report. Returns what to save; None where it is much like one just saved.
+        """Note a report. Returns what to save; None where nobody asked and little is new.
 
         Reports that nobody asked for lead to no message: a board could send them without end.
         """
-        board = self.boards.setdefault(name, Board())
-        if board.must_report:
+        board = self.boards[name]
+        old = board.report
+        is_asked = board.must_report or old is None
+        if is_asked:
             self._wake(name, now)
-        old = replace(board.report or report, values=report.values)
-        is_alike = board.report is not None and old == report
         board.report, board.reported_at, board.must_report = report, now, False
-        if not self._saves.allow(name, now) and is_alike:
-            return None
-        return BoardChanged(name, board.number, board.wanted, report)
+        if report.number > board.number:
+            # This host was restored from an older copy: what it had set since then stays.
+            board.number, board.wanted = report.number, pack(LIMITS, board.in_force)
+        elif not board.is_behind and board.in_force.items() - unpack(LIMITS, board.wanted).items():
+            # This host has used the number once before, and was then restored from an older copy.
+            board.number = min(INTEGER_MAX, 1 + board.number)
+        if is_asked or replace(old or report, values=report.values) != report:
+            return BoardChanged(name, board.number, board.wanted, report)
+        return None
 
-    def refused(self, name: str, number: int) -> None:
-        """Note that a board has refused settings: it is not sent these again."""
-        board = self.board(name)
-        board.refused = max(board.refused, min(number, board.number))
-
-    def set(self, name: str, settings: Mapping[str, int], now: float) -> BoardChanged | None:
-        """Set all settings of a board. Returns what to save; None where nothing changes."""
+    def set(self, name: str, settings: Mapping[str, float | None], now: float) -> BoardChanged:
+        """Set all settings of a board, None: its own. Returns what to save."""
         board = self._wake(name, now)
-        board.must_report |= board.report is None
         wanted = pack(LIMITS, settings)
-        if wanted == (board.wanted or pack(LIMITS, {})):
-            return None
-        taken = 0 if board.report is None else board.report.number
-        board.number = min(INTEGER_MAX, 1 + max(board.number, taken))
-        board.wanted = wanted
-        return BoardChanged(name, board.number, wanted, board.report)
+        if wanted != (board.wanted or pack(LIMITS, {})):
+            board.number, board.wanted = min(INTEGER_MAX, 1 + board.number), wanted
+        return BoardChanged(name, board.number, board.wanted, board.report)
+
+    def next_due(self) -> float | None:
+        """Return the time when `due` has something to do; None if it has not."""
+        return min((board.at for board in self._waiting.values()), default=None)
 
     def due(self, now: float) -> Iterator[tuple[str, Inquiry | Settings]]:
         """Yield what to send now, by board."""
         for name, board in list(self._waiting.items()):
-            if board.is_mute or not (board.must_report or board.is_behind):
+            # Settings are for boards that know of them: older ones refuse an inquiry only.
+            is_asked = board.must_report or board.report is None
+            if not (is_asked or board.is_behind) or (is_asked and board.tries >= INQUIRIES_MAX):
                 del self._waiting[name]
             elif now >= board.at:
                 board.at = now + min(AGAIN_LONGEST_S, self._first_s * 2 ** min(board.tries, 16))
                 board.tries += 1
-                # Settings are for boards that know of them: older ones refuse an inquiry only.
-                yield name, Inquiry() if board.must_report else Settings(board.number, board.wanted)
+                yield name, Inquiry() if is_asked else Settings(board.number, board.wanted)
 
-    def _wake(self, name: str, now: float) -> Board:
-        board = self.boards.setdefault(name, Board())
+    def _wake(self, name: str, now: float) -> BoardRecord:
+        board = self.boards[name]
         board.tries, board.at = 0, now
         self._waiting[name] = board
         return board

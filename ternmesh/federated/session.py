@@ -45,7 +45,6 @@ from ternmesh.wire.update import MODEL_SIZE
 REASONS_MAX = 64  # reasons of refusals that a node counts apart
 LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
-SETTINGS = "settings"  # the reason by which a node refuses settings of the host
 NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
 # Pauses between notices in the clear; each doubles the pause
 NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0

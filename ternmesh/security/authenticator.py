@@ -70,9 +70,6 @@ class OpenAuthenticator:
     def sign_receipt(self, _node: str, _run: bytes, body: bytes) -> bytes:
         return body
 
-    def sign_settings(self, _node: str, body: bytes) -> bytes:
-        return body
-
     def sign_announce(self, body: bytes) -> bytes:
         return body
 
@@ -162,13 +159,9 @@ class KeyedAuthenticator:
         verify_beside(signers, context, content, beside)
 
     def sign_receipt(self, node: str, run: bytes, body: bytes) -> bytes:
-        """On the host: the body that carries a receipt for a node."""
+        """On the host: the body that carries a receipt or settings for a node."""
         to = self._member_list.find(node).fingerprint
         return sign_body(self._own, self._context(run), to, body)
-
-    def sign_settings(self, node: str, body: bytes) -> bytes:
-        """On the host: the body that carries settings for a node, whatever its run is."""
-        return self.sign_receipt(node, NO_RUN, body)
 
     def sign_announce(self, body: bytes) -> bytes:
         """On the host: the body that carries an announce for all nodes."""

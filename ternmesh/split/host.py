@@ -34,7 +34,7 @@ EVENTS_MAX = 2 * BOARDS_MAX  # that the program has not taken yet
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SplitSettings:
     """What boards need not know: how many the host takes, and when one counts as gone."""
 
     min_boards: int = 1
@@ -72,7 +72,7 @@ class SplitHost(HostSession[Board, HostEvent]):
     def __init__(
         self,
         plan: SplitPlan,
-        settings: Settings,
+        settings: SplitSettings,
         model_hash: bytes,
         run: bytes,
         boards: Sequence[tuple[int, str, int]] = (),
@@ -159,7 +159,8 @@ class SplitHost(HostSession[Board, HostEvent]):
             for board in self.nodes.values()
             if not board.is_done and board.moved_at is not None
         ]
-        return earliest(*(end for end in ends if end > self._looked_at))
+        asks_at = self.management.next_due()
+        return earliest(asks_at, *(end for end in ends if end > self._looked_at))
 
     def handle_timeout(self, now: float) -> None:
         """Tell boards when the run is over."""

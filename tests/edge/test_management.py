@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from edge import report
 from edge.config import RemoteConfig
 from edge.node import Node
 from edge.report import status, values
-from ternmesh.federated.management import ACTIVITIES, VALUES, pack
+from ternmesh.federated.management import ACTIVITIES, VALUES, pack, unpack
 from tests.edge.test_node import World
 
 
@@ -34,7 +35,7 @@ def set_all(world: World, node: Node, **settings: int) -> None:
     """The owner sets these on a board, and they arrive."""
     host = world.host.coordinator
     host.set_board(node.config.name, settings, world.now)
-    board = host.management.board(node.config.name)
+    board = host.management.boards[node.config.name]
     for _ in range(50):
         world.turn()
         if not (board.is_behind or board.must_report):
@@ -129,25 +130,25 @@ def test_the_owner_of_a_board_may_keep_settings_from_the_host(world: World, capl
 
 def test_a_report_has_what_is_known(world: World, tmp_path, monkeypatch) -> None:
     node = world.add("ada")
-    early = values(node, time.monotonic())
-    assert early.keys().isdisjoint({"metric_milli", "loss_milli"})
+    early: dict[str, Any] = {**values(node, time.monotonic())}
+    assert (early["metric"], early["loss"]) == (None, None)
     assert ACTIVITIES[early["activity"]] == "joining"
     sensor = tmp_path / "temp"
     sensor.write_text("51234\n")
     monkeypatch.setattr(report, "SENSOR", sensor)
     world.until(lambda: node.protocol.finished)
-    found = values(node, time.monotonic() - 90)
-    assert found["uptime_s"] == 90
-    assert found["temperature_dc"] == 512
+    found: dict[str, Any] = {**values(node, time.monotonic() - 90)}
+    assert found["uptime_s"] == pytest.approx(90, abs=60)
+    assert found["temperature_c"] == 51.234
     assert ACTIVITIES[found["activity"]] == "finished"
     assert found["version"] == found["rounds_trained"] == node.protocol.version
     metrics = [entry.metric for entry in node.history if entry.metric is not None]
-    assert found["metric_milli"] == round(1000 * metrics[-1])
-    assert found["loss_milli"] > 0
-    assert found.keys() <= set(VALUES)
-    assert len(pack(VALUES, found)) == len(VALUES)
+    assert found["metric"] == metrics[-1]
+    assert found["loss"] > 0
+    assert tuple(found) == VALUES
+    assert unpack(VALUES, pack(VALUES, found))["temperature_c"] == 51.2
     sensor.write_text("no number")
-    assert "temperature_dc" not in values(node, 0.0)
+    assert values(node, 0.0)["temperature_c"] is None
 
 
 def test_each_activity_of_the_status_has_its_number() -> None:

@@ -357,7 +357,7 @@ def test_a_board_that_was_away_hears_that_it_was_decommissioned(fleet: Fleet) ->
     """Also where the host has another key since: the rotation comes first."""
     away: Any = fleet.bench.nodes.pop("ada")
     fleet.rotate()
-    fleet.bench.service.enrol({"enrol": "decommission", "name": "ada"})
+    fleet.bench.service.manage({"enrol": "decommission", "name": "ada"})
     fleet.run()
     fleet.rings["host"].state.close()
     fleet.start_host(fleet.open("host"))  # it is on disk

@@ -34,7 +34,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
-from ternmesh.federated.management import Board
+from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.node import new_node_state
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
 from ternmesh.plan import Plan
@@ -171,10 +171,10 @@ class HostDisk:
         """A crash: what was not committed is gone."""
         self.working, self._made, self._boards = self.committed, [], self.boards
 
-    def load_boards(self, now: float) -> dict[str, Board]:
+    def load_boards(self, now: float) -> dict[str, BoardRecord]:
         """What the host knows of its boards when it starts."""
         return {
-            name: Board(row.number, row.wanted, row.report, now)
+            name: BoardRecord(row.number, row.wanted, row.report, now)
             for name, row in self.boards.items()
         }
 

@@ -267,9 +267,7 @@ class Fleet:
 
     def _set_board(self) -> None:
         rng = self.rng
-        chosen = {
-            name: rng.randint(*bounds) for name, bounds in LIMITS.items() if rng.random() < 0.5
-        }
+        chosen = {name: rng.randint(0, most) for name, most in LIMITS.items() if rng.random() < 0.5}
         self.host.set_board(rng.choice([*self.nodes]), chosen)
 
     def _unpause(self, name: str) -> None:
@@ -305,7 +303,7 @@ class Fleet:
         return are_there and all(node.seals.hosts == hosts for node in self._alive())
 
     def _some_are_behind(self, host: Coordinator) -> bool:
-        boards = [host.management.board(node.name) for node in self._alive()]
+        boards = [host.management.boards[node.name] for node in self._alive()]
         return any(board.must_report or not board.number or board.is_behind for board in boards)
 
     def _is_lost(self, version: int) -> bool:

@@ -86,7 +86,14 @@ def test_a_host_looks_after_its_boards(
     assert shown.startswith("report of theo, ")
     assert f"software         {__version__}" in shown
 
-    # Settings for all, of which nicolas takes one
+    assert main(["status", "--config", config, "--node", "all"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n\nreport of theo, " in shown
+    assert "report of nicolas, " in shown
+
+    # Settings for all, of which nicolas takes one; nobody sets them on all by mistake
+    assert main(["settings", "--config", config, "pause=on"]) == ExitCode.REFUSED
+    assert "pause=on is no board of this run" in capsys.readouterr().err
     rows = fleet.rows("all", "pause=on", "log_level=debug")
     assert rows["theo"]["in_force"] == {"pause": 1, "log_level": 0}
     assert rows["nicolas"]["in_force"] == {"log_level": 0}
@@ -138,11 +145,10 @@ def test_a_host_looks_after_its_boards(
     [
         ("pause=maybe", "it must be off, on, or default"),
         ("pace_s=86401", "it must be 0 to 86400, or default"),
-        ("pace_s=1.5", "it must be 0 to 86400, or default"),
         ("silence=nan", "it must be 0 to 1, or default"),
         ("log_level=all", "it must be debug, info, warning, error, or default"),
         ("shell=ls", "write NAME=VALUE, with pause, pace_s, log_level, silence"),
-        ("again", "write NAME=VALUE, with pause, pace_s, log_level, silence"),
+        ("again=", "write NAME=VALUE, with pause, pace_s, log_level, silence"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_what_is_allowed(
@@ -152,3 +158,13 @@ def test_a_wrong_setting_is_refused_with_what_is_allowed(
     path.write_text(HOST_CONFIG.format(url="mqtt://127.0.0.1:1", rounds=1, announce_s=1))
     assert main(["settings", "--config", str(path), "theo", wrong]) == ExitCode.MISUSED
     assert allowed in capsys.readouterr().err
+
+
+def test_the_file_of_another_end_is_refused_by_its_role(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text('state_dir = "state"\n[network]\nfleet = "f"\n')
+    for command in (["settings"], ["status", "--node", "theo"]):
+        assert main([*command, "--config", str(path)]) == ExitCode.MISUSED
+        assert "is of a gateway: give the file of a host" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.local_update import make_update
-from ternmesh.federated.management import Board
+from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
 from ternmesh.plan import make_plan
@@ -312,7 +312,7 @@ def test_boards_are_kept_over_restarts_and_runs(path):
     store.commit()
     store._database.close()
     store = opened(path)
-    ada, bob = Board(4, (0, 9, 0, 0), REPORT, 500.0), Board(0, (), REPORT, 500.0)
+    ada, bob = BoardRecord(4, (0, 9, 0, 0), REPORT, 500.0), BoardRecord(0, (), REPORT, 500.0)
     found = store.boards(500.0)
     for board in found.values():
         assert 495.0 < board.reported_at <= 500.0

@@ -11,7 +11,7 @@ from ternmesh.security.identity import Identity, Role, make_identity
 from ternmesh.security.membership import HOST, MemberList, found_fleet
 from ternmesh.security.session import SealingState
 from ternmesh.split.board import SplitBoard
-from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import GRADIENT_DOWN, LEARN, Activation, write_activation
 from ternmesh.wire.frame import Header, seal_open
@@ -130,13 +130,13 @@ def add_board(wire: Wire, name: str, security: SecurityLayer = OPEN, **kept: obj
 def make_wire(
     *names: str,
     keys: Keys | None = None,
-    settings: Settings | None = None,
+    settings: SplitSettings | None = None,
     boards: tuple[tuple[int, str, int], ...] = (),
     **plan: int,
 ) -> Wire:
     chosen = replace(PLAN, **plan)
     security = OPEN if keys is None else keys.security(HOST)
-    host = SplitHost(chosen, settings or Settings(), MODEL, RUN, boards, 0, security)
+    host = SplitHost(chosen, settings or SplitSettings(), MODEL, RUN, boards, 0, security)
     wire = Wire(chosen, host)
     host.start(wire.now)
     for name in names:

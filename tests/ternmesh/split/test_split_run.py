@@ -6,7 +6,7 @@ import numpy as np
 
 from ternmesh.security.membership import HOST
 from ternmesh.split.board import SplitBoard
-from ternmesh.split.host import Settings, SplitHost
+from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Arrived, Lost, Welcomed
 from ternmesh.split.plan import to_numbers
 from ternmesh.timers import TimerSettings
@@ -75,7 +75,7 @@ def test_behind_a_link_hellos_are_as_seldom_as_its_pace() -> None:
     asks_at = board.next_timeout()
     assert asks_at is not None
     assert asks_at >= 20.0
-    host = SplitHost(PLAN, Settings(), MODEL, RUN, ((1, "a", PLAN.micro_batches),), pace=pace)
+    host = SplitHost(PLAN, SplitSettings(), MODEL, RUN, ((1, "a", PLAN.micro_batches),), pace=pace)
     host.start(0.0)
     leave_at = host.leave_at(0.0)
     assert leave_at is not None
@@ -99,14 +99,14 @@ def test_after_lost_answers_a_board_asks_whether_it_is_known() -> None:
 
 
 def test_a_host_takes_so_many_boards() -> None:
-    wire = make_wire("a", settings=Settings(boards_max=1))
+    wire = make_wire("a", settings=SplitSettings(boards_max=1))
     assert add_board(wire, "b").refused == {"full": 1}
     assert len(wire.host.nodes) == 1
 
 
 def test_boards_wait_until_enough_of_them_are_there() -> None:  # R10.3-3, R10.3-4
     """And begin together: those who wait ask ever more seldom, and are told."""
-    wire = make_wire("a", settings=Settings(min_boards=2))
+    wire = make_wire("a", settings=SplitSettings(min_boards=2))
     board = wire.boards["a"]
     assert (board.joined, board.ready, board.phase) == (True, False, GATHERING)
     add_board(wire, "b")
@@ -114,14 +114,14 @@ def test_boards_wait_until_enough_of_them_are_there() -> None:  # R10.3-3, R10.3
 
 
 def test_the_time_to_speak_begins_when_the_run_is_open() -> None:
-    wire = make_wire("a", settings=Settings(min_boards=2, silence_s=300.0))
+    wire = make_wire("a", settings=SplitSettings(min_boards=2, silence_s=300.0))
     wire.now += 400.0
     add_board(wire, "b")
     assert wire.host.waited_for(wire.now) == {1, 2}
 
 
 def test_a_run_ends_without_a_board_that_is_gone() -> None:
-    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    wire = make_wire("a", "b", settings=SplitSettings(silence_s=300.0))
     wire.pass_time(299.0)
     wire.boards["a"].number = PLAN.micro_batches
     wire.boards["a"].finish(wire.now)
@@ -134,7 +134,7 @@ def test_a_run_ends_without_a_board_that_is_gone() -> None:
 
 def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
     """Only micro-batches do: a board that sends none is waited for `silence_s`, and no longer."""
-    wire = make_wire("a", "b", settings=Settings(min_boards=2, silence_s=300.0))
+    wire = make_wire("a", "b", settings=SplitSettings(min_boards=2, silence_s=300.0))
     a, b = wire.boards["a"], wire.boards["b"]
     a.number = PLAN.micro_batches
     a._say_hello(wire.now)
@@ -152,7 +152,7 @@ def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
 
 
 def test_a_board_that_waits_for_a_dead_one_is_told_of_the_end() -> None:
-    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    wire = make_wire("a", "b", settings=SplitSettings(silence_s=300.0))
     board, host = wire.boards["a"], wire.host
     board.number = PLAN.micro_batches
     board.finish(wire.now)
@@ -219,7 +219,7 @@ def test_a_host_that_begins_after_the_end_knows_that_it_is_over() -> None:
 
 
 def test_a_run_is_finished_when_all_boards_are_done_or_gone() -> None:  # R10.3-3
-    wire = make_wire("a", "b", settings=Settings(silence_s=300.0))
+    wire = make_wire("a", "b", settings=SplitSettings(silence_s=300.0))
     a, b = wire.boards["a"], wire.boards["b"]
     a.number = b.number = PLAN.micro_batches
     a.finish(wire.now)
@@ -239,7 +239,7 @@ def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:  # R
     wire = make_wire("a")
     board = wire.boards["a"]
     board.number = 4
-    wire.host = SplitHost(PLAN, Settings(), MODEL, RUN, [(1, "a", 2)], 5000)
+    wire.host = SplitHost(PLAN, SplitSettings(), MODEL, RUN, [(1, "a", 2)], 5000)
     wire.host.start(wire.now)
     board.send(micro_batch(4), GRADIENT_DOWN, wire.now)
     wire.settle()
@@ -263,7 +263,7 @@ def test_a_board_of_another_run_begins_anew() -> None:
 def test_a_board_that_the_host_has_forgotten_joins_again_before_it_sends() -> None:
     wire = make_wire("a")
     board = wire.boards["a"]
-    wire.host = SplitHost(PLAN, Settings(), MODEL, RUN, (), 5000)
+    wire.host = SplitHost(PLAN, SplitSettings(), MODEL, RUN, (), 5000)
     wire.host.start(wire.now)
     board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
     wire.settle()

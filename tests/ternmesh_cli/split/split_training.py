@@ -16,7 +16,7 @@ from host.split.service import SplitService
 from host.split.stage import TorchStage
 from models.adapters.spaces import train_whole
 from models.split.cut import HOST, BoundaryReceiver, BoundarySender, Cut, load_middle, make_boundary
-from ternmesh.split.host import Settings
+from ternmesh.split.host import SplitSettings
 from ternmesh.split.plan import SplitPlan
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
@@ -103,7 +103,7 @@ class Training:
         model = load_parts(self.parts)[2]
         self.service = SplitService(
             self.plan,
-            Settings(),
+            SplitSettings(),
             model,
             stage,
             self._store("host"),

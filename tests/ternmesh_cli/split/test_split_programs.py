@@ -23,7 +23,7 @@ from host.split.stage import TorchStage, load_stage
 from ternmesh.errors import SecurityError, TernmeshError
 from ternmesh.federated.registry import NodeRegistry
 from ternmesh.split.board import SplitBoard
-from ternmesh.split.host import Board, Settings, SplitHost
+from ternmesh.split.host import Board, SplitHost, SplitSettings
 from ternmesh.split.messages import ActivationReassembler
 from ternmesh.split.plan import SplitPlan
 from ternmesh.timers import TimerSettings
@@ -73,7 +73,7 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
         stage = TorchStage(make_cut(labels_stay=False).middle, 1.0)
         plan, ring = SplitPlan(**numbers), rings["host"]
         service = SplitService(
-            plan, Settings(), model, stage, store, transport, clock, keyring=ring
+            plan, SplitSettings(), model, stage, store, transport, clock, keyring=ring
         )
         transport.open()
         service.start()
