@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ternmesh.errors import SecurityError, TernmeshError
-from ternmesh_store.files import BLOCK, PRIVATE, sync_folder
+from ternmesh_store.files import BLOCK, PRIVATE, make_private_folder, sync_folder
 from ternmesh_store.state_file import STATE
 
 MARKER = "decommissioned"  # the name of that file
@@ -33,6 +33,7 @@ def wipe(folder: Path, identity: Path) -> None:
     """
     left = []
     try:
+        make_private_folder(folder)  # the identity may lie elsewhere
         (folder / MARKER).touch(PRIVATE)
         sync_folder(folder)
         for file in _files(folder, identity):

@@ -89,7 +89,7 @@ class MemberList:
         self.fleet = state.fleet
         self.number = state.number
         self.hosts = state.hosts
-        self._decommissioned = set(state.decommissioned)
+        self.decommissioned = set(state.decommissioned)  # fingerprints
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
         self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
@@ -106,7 +106,7 @@ class MemberList:
             revoked=revoked,
             number=self.number,
             rotated=rotated,
-            decommissioned=tuple(sorted(self._decommissioned)),
+            decommissioned=tuple(sorted(self.decommissioned)),
         )
 
     @property
@@ -123,10 +123,11 @@ class MemberList:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return found
 
-    def revoked(self, peer: str) -> PublicIdentity | None:
-        """The identity of a member whose key was revoked; None for all others."""
+    def revoked(self, peer: str) -> bytes | None:
+        """The fingerprint of a member whose key was revoked; None for all others."""
         found = self._members.get(peer)
-        return found if found is not None and found.fingerprint in self._revoked else None
+        is_over = found is not None and found.fingerprint in self._revoked
+        return found.fingerprint if found is not None and is_over else None
 
     def enrol(self, public: PublicIdentity) -> bool:
         """Add a member; False if it is a member already. SecurityError, also for another key."""
@@ -195,11 +196,7 @@ class MemberList:
     def decommission(self, name: str) -> None:
         """Revoke a member's key, and keep that its board is to wipe itself. SecurityError."""
         self.revoke(name)
-        self._decommissioned.add(self._members[name].fingerprint)
-
-    def is_decommissioned(self, public: PublicIdentity) -> bool:
-        """Whether the board with this key is to wipe itself."""
-        return public.fingerprint in self._decommissioned
+        self.decommissioned.add(self._members[name].fingerprint)
 
     def revoke(self, name: str) -> None:
         """Revoke a member's key for ever. SecurityError."""

@@ -1,8 +1,11 @@
 """`ternmesh decommission`: a board is wiped and a host lets it go; each part may be repeated."""
 
 import json
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -189,6 +192,23 @@ def test_what_cannot_be_wiped_is_said_and_the_rest_is_gone(
     code, said = ends.run("ada", "--yes")
     assert (code, names(folder)) == (1, {IDENTITY, MARKER})
     assert f"cannot wipe {folder / IDENTITY} (Read-only file system): delete it by hand" in said
+
+
+def test_a_board_is_wiped_whatever_is_left_of_its_folder(ends: Ends) -> None:
+    """An identity elsewhere goes, too, and a state of a newer version."""
+    key = ends.folder / "key"
+    (ends.folder / "ada" / IDENTITY).rename(key)
+    (ends.folder / "ada.toml").write_text(f'{NODE}[security]\nidentity_file = "{key}"\n')
+    with closing(sqlite3.connect(ends.folder / "ada" / STATE)) as state:
+        state.execute("PRAGMA user_version = 999")
+    assert ends.run("ada", command="node")[0] == 1
+    assert ends.run("ada", "--yes") == (0, "board        the keys and the state of ada are wiped\n")
+    assert names(ends.folder / "ada") == {MARKER}
+    assert not key.exists()
+    key.write_bytes(SECRET)
+    shutil.rmtree(ends.folder / "ada")
+    assert ends.run("ada", "--yes")[0] == 0
+    assert not key.exists()
 
 
 def test_files_beside_an_identity_of_another_name_stay(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The keys of a host and its notices: any bytes give a value or our error."""
 
 import random
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,7 +43,8 @@ from ternmesh.security.notices import (
     write_notice,
 )
 from ternmesh.security.signatures import Signers
-from ternmesh.wire.frame import Header, seal_open
+from ternmesh.wire import fragments
+from ternmesh.wire.frame import Header, open_seal, seal_open
 from tests.ternmesh.security.trust_ends import someone
 
 HOSTS = [make_identity("host", Role.HOST, random.Random(i).randbytes(64)) for i in range(3)]
@@ -150,9 +153,39 @@ def test_a_rotation_comes_in_frames_that_every_bearer_carries() -> None:  # R9.6
     assert max(map(len, frames)) <= FRAME_MIN
     assert all(is_notice(frame) and is_rotation(frame) for frame in frames)
     random.Random(3).shuffle(frames)
-    reader = RotationReader()
-    found = [one for one in map(reader.add, (*frames[:3], *frames)) if one is not None]
-    assert sorted(set(found)) == sorted(THIRD.rotations)
+    reader, found = RotationReader(), set[bytes]()
+    for frame in (*frames[:3], *frames):
+        reader.take(frame, lambda one: found.add(one) is None, 0.0)
+    assert found == set(THIRD.rotations)
+
+
+def forged_fragments(frames: list[bytes], count: int) -> list[bytes]:
+    """Fragments of the same object with other content."""
+    bodies = [open_seal(frames[number % len(frames)])[1] for number in range(count)]
+    ends = (bytes([number] * 2) for number in range(count))
+    return [
+        seal_open(Header(0, 0), body[:-2] + end) for body, end in zip(bodies, ends, strict=True)
+    ]
+
+
+def test_forged_fragments_do_not_hold_up_a_rotation() -> None:
+    frames = rotation_frames(THIRD.rotations[:1])
+    reader, found = RotationReader(), list[bytes]()
+    for frame in (*forged_fragments(frames, 16), *frames):
+        with suppress(WireError):
+            reader.take(frame, lambda one: found.append(one) is None, 0.0)
+    assert found == list(THIRD.rotations[:1])
+
+
+def test_a_fragment_that_anybody_sends_costs_little(monkeypatch: Any) -> None:  # R9.6-14
+    reader, name, hashed = RotationReader(), fragments._name, list[int]()
+    frames = rotation_frames((bytes(ROTATION_MAX),))
+    for frame in (*frames[:-1], *forged_fragments(frames, 3 * len(frames))):
+        hashed.clear()
+        with monkeypatch.context() as patch, suppress(WireError):
+            patch.setattr(fragments, "_name", lambda one: hashed.append(len(one)) or name(one))
+            reader.take(frame, lambda _: True, 0.0)
+        assert sum(hashed) <= 1 << 16
 
 
 @given(st.lists(st.binary(min_size=1, max_size=120), max_size=20))
@@ -160,11 +193,8 @@ def test_any_fragment_of_a_rotation_is_taken_or_our_error(bodies: list[bytes]) -
     reader = RotationReader()
     for body in bodies:
         for frame in (body, seal_open(Header(0, 0), b"\x14" + body)):
-            try:
-                found = reader.add(frame)
-            except WireError:
-                continue
-            assert found is None or len(found) <= ROTATION_MAX
+            with suppress(WireError):
+                assert not reader.take(frame, lambda one: len(one) > ROTATION_MAX, 0.0)
 
 
 @pytest.mark.parametrize("kind", [REVOKED, DECOMMISSIONED])
