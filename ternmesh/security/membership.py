@@ -48,18 +48,17 @@ class MemberListState:
     """The stored state of a member list."""
 
     fleet: bytes  # 16 bytes that name the fleet
-    host: PublicIdentity
+    hosts: HostKeys
     members: tuple[PublicIdentity, ...] = ()
     revoked: tuple[bytes, ...] = ()  # fingerprints
     number: int = 0  # rises with every change; on a board, the highest that the host has announced
     rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
-    earlier: HostKeys | None = None  # how the host came to its key, if that is not its first
     decommissioned: tuple[bytes, ...] = ()  # revoked, and told to wipe itself, on the host
 
     @property
-    def hosts(self) -> HostKeys:
-        """The keys of the host."""
-        return self.earlier or HostKeys(self.host, self.host)
+    def host(self) -> PublicIdentity:
+        """The host, with its present key."""
+        return self.hosts.present
 
 
 def found_fleet(name: str, host: PublicIdentity | HostKeys) -> MemberListState:
@@ -69,13 +68,7 @@ def found_fleet(name: str, host: PublicIdentity | HostKeys) -> MemberListState:
     if first.role is not Role.HOST:
         raise SecurityError(f"{first.name} is not a host: only a host can found a fleet")
     digest = hashlib.sha256(b"ternmesh fleet" + write_identity(first) + name.encode()).digest()
-    return state_of(digest[:FLEET_SIZE], hosts)
-
-
-def state_of(fleet: bytes, hosts: HostKeys) -> MemberListState:
-    """The state of a fleet of which only the host is known."""
-    earlier = None if hosts.present == hosts.first else hosts
-    return MemberListState(fleet, hosts.present, earlier=earlier)
+    return MemberListState(digest[:FLEET_SIZE], hosts)
 
 
 class MemberList:
@@ -100,14 +93,8 @@ class MemberList:
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
         rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
-        return replace(
-            state_of(self.fleet, self.hosts),
-            members=members,
-            revoked=revoked,
-            number=self.number,
-            rotated=rotated,
-            decommissioned=tuple(sorted(self.decommissioned)),
-        )
+        over = tuple(sorted(self.decommissioned))
+        return MemberListState(self.fleet, self.hosts, members, revoked, self.number, rotated, over)
 
     @property
     def host(self) -> PublicIdentity:

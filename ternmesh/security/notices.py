@@ -25,12 +25,10 @@ _DOMAINS = {REVOKED: "revoked", DECOMMISSIONED: "decommissioned"}
 _HEADER = Header(UNASSIGNED, 0)
 
 
-def _head(*kinds: int) -> tuple[bytes, ...]:
-    return tuple(seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1] for kind in kinds)
-
-
-_HEADS = _head(REVOKED, HOST_ROTATED, DECOMMISSIONED)
-_ROTATION_HEADS = _head(HOST_ROTATED)
+_HEADS = tuple(
+    seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1]
+    for kind in (HOST_ROTATED, REVOKED, DECOMMISSIONED)
+)
 
 
 def is_notice(frame: bytes) -> bool:
@@ -40,7 +38,7 @@ def is_notice(frame: bytes) -> bool:
 
 def is_rotation(frame: bytes) -> bool:
     """Whether a frame has the form of a fragment of a host's rotation."""
-    return frame.startswith(_ROTATION_HEADS)
+    return frame.startswith(_HEADS[0])
 
 
 def write_notice(kind: int, host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:

@@ -26,7 +26,7 @@ from ternmesh_service import wipe as wipe_module
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.identity_file import IDENTITY
 from ternmesh_service.keyring import Keyring, SecurityConfig
-from ternmesh_service.wipe import MARKER, DecommissionOrdered, is_decommissioned, wipe
+from ternmesh_service.wipe import MARKER, DecommissionOrdered, wipe
 from ternmesh_store.state_file import STATE, StateFile
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
@@ -169,7 +169,7 @@ def test_a_wipe_that_is_killed_goes_on(tmp_path: Path, capsys: Any) -> None:
                 killed = False
             except Killed:
                 pass
-        if not is_decommissioned(folder):
+        if not (folder / MARKER).exists():
             assert (folder / IDENTITY).exists(), "nothing is gone"
             continue
         code, _ = ends.run("ada", command="node")  # the next start wipes the rest, and is done
@@ -228,14 +228,14 @@ def test_a_wiped_board_may_begin_again(ends: Ends) -> None:
     assert code == 0
     lines = [parse_identity(json.loads(said)["identity"]) for said in (old, new)]
     assert lines[0] != lines[1]
-    assert not is_decommissioned(ends.folder / "ada")
+    assert not (ends.folder / "ada" / MARKER).exists()
 
 
 def test_what_a_restore_brings_back_is_not_wiped(ends: Ends, tmp_path: Path) -> None:
     assert ends.run("ada", str(tmp_path / "copy"), command="backup")[0] == 0
     assert ends.run("ada", "--yes")[0] == 0
     assert ends.run("ada", str(tmp_path / "copy"), command="restore")[0] == 0
-    assert not is_decommissioned(ends.folder / "ada")
+    assert not (ends.folder / "ada" / MARKER).exists()
     assert {IDENTITY, STATE} <= names(ends.folder / "ada")
 
 

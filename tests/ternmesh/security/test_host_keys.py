@@ -89,8 +89,6 @@ def test_keys_of_hosts_as_bytes_and_text() -> None:
     longest = HostKeys(PUBLIC[2], PUBLIC[0], (bytes(ROTATION_MAX),) * ROTATIONS_MAX)
     assert read_host_keys(write_host_keys(longest)) == longest
     many = HostKeys(PUBLIC[2], PUBLIC[0], (b"x",) * (ROTATIONS_MAX + 1))
-    empty = HostKeys(PUBLIC[2], PUBLIC[0], (b"",))
-    too_long = HostKeys(PUBLIC[2], PUBLIC[0], (bytes(ROTATION_MAX + 1),))
     node = write_identity(ADA.public)
     double = 2 * write_identity(PUBLIC[0])
     for data in (
@@ -98,12 +96,11 @@ def test_keys_of_hosts_as_bytes_and_text() -> None:
         node,
         double,
         write_identity(PUBLIC[0]) + node,
-        *map(write_host_keys, (many, empty)),
+        write_host_keys(many),
+        write_host_keys(longest)[:-1],
     ):
         with pytest.raises(SecurityError):
             read_host_keys(data)
-    with pytest.raises(SecurityError, match="rotation of a host"):
-        read_host_keys(write_host_keys(too_long))
     line = host_text(THIRD)
     with pytest.raises(SecurityError, match="wrong letter"):
         parse_host(line[:40] + ("A" if line[40] != "A" else "B") + line[41:])
