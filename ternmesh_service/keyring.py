@@ -322,10 +322,8 @@ class Keyring:
         new = make_identity(HOST, Role.HOST, os.urandom(ENTROPY_SIZE))
         keys = (self.own, *self._cosigners())
         rotation = write_host_rotation(hosts.present, new, fleet, signers, keys)
-        hosts = hosts.follow(rotation, fleet, signers)
-        replace_host_file(self._path, new, hosts)
-        self._own = new
-        self._take_over()
+        replace_host_file(self._path, new, hosts.follow(rotation, fleet, signers))
+        self.open()
 
     def _take_over(self) -> None:
         """On a host: make the fleet follow the identity file, also after a kill in between."""

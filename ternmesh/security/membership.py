@@ -112,9 +112,8 @@ class MemberList:
 
     def revoked(self, peer: str) -> bytes | None:
         """The fingerprint of a member whose key was revoked; None for all others."""
-        found = self._members.get(peer)
-        is_over = found is not None and found.fingerprint in self._revoked
-        return found.fingerprint if found is not None and is_over else None
+        key = self._members[peer].fingerprint if peer in self._members else None
+        return key if key in self._revoked else None
 
     def enrol(self, public: PublicIdentity) -> bool:
         """Add a member; False if it is a member already. SecurityError, also for another key."""

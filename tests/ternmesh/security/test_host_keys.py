@@ -3,6 +3,7 @@
 import random
 from contextlib import suppress
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -150,10 +151,10 @@ def test_a_rotation_comes_in_frames_that_every_bearer_carries() -> None:  # R9.6
     assert max(map(len, frames)) <= FRAME_MIN
     assert all(is_notice(frame) and is_rotation(frame) for frame in frames)
     random.Random(3).shuffle(frames)
-    reader, found = RotationReader(), set[bytes]()
+    reader, follow = RotationReader(), MagicMock(return_value=True)
     for frame in (*frames[:3], *frames):
-        reader.take(frame, lambda one: found.add(one) is None, 0.0)
-    assert found == set(THIRD.rotations)
+        reader.take(frame, follow, 0.0)
+    assert {call.args[0] for call in follow.mock_calls} == set(THIRD.rotations)
 
 
 def forged_fragments(frames: list[bytes], count: int) -> list[bytes]:
@@ -167,22 +168,23 @@ def forged_fragments(frames: list[bytes], count: int) -> list[bytes]:
 
 def test_forged_fragments_do_not_hold_up_a_rotation() -> None:
     frames = rotation_frames(THIRD.rotations[:1])
-    reader, found = RotationReader(), list[bytes]()
+    reader, follow = RotationReader(), MagicMock(return_value=True)
     for frame in (*forged_fragments(frames, 16), *frames):
         with suppress(WireError):
-            reader.take(frame, lambda one: found.append(one) is None, 0.0)
-    assert found == list(THIRD.rotations[:1])
+            reader.take(frame, follow, 0.0)
+    follow.assert_called_once_with(THIRD.rotations[0])
 
 
 def test_a_fragment_that_anybody_sends_costs_little(monkeypatch: Any) -> None:  # R9.6-14
-    reader, name, hashed = RotationReader(), fragments._name, list[int]()
+    reader, name = RotationReader(), MagicMock(wraps=fragments._name)
     frames = rotation_frames((bytes(ROTATION_MAX),))
-    for frame in (*frames[:-1], *forged_fragments(frames, 3 * len(frames))):
-        hashed.clear()
-        with monkeypatch.context() as patch, suppress(WireError):
-            patch.setattr(fragments, "_name", lambda one: hashed.append(len(one)) or name(one))
+    flood = (*frames[:-1], *forged_fragments(frames, 3 * len(frames)))
+    monkeypatch.setattr(fragments, "_name", name)
+    for frame in flood:
+        name.reset_mock()
+        with suppress(WireError):
             reader.take(frame, lambda _: True, 0.0)
-        assert sum(hashed) <= 1 << 16
+        assert sum(len(call.args[0]) for call in name.mock_calls) <= 1 << 16
 
 
 @given(st.lists(st.binary(min_size=1, max_size=120), max_size=20))
