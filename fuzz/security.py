@@ -179,13 +179,16 @@ def _check_rotation(data: bytes) -> None:
     reader, hosts = RotationReader(), membership.MemberList(fleet()).hosts
     alone = Signers((hosts.present,))
     for part in islice(parts(data), STEPS_MAX):
-        found = None
+
+        def follow(rotation: bytes) -> bool:
+            found = hosts.follow(rotation, fleet().fleet, alone)
+            if rotation != _rotation():
+                same(found, hosts, "a forged rotation")
+            return False
+
         for frame in (part, *rotation_frames((hosts.present.fingerprint + part,))):
             with suppress(WireError):
-                found = reader.add(frame) or found
-        if found is not None and found != _rotation():
-            with suppress(WireError):
-                same(hosts.follow(found, fleet().fleet, alone), hosts, "a forged rotation")
+                reader.take(frame, follow, 0.0)
 
 
 @cache

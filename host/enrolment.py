@@ -24,10 +24,13 @@ from ternmesh.security.enrolment import (
     make_code,
     read_list_request,
 )
-from ternmesh.security.identity import FINGERPRINT_SIZE, Role
+from ternmesh.security.identity import Role
 from ternmesh.security.membership import write_fleet
 from ternmesh.security.notices import (
     DECOMMISSIONED,
+    HOST_ROTATED,
+    NOTICE_FIRST_S,
+    NOTICE_LONGEST_S,
     REVOKED,
     RotationReader,
     is_rotation,
@@ -44,7 +47,6 @@ from transports.driver import DeliveryHandler, Endpoint, Event
 _HEADER = Header(UNASSIGNED, 0)
 _HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
 ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
-NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0  # pause between notices to a board; doubles
 ANSWER_MIN_S = 1.0  # between two answers, and between two refusals, to a peer
 CHECK_MIN_S = 0.02  # between two requests of all members that cost a check of signatures
 LIST_MIN_S = 10.0  # between two lists for a gateway
@@ -87,9 +89,8 @@ class EnrolmentService(Generic[Event]):
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         frames = [frame for frame in frames if not self._receive(peer, frame, now)]
-        self.tell_revoked(peer, now)
         self._endpoint.receive_frames(peer, frames, now)
-        self._tell_rotated(peer, now)
+        self.tell(peer, now)
 
     def next_timeout(self) -> float | None:
         return self._endpoint.next_timeout()
@@ -109,40 +110,31 @@ class EnrolmentService(Generic[Event]):
         answers, self._answers = self._answers, []
         return answers + self._endpoint.frames_to_send(now)
 
-    def tell_revoked(self, peer: str, now: float) -> None:
-        """Tell a board that its key was revoked, if it was, with a longer pause each time."""
+    def tell(self, peer: str, now: float) -> None:
+        """Tell a board in the clear what it cannot hear under a seal, with growing pauses."""
         member_list = self._keyring.member_list
-        public = member_list.revoked(peer)
-        if public is None:
+        fingerprint = member_list.revoked(peer)
+        if fingerprint is not None:
+            kind = DECOMMISSIONED if fingerprint in member_list.decommissioned else REVOKED
+        elif self._keyring.is_strange(peer):  # it seals for an earlier key of this host
+            kind, fingerprint = HOST_ROTATED, peer.encode()
+        else:
             return
-        kind = DECOMMISSIONED if member_list.is_decommissioned(public) else REVOKED
-        if self._notices.allow(bytes((kind,)) + public.fingerprint, now):
-            own, fleet = self._keyring.own, member_list.fleet
-            # A board that was away first needs the key with which the notice is signed.
-            notice = write_notice(kind, own, fleet, public.fingerprint)
-            self._send_clear(peer, [*rotation_frames(member_list.hosts.rotations), notice])
-
-    def _tell_rotated(self, peer: str, now: float) -> None:
-        """Tell a board that seals for an earlier key of this host about the present one."""
-        rotations = self._keyring.member_list.hosts.rotations
-        if rotations and self._keyring.is_strange(peer) and self._notices.allow(peer.encode(), now):
-            self._send_clear(peer, rotation_frames(rotations))
-
-    def _send_clear(self, peer: str, frames: Sequence[bytes]) -> None:
-        self._answers += [(peer, [frame]) for frame in frames]  # links pass frames that are alone
+        if self._notices.allow(bytes((kind,)) + fingerprint, now):
+            # A board that was away first needs the key with which a notice is signed.
+            frames = rotation_frames(member_list.hosts.rotations)
+            if kind != HOST_ROTATED:
+                own = self._keyring.own
+                frames.append(write_notice(kind, own, member_list.fleet, fingerprint))
+            self._answers += [(peer, [frame]) for frame in frames]  # links pass those alone
 
     def _hear_rotation(self, frame: bytes, now: float) -> None:
         """Stop where a board proves that this host's key has a successor: there must be one host.
 
         SecurityError. The rotation is on disk then, so the next start is refused too.
         """
-        keyring = self._keyring
         try:
-            rotation = self._rotations.add(frame)
-            old = b"" if rotation is None else rotation[:FINGERPRINT_SIZE]
-            if rotation is None or old != keyring.own.public.fingerprint:
-                return
-            is_over = self._checks.allow("", now) and keyring.follow_host(rotation)
+            is_over = self._rotations.take(frame, self._keyring.follow_host, now)
         except WireError as error:
             self._refused[error.reason] += 1
             return

@@ -131,7 +131,7 @@ class HostService:
             match request[membership.ASK]:
                 case "revoke" | "decommission":
                     assert self.enrolment is not None  # else there are no members
-                    self.enrolment.tell_revoked(str(request["name"]), self._clock())
+                    self.enrolment.tell(str(request["name"]), self._clock())
                     self.coordinator.exclude(str(request["name"]), self._clock())
                 case "rotate":  # there is a new group key, which the others must get
                     self.coordinator.handle_timeout(self._clock())

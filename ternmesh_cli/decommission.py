@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from pathlib import Path
+from contextlib import suppress
 
 from ternmesh.config import ConfigError
 from ternmesh.security.identity import Role
@@ -10,7 +10,7 @@ from ternmesh_cli import enrol, keys, process
 from ternmesh_cli.broker import command as broker
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.wipe import wipe
-from ternmesh_store.database import DamagedError
+from ternmesh_store.database import DamagedError, NewerError
 from ternmesh_store.state_file import StateFile
 
 
@@ -60,20 +60,13 @@ def _on_board(arguments: argparse.Namespace, end: keys.End) -> None:
         )
     if end.ask({"command": "status"}) is not None:
         raise ControlError(f"{end.name} runs: stop it, and decommission it then")
-    if end.folder.is_dir():
-        _check_unused(end.folder)
+    state = StateFile(end.folder)
+    if state.path.exists():
+        with suppress(DamagedError, NewerError):
+            state.content()  # StoreError where a process uses it without a control socket
+    if end.folder.is_dir() or identity.exists():
         wipe(end.folder, identity)
     _say(arguments, "board", f"the keys and the state of {end.name} are wiped")
-
-
-def _check_unused(folder: Path) -> None:
-    """StoreError where a process uses the state without a control socket."""
-    state = StateFile(folder)
-    if state.path.exists():
-        try:
-            state.content()
-        except DamagedError:
-            return
 
 
 def _say(arguments: argparse.Namespace, part: str, sentence: str) -> None:

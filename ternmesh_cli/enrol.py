@@ -10,8 +10,9 @@ from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
-from ternmesh.security.host_keys import host_text, parse_host
+from ternmesh.security.host_keys import HostKeys, host_text, parse_host
 from ternmesh.security.identity import (
+    FINGERPRINT_SIZE,
     HOST_MARK,
     PUBLIC_MARK,
     ROTATION_MARK,
@@ -29,15 +30,13 @@ from ternmesh.security.signatures import quantum_key
 from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
 from ternmesh_service.control_socket import ask
-from ternmesh_service.identity_file import read_identity_file
-from ternmesh_service.keyring import Keyring
+from ternmesh_service.identity_file import read_host_file, read_identity_file
 from ternmesh_store.files import UnfitFile, read_text, replace_file
 from transports.base import check_name
 from transports.link_config import LinkConfig
 from transports.mqtt.settings import parse_url
 
-TEXT_FILE_MAX = 4096  # bytes of a file with a public identity
-LINES_MAX = 1 << 19  # bytes of a file with many
+LINES_MAX = 1 << 19  # bytes of a file with lines of keys
 _EXAMPLE = """\
 to start a fleet:
   ternmesh enrol identity --config host.toml       on the host: prints its public identity
@@ -140,11 +139,12 @@ def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
 def own_identity(config: End) -> dict[str, Any]:
     """The public identity of an end, with a new one where there is none. Raises SecurityError."""
     if config.ask({"command": "status"}) is not None:
-        return _shown(read_identity_file(config.security.path(config.folder)).public)
+        path = config.security.path(config.folder)
+        return _shown(read_identity_file(path).public, read_host_file(path))
     with keyring_of(config) as keyring:
         if config.role is Role.HOST:
             keyring.found(config.fleet)
-            return _shown_host(keyring)
+            return _shown(keyring.own.public, keyring.member_list.hosts)
         return _shown(keyring.own.public)
 
 
@@ -158,7 +158,8 @@ def _host(arguments: argparse.Namespace) -> dict[str, Any]:
 def trust_host(config: End, identity: str) -> dict[str, Any]:
     """Make the host with this public identity (or its file) the host of a node. SecurityError."""
     with keyring_of(config) as keyring:
-        host = parse_host(_text(identity, PUBLIC_MARK, HOST_MARK))
+        [line, *_] = _texts(identity, PUBLIC_MARK, HOST_MARK).values()
+        host = parse_host(line)
         if keyring.has_fleet and keyring.member_list.host != host.present:
             raise SecurityError(
                 f"{config.name} trusts another host: move {keyring.store.path} away to start again"
@@ -168,7 +169,9 @@ def trust_host(config: End, identity: str) -> dict[str, Any]:
 
 
 def _add(arguments: argparse.Namespace) -> dict[str, Any]:
-    return ask_host(arguments.config, {"enrol": "add", "identities": _texts(arguments.identity)})
+    return ask_host(
+        arguments.config, {"enrol": "add", "identities": _texts(arguments.identity, PUBLIC_MARK)}
+    )
 
 
 def _list(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -254,8 +257,11 @@ def join_fleet(path: Path, text: str) -> dict[str, Any]:
 
 def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.rotation is not None:
-        text = _text(arguments.rotation, ROTATION_MARK)
-        return _take_rotation(arguments, text)
+        for text in _texts(arguments.rotation, ROTATION_MARK).values():
+            answer = _take_rotation(arguments, text)
+            if "error" in answer:
+                break
+        return answer
     config = read(arguments.config)
     if config.role is Role.HOST:
         return _rotate_host(arguments, config)
@@ -293,7 +299,8 @@ def _rotate_host(arguments: argparse.Namespace, config: End) -> dict[str, Any]:
         if config.security.quantum:
             notes["quantum"] = quantum_text(quantum_key(keyring.own).public)
             notes["then"] = "write this key into security.quantum of host and boards"
-        return {**_shown_host(keyring), "rotation": "\n".join(lines), **notes}
+        shown = _shown(keyring.own.public, keyring.member_list.hosts)
+        return {**shown, "rotation": "\n".join(lines), **notes}
 
 
 def _tell_wait(link: LinkConfig) -> None:
@@ -321,7 +328,8 @@ def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
         return ask_host(arguments.config, {"enrol": "rotate", "rotation": text})
     with keyring_of(config) as keyring:
         rotation = parse_rotation(text)
-        if rotation.startswith(keyring.member_list.host.fingerprint):
+        hosts = keyring.member_list.hosts
+        if rotation[:FINGERPRINT_SIZE] in {hosts.present.fingerprint, *hosts.before}:
             keyring.follow_host(rotation)
             return _shown(keyring.member_list.host)
         new = keyring.member_list.rotate(rotation)
@@ -347,52 +355,33 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
         return membership.answer(keyring, request)
 
 
-def _shown(public: PublicIdentity) -> dict[str, Any]:
-    return {
-        "name": public.name,
-        "identity": identity_text(public),
-        "fingerprint": public.fingerprint.hex(),
-    }
+def _shown(public: PublicIdentity, hosts: HostKeys | None = None) -> dict[str, Any]:
+    """An end; a host, with `hosts`, by the line by which boards trust it."""
+    key = identity_text(public)
+    line = key if hosts is None else host_text(hosts)
+    shown = {"name": public.name, "identity": line, "fingerprint": public.fingerprint.hex()}
+    return shown if line == key else {**shown, "key": key}
 
 
-def _shown_host(keyring: Keyring) -> dict[str, Any]:
-    """A host, with the line by which boards trust it."""
-    shown = _shown(keyring.own.public)
-    line = host_text(keyring.member_list.hosts)
-    if line == shown["identity"]:
-        return shown
-    return {**shown, "identity": line, "key": shown["identity"]}
+def _texts(argument: str, *marks: str) -> dict[str, str]:
+    """The argument, where it has one of these marks, or such lines of the file that it names.
 
-
-def _text(argument: str, mark: str = PUBLIC_MARK, *marks: str) -> str:
-    """The line with one of these marks: the argument itself, or from the file that it names.
-
-    Small letters count as capitals, and an argument may have spaces in it.
+    Each by where it is. Small letters count as capitals, and an argument may have spaces in it.
     """
-    line = "".join(argument.split()).upper()
-    if line.startswith((mark, *marks)):
-        return line
+    whole = "".join(argument.split()).upper()
+    if whole.startswith(marks):
+        return {"": whole}
     try:
-        words = read_text(Path(argument), TEXT_FILE_MAX).upper().split()
+        lines = enumerate(read_text(Path(argument), LINES_MAX).splitlines(), 1)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{argument!r} does not begin with {mark}, and is no file with such a line: {error}"
+            f"{argument!r} does not begin with {marks[0]}, and is no file with such a line: {error}"
         ) from error
-    found = next((word for word in words if word.startswith((mark, *marks))), None)
-    if found is None:
-        raise ConfigError(f"{argument} holds no word that begins with {mark}")
-    return found
-
-
-def _texts(argument: str) -> dict[str, str]:
-    """The identity, or all those in the file that `argument` names, each by its line there."""
-    file = Path(argument)
-    if not file.is_file():
-        return {"": _text(argument)}
-    lines = enumerate(read_text(file, LINES_MAX).splitlines(), 1)
     words = ((f"line {number}: ", word.upper()) for number, line in lines for word in line.split())
-    found = {where: word for where, word in words if word.startswith(PUBLIC_MARK)}
-    return found or {"": _text(argument)}
+    found = {where: word for where, word in words if word.startswith(marks)}
+    if not found:
+        raise ConfigError(f"{argument} holds no word that begins with {marks[0]}")
+    return found
 
 
 def _show_qr(text: str) -> None:

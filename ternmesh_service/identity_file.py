@@ -76,18 +76,13 @@ def check_owner(path: Path, identity: Identity, name: str, role: Role) -> None:
 def make_identity_file(path: Path, name: str, role: Role) -> Identity:
     """Write a new identity to a new file. Raises SecurityError if the file exists."""
     identity = make_identity(name, role, os.urandom(ENTROPY_SIZE))
-    write_identity_file(path, identity)
-    return identity
-
-
-def write_identity_file(path: Path, identity: Identity) -> None:
-    """Write an identity to a new file. Raises SecurityError if the file exists."""
     try:
         create_private_file(path, f"{private_text(identity)}\n".encode())
     except OSError as error:
         raise SecurityError(
             f"cannot write {path} ({error.strerror}): choose another folder"
         ) from error
+    return identity
 
 
 def replace_host_file(path: Path, identity: Identity, hosts: HostKeys) -> None:

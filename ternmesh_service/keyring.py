@@ -322,18 +322,14 @@ class Keyring:
         new = make_identity(HOST, Role.HOST, os.urandom(ENTROPY_SIZE))
         keys = (self.own, *self._cosigners())
         rotation = write_host_rotation(hosts.present, new, fleet, signers, keys)
-        hosts = hosts.follow(rotation, fleet, signers)
-        replace_host_file(self._path, new, hosts)
-        self._own = new
-        self._take_over()
+        replace_host_file(self._path, new, hosts.follow(rotation, fleet, signers))
+        self.open()
 
     def _take_over(self) -> None:
         """On a host: make the fleet follow the identity file, also after a kill in between."""
         hosts = read_host_file(self._path)
         known = self._member_list
-        if hosts is None or known is None or hosts.present != self.own.public:
-            return
-        if known.host.fingerprint in hosts.before:
+        if hosts is not None and known is not None and known.host.fingerprint in hosts.before:
             known.take_over(hosts)
             self.store.forget_peers()  # sessions of the old key
             self.keep_member_list()

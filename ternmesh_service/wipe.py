@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ternmesh.errors import SecurityError, TernmeshError
-from ternmesh_store.files import BLOCK, PRIVATE, sync_folder
+from ternmesh_store.files import BLOCK, PRIVATE, make_private_folder, sync_folder
 from ternmesh_store.state_file import STATE
 
 MARKER = "decommissioned"  # the name of that file
 # Of an identity: the next one, unfinished ones, those that a restore has set aside
-_SUFFIXES = re.compile(r"(\.next)?(\.new|\.replaced-\d+)?")
+_SUFFIXES = r"(\.next)?(\.new|\.replaced-\d+)?"
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ def wipe(folder: Path, identity: Path) -> None:
     """
     left = []
     try:
+        make_private_folder(folder)  # the identity may lie elsewhere
         (folder / MARKER).touch(PRIVATE)
         sync_folder(folder)
         for file in _files(folder, identity):
@@ -61,14 +62,9 @@ def wiping(folder: Path, identity: Path, name: str) -> Iterator[None]:
             _log.warning("%s is decommissioned: its keys and its state are wiped", name)
 
 
-def is_decommissioned(folder: Path) -> bool:
-    """Whether this state folder was wiped, or is about to be."""
-    return (folder / MARKER).exists()
-
-
 def check_fit(folder: Path) -> None:
     """Raise DecommissionOrdered for a wiped folder, or one that was not wiped to the end."""
-    if is_decommissioned(folder):
+    if (folder / MARKER).exists():
         raise DecommissionOrdered(
             f"{folder} was decommissioned: `ternmesh enrol identity` begins again there"
         )
@@ -76,18 +72,14 @@ def check_fit(folder: Path) -> None:
 
 def begin_again(folder: Path, identity: Path) -> None:
     """Make a wiped folder fit for a new identity."""
-    if is_decommissioned(folder):
+    if (folder / MARKER).exists():
         wipe(folder, identity)
-        (folder / MARKER).unlink(missing_ok=True)
+        (folder / MARKER).unlink()
 
 
 def _files(folder: Path, identity: Path) -> list[Path]:
-    keys = [
-        file
-        for file in identity.parent.glob("*")
-        if file.name.startswith(identity.name)
-        and _SUFFIXES.fullmatch(file.name.removeprefix(identity.name))
-    ]
+    name = re.compile(re.escape(identity.name) + _SUFFIXES)
+    keys = [file for file in identity.parent.glob("*") if name.fullmatch(file.name)]
     return [*keys, *folder.glob(f"{STATE}*"), *folder.glob("*.onnx_adapter")]
 
 

@@ -5,11 +5,10 @@ outlives every run and model.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ternmesh.security.host_keys import read_host_keys, write_host_keys
 from ternmesh.security.identity import FINGERPRINT_SIZE, read_identity, write_identity
-from ternmesh.security.membership import HOST, MemberList, MemberListState, state_of
+from ternmesh.security.membership import HOST, MemberList, MemberListState
 from ternmesh.security.sealing import Change
 from ternmesh.security.session import (
     CloneCount,
@@ -39,17 +38,16 @@ class SecurityStore(Store):
         [(fleet, host, number)] = found
         rows = self._database.rows
         members = rows("SELECT identity FROM security_member ORDER BY name")
-        revoked = rows("SELECT fingerprint FROM security_revoked ORDER BY fingerprint")
+        revoked = [row for (row,) in rows("SELECT fingerprint FROM security_revoked ORDER BY 1")]
         rotated = rows("SELECT name, fingerprint FROM security_rotated ORDER BY 1, 2")
-        state = replace(
-            state_of(fleet, read_host_keys(host)),
-            members=tuple(read_identity(identity) for (identity,) in members),
-            revoked=tuple(row for (row,) in revoked if len(row) == FINGERPRINT_SIZE),
-            number=number,
-            rotated=tuple(rotated),
-            decommissioned=tuple(
-                row[:FINGERPRINT_SIZE] for (row,) in revoked if len(row) > FINGERPRINT_SIZE
-            ),
+        state = MemberListState(
+            fleet,
+            read_host_keys(host),
+            tuple(read_identity(identity) for (identity,) in members),
+            tuple(row for row in revoked if len(row) == FINGERPRINT_SIZE),
+            number,
+            tuple(rotated),
+            tuple(row[:FINGERPRINT_SIZE] for row in revoked if len(row) > FINGERPRINT_SIZE),
         )
         return MemberList(state)
 

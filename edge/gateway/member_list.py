@@ -42,29 +42,24 @@ class MemberListClient:
         number = member_list.number
         return seal_open(_HEADER, write_list_request(self._keyring.own, member_list.fleet, number))
 
-    def receive(self, frames: Sequence[bytes]) -> list[bytes]:
-        """Take pieces of the list out of frames from the host; returns the other frames."""
-        return [frame for frame in frames if not self._take(frame)]
+    def receive(self, frames: Sequence[bytes], now: float) -> list[bytes]:
+        """Take pieces of the list out of frames from the host; returns the other frames.
 
-    def _take(self, frame: bytes) -> bool:
-        if is_rotation(frame):
-            self._take_rotation(frame)
-            return False  # its boards need it too
-        if not frame.startswith(_HEAD):
-            return False
+        Rotations of the host are among these too: the boards need them as well.
+        """
+        return [frame for frame in frames if not self._take(frame, now)]
+
+    def _take(self, frame: bytes, now: float) -> bool:
+        is_piece = frame.startswith(_HEAD)
         try:
+            if is_rotation(frame) and self._rotations.take(frame, self._keyring.follow_host, now):
+                _log.info("the host has a new key")
+            if not is_piece:
+                return False
             data = self._pieces.add(open_seal(frame)[1])
             if data is not None and self._keyring.learn(data):
                 state = self._keyring.member_list.state
                 _log.info("membership list %d: %d members", state.number, len(state.members))
         except (WireError, SecurityError) as error:
-            _log.debug("a piece of a membership list is refused: %s", error)
-        return True
-
-    def _take_rotation(self, frame: bytes) -> None:
-        try:
-            rotation = self._rotations.add(frame)
-            if rotation is not None and self._keyring.follow_host(rotation):
-                _log.info("the host has a new key")
-        except (WireError, SecurityError) as error:
-            _log.warning("a rotation of the host's key is refused: %s", error)
+            _log.debug("a piece of a list, or of a host's rotation, is refused: %s", error)
+        return is_piece

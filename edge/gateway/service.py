@@ -214,7 +214,7 @@ class Gateway:
                 continue
             arrived: Sequence[bytes] = arrival.frames
             if self._member_list is not None:
-                arrived = self._member_list.receive(arrived)
+                arrived = self._member_list.receive(arrived, time.monotonic())
             for peer, frames in _by_peer(board, arrived):
                 if not frames or (peer == ALL and board != listener):
                     continue

@@ -46,8 +46,6 @@ REASONS_MAX = 64  # reasons of refusals that a node counts apart
 LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
 NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
-# Pauses between notices in the clear; each doubles the pause
-NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0
 
 Event = TypeVar("Event")
 
@@ -121,7 +119,7 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self._has_asked = False  # a hello was sent and no welcome has answered
         self._host_process: bytes | None = None  # names the process of the host; None: none known
         self._notices = RateLimiter(NOTICE_MIN_S)
-        self._host_notices = GrowingPause(NOTICE_FIRST_S, NOTICE_LONGEST_S)
+        self._host_notices = GrowingPause(notices.NOTICE_FIRST_S, notices.NOTICE_LONGEST_S)
         self._clear: list[bytes] = []  # frames to send without a seal
         self._list_floor = self._authenticator.list_number  # from earlier processes of the host
         self._list_reports = RateLimiter(LIST_REPORT_MIN_S)

@@ -33,14 +33,11 @@ from ternmesh.security.signatures import (
     verify_certificate,
     verify_update,
 )
-from ternmesh.timers import RateLimiter
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Receipt, Settings
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.update import Manifest
-
-ROTATION_CHECK_S = 0.02  # between two checks of a host's rotation, each of several signatures
 
 
 class OpenAuthenticator:
@@ -116,7 +113,6 @@ class KeyedAuthenticator:
         self._model_hash = model_hash
         self._rule = signers
         self._rotations = RotationReader()
-        self._checks = RateLimiter(ROTATION_CHECK_S)
         self._certifiers: tuple[tuple[int, Identity], ...] = ()  # on the host, with their indexes
         self._quantum: QuantumKey | None = None
         if own.public.role is Role.HOST:
@@ -200,12 +196,11 @@ class KeyedAuthenticator:
         if not notices.is_rotation(frame):
             own = self._own.public.fingerprint
             return notices.read_notice(frame, member_list.host, member_list.fleet, own)
-        rotation = self._rotations.add(frame)
-        is_new = rotation is not None and rotation.startswith(member_list.host.fingerprint)
-        if rotation is None or not is_new or not self._checks.allow("", now):
-            return None
-        member_list.follow_host(rotation, self._rule)
-        return HostRotated(member_list.hosts)
+        is_new = self._rotations.take(frame, self._follow_host, now)
+        return HostRotated(member_list.hosts) if is_new else None
+
+    def _follow_host(self, rotation: bytes) -> bool:
+        return self._member_list.follow_host(rotation, self._rule)
 
     @property
     def host_rotations(self) -> tuple[bytes, ...]:

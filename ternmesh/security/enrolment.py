@@ -27,7 +27,7 @@ from ternmesh.security.identity import (
     write_identity,
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
-from ternmesh.security.membership import MemberList, MemberListState, receive_identity, state_of
+from ternmesh.security.membership import MemberList, MemberListState, receive_identity
 from ternmesh.security.primitives import hkdf, statement, verify
 from ternmesh.wire.update import SIGNATURE_SIZE
 
@@ -96,7 +96,7 @@ def read_answer(body: bytes, own: PublicIdentity, code: EnrolmentCode) -> Member
     if not hmac.compare_digest(proof, _proof(code, "enrol answer", write_identity(own), middle)):
         raise WireError("enrolment", "this answer is not proved with the code")
     try:
-        return state_of(middle[:FLEET_SIZE], read_host_keys(middle[FLEET_SIZE:]))
+        return MemberListState(middle[:FLEET_SIZE], read_host_keys(middle[FLEET_SIZE:]))
     except SecurityError as error:
         raise WireError("enrolment", str(error)) from error
 

@@ -4,7 +4,6 @@ A host's rotation is certified like a release: by the host's own key, or, where 
 signers, by as many of them as it takes. The fleet keeps its name, which is made of the first key.
 """
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,7 +38,6 @@ from ternmesh.wire.update import SIGNATURE_SIZE
 ROTATIONS_MAX = 12  # the last ones of a host, which a board that was away can follow
 ROTATION_MAX = FINGERPRINT_SIZE + 99 + SIGNATURE_SIZE + CERTIFICATE_MAX  # bytes of one
 _DOMAIN = "host rotation"
-_SIZE = struct.Struct("<H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,33 +100,29 @@ def write_host_keys(keys: HostKeys) -> bytes:
     """The bytes of a host's keys: those of its identity alone, while it has the first one."""
     if keys.present == keys.first:
         return write_identity(keys.present)
-    rotations = b"".join(_SIZE.pack(len(one)) + one for one in keys.rotations)
+    rotations = b"".join(len(one).to_bytes(2, "little") + one for one in keys.rotations)
     return write_identity(keys.present) + write_identity(keys.first) + rotations
 
 
 def read_host_keys(data: bytes) -> HostKeys:
     """The keys in exactly these bytes, which nothing proves; SecurityError."""
     parts: list[PublicIdentity] = []
-    at = 0
-    while at < len(data) and len(parts) < 2:
-        end = at + 3 + (data[at + 2] if at + 2 < len(data) else 0) + 64
-        parts.append(read_identity(data[at:end]))
-        at = end
-    rotations = []
-    while at < len(data):
-        end = at + _SIZE.size
-        end += _SIZE.unpack(data[at:end])[0] if end <= len(data) else 0
-        rotations.append(data[at + _SIZE.size : end])
-        at = end
-    sizes = {len(one) for one in rotations}
-    is_double = len(parts) > len(set(parts))
-    if not parts or is_double or at != len(data) or len(rotations) > ROTATIONS_MAX:
+    rotations: list[bytes] = []
+    left = data
+    while left and len(parts) < 2:
+        size = 3 + int.from_bytes(left[2:3], "big") + 64  # behind the length of its name
+        parts.append(read_identity(left[:size]))
+        left = left[size:]
+    while left:
+        size = 2 + int.from_bytes(left[:2], "little")
+        rotations.append(left[2:size])
+        left = left[size:]
+    keys = HostKeys(parts[0], parts[-1], tuple(rotations)) if parts else None
+    if keys is None or write_host_keys(keys) != data or len(rotations) > ROTATIONS_MAX:
         raise SecurityError("these keys of a host have a wrong length: copy them again")
     if any(part.role is not Role.HOST for part in parts):
         raise SecurityError(f"{parts[0].name} is not a host: take the line of a host")
-    if sizes and not 0 < min(sizes) <= max(sizes) <= ROTATION_MAX:
-        raise SecurityError("a rotation of a host has a wrong length: copy it again")
-    return HostKeys(parts[0], parts[-1], tuple(rotations))
+    return keys
 
 
 def host_text(keys: HostKeys) -> str:

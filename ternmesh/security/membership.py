@@ -48,18 +48,17 @@ class MemberListState:
     """The stored state of a member list."""
 
     fleet: bytes  # 16 bytes that name the fleet
-    host: PublicIdentity
+    hosts: HostKeys
     members: tuple[PublicIdentity, ...] = ()
     revoked: tuple[bytes, ...] = ()  # fingerprints
     number: int = 0  # rises with every change; on a board, the highest that the host has announced
     rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
-    earlier: HostKeys | None = None  # how the host came to its key, if that is not its first
     decommissioned: tuple[bytes, ...] = ()  # revoked, and told to wipe itself, on the host
 
     @property
-    def hosts(self) -> HostKeys:
-        """The keys of the host."""
-        return self.earlier or HostKeys(self.host, self.host)
+    def host(self) -> PublicIdentity:
+        """The host, with its present key."""
+        return self.hosts.present
 
 
 def found_fleet(name: str, host: PublicIdentity | HostKeys) -> MemberListState:
@@ -69,13 +68,7 @@ def found_fleet(name: str, host: PublicIdentity | HostKeys) -> MemberListState:
     if first.role is not Role.HOST:
         raise SecurityError(f"{first.name} is not a host: only a host can found a fleet")
     digest = hashlib.sha256(b"ternmesh fleet" + write_identity(first) + name.encode()).digest()
-    return state_of(digest[:FLEET_SIZE], hosts)
-
-
-def state_of(fleet: bytes, hosts: HostKeys) -> MemberListState:
-    """The state of a fleet of which only the host is known."""
-    earlier = None if hosts.present == hosts.first else hosts
-    return MemberListState(fleet, hosts.present, earlier=earlier)
+    return MemberListState(digest[:FLEET_SIZE], hosts)
 
 
 class MemberList:
@@ -89,7 +82,7 @@ class MemberList:
         self.fleet = state.fleet
         self.number = state.number
         self.hosts = state.hosts
-        self._decommissioned = set(state.decommissioned)
+        self.decommissioned = set(state.decommissioned)  # fingerprints
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
         self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
@@ -100,14 +93,8 @@ class MemberList:
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
         rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
-        return replace(
-            state_of(self.fleet, self.hosts),
-            members=members,
-            revoked=revoked,
-            number=self.number,
-            rotated=rotated,
-            decommissioned=tuple(sorted(self._decommissioned)),
-        )
+        over = tuple(sorted(self.decommissioned))
+        return MemberListState(self.fleet, self.hosts, members, revoked, self.number, rotated, over)
 
     @property
     def host(self) -> PublicIdentity:
@@ -123,10 +110,10 @@ class MemberList:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return found
 
-    def revoked(self, peer: str) -> PublicIdentity | None:
-        """The identity of a member whose key was revoked; None for all others."""
-        found = self._members.get(peer)
-        return found if found is not None and found.fingerprint in self._revoked else None
+    def revoked(self, peer: str) -> bytes | None:
+        """The fingerprint of a member whose key was revoked; None for all others."""
+        key = self._members[peer].fingerprint if peer in self._members else None
+        return key if key in self._revoked else None
 
     def enrol(self, public: PublicIdentity) -> bool:
         """Add a member; False if it is a member already. SecurityError, also for another key."""
@@ -195,11 +182,7 @@ class MemberList:
     def decommission(self, name: str) -> None:
         """Revoke a member's key, and keep that its board is to wipe itself. SecurityError."""
         self.revoke(name)
-        self._decommissioned.add(self._members[name].fingerprint)
-
-    def is_decommissioned(self, public: PublicIdentity) -> bool:
-        """Whether the board with this key is to wipe itself."""
-        return public.fingerprint in self._decommissioned
+        self.decommissioned.add(self._members[name].fingerprint)
 
     def revoke(self, name: str) -> None:
         """Revoke a member's key for ever. SecurityError."""

@@ -5,6 +5,9 @@ comes as the rotation, in fragments that every bearer carries. A copy of a notic
 is not true, so anybody may repeat it.
 """
 
+from collections.abc import Callable
+
+from ternmesh.errors import WireError
 from ternmesh.security.host_keys import ROTATION_MAX, ROTATIONS_MAX
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.keyed_sealing import FRAME_MIN
@@ -14,16 +17,18 @@ from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
 
 REVOKED, HOST_ROTATED, DECOMMISSIONED = 0x12, 0x14, 0x15
+# Pauses between notices to the same end; each doubles the pause
+NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0
+ROTATION_CHECK_S = 0.02  # after a forged rotation: each costs several checks of signatures
+SEARCHED_MAX = 1 << 16  # bytes hashed at most for one fragment, which anybody may send
 _DOMAINS = {REVOKED: "revoked", DECOMMISSIONED: "decommissioned"}
 _HEADER = Header(UNASSIGNED, 0)
 
 
-def _head(*kinds: int) -> tuple[bytes, ...]:
-    return tuple(seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1] for kind in kinds)
-
-
-_HEADS = _head(REVOKED, HOST_ROTATED, DECOMMISSIONED)
-_ROTATION_HEADS = _head(HOST_ROTATED)
+_HEADS = tuple(
+    seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1]
+    for kind in (HOST_ROTATED, REVOKED, DECOMMISSIONED)
+)
 
 
 def is_notice(frame: bytes) -> bool:
@@ -33,7 +38,7 @@ def is_notice(frame: bytes) -> bool:
 
 def is_rotation(frame: bytes) -> bool:
     """Whether a frame has the form of a fragment of a host's rotation."""
-    return frame.startswith(_ROTATION_HEADS)
+    return frame.startswith(_HEADS[0])
 
 
 def write_notice(kind: int, host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:
@@ -56,12 +61,22 @@ def rotation_frames(rotations: tuple[bytes, ...]) -> list[bytes]:
 
 
 class RotationReader:
-    """Puts rotations together. What it returns is not checked."""
+    """Puts rotations of the host together, and hands them on to be followed."""
 
     def __init__(self) -> None:
-        self._fragments = Reassembler(FRAME_MIN, ROTATION_MAX, ROTATIONS_MAX)
+        self._fragments = Reassembler(FRAME_MIN, ROTATION_MAX, ROTATIONS_MAX, SEARCHED_MAX)
+        self._wait_until = float("-inf")  # a forged one came just before
 
-    def add(self, frame: bytes) -> bytes | None:
-        """The rotation that this frame completes, if any; WireError."""
-        _, body = open_seal(frame)
-        return self._fragments.add(body)
+    def take(self, frame: bytes, follow: Callable[[bytes], bool], now: float) -> bool:
+        """Whether the rotation that this frame completes, if any, leads to a new key. WireError.
+
+        `follow` checks a rotation and follows it.
+        """
+        rotation = self._fragments.add(open_seal(frame)[1])
+        if rotation is None or now < self._wait_until:
+            return False
+        try:
+            return follow(rotation)
+        except WireError:
+            self._wait_until = now + ROTATION_CHECK_S
+            raise

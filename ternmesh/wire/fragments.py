@@ -58,12 +58,12 @@ class _Partial:
         known.append(data)
         return True
 
-    def find(self, name: bytes, size: int, index: int, data: bytes) -> bytes | None:
-        """The object with this name, built with this fragment, if a bounded search finds it."""
+    def find(self, name: bytes, tries: int, index: int, data: bytes) -> bytes | None:
+        """The object with this name, built with this fragment, if so many tries find it."""
         choices = [
             [data] if i == index else self.candidates[i] for i in range(len(self.candidates))
         ]
-        for choice in islice(product(*choices), max(1, SEARCHED_MAX // size)):
+        for choice in islice(product(*choices), tries):
             content = b"".join(choice)
             if _name(content) == name:
                 return content
@@ -77,13 +77,20 @@ class Reassembler:
     Memory grows with the bytes that have arrived, never with the size that a fragment claims. A
     member that holds the broadcast key can forge fragments. Conflicting fragments are therefore
     kept side by side until one combination has the hash that names the object; `forged` counts the
-    others.
+    others. A fragment costs the hashes of at most `searched_max` bytes, or of one object.
     """
 
-    def __init__(self, frame_mtu: int, object_max: int, objects_max: int = 4) -> None:
+    def __init__(
+        self,
+        frame_mtu: int,
+        object_max: int,
+        objects_max: int = 4,
+        searched_max: int = SEARCHED_MAX,
+    ) -> None:
         self._fragment_size = fragment_size(frame_mtu)
         self._object_max = min(object_max, FRAGMENTS_MAX * self._fragment_size)
         self._objects_max = objects_max
+        self._searched_max = searched_max
         self._partials: dict[tuple[bytes, int], _Partial] = {}  # by name and size
         self.forged = 0
 
@@ -97,7 +104,8 @@ class Reassembler:
         count = self._count(size)
         partial = self._partials.pop((name, size), None) or _Partial()
         is_whole = partial.add(index, data) and len(partial.candidates) == count
-        content = partial.find(name, size, index, data) if is_whole else None
+        tries = max(1, self._searched_max // size)
+        content = partial.find(name, tries, index, data) if is_whole else None
         if content is not None:
             self.forged += partial.spare
             return content

@@ -169,6 +169,20 @@ def test_a_board_that_was_away_follows_several_rotations(fleet: Fleet) -> None: 
     assert hosts == fleet.rings["host"].member_list.hosts
 
 
+def test_a_board_follows_all_rotations_that_arrive_at_once(fleet: Fleet) -> None:  # R9.6-12
+    """Each notice has all of them, and the pauses between notices grow to an hour."""
+    away = fleet.bench.nodes.pop("ada")
+    fleet.rotate()
+    ring = fleet.rings["host"]
+    for _ in range(ROTATIONS_MAX - 1):
+        ring.rotate_host()
+    fleet.start_host(ring)
+    fleet.bench.nodes["ada"] = away
+    fleet.run(90)
+    assert fleet.trusted() == fleet.rings["host"].own.public
+    assert fleet.board().joined
+
+
 def test_only_the_last_rotations_are_kept(fleet: Fleet) -> None:  # R9.5-12
     ring = fleet.rings["host"]
     for _ in range(ROTATIONS_MAX + 2):
@@ -390,3 +404,8 @@ def test_only_the_host_can_decommission(fleet: Fleet) -> None:  # R9.6-16
         board.receive_frames("host", [notice], fleet.bench.now)
         assert not board.revoked
     assert board.refused["signature"] == 3
+    fleet.rotate()
+    fleet.run()
+    fleet.bench.now += 2.0
+    board.receive_frames("host", [write_notice(DECOMMISSIONED, own, name, mine)], fleet.bench.now)
+    assert (board.refused["signature"], board.revoked) == (4, False), "a key that is over"

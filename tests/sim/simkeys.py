@@ -107,6 +107,7 @@ class SimKeyring:
         authenticator = cast(KeyedAuthenticator, security.authenticator)
         self.own, self.member_list = authenticator._own, authenticator._member_list
         self.is_strange = cast(KeyedSealing, security.sealing).is_strange
+        self.follow_host = authenticator._follow_host
 
 
 class RecordingSealing:

@@ -1,8 +1,11 @@
 """`ternmesh decommission`: a board is wiped and a host lets it go; each part may be repeated."""
 
 import json
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -23,7 +26,7 @@ from ternmesh_service import wipe as wipe_module
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.identity_file import IDENTITY
 from ternmesh_service.keyring import Keyring, SecurityConfig
-from ternmesh_service.wipe import MARKER, DecommissionOrdered, is_decommissioned, wipe
+from ternmesh_service.wipe import MARKER, DecommissionOrdered, wipe
 from ternmesh_store.state_file import STATE, StateFile
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
@@ -166,7 +169,7 @@ def test_a_wipe_that_is_killed_goes_on(tmp_path: Path, capsys: Any) -> None:
                 killed = False
             except Killed:
                 pass
-        if not is_decommissioned(folder):
+        if not (folder / MARKER).exists():
             assert (folder / IDENTITY).exists(), "nothing is gone"
             continue
         code, _ = ends.run("ada", command="node")  # the next start wipes the rest, and is done
@@ -191,6 +194,23 @@ def test_what_cannot_be_wiped_is_said_and_the_rest_is_gone(
     assert f"cannot wipe {folder / IDENTITY} (Read-only file system): delete it by hand" in said
 
 
+def test_a_board_is_wiped_whatever_is_left_of_its_folder(ends: Ends) -> None:
+    """An identity elsewhere goes, too, and a state of a newer version."""
+    key = ends.folder / "key"
+    (ends.folder / "ada" / IDENTITY).rename(key)
+    (ends.folder / "ada.toml").write_text(f'{NODE}[security]\nidentity_file = "{key}"\n')
+    with closing(sqlite3.connect(ends.folder / "ada" / STATE)) as state:
+        state.execute("PRAGMA user_version = 999")
+    assert ends.run("ada", command="node")[0] == 1
+    assert ends.run("ada", "--yes") == (0, "board        the keys and the state of ada are wiped\n")
+    assert names(ends.folder / "ada") == {MARKER}
+    assert not key.exists()
+    key.write_bytes(SECRET)
+    shutil.rmtree(ends.folder / "ada")
+    assert ends.run("ada", "--yes")[0] == 0
+    assert not key.exists()
+
+
 def test_files_beside_an_identity_of_another_name_stay(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     for name in ("board", "board.next", "board.toml", "board-2", "board.replaced-x"):
@@ -208,14 +228,14 @@ def test_a_wiped_board_may_begin_again(ends: Ends) -> None:
     assert code == 0
     lines = [parse_identity(json.loads(said)["identity"]) for said in (old, new)]
     assert lines[0] != lines[1]
-    assert not is_decommissioned(ends.folder / "ada")
+    assert not (ends.folder / "ada" / MARKER).exists()
 
 
 def test_what_a_restore_brings_back_is_not_wiped(ends: Ends, tmp_path: Path) -> None:
     assert ends.run("ada", str(tmp_path / "copy"), command="backup")[0] == 0
     assert ends.run("ada", "--yes")[0] == 0
     assert ends.run("ada", str(tmp_path / "copy"), command="restore")[0] == 0
-    assert not is_decommissioned(ends.folder / "ada")
+    assert not (ends.folder / "ada" / MARKER).exists()
     assert {IDENTITY, STATE} <= names(ends.folder / "ada")
 
 

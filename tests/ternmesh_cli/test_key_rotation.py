@@ -30,6 +30,7 @@ from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service import keyring as keyring_module
+from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.identity_file import read_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store import files as files_module
@@ -471,11 +472,23 @@ def test_a_host_gets_a_new_key_and_a_board_takes_its_line_by_hand(fleet, enrol, 
     assert both == [one["rotation"] for one in shown]
     for line, one in zip(both, shown, strict=True):
         assert enrol("ada", line)["fingerprint"] == one["fingerprint"]
-    code, sentence = enrol("ada", both[0])
-    assert (code, "no member has this key" in sentence) == (1, True), "it never goes back"
+    assert enrol("ada", both[0])["fingerprint"] == shown[-1]["fingerprint"], "it never goes back"
     with fleet.open("host") as host, fleet.open("ada") as ada:
         assert ada.member_list.hosts == host.member_list.hosts
         ada.check_fleet("garden")
+
+
+def test_a_board_takes_all_lines_of_a_file(fleet, enrol, tmp_path):
+    [_, last] = [enrol("host") for _ in range(2)]
+    (tmp_path / "lines.txt").write_text(f"rotation     {enrol('host', '--line')['rotation']}\n")
+    assert enrol("ada", str(tmp_path / "lines.txt"))["fingerprint"] == last["fingerprint"]
+
+
+def test_a_host_that_runs_shows_the_same_line(fleet, enrol, tmp_path, capsys):
+    line = enrol("host")["identity"]
+    with ControlServer(tmp_path / "host" / "control.sock", lambda _: {"name": "host"}):
+        assert main(["enrol", "identity", "--json", "--config", str(tmp_path / "host.toml")]) == 0
+    assert json.loads(capsys.readouterr().out)["identity"] == line
 
 
 def test_a_board_can_be_enrolled_with_a_host_that_has_another_key(fleet, enrol, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ternmesh.security.group_keys import LATE_MAX
+from ternmesh.security.host_keys import HostKeys
 from ternmesh.security.identity import Role
 from ternmesh.security.key_derivation import nonce
 from ternmesh.security.membership import MemberList
@@ -163,7 +164,8 @@ def test_a_hub_that_was_replaced_is_not_heard_any_more() -> None:
     """A stolen gateway is revoked on its boards: the key that it gave them is over, too."""
     host, theo = met(suite=2)
     assert theo.hear("host", host.say("all", ALL, b"ours")) == b"ours"
-    state = replace(theo.member_list.state, host=someone("another", Role.HOST).public)
+    another = someone("another", Role.HOST).public
+    state = replace(theo.member_list.state, hosts=HostKeys(another, another))
     theo.member_list = MemberList(state)
     theo.boot()
     assert theo.hear("host", host.say("all", ALL, b"theirs")) == "seal"
