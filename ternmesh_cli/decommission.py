@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     process.add_json(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="on the host: of the board")
-    parser.add_argument(
-        "--yes", action="store_true", help="on the board: wipe it without a way back"
-    )
+    parser.add_argument("--yes", action="store_true", help="do it: there is no way back")
     what = "on the host: also remove its account from this folder of `ternmesh broker config`"
     parser.add_argument("--broker", type=process.path, metavar="DIR", help=what)
 
@@ -42,6 +40,10 @@ def _on_host(arguments: argparse.Namespace, end: keys.End) -> None:
     name = arguments.name
     if name is None:
         raise ConfigError(f"{arguments.config} is of a host: name the board to decommission")
+    if not arguments.yes:
+        raise ConfigError(
+            f"this excludes {name} for good, and it wipes itself: if that is intended, add --yes"
+        )
     enrol.revoke(arguments, "decommission")
     _say(arguments, "key", f"revoked for good; {name} is told to wipe itself when it shows up")
     _say(arguments, "gateways", "they learn of it within a minute; a gateway itself is not told")

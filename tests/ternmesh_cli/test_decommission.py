@@ -260,7 +260,7 @@ def test_a_host_lets_a_board_go_in_one_command(ends: Ends) -> None:
     config = ["broker", "config", "--dir", folder, "--fleet", "garden", "--name", "localhost"]
     assert main([*config, "--node", "ada", "--node", "bo"]) == 0
     for _ in range(2):  # it is safe to repeat
-        code, said = ends.run("host", "ada", "--broker", folder)
+        code, said = ends.run("host", "ada", "--yes", "--broker", folder)
         assert code == 0
         parts = [
             line.split()[0]
@@ -280,7 +280,7 @@ def test_a_host_lets_a_board_go_in_one_command(ends: Ends) -> None:
 
 def test_a_part_that_fails_is_said_and_done_the_next_time(ends: Ends) -> None:
     folder = ends.folder / "broker"
-    code, said = ends.run("host", "ada", "--broker", str(folder))
+    code, said = ends.run("host", "ada", "--yes", "--broker", str(folder))
     assert code == 1
     assert "key          revoked for good" in said
     assert "cannot be read" in said
@@ -302,7 +302,7 @@ def test_a_part_that_fails_is_said_and_done_the_next_time(ends: Ends) -> None:
     passwords = folder / "passwords"
     half = "".join(line for line in passwords.open() if "garden~ada" not in line)
     passwords.write_text(half)  # a removal that was killed in the middle
-    assert ends.run("host", "ada", "--broker", str(folder))[0] == 0
+    assert ends.run("host", "ada", "--yes", "--broker", str(folder))[0] == 0
     assert "garden~ada" not in (folder / "access").read_text()
     assert not list((folder / "credentials").glob("ada*"))
 

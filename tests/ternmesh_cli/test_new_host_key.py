@@ -146,7 +146,7 @@ def test_a_board_on_the_radio_of_the_host_follows_it(
             fleet.wait_for("nicolas", lambda status: status["security"]["host"] == key)
             before = fleet.all["host"].status()["version"]
             fleet.wait_for("host", lambda status: status["version"] >= before + 2)
-            assert main(["decommission", "nicolas", "--config", fleet.config("host")]) == 0
+            assert main(["decommission", "nicolas", "--yes", "--config", fleet.config("host")]) == 0
             fleet.wait_for_end("nicolas")
             assert not (tmp_path / "nicolas" / "identity").exists()
             fleet.stop("host")
@@ -178,7 +178,7 @@ def test_a_fleet_follows_the_host_and_boards_wipe_themselves(fleet: Fleet, capsy
     fleet.wait_for_updates_of_both()
 
     for name in ("theo", "nicolas"):
-        assert main(["decommission", name, "--config", fleet.config("host")]) == 0
+        assert main(["decommission", name, "--yes", "--config", fleet.config("host")]) == 0
         fleet.wait_for_end(name)
         left = {file.name for file in fleet.all[name].folder.iterdir()}
         assert left <= {"config.toml", "log.txt", "decommissioned", "airtime.db", ".gitignore"}
