@@ -127,13 +127,6 @@ def _prepare(
     arguments: argparse.Namespace, kept: Path, ends: Mapping[str, End]
 ) -> tuple[software.Package, dict[str, Any]]:
     """Check everything, and keep the way back: after an error nothing has changed."""
-    shutil.rmtree(kept, ignore_errors=True)
-    file = kept / NEW / arguments.file.name
-    file.parent.mkdir(parents=True)
-    copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
-    if not arguments.insecure:
-        _check_signature(arguments.file, file, arguments.config[0])
-    package = software.read_package(file)
     for unit in map(_unit, (Role.HOST, Role.NODE, Role.GATEWAY)):
         runs = _pid(unit) is not None
         if unit not in ends and runs:
@@ -143,6 +136,13 @@ def _prepare(
                 f"{unit} does not run with these settings: start it, so that the new version can "
                 "be tried"
             )
+    shutil.rmtree(kept, ignore_errors=True)
+    file = kept / NEW / arguments.file.name
+    file.parent.mkdir(parents=True)
+    copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
+    if not arguments.insecure:
+        _check_signature(arguments.file, file, arguments.config[0])
+    package = software.read_package(file)
     run("systemctl", "enable", "--quiet", RECOVERY)
     marker = {
         "step": STOPPING,

@@ -627,21 +627,35 @@ def test_a_board_that_was_wiped_on_trial_stays_wiped(
     assert [path for path in kept if "host" not in path.parts] == []
 
 
-def test_a_state_that_the_new_version_has_damaged_comes_back_without_its_wal(
+def test_a_wal_that_a_full_disk_keeps_goes_with_its_file(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = StateFile(board.state.parent).content()
+    """SQLite would apply it to the copy that comes back."""
+    known, format_of = StateFile(board.state.parent).content(), rollback.format_of
 
-    def damage(*_: object) -> None:
-        board.state.write_bytes(b"x" * 8192)
-        board.state.with_name(f"{STATE}-wal").write_bytes(b"of the damaged file")
+    def migrated(*_: object) -> None:
+        def migrate() -> None:
+            connection = sqlite3.connect(board.state)
+            connection.execute("PRAGMA user_version = 99")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert in_killed_child(migrate)
+        assert board.state.with_name(f"{STATE}-wal").stat().st_size
+
+        def without_checkpoint(path: Path) -> int:
+            with tempfile.TemporaryDirectory() as name:
+                for file in path.parent.glob(f"{path.name}*"):
+                    shutil.copy(file, name)
+                return format_of(Path(name) / path.name)
+
+        monkeypatch.setattr(rollback, "format_of", without_checkpoint)
         raise Failed("it fails")
 
-    monkeypatch.setattr(upgrade, "watch", damage)
+    monkeypatch.setattr(upgrade, "watch", migrated)
     code, said = board.install(signed(board, board.deb(NEW)))
     assert (code, "and its state" in said) == (1, True)
-    assert not board.state.with_name(f"{STATE}-wal").exists()
     assert StateFile(board.state.parent).content() == known
+    assert format_of(board.state.with_name(f"{STATE}.format-99")) == 99
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up")
