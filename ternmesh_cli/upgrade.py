@@ -25,18 +25,7 @@ from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlError
-from ternmesh_service.rollback import (
-    BEFORE,
-    DONE,
-    INSTALLING,
-    KEPT,
-    LAST,
-    MARKER,
-    NEW,
-    STOPPING,
-    Failed,
-    run,
-)
+from ternmesh_service.rollback import KEPT, LAST, MARKER, Failed, run
 from ternmesh_store.files import copy_file, make_private_folder, open_regular, read_file
 from ternmesh_store.state_file import AIRTIME, StateFile
 
@@ -58,10 +47,6 @@ exit codes:
   1  the file is refused, or its version failed and the one before is back; a sentence says why
   2  the command line or the configuration is wrong; a sentence says what is allowed
 """
-
-
-class UpgradeError(TernmeshError):
-    """The file is refused, or its version failed; the sentence says what runs now."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +99,7 @@ def _install(arguments: argparse.Namespace) -> int:
                 raise
             print(_upgrade(package, marker, ends, arguments.trial_s))
     except Failed as error:
-        raise UpgradeError(str(error)) from error
+        raise TernmeshError(str(error)) from error
     return 0
 
 
@@ -137,7 +122,7 @@ def _prepare(
                 "be tried"
             )
     shutil.rmtree(kept, ignore_errors=True)
-    file = kept / NEW / arguments.file.name
+    file = kept / rollback.NEW / arguments.file.name
     file.parent.mkdir(parents=True)
     copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
     if not arguments.insecure:
@@ -145,7 +130,7 @@ def _prepare(
     package = software.read_package(file)
     run("systemctl", "enable", "--quiet", RECOVERY)
     marker = {
-        "step": STOPPING,
+        "step": rollback.BEGUN,
         "file": str(arguments.file),
         "units": list(ends),
         "state": {str(end.folder): {} for end in ends.values()},
@@ -161,7 +146,7 @@ def _upgrade(
 ) -> str:
     try:
         run("systemctl", "stop", *ends)
-        marker |= {"step": INSTALLING, "state": _copy_state(ends.values())}
+        marker["state"] = _copy_state(ends.values())
         rollback.write_marker(FOLDER, marker)
         software.install(package)
         run("systemctl", "start", *ends)  # until they say READY, or their time is over
@@ -172,7 +157,7 @@ def _upgrade(
         raise Failed(rollback.roll_back(FOLDER, why)) from error
     _on_signals(signal.SIG_IGN)
     sentence = f"{package.version} runs in place of {package.installed}"
-    rollback.finish(FOLDER, marker, DONE, sentence)
+    rollback.finish(FOLDER, marker, rollback.DONE, sentence)
     return sentence
 
 
@@ -215,7 +200,7 @@ def _copy_state(ends: Collection[End]) -> dict[str, dict[str, int]]:
         with rollback.as_owner(end.folder):
             with closing(StateFile(end.folder)) as state:
                 state.open()
-                copy = state.path.with_name(state.path.name + BEFORE)
+                copy = state.path.with_name(state.path.name + rollback.BEFORE)
                 copy.unlink(missing_ok=True)
                 state.back_up(copy)
             ledgers = (*end.folder.glob(AIRTIME), *end.folder.glob(f"link-*/{AIRTIME}"))

@@ -22,8 +22,7 @@ from typing import Any
 MARKER, LAST, KEPT, LOCK = "marker.json", "last.json", "kept", "lock"
 NEW = "new"  # in KEPT: where the file to install lies
 BEFORE = ".before"  # behind the name of a state: its copy, made as soon as its program stands still
-STOPPING, INSTALLING = "stopping", "installing"  # the steps of a marker; and the ends:
-DONE, ROLLED_BACK = "done", "rolled back"
+BEGUN, DONE, ROLLED_BACK = "begun", "done", "rolled back"  # the steps of a marker
 LOCKED_S, LOCKED_TRIES = 5.0, 60  # apt or another dpkg may hold the lock of dpkg
 
 
@@ -32,15 +31,12 @@ class Failed(Exception):
 
 
 def run(*command: object) -> str:
-    """The output of a program, which no Ctrl-C reaches; Failed with what it says."""
+    """The output of a program, which no Ctrl-C reaches; Failed with what it says, or OSError."""
     words, environment = [str(word) for word in command], {**os.environ, "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            env=environment, umask=0o022, start_new_session=True, check=False,
-        )  # fmt: skip
-    except OSError as error:
-        raise Failed(f"`{words[0]}` cannot run here ({error.strerror})") from error
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        env=environment, umask=0o022, start_new_session=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         raise Failed(f"`{' '.join(words[:2])}` says: {' '.join(done.stderr.split())[-300:]}")
     return done.stdout
@@ -101,7 +97,7 @@ def write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
 
 def finish(folder: Path, marker: Mapping[str, Any], step: str, sentence: str) -> None:
     """The end of an upgrade: say it to the log, and drop what was kept."""
-    shutil.rmtree(folder / KEPT / NEW, ignore_errors=True)  # room for the marker on a full disk
+    _make_room(folder)
     marker = {**marker, "step": step, "sentence": sentence}
     write_marker(folder, marker)
     syslog.openlog("ternmesh-upgrade")
@@ -114,7 +110,7 @@ def recover(folder: Path) -> str | None:
     if not (folder / MARKER).exists():
         return None
     marker = json.loads((folder / MARKER).read_text())
-    if marker["step"] not in (DONE, ROLLED_BACK):
+    if marker["step"] == BEGUN:
         return roll_back(folder, "it was interrupted")
     _drop(folder, marker)
     return str(marker["sentence"])
@@ -125,25 +121,23 @@ def roll_back(folder: Path, why: str) -> str:
     marker = json.loads((folder / MARKER).read_text())
     units = marker["units"]
     sentence = f"the upgrade to {marker['new']} failed ({why}); "
+    _make_room(folder)
     try:
         run("systemctl", "stop", *units)
-        if marker["step"] == INSTALLING:
-            _bring_program_back(marker)
-            returned = 0
-            for state_dir, formats in marker["state"].items():
-                with as_owner(Path(state_dir)):
-                    returned += sum(_return(Path(p), number) for p, number in formats.items())
-            sentence += f"{marker['old']} is back" + ", and its state" * bool(returned)
-        else:
-            sentence += f"{marker['old']} stays"
+        _bring_program_back(marker)
+        returned = 0
+        for state_dir, formats in marker["state"].items():
+            with as_owner(Path(state_dir)):
+                returned += sum(_return(Path(p), number) for p, number in formats.items())
+        sentence += f"{marker['old']} is back" + ", and its state" * bool(returned)
         run("systemctl", "start", "--no-block", *units)
     except (Failed, OSError) as error:
-        with suppress(Failed):  # what is there may still work, and nobody may be near
+        with suppress(Failed, OSError):  # what is there may still work, and nobody may be near
             run("systemctl", "start", "--no-block", *units)
         sentence += (
             f"and so did the way back ({error}): `systemctl start ternmesh-upgrade` tries it "
+            f"again; {folder / KEPT} holds the previous version"
         )
-        sentence += f"again; {folder / KEPT} holds the previous version"
         syslog.syslog(syslog.LOG_ERR, sentence)
         raise Failed(sentence) from error
     finish(folder, marker, ROLLED_BACK, sentence)
@@ -196,25 +190,27 @@ def _return(path: Path, number: int) -> bool:
     found = format_of(path) if path.exists() else None
     if found == number:
         return False
-    before = path.with_name(path.name + BEFORE)
-    ready = path.with_name(f"{path.name}.replacement")  # a store that finds it alone takes it
-    if before.exists():
-        before.replace(ready)
-    for end in ("-wal", ""):  # SQLite must never find the first one beside another file
-        aside = path.with_name(f"{path.name}.format-{found}{end}")
-        file = path.with_name(path.name + end)
-        if file.exists():
-            file.replace(aside)
-    if ready.exists():
-        ready.replace(path)
-    return path.exists() or found is not None
+    moves = (
+        (BEFORE, ".replacement"),  # a store that finds that alone takes it
+        ("-wal", f".format-{found}-wal"),  # SQLite must never find it beside another file
+        ("", f".format-{found}"),
+        (".replacement", ""),
+    )
+    for old, new in moves:
+        if os.path.lexists(f"{path}{old}"):
+            os.replace(f"{path}{old}", f"{path}{new}")
+    return path.exists()
+
+
+def _make_room(folder: Path) -> None:
+    """For a marker, and for the way back, on a full disk."""
+    shutil.rmtree(folder / KEPT / NEW, ignore_errors=True)
 
 
 def _drop(folder: Path, marker: Mapping[str, Any]) -> None:
     for state_dir in map(Path, marker["state"]):
         with suppress(OSError), as_owner(state_dir):  # its owner may have put anything there
-            for copy_ in state_dir.glob(f"*{BEFORE}"):
-                copy_.unlink()
+            (state_dir / f"state.sqlite{BEFORE}").unlink(missing_ok=True)
     (folder / MARKER).replace(folder / LAST)
     os.sync()
     shutil.rmtree(folder / KEPT, ignore_errors=True)
