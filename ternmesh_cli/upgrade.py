@@ -12,18 +12,20 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from ternmesh.errors import TernmeshError, WireError
 from ternmesh.release import SIGNATURES_MAX
+from ternmesh.security.identity import Role
 from ternmesh.security.signatures import SOFTWARE, verify_release
 from ternmesh_cli import keys, release
 from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlError
-from ternmesh_service.rollback import DONE, INSTALLING, KEPT, LAST, MARKER, STOPPING, Failed, run
+from ternmesh_service.rollback import KEPT, LAST, MARKER, Failed, run
 from ternmesh_store.files import copy_file, make_private_folder, open_regular, read_file
 from ternmesh_store.state_file import AIRTIME, StateFile
 
@@ -47,10 +49,6 @@ exit codes:
 """
 
 
-class UpgradeError(TernmeshError):
-    """The file is refused, or its version failed; the sentence says what runs now."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser, EXIT_CODES)
     sign = rows.add("sign", "sign a .deb or .whl with the key of the host or another signer", _sign)
@@ -67,10 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         install, "--trial-s", number(0, 86_400), TRIAL_S, "so long the new version must work"
     )
     listing = rows.add("status", "show the last upgrade", _status)
-    for row in (install, listing):
-        add_json(row)
-        what = f"where the way back is kept (default: {FOLDER})"
-        row.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=what)
+    add_json(listing)
 
 
 def _sign(arguments: argparse.Namespace) -> int:
@@ -82,93 +77,94 @@ def _sign(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     found = {"sentence": "no upgrade was made here"}
     for name in (LAST, MARKER):
-        if (arguments.folder / name).exists():
-            found = {"sentence": CUT} | json.loads((arguments.folder / name).read_text())
+        with suppress(FileNotFoundError):
+            found = {"sentence": CUT} | json.loads((FOLDER / name).read_text())
     shown = {name: found[name] for name in SHOWN if name in found}
     print(json.dumps(shown, indent=1) if arguments.json else shown["sentence"])
     return 0
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    ends = {
-        f"ternmesh-{end.role.name.lower()}.service": end for end in map(keys.read, arguments.config)
-    }
-    folder: Path = arguments.folder
-    make_private_folder(folder)
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.default_int_handler)
+    ends = {_unit(end.role): end for end in map(keys.read, arguments.config)}
+    make_private_folder(FOLDER)
+    _on_signals(signal.default_int_handler)
     try:
-        with rollback.locked(folder):
-            if (cut := rollback.recover(folder)) is not None:
+        with rollback.locked(FOLDER):
+            if (cut := rollback.recover(FOLDER)) is not None:
                 raise Failed(f"of the upgrade before: {cut}; give this command again")
             try:
-                package, marker = _prepare(arguments, folder / KEPT, ends)
+                package, marker = _prepare(arguments, FOLDER / KEPT, ends)
             except BaseException:
-                shutil.rmtree(folder / KEPT, ignore_errors=True)
+                shutil.rmtree(FOLDER / KEPT, ignore_errors=True)
                 raise
-            _upgrade(folder, package, marker, ends, arguments.trial_s)
+            print(_upgrade(package, marker, ends, arguments.trial_s))
     except Failed as error:
-        raise UpgradeError(str(error)) from error
-    return _status(arguments)
+        raise TernmeshError(str(error)) from error
+    return 0
+
+
+def _on_signals(action: Callable[[int, Any], Any] | signal.Handlers) -> None:
+    for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number_, action)
 
 
 def _prepare(
     arguments: argparse.Namespace, kept: Path, ends: Mapping[str, End]
 ) -> tuple[software.Package, dict[str, Any]]:
     """Check everything, and keep the way back: after an error nothing has changed."""
+    for unit in map(_unit, (Role.HOST, Role.NODE, Role.GATEWAY)):
+        runs = _pid(unit) is not None
+        if unit not in ends and runs:
+            raise Failed(f"{unit} runs here too: give its --config as well")
+        if unit in ends and not (runs and ends[unit].ask({"command": "status"})):
+            raise Failed(
+                f"{unit} does not run with these settings: start it, so that the new version can "
+                "be tried"
+            )
     shutil.rmtree(kept, ignore_errors=True)
-    file = kept / "new" / arguments.file.name
+    file = kept / rollback.NEW / arguments.file.name
     file.parent.mkdir(parents=True)
     copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
     if not arguments.insecure:
         _check_signature(arguments.file, file, arguments.config[0])
     package = software.read_package(file)
-    for unit, end in ends.items():
-        if _pid(unit) is None or not StateFile(end.folder).path.exists():
-            raise Failed(f"{unit} does not run: start it, so that the new version can be tried")
     run("systemctl", "enable", "--quiet", RECOVERY)
     marker = {
-        "step": STOPPING,
+        "step": rollback.BEGUN,
         "file": str(arguments.file),
         "units": list(ends),
-        "folders": [str(end.folder) for end in ends.values()],
+        "state": {str(end.folder): {} for end in ends.values()},
         **software.keep(package, kept),
     }
+    shutil.copyfile(str(rollback.__file__), FOLDER / "rollback.py")
+    rollback.write_marker(FOLDER, marker)
     return package, marker
 
 
 def _upgrade(
-    folder: Path,
-    package: software.Package,
-    marker: dict[str, Any],
-    ends: Mapping[str, End],
-    trial_s: float,
-) -> None:
-    shutil.copyfile(str(rollback.__file__), folder / "rollback.py")
-    rollback.write_marker(folder, marker)
+    package: software.Package, marker: dict[str, Any], ends: Mapping[str, End], trial_s: float
+) -> str:
     try:
         run("systemctl", "stop", *ends)
-        marker |= {"step": INSTALLING, "state": _copy_state(ends.values(), folder / KEPT)}
-        rollback.write_marker(folder, marker)
+        marker["state"] = _copy_state(ends.values())
+        rollback.write_marker(FOLDER, marker)
         software.install(package)
         run("systemctl", "start", *ends)  # until they say READY, or their time is over
         watch(ends, trial_s)
     except BaseException as error:
+        _on_signals(signal.SIG_IGN)  # who presses Ctrl-C twice would stop the way back
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        raise Failed(rollback.roll_back(folder, why)) from error
+        raise Failed(rollback.roll_back(FOLDER, why)) from error
+    _on_signals(signal.SIG_IGN)
     sentence = f"{package.version} runs in place of {package.installed}"
-    rollback.finish(folder, marker, DONE, sentence)
+    rollback.finish(FOLDER, marker, rollback.DONE, sentence)
+    return sentence
 
 
-def watch(
-    ends: Mapping[str, End],
-    trial_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def watch(ends: Mapping[str, End], trial_s: float) -> None:
     """Return when each program has answered after its trial; Failed where one ends or hangs."""
     pids = {unit: _pid(unit) for unit in ends}
-    begun = clock()
+    begun = time.monotonic()
     heard = dict.fromkeys(ends, begun)
     while True:
         for unit, end in ends.items():
@@ -176,14 +172,18 @@ def watch(
                 raise Failed(f"{unit} ended on trial")
             try:
                 if end.ask({"command": "status"}) is not None:
-                    heard[unit] = clock()
+                    heard[unit] = time.monotonic()
             except ControlError as error:
                 _log.info("%s is busy (%s)", unit, error)
-            if clock() - heard[unit] > max(SILENT_S, trial_s):
-                raise Failed(f"{unit} gave no answer for {clock() - heard[unit]:.0f} s on trial")
+            if (silent_s := time.monotonic() - heard[unit]) > max(SILENT_S, trial_s):
+                raise Failed(f"{unit} gave no answer for {silent_s:.0f} s on trial")
         if all(at > begun and at - begun >= trial_s for at in heard.values()):
             return
-        sleep(LOOK_S)
+        time.sleep(LOOK_S)
+
+
+def _unit(role: Role) -> str:
+    return f"ternmesh-{role.name.lower()}.service"
 
 
 def _pid(unit: str) -> str | None:
@@ -193,20 +193,20 @@ def _pid(unit: str) -> str | None:
     return state["MainPID"] if state["ActiveState"] == "active" else None
 
 
-def _copy_state(ends: Collection[End], kept: Path) -> dict[str, tuple[int, str | None]]:
-    """The formats of all files, and a copy of each state. A ledger has none: it would forget."""
-    found: dict[str, tuple[int, str | None]] = {}
-    for number_, end in enumerate(ends):
-        state = StateFile(end.folder)
-        copy = kept / f"state-{number_}.sqlite"
-        state.open()
-        try:
-            state.back_up(copy)
-        finally:
-            state.close()
-        found[str(state.path)] = (rollback.format_of(state.path), str(copy))
-        for ledger in (*end.folder.glob(AIRTIME), *end.folder.glob(f"link-*/{AIRTIME}")):
-            found[str(ledger)] = (rollback.format_of(ledger), None)
+def _copy_state(ends: Collection[End]) -> dict[str, dict[str, int]]:
+    """Copy each state. Returns the formats of all files: a ledger has no copy, it would forget."""
+    found = {}
+    for end in ends:
+        with rollback.as_owner(end.folder):
+            with closing(StateFile(end.folder)) as state:
+                state.open()
+                copy = state.path.with_name(state.path.name + rollback.BEFORE)
+                copy.unlink(missing_ok=True)
+                state.back_up(copy)
+            ledgers = (*end.folder.glob(AIRTIME), *end.folder.glob(f"link-*/{AIRTIME}"))
+            found[str(end.folder)] = {
+                str(path): rollback.format_of(path) for path in (state.path, *ledgers)
+            }
     return found
 
 

@@ -99,10 +99,8 @@ def _check_age(state: StateFile, kept: StateContent, source: Path, *, force: boo
     """Raise StoreError where a state is in use, newer than a copy, or of another run or fleet."""
     try:
         content = state.content()
-    except DamagedError:
-        return  # there is nothing to lose
-    except NewerError:
-        if force:
+    except (DamagedError, NewerError) as error:
+        if force or isinstance(error, DamagedError):  # there is nothing to lose
             return
         raise
     if force:

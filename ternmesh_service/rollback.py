@@ -15,13 +15,14 @@ import sys
 import syslog
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 MARKER, LAST, KEPT, LOCK = "marker.json", "last.json", "kept", "lock"
-STOPPING, INSTALLING = "stopping", "installing"  # the steps of a marker; and the ends:
-DONE, ROLLED_BACK = "done", "rolled back"
+NEW = "new"  # in KEPT: where the file to install lies
+BEFORE = ".before"  # behind the name of a state: its copy, made as soon as its program stands still
+BEGUN, DONE, ROLLED_BACK = "begun", "done", "rolled back"  # the steps of a marker
 LOCKED_S, LOCKED_TRIES = 5.0, 60  # apt or another dpkg may hold the lock of dpkg
 
 
@@ -30,15 +31,12 @@ class Failed(Exception):
 
 
 def run(*command: object) -> str:
-    """The output of a program, which no Ctrl-C reaches; Failed with what it says."""
+    """The output of a program, which no Ctrl-C reaches; Failed with what it says, or OSError."""
     words, environment = [str(word) for word in command], {**os.environ, "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            env=environment, umask=0o022, start_new_session=True, check=False,
-        )  # fmt: skip
-    except OSError as error:
-        raise Failed(f"`{words[0]}` cannot run here ({error.strerror})") from error
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        env=environment, umask=0o022, start_new_session=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         raise Failed(f"`{' '.join(words[:2])}` says: {' '.join(done.stderr.split())[-300:]}")
     return done.stdout
@@ -67,6 +65,27 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def as_owner(folder: Path) -> Iterator[None]:
+    """Work in a state folder with its owner's rights, not root's.
+
+    A program of that owner may put a link there, and so make root write to any file.
+    """
+    if os.geteuid():
+        yield
+        return
+    owner, groups = folder.stat(), os.getgroups()
+    os.setgroups([])
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
 def write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
     """Make durable how far an upgrade is, and all that came before."""
     new = folder / f"{MARKER}.new"
@@ -78,10 +97,12 @@ def write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
 
 def finish(folder: Path, marker: Mapping[str, Any], step: str, sentence: str) -> None:
     """The end of an upgrade: say it to the log, and drop what was kept."""
-    write_marker(folder, {**marker, "step": step, "sentence": sentence})
+    _make_room(folder)
+    marker = {**marker, "step": step, "sentence": sentence}
+    write_marker(folder, marker)
     syslog.openlog("ternmesh-upgrade")
     syslog.syslog(syslog.LOG_NOTICE if step == DONE else syslog.LOG_ERR, sentence)
-    _drop(folder)
+    _drop(folder, marker)
 
 
 def recover(folder: Path) -> str | None:
@@ -89,9 +110,9 @@ def recover(folder: Path) -> str | None:
     if not (folder / MARKER).exists():
         return None
     marker = json.loads((folder / MARKER).read_text())
-    if marker["step"] not in (DONE, ROLLED_BACK):
+    if marker["step"] == BEGUN:
         return roll_back(folder, "it was interrupted")
-    _drop(folder)
+    _drop(folder, marker)
     return str(marker["sentence"])
 
 
@@ -100,24 +121,23 @@ def roll_back(folder: Path, why: str) -> str:
     marker = json.loads((folder / MARKER).read_text())
     units = marker["units"]
     sentence = f"the upgrade to {marker['new']} failed ({why}); "
+    _make_room(folder)
     try:
         run("systemctl", "stop", *units)
-        if marker["step"] == INSTALLING:
-            _bring_program_back(marker)
-            returned = [p for p, (n, copy) in marker["state"].items() if _return(Path(p), n, copy)]
-            sentence += f"{marker['old']} is back" + ", and its state" * bool(returned)
-        else:
-            sentence += f"{marker['old']} stays"
-        for state_dir in map(Path, marker["folders"]):
-            owner = state_dir.stat()
-            for file in state_dir.iterdir():  # SQLite may have left one of root
-                os.chown(file, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        _bring_program_back(marker)
+        returned = 0
+        for state_dir, formats in marker["state"].items():
+            with as_owner(Path(state_dir)):
+                returned += sum(_return(Path(p), number) for p, number in formats.items())
+        sentence += f"{marker['old']} is back" + ", and its state" * bool(returned)
         run("systemctl", "start", "--no-block", *units)
     except (Failed, OSError) as error:
+        with suppress(Failed, OSError):  # what is there may still work, and nobody may be near
+            run("systemctl", "start", "--no-block", *units)
         sentence += (
             f"and so did the way back ({error}): `systemctl start ternmesh-upgrade` tries it "
+            f"again; {folder / KEPT} holds the previous version"
         )
-        sentence += f"again; {folder / KEPT} holds the previous version"
         syslog.syslog(syslog.LOG_ERR, sentence)
         raise Failed(sentence) from error
     finish(folder, marker, ROLLED_BACK, sentence)
@@ -165,28 +185,32 @@ def _bring_program_back(marker: Mapping[str, Any]) -> None:
         copy(Path(kept), Path(name))
 
 
-def _return(path: Path, version: int, copy: str | None) -> bool:
+def _return(path: Path, number: int) -> bool:
     """Make a file one of this format again: by its copy, or by none. Whether it was another."""
-    ready = path.with_name(f"{path.name}.replacement")  # a store that finds it alone takes it
     found = format_of(path) if path.exists() else None
-    if found == version or (found is None and copy is None):
+    if found == number:
         return False
-    if copy is not None:
-        owner, new = path.parent.stat(), path.with_name(f"{path.name}.new")
-        new.unlink(missing_ok=True)
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
-        shutil.copyfile(copy, new)
-        os.chown(new, owner.st_uid, owner.st_gid)
-        os.sync()
-        new.replace(ready)
-    if found is not None:
-        path.replace(path.with_name(f"{path.name}.format-{found}"))
-    if copy is not None:
-        ready.replace(path)
-    return True
+    moves = (
+        (BEFORE, ".replacement"),  # a store that finds that alone takes it
+        ("-wal", f".format-{found}-wal"),  # SQLite must never find it beside another file
+        ("", f".format-{found}"),
+        (".replacement", ""),
+    )
+    for old, new in moves:
+        if os.path.lexists(f"{path}{old}"):
+            os.replace(f"{path}{old}", f"{path}{new}")
+    return path.exists()
 
 
-def _drop(folder: Path) -> None:
+def _make_room(folder: Path) -> None:
+    """For a marker, and for the way back, on a full disk."""
+    shutil.rmtree(folder / KEPT / NEW, ignore_errors=True)
+
+
+def _drop(folder: Path, marker: Mapping[str, Any]) -> None:
+    for state_dir in map(Path, marker["state"]):
+        with suppress(OSError), as_owner(state_dir):  # its owner may have put anything there
+            (state_dir / f"state.sqlite{BEFORE}").unlink(missing_ok=True)
     (folder / MARKER).replace(folder / LAST)
     os.sync()
     shutil.rmtree(folder / KEPT, ignore_errors=True)
@@ -198,7 +222,7 @@ def main() -> int:
     try:
         with locked(folder):
             sentence = recover(folder)
-    except Failed as error:
+    except (Failed, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201  (a program of its own)
         return 1
     print(sentence or "no upgrade was cut")  # noqa: T201

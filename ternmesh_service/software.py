@@ -1,6 +1,7 @@
 """A version of ternmesh as a file, .deb or .whl: does it fit here, and what goes back to before?"""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -8,7 +9,6 @@ import sys
 import zipfile
 import zlib
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from ternmesh_service.rollback import Failed, copy, dpkg, run
 NAME = "ternmesh"
 DEB_FIELDS = "${Package}\n${Version}\n${Architecture}\n${Installed-Size}\n${Depends}"
 PYTHON = "{}.{}".format(*sys.version_info)
-_VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:[.-]?(a|b|rc|dev)(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +73,31 @@ def _read_deb(path: Path) -> Package:
 def _read_wheel(path: Path) -> Package:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            [about] = [name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
-            tags = archive.read(about.replace("METADATA", "WHEEL")).decode().splitlines()
-            fields = HeaderParser().parsestr(archive.read(about).decode())
+            entries = tuple({name.split("/")[0] for name in archive.namelist()})
             size = sum(entry.file_size for entry in archive.infolist())
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
         raise Failed(f"{path.name} is damaged, or no wheel: copy it again ({error})") from error
     _require(path, damaged is None, "is damaged: copy it again")
-    _require(path, fields["Name"] == NAME, f"is {fields['Name']}, and not {NAME}")
-    _require(path, "Tag: py3-none-any" in tags, f"is for another system ({tags[-1]})")
-    python = re.search(r">=\s*(\d+)\.(\d+)", fields["Requires-Python"] or "")
-    fits = python is None or (int(python[1]), int(python[2])) <= sys.version_info[:2]
-    _require(path, fits, f"is for Python {fields['Requires-Python']}, and here is {PYTHON}")
-    installed, version = metadata.version(NAME), str(fields["Version"])
-    files = [str(file) for file in metadata.files(NAME) or ()]
-    if f"{NAME}/__init__.py" not in files:
+    if f"{NAME}/__init__.py" not in map(str, metadata.files(NAME) or ()):
         raise Failed(f"{NAME} was not installed from a wheel here: give a .deb, or use git")
     if importlib.util.find_spec("pip") is None:
         raise Failed(f"pip is not in {sys.prefix}: install it there (`python -m ensurepip`)")
-    if _order(version) < _order(installed):
+    from pip._vendor.packaging.version import Version
+
+    # pip refuses a wheel for another system or Python.
+    [found] = json.loads(_pip("--quiet", "--dry-run", "--report", "-", path))["install"]
+    name, version = found["metadata"]["name"], found["metadata"]["version"]
+    _require(path, name == NAME, f"is {name}, and not {NAME}")
+    installed = metadata.version(NAME)
+    if Version(version) < Version(installed):
         raise _older(path, version, installed)
-    entries = tuple({name.split("/")[0] for name in names})
     return Package(path, version, installed, 3 * size, entries)
+
+
+def _pip(*options: object) -> str:
+    pip = (sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "install")
+    return run(*pip, "--no-index", "--no-deps", "--force-reinstall", *options)
 
 
 def keep(package: Package, folder: Path) -> dict[str, Any]:
@@ -118,8 +118,7 @@ def keep(package: Package, folder: Path) -> dict[str, Any]:
 def install(package: Package) -> None:
     """Replace what is installed."""
     if package.path.suffix == ".whl":
-        pip = (sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "install")
-        run(*pip, "--no-index", "--no-deps", "--force-reinstall", package.path)
+        _pip(package.path)
     else:
         dpkg("--install", package.path)
 
@@ -129,7 +128,8 @@ def _repack(folder: Path) -> Path:
     root = Path(os.environ.get("DPKG_ROOT", "/"))
     tree, deb = folder / "tree", folder / "previous.deb"
     control = tree / "DEBIAN"
-    control.mkdir(0o755, parents=True)
+    control.mkdir(parents=True)
+    control.chmod(0o755)  # whatever the umask is: dpkg-deb asks for it
     for name in run("dpkg-query", "--listfiles", NAME).splitlines():
         source, target = root / name.lstrip("/"), tree / name.lstrip("/")
         if source.is_dir() and not source.is_symlink():
@@ -160,13 +160,3 @@ def _older(path: Path, version: str, installed: str) -> Failed:
         f"{path.name} is {version}, and {installed} here is newer: an older one may not read its "
         'state; see "Go back" in docs/backup.md'
     )
-
-
-def _order(version: str) -> tuple[list[int], int, int]:
-    """What sorts versions: 0.2.dev1 < 0.2a1 < 0.2rc1 < 0.2."""
-    found = _VERSION.match(version)
-    if found is None:
-        raise Failed(f"{version} is no version")
-    numbers = [int(number) for number in found[1].split(".")]
-    stage = ("dev", "a", "b", "rc", None).index(found[2])
-    return [*numbers, *[0] * (4 - len(numbers))], stage, int(found[3] or 0)

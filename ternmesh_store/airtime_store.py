@@ -27,7 +27,6 @@ SCHEMA = Schema(
         )""",
         "CREATE TABLE airtime_begun (begun INTEGER NOT NULL)",  # has a row once the file is in use
     ),
-    migrations={},  # the steps to each format after 3
     advice="rename it, after which the present hour counts as spent",
 )
 HOLD_S = 5.0  # for a slow disk, a busy channel, and a clock that NTP makes 500 ppm too fast

@@ -316,8 +316,7 @@ class Database:
         older = f"{self.path.name}.format-"
         kept = self.path.with_name(f"{older}{version}")
         if self.keeps_older:
-            unfinished = self.path.with_name(f"{self.path.name}.older")
-            unfinished.unlink(missing_ok=True)
+            unfinished = self._unfinished()
             self.back_up(unfinished)  # it ends the transaction; the lock on the file stays
             unfinished.replace(kept)
             sync_folder(self.path.parent)

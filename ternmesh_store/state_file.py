@@ -6,7 +6,7 @@ word of a table's name is its group (see `database.Schema`).
 
 import os
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from ternmesh.errors import SecurityError
 from ternmesh.security.host_keys import HostKeys, read_host_keys
 from ternmesh_store.airtime_store import AirtimeStore
-from ternmesh_store.database import DamagedError, Database, Schema, Step, StoreError
+from ternmesh_store.database import DamagedError, Database, Schema, StoreError
 from ternmesh_store.files import PRIVATE, copy_file, make_private_folder, open_regular
 from ternmesh_store.link_store import LinkStore
 
@@ -129,13 +129,11 @@ _SPLIT = (
     "CREATE TABLE split_board (address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
     "CREATE TABLE split_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
-# The steps to each format after 3 (see `Schema`): from there on an upgrade keeps the state.
-MIGRATIONS: Mapping[int, Sequence[Step]] = {4: ()}  # reports and settings of boards
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=4,  # a change of any table takes the next number, and an entry in MIGRATIONS
+    version=4,  # a change of any table takes the next number, and an entry in migrations
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
-    migrations=MIGRATIONS,
+    migrations={4: ()},  # from format 3 on an upgrade keeps the state; 4: reports, settings
     advice=f"bring back a copy (`ternmesh restore --force`): a backup, or {STATE}.format-N of a "
     "format that this one reads",
 )

@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,16 +21,21 @@ from typing import Any
 
 import pytest
 
-from ternmesh_cli import upgrade
+from ternmesh.security.identity import Role
+from ternmesh_cli import keys, upgrade
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.rollback import Failed
+from ternmesh_service.wipe import wipe
+from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import STATE, StateFile
 
 OLD, NEW = "1.0+py3", "2.0+py3"
 UNIT = "ternmesh-node.service"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DPKG = """#!/bin/sh
 exec /usr/bin/dpkg --force-not-root --force-bad-path --force-depends --force-script-chrootless \\
     --log="$DPKG_ROOT/log" "$@"
@@ -38,6 +44,7 @@ SYSTEMCTL = f"""#!{sys.executable} -I
 import os, sqlite3, sys
 from pathlib import Path
 root = Path(os.environ["DPKG_ROOT"])
+UNITS = (root / "units").read_text().split()
 pid, log = root / "pid", root / "systemctl.log"
 with log.open("a") as file:
     print(*sys.argv[1:], file=file)
@@ -52,7 +59,7 @@ if sys.argv[1] == "start":
         sys.exit("Job for the unit failed")
     pid.write_text("100")
 if sys.argv[1] == "show":
-    number = int(pid.read_text()) if pid.exists() else 0
+    number = int(pid.read_text()) if pid.exists() and sys.argv[-1] in UNITS else 0
     if number and "die" in behaviour:
         pid.write_text(str(number + 1))
     print(f"ActiveState={{'active' if number else 'failed'}}\\nMainPID={{number}}")
@@ -107,20 +114,13 @@ class Board:
 
     @property
     def options(self) -> tuple[object, ...]:
-        return (
-            "--config",
-            self.folder / "node.toml",
-            "--folder",
-            self.folder / "way",
-            "--trial-s",
-            0,
-        )
+        return ("--config", self.folder / "node.toml", "--trial-s", 0)
 
     def install(self, file: Path, *options: str) -> tuple[int, str]:
         return self.ternmesh("install", file, *self.options, *options)
 
     def status(self) -> dict[str, Any]:
-        found = self.ternmesh("status", "--folder", self.folder / "way", "--json")[1]
+        found = self.ternmesh("status", "--json")[1]
         return json.loads(found)
 
     def recover(self) -> str:
@@ -177,7 +177,8 @@ def board(
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin")
     monkeypatch.setenv("DPKG_ROOT", str(root))
     monkeypatch.setenv("STATE", str(made.state))
-    for name, value in (("SILENT_S", 1.5), ("LOOK_S", 0.05)):
+    way = tmp_path / "way"
+    for name, value in (("FOLDER", way), ("SILENT_S", 1.5), ("LOOK_S", 0.05)):
         monkeypatch.setattr(upgrade, name, value)
     monkeypatch.setattr(rollback, "LOCKED_S", 0.0)
     subprocess.run(["dpkg", "--install", made.deb(OLD)], check=True, capture_output=True)
@@ -195,9 +196,13 @@ def board(
     line = main_line(tmp_path, capsys)
     security = {"security": {"mode": "keys", "fleet": fleet.hex(), "host": line}}
     (root / "pid").write_text("1")
+    (root / "units").write_text(UNIT)
     (root / "systemctl.log").touch()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with ControlServer(tmp_path / "state" / "control.sock", answer):
         yield made
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def main_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -336,7 +341,7 @@ def other_fleet(board: Board, path: Path) -> None:
         ({}, other_fleet, (), "is not signed by this fleet"),
         ({}, lambda board, path: path.with_name(f"{path.name}.sig").unlink(), (), "sig is missing"),
         ({}, lambda board, path: path.unlink(), (), "No such file"),
-        ({}, lambda board, path: (board.root / "pid").unlink(), (), "does not run: start it"),
+        ({}, lambda board, path: (board.root / "pid").unlink(), (), "does not run with these"),
     ],
 )
 def test_a_file_that_does_not_fit_changes_nothing(
@@ -485,7 +490,7 @@ def test_a_way_back_that_fails_says_what_to_do(
     assert code == 1
     assert "and so did the way back (the disk is gone)" in said
     assert "systemctl start ternmesh-upgrade" in said
-    monkeypatch.undo()
+    assert board.commands[-1] == f"start --no-block {UNIT}"
 
 
 def test_what_dpkg_had_not_configured_is_configured_on_the_way_back(
@@ -497,6 +502,7 @@ def test_what_dpkg_had_not_configured_is_configured_on_the_way_back(
         if command == ("dpkg", "--configure", "-a"):
             configured.append(command)
         elif str(command[-1]).endswith("previous.deb") and command[0] == "dpkg" and not configured:
+            assert not (board.folder / "way/kept/new").exists(), "its room may be needed"
             raise Failed("another package is half configured")
         return real(*command)
 
@@ -538,8 +544,140 @@ def test_a_lock_of_dpkg_is_waited_for(board: Board, monkeypatch: pytest.MonkeyPa
     assert next(answers, None) is None
 
 
-@pytest.mark.parametrize("older", ["0.9", "1.0.dev3", "1.0a2", "1.0b1", "1.0rc1", "0.9.9", "1"])
-def test_versions_are_in_order(older: str) -> None:
-    assert software._order(older) <= software._order("1.0")
-    assert (software._order(older) < software._order("1.0")) == (older != "1")
-    assert software._order("1.0rc1") < software._order("1.0rc2") < software._order("1.0.1")
+def test_a_full_disk_at_the_end_has_room_for_the_marker(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not needed for the way back goes first: else the next start would go back."""
+    write = rollback.write_marker
+
+    def full(folder: Path, marker: dict[str, Any]) -> None:
+        if marker["step"] == rollback.DONE and (folder / "kept" / "new").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, marker)
+
+    monkeypatch.setattr(rollback, "write_marker", full)
+    assert board.install(signed(board, board.deb(NEW)))[0] == 0
+    assert board.status()["step"] == "done"
+
+
+def test_who_presses_ctrl_c_again_does_not_stop_the_way_back(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = rollback.run
+
+    def impatient(*command: object) -> str:
+        if command[:2] == ("systemctl", "stop"):
+            for number in SIGNALS:
+                os.kill(os.getpid(), number)
+        return real(*command)
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(rollback, "run", impatient)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(upgrade, "watch", interrupted)
+    code, said = board.install(signed(board, board.deb(NEW)))
+    assert (code, f"failed (interrupted); {OLD} is back" in said) == (1, True)
+    assert board.is_at(OLD)
+    assert board.commands[-1] == f"start --no-block {UNIT}"
+
+
+def test_a_program_that_is_not_named_is_not_upgraded_unseen(board: Board) -> None:
+    """It would get the new files, and no way back for its state."""
+    (board.root / "units").write_text(f"{UNIT} ternmesh-gateway.service")
+    code, said = board.install(signed(board, board.deb(NEW)))
+    assert (code, "ternmesh-gateway.service runs here too: give its --config" in said) == (1, True)
+    assert board.is_at(OLD)
+    assert board.commands[-1].startswith("show")
+
+
+def test_settings_that_the_program_does_not_run_with_are_refused(board: Board) -> None:
+    """The trial would ask a program that is not there, until its time is over."""
+    other = board.folder / "other"
+    other.mkdir()
+    shutil.copy(board.folder / "node.toml", other)
+    shutil.copytree(board.state.parent, other / "state", ignore=shutil.ignore_patterns("*.sock"))
+    rest = ("--config", other / "node.toml", "--insecure")
+    code, said = board.ternmesh("install", board.deb(NEW), *rest)
+    assert (code, "does not run with these settings" in said) == (1, True)
+    assert board.commands[-1].startswith("show")
+
+
+def test_an_umask_of_the_administrator_changes_nothing(board: Board) -> None:
+    file = signed(board, board.deb(NEW, "crash"))
+    before = os.umask(0o077)
+    try:
+        code, said = board.install(file)
+    finally:
+        os.umask(before)
+    assert (code, f"{OLD} is back" in said) == (1, True)
+    assert board.is_at(OLD)
+
+
+def test_a_board_that_was_wiped_on_trial_stays_wiped(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decommissioned(*_: object) -> None:
+        wipe(board.state.parent, board.state.parent / "identity")
+        raise Failed("it ended")
+
+    monkeypatch.setattr(upgrade, "watch", decommissioned)
+    code, said = board.install(signed(board, board.deb(NEW)))
+    assert (code, f"{OLD} is back" in said, "and its state" in said) == (1, True, False)
+    kept = [path for path in board.folder.rglob("*") if path.name.startswith(STATE)]
+    assert [path for path in kept if "host" not in path.parts] == []
+
+
+def test_a_wal_that_a_full_disk_keeps_goes_with_its_file(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would apply it to the copy that comes back."""
+    known, format_of = StateFile(board.state.parent).content(), rollback.format_of
+
+    def migrated(*_: object) -> None:
+        def migrate() -> None:
+            connection = sqlite3.connect(board.state)
+            connection.execute("PRAGMA user_version = 99")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert in_killed_child(migrate)
+        assert board.state.with_name(f"{STATE}-wal").stat().st_size
+
+        def without_checkpoint(path: Path) -> int:
+            with tempfile.TemporaryDirectory() as name:
+                for file in path.parent.glob(f"{path.name}*"):
+                    shutil.copy(file, name)
+                return format_of(Path(name) / path.name)
+
+        monkeypatch.setattr(rollback, "format_of", without_checkpoint)
+        raise Failed("it fails")
+
+    monkeypatch.setattr(upgrade, "watch", migrated)
+    code, said = board.install(signed(board, board.deb(NEW)))
+    assert (code, "and its state" in said) == (1, True)
+    assert StateFile(board.state.parent).content() == known
+    assert format_of(board.state.with_name(f"{STATE}.format-99")) == 99
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up")
+def test_links_of_the_service_make_root_write_nothing() -> None:
+    """All work in its folder has the rights of its owner."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        secret, theirs = folder / "secret", folder / "theirs"
+        secret.write_bytes(b"of root")
+        secret.chmod(0o600)
+        theirs.mkdir()
+        (theirs / STATE).symlink_to(secret)
+        os.chown(theirs, 65534, 65534)
+        end = keys.End("ada", Role.NODE, "f", theirs, theirs / "control.sock", SecurityConfig())
+        with pytest.raises(StoreError, match=r"cannot (open|write)"):
+            upgrade._copy_state([end])
+        with rollback.as_owner(theirs):
+            assert (os.geteuid(), os.getegid()) == (65534, 65534)
+            assert os.getgroups() == []
+            with pytest.raises(PermissionError):
+                secret.chmod(0o666)
+        assert (os.geteuid(), os.getegid()) == (0, 0)
+        assert (secret.read_bytes(), secret.stat().st_mode & 0o777) == (b"of root", 0o600)
