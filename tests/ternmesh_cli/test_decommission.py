@@ -311,8 +311,9 @@ def test_a_part_that_fails_is_said_and_done_the_next_time(ends: Ends) -> None:
     ("who", "arguments", "code", "sentence"),
     [
         ("host", (), 2, "name the board"),
-        ("host", ("cleo",), 1, "cleo is not enrolled"),
-        ("host", ("..",), 2, "name"),
+        ("host", ("ada",), 2, "add --yes"),
+        ("host", ("cleo", "--yes"), 1, "cleo is not enrolled"),
+        ("host", ("..", "--yes"), 2, "name"),
         ("ada", ("ada", "--yes"), 2, "for the host"),
         ("ada", ("--yes", "--broker", "x"), 2, "for the host"),
     ],
