@@ -6,7 +6,7 @@ import secrets
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from ternmesh.codec.entropy_coder import bits_per_trit
 from ternmesh.link.estimate import SYMBOL_OVERHEAD
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
-from ternmesh_cli import keys
+from ternmesh_cli.keys import End, fleet_of
 from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.identity_file import check_owner, read_identity_file
@@ -30,12 +30,10 @@ DAY_S = 86_400.0
 FUTURE_S = 10 * 365 * DAY_S  # after the newest file of ours
 FREE_MIN, FREE_FEW = 16 << 20, 128 << 20  # bytes
 FULL_DAYS = 30
-BROKER_S, AGAIN_S = 8.0, 2.0  # for a connection; and after an error, for another MQTT version
-BOARD_KIND = Path("/proc/device-tree/model")
-CONTROLLERS = Path("/sys/fs/cgroup/cgroup.controllers")
+BROKER_S = 5.0  # for a connection, perhaps with another MQTT version after the first
 SYSTEMCTL_S = 10.0
 
-Result = tuple[str, str]
+Result = tuple[str, str]  # and what it means, with what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Subject:
 
     path: Path
     now: float  # seconds since 1970, by the clock of this machine
-    end: keys.End | None
+    end: End | None
     config: Any  # of a node, host or gateway; None for wrong ones
     answer: Mapping[str, Any] | None  # of the running program; None where none runs
     error: str = ""  # of the settings
@@ -145,7 +143,7 @@ def state(subject: Subject) -> Iterator[Result]:
         yield OK, f"{folder} is for its user alone"
 
 
-def keys_and_fleet(subject: Subject) -> Iterator[Result]:
+def keys(subject: Subject) -> Iterator[Result]:
     end = subject.end
     if end is None or (end.role is Role.GATEWAY and _has_no_radio(subject)):
         return  # a gateway of BLE has no keys
@@ -177,17 +175,10 @@ def program(subject: Subject) -> Iterator[Result]:
         yield OK, "it does not run"
     else:
         yield OK, "it runs; `ternmesh status` shows more"
-        for one in _ends(subject.answer["transport"]):
-            if not one["connected"]:
+        transport = subject.answer["transport"]
+        for one in transport.get("bearers", {"": transport}).values():
+            if not one.get("connected", True):
                 yield WRONG, f"it is not connected: {one['last_error']}"
-
-
-def _ends(transport: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if "bearers" in transport:
-        for part in transport["bearers"].values():
-            yield from _ends(part)
-    elif "connected" in transport:
-        yield transport
 
 
 def broker(subject: Subject) -> Iterator[Result]:
@@ -206,18 +197,17 @@ def broker(subject: Subject) -> Iterator[Result]:
         while not transport.connected and time.monotonic() < give_up_at:
             time.sleep(0.05)
             last = transport.status()["last_error"]
-            if error == first != last:
-                error, give_up_at = last, min(give_up_at, time.monotonic() + AGAIN_S)
+            error = error if last == first else last
         status = transport.status()
         transport.close()
         if status["connected"]:
             yield OK, f"{asked.broker} takes the login, with MQTT {status['protocol']}"
-        elif status["last_error"] == first:
+        elif error == first:
             yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
         else:
-            is_far = str(status["last_error"]).startswith("cannot reach")
+            is_far = str(error).startswith("cannot reach")
             more = ": is [link] right, and does the broker run?" if is_far else ""
-            yield WRONG, f"{status['last_error']}{more}"
+            yield WRONG, f"{error}{more}"
 
 
 def port(subject: Subject) -> Iterator[Result]:
@@ -286,7 +276,7 @@ def model(subject: Subject) -> Iterator[Result]:
         from edge.releases.store import Releases, accept_unsigned
         from edge.releases.watch import signed_by
 
-        fleet = None if releases.insecure else keys.fleet_of(subject.path)
+        fleet = None if releases.insecure else fleet_of(subject.path)
         verify = signed_by(fleet.signers, fleet.name) if fleet else accept_unsigned
         signed, refused = Releases(Path(releases.dir), verify).survey(0)
         yield OK, f"{len(signed)} signed releases in {releases.dir}"
@@ -317,34 +307,22 @@ def data(subject: Subject) -> Iterator[Result]:
         yield OK, f"{samples} samples in {config.data.path}"
 
 
-def memory(_subject: Subject) -> Iterator[Result]:
-    """A Raspberry Pi starts without the memory controller, and units then have no limit."""
-    if not BOARD_KIND.exists() or "Raspberry Pi" not in BOARD_KIND.read_text():
-        return
-    if not CONTROLLERS.exists() or "memory" not in CONTROLLERS.read_text().split():
-        yield WARNING, "units have no memory limit: add cgroup_enable=memory to cmdline.txt"
-    else:
-        yield OK, "the memory of units is limited"
-
-
 def unit(subject: Subject) -> Iterator[Result]:
     """The unit of systemd that runs these settings."""
     if not subject.is_unit:
         return
     name, shown = f"ternmesh-{subject.kind}", _shown(subject)
     is_enabled = shown.get("UnitFileState") == "enabled"
-    match shown.get("LoadState"), shown.get("ActiveState"):
-        case "not-found", _:
-            yield WARNING, f"{name} is not installed: docs/service.md says how"
-        case _, "failed" | "activating":
-            yield WRONG, f"{name} is {shown.get('SubState')}: `ternmesh logs -p warning` says why"
-        case _, "active" if is_enabled:
-            yield OK, shown.get("StatusText") or f"{name} runs"
-        case _, active:
-            yield (
-                WARNING,
-                f"{name} is {active}, and not sure to start: systemctl enable --now {name}",
-            )
+    active = shown.get("ActiveState")
+    if shown.get("LoadState") == "not-found":
+        yield WARNING, f"{name} is not installed: docs/service.md says how"
+    elif active == "failed" or shown.get("SubState") == "auto-restart":
+        yield WRONG, f"{name} is {shown.get('SubState')}: `ternmesh logs -p warning` says why"
+    elif active == "active" and is_enabled:
+        yield OK, shown.get("StatusText") or f"{name} runs"
+    else:
+        start = f"systemctl enable --now {name}"
+        yield WARNING, f"{name} is {active}, and not sure to start: {start}"
 
 
 def _shown(subject: Subject) -> dict[str, str]:
@@ -355,3 +333,9 @@ def _shown(subject: Subject) -> dict[str, str]:
         capture_output=True, text=True, check=False, timeout=SYSTEMCTL_S,
     )  # fmt: skip
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+Check = Callable[[Subject], Iterator[Result]]
+CHECKS: tuple[Check, ...] = (
+    settings, clock, disk, state, keys, program, broker, port, airtime, model, data, unit
+)  # fmt: skip

@@ -113,8 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action and print its answer; returns the exit code."""
     answer: Mapping[str, Any] = arguments.action(arguments)
-    if "error" in answer:
-        raise SecurityError(str(answer["error"]))
     if arguments.json:
         print(json.dumps(answer))
     else:
@@ -185,22 +183,18 @@ def revoke(arguments: argparse.Namespace, action: str) -> dict[str, Any]:
         check_name(arguments.name, "name")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    answer = ask_host(arguments.config, {"enrol": action, "name": arguments.name})
-    if "error" in answer:
-        raise SecurityError(str(answer["error"]))
-    return answer
+    return ask_host(arguments.config, {"enrol": action, "name": arguments.name})
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:
     answer = ask_host(arguments.config, {"enrol": "export"})
-    if "error" not in answer:
-        file: Path = arguments.file
-        try:
-            if os.path.lexists(file) and not _is_list(file):
-                raise SecurityError(f"{file} holds something else: name another file")
-            replace_file(file, f"{answer.pop('fleet_list')}\n".encode())
-        except OSError as error:
-            raise SecurityError(f"cannot write {file}: {error.strerror}") from error
+    file: Path = arguments.file
+    try:
+        if os.path.lexists(file) and not _is_list(file):
+            raise SecurityError(f"{file} holds something else: name another file")
+        replace_file(file, f"{answer.pop('fleet_list')}\n".encode())
+    except OSError as error:
+        raise SecurityError(f"cannot write {file}: {error.strerror}") from error
     return answer
 
 
@@ -330,7 +324,7 @@ def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
 
 
 def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the running host, or from its files where it does not run."""
+    """The answer of the running host, or from its files where it does not run; TernmeshError."""
     from host import membership
 
     config = read(path)
@@ -344,7 +338,10 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
             "this host has no identity yet: run `ternmesh enrol identity` with its file first"
         )
     with keyring_of(config) as keyring:
-        return membership.answer(keyring, request)
+        answer = membership.answer(keyring, request)
+    if "error" in answer:
+        raise SecurityError(answer["error"])
+    return answer
 
 
 def _shown(public: PublicIdentity) -> dict[str, Any]:
@@ -386,10 +383,10 @@ def _text(argument: str, mark: str = PUBLIC_MARK, *marks: str) -> str:
 
 def _texts(argument: str) -> dict[str, str]:
     """The identity, or all those in the file that `argument` names, each by its line there."""
-    file = Path(argument)
-    if not file.is_file():
+    try:
+        lines = enumerate(read_text(Path(argument), LINES_MAX).splitlines(), 1)
+    except (OSError, ValueError):  # it is no file: a line, say, which may be too long for a name
         return {"": _text(argument)}
-    lines = enumerate(read_text(file, LINES_MAX).splitlines(), 1)
     words = ((f"line {number}: ", word.upper()) for number, line in lines for word in line.split())
     found = {where: word for where, word in words if word.startswith(PUBLIC_MARK)}
     return found or {"": _text(argument)}

@@ -3,7 +3,7 @@
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,6 @@ class Question:
     key: str
     text: str
     default: str = ""
-    kind: str = "TEXT"
     of_radio: bool = False
 
     def is_asked(self, answers: Mapping[str, str]) -> bool:
@@ -36,29 +35,28 @@ class Question:
 
 
 _FLEET = Question("fleet", "the fleet, the same on host and boards", LinkConfig().fleet)
-_MODEL = Question("model", "a shipped model, or the folder of your own", "keyword", "MODEL")
+_MODEL = Question("model", "a shipped model, or the folder of your own", "keyword")
 BOARD = (
     Question("name", "name of this board, another on each", socket.gethostname().partition(".")[0]),
     _FLEET,
-    Question("link", "broker (mqtt://ADDRESS:1883), or radio's port (/dev/ttyUSB0)", kind="LINK"),
+    Question("link", "broker (mqtt://ADDRESS:1883), or radio's port (/dev/ttyUSB0)"),
     Question("dialect", f"of the radio: {', '.join(DIALECTS)}", "reyax", of_radio=True),
     Question("region", f"radio law: {', '.join(REGIONS)}", of_radio=True),
-    Question("frequency", "middle of the channel in MHz, like 869.525", kind="MHZ", of_radio=True),
-    Question("address", "of this board on the air, 1 to 254", kind="NUMBER", of_radio=True),
+    Question("frequency", "middle of the channel in MHz, like 869.525", of_radio=True),
+    Question("address", "of this board on the air, 1 to 254", of_radio=True),
     Question(
         "data",
         "a folder of .npz files; or package.module:Class of your own; or, to try it, one of the "
         f"speakers {', '.join(SPEAKERS)}",
-        kind="DATA",
     ),
     _MODEL,
 )
 HOST = (
     _FLEET,
-    Question("link", "broker (mqtt://ADDRESS:1883)", kind="LINK"),
+    Question("link", "broker (mqtt://ADDRESS:1883)"),
     _MODEL,
-    Question("rounds", "number of rounds of the run", "20", "NUMBER"),
-    Question("min_peers", "boards that a round needs at least", "1", "NUMBER"),
+    Question("rounds", "number of rounds of the run", "20"),
+    Question("min_peers", "boards that a round needs at least", "1"),
 )
 
 
@@ -67,14 +65,15 @@ def is_port(link: str) -> bool:
     return link.startswith("/")
 
 
-def find_zoo() -> Path:
-    """Where the shipped clips lie. That of a .deb stays where it is when Python is upgraded."""
+def write(
+    kind: str, state: str, answers: Answers, files: Mapping[str, str], zoo: Path | None = None
+) -> str:
+    """The text of a settings file, with what may be changed in comments. ConfigError.
+
+    `zoo` holds the shipped clips. That of a .deb stays where it is when Python is upgraded.
+    """
     fixed = Path(sys.prefix, "zoo")
-    return fixed if fixed.is_dir() else package_path("keyword").parent
-
-
-def write(kind: str, state: str, answers: Answers, files: Mapping[str, str], zoo: Path) -> str:
-    """The text of a settings file, with what may be changed in comments. ConfigError."""
+    zoo = zoo or (fixed if fixed.is_dir() else package_path("keyword").parent)
     lines = [f"# Settings of this {kind}: docs/settings.md has all. A change needs a restart.\n"]
     if kind == "node":
         lines.append(_line("name", answers["name"], "of its keys, too: it cannot be changed alone"))
@@ -83,6 +82,8 @@ def write(kind: str, state: str, answers: Answers, files: Mapping[str, str], zoo
     model = str(Path(model).absolute()) if Path(model).is_dir() else model
     lines += [_line("model", model, "shipped, or a folder; the same everywhere"), "\n[link]\n"]
     if is_port(answers["link"]):
+        if files:
+            raise ConfigError("--ca and --credentials have no effect with a radio: leave them out")
         lines += _radio(answers)
     else:
         lines.append(_line("url", answers["link"], "mqtts:// for TLS, then with ca_file"))
@@ -103,9 +104,10 @@ def _radio(answers: Answers) -> Iterator[str]:
     yield "\n[link.serial]\n"
     yield _line("port", answers["link"])
     yield _line("dialect", answers["dialect"])
-    yield _line("frequency_hz", round(_number("frequency", answers) * 1e6), "the same everywhere")
+    hertz = _number("frequency", answers, lambda text: round(float(text) * 1e6))
+    yield _line("frequency_hz", hertz, "the same everywhere")
     yield "# spreading_factor, bandwidth_khz, power_dbm: docs/radio.md\n"
-    yield _line("addresses", {json.dumps(answers["name"]): int(_number("address", answers))})
+    yield _line("addresses", {json.dumps(answers["name"]): _number("address", answers)})
 
 
 def _data(data: str, zoo: Path) -> Iterator[str]:
@@ -129,14 +131,15 @@ def _data(data: str, zoo: Path) -> Iterator[str]:
 
 def _run(answers: Answers) -> Iterator[str]:
     yield "\n[run]\n"
-    yield _line("rounds", int(_number("rounds", answers)), "a change begins a new run")
-    yield _line("min_peers", int(_number("min_peers", answers)), "boards that a round needs")
+    yield _line("rounds", _number("rounds", answers), "a change begins a new run")
+    yield _line("min_peers", _number("min_peers", answers), "boards that a round needs")
     yield "# deadline_s = 60            # after this a round closes without late boards\n"
 
 
-def _number(key: str, answers: Answers) -> float:
+def _number(key: str, answers: Answers, read: Callable[[str], int] = int) -> int:
     try:
-        return float(answers[key])
-    except ValueError as error:
+        return read(answers[key])
+    except (ValueError, OverflowError) as error:
+        what = "a whole number" if read is int else "a number"
         name = key.replace("_", "-")
-        raise ConfigError(f"--{name} is {answers[key]!r}: write a number") from error
+        raise ConfigError(f"--{name} is {answers[key]!r}: write {what}") from error
