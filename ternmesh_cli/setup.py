@@ -89,8 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
     files = {key: getattr(arguments, key) for key in FILES if getattr(arguments, key)}
     if not path.exists() or files or any(value is not None for value in given.values()):
         ask = None if arguments.yes or not sys.stdin.isatty() else _ask
-        if _install(path, kind, str(state), questions, given, files, user, ask):
-            print(f"wrote        {path}")
+        while True:
+            answers = find_answers(questions, given, ask)
+            try:
+                if install(path, kind, str(state), answers, files, user):
+                    print(f"wrote        {path}")
+                break
+            except ConfigError as error:
+                if ask is None or path.exists():
+                    raise
+                process.complain(error)
+            given = {}  # each is asked for again, with the answers as defaults
+            questions = tuple(replace(q, default=answers.get(q.key, "")) for q in questions)
     if user is not None:  # root's alone until it is chowned; its parent stays root's
         state.mkdir(0o700, parents=True, exist_ok=True)
         os.chown(state, user.pw_uid, user.pw_gid, follow_symlinks=False)
@@ -162,29 +172,6 @@ def _ask(question: Question) -> str:
         return answer
     except EOFError as error:
         raise ConfigError(f"--{question.key} is missing, and nobody answers") from error
-
-
-def _install(
-    path: Path,
-    kind: str,
-    state: str,
-    questions: tuple[Question, ...],
-    given: Mapping[str, str | None],
-    files: Mapping[str, Path],
-    user: pwd.struct_passwd | None,
-    ask: Callable[[Question], str] | None,
-) -> bool:
-    """See `install`. After a wrong answer at a terminal all are asked again, with theirs."""
-    while True:
-        answers = find_answers(questions, given, ask)
-        try:
-            return install(path, kind, state, answers, files, user)
-        except ConfigError as error:
-            if ask is None or path.exists():
-                raise
-            process.complain(error)
-        given = {}
-        questions = tuple(replace(q, default=answers.get(q.key, q.default)) for q in questions)
 
 
 def install(

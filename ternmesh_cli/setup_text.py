@@ -1,6 +1,7 @@
 """What `ternmesh setup` asks, and the settings files that it writes from the answers."""
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -90,7 +91,10 @@ def write(
         lines.append(_line("fleet", answers["fleet"], "the same on the host and all boards"))
         lines += [_line(key, name) for key, name in files.items()]
     lines += _data(answers["data"], zoo) if kind == "node" else _run(answers)
-    return "".join(lines)
+    text = "".join(lines)
+    if state.startswith("/") and re.search('= "/(home|root)/', text):
+        raise ConfigError("a service sees no file in /home or /root: move it, to /srv say")
+    return text
 
 
 def _line(key: str, value: object, comment: str = "") -> str:
