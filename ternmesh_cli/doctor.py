@@ -15,7 +15,7 @@ from pathlib import Path
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
 from ternmesh_cli import keys, process
-from ternmesh_cli.doctor_checks import CHECKS, WARNING, WRONG, Check, Subject
+from ternmesh_cli.doctor_checks import WARNING, WRONG, Check, Subject, checks_of
 from ternmesh_cli.process import ExitCode
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup import acting_as, default_config, service_user
@@ -68,9 +68,10 @@ def look(path: Path, now: float) -> Subject:
 
 
 def diagnose(
-    subject: Subject, checks: Sequence[Check] = CHECKS, limit_s: float = LIMIT_S
+    subject: Subject, checks: Sequence[Check] = (), limit_s: float = LIMIT_S
 ) -> list[Finding]:
-    """The findings of all checks, in their order, after `limit_s` at the latest."""
+    """The findings of all checks that fit, in their order, after `limit_s` at the latest."""
+    checks = checks or checks_of(subject)
     found: dict[str, list[Finding]] = {}
 
     def work(check: Check) -> None:
