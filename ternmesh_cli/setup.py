@@ -21,14 +21,7 @@ from ternmesh_cli import enrol, keys, process, setup_text
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup_text import BOARD, HOST, Answers, Question
 from ternmesh_service.config_file import read_settings
-from ternmesh_store.files import (
-    PRIVATE,
-    PUBLIC,
-    copy_file,
-    replace_file,
-    replace_private_file,
-    sync_folder,
-)
+from ternmesh_store.files import PRIVATE, copy_file, replace_file, replace_private_file, sync_folder
 from ternmesh_store.state_file import StateFile
 
 USER = "ternmesh"  # whom the units run as
@@ -123,7 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif user is None or path.name != f"{kind}.toml" or not SYSTEMD.is_dir():
         print(f"start it     {process.program()} {kind} --config {shlex.quote(str(path))}")
     else:
-        _start(f"ternmesh-{kind}", has_port="serial" in keys.read_end(path).get("link", {}))
+        if "serial" in keys.read_end(path).get("link", {}):
+            place_drop_in(UNITS, f"ternmesh-{kind}")
+            _systemctl("daemon-reload")
+        _systemctl("enable", "--now", f"ternmesh-{kind}")
         print(f"started      ternmesh-{kind}; look: ternmesh status --config {path}")
     return 0
 
@@ -200,14 +196,15 @@ def install(
     work = path.with_name(f".{path.name}.new")  # nothing takes its place before all is checked
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(0o700)
+    new = work / path.name
     try:
         for key, file in files.items():
             source = file / f"{name}{CREDENTIALS}" if file.is_dir() else file
-            mode, owner = (PRIVATE, user) if key == LOGIN else (PUBLIC, None)
-            copy_file(source, work / names[f"{key}_file"], FILE_MAX, mode)
-            if owner is not None:
-                os.chown(work / names[f"{key}_file"], owner.pw_uid, owner.pw_gid)
-        new = work / path.name
+            copy = work / names[f"{key}_file"]
+            copy_file(source, copy, FILE_MAX, PRIVATE)
+            copy.chmod(PRIVATE if key == LOGIN else 0o644)
+            if user is not None:
+                os.chown(copy, user.pw_uid, user.pw_gid)
         replace_private_file(new, text.encode())
         read_program(kind, new)
         new.chmod(MODE)
@@ -254,19 +251,13 @@ def acting_as(user: pwd.struct_passwd | None) -> Iterator[None]:
         os.umask(umask)
 
 
-def _start(unit: str, *, has_port: bool) -> None:
-    """Let systemd start a unit, now and with the machine; TernmeshError."""
-    commands = [("enable", "--now", unit)]
-    if has_port:
-        place_drop_in(UNITS, unit)
-        commands.insert(0, ("daemon-reload",))
-    for words in commands:
-        try:
-            subprocess.run(["systemctl", *words], check=True, timeout=STARTED_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise TernmeshError(
-                f"`systemctl {' '.join(words)}` failed: run `ternmesh doctor`, then this again"
-            ) from error
+def _systemctl(*words: str) -> None:
+    try:
+        subprocess.run(["systemctl", *words], check=True, timeout=STARTED_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TernmeshError(
+            f"`systemctl {' '.join(words)}` failed: run `ternmesh doctor`, then this again"
+        ) from error
 
 
 def place_drop_in(units: Path, unit: str) -> None:

@@ -78,16 +78,8 @@ def test_flags_alone_make_settings_and_keys_and_say_what_comes_next(run, folder)
     assert "ternmesh setup --trust TM1:" in said
     assert "ternmesh setup --code CODE" in said
     assert f"identity     {identity(said)}" in run("--config", "node.toml", *BOARD)[1]
-    assert (folder / "node.toml").stat().st_mode & 0o777 == 0o640
-
-
-def test_what_can_be_changed_stands_in_comments(run, folder):
-    run("--config", "node.toml", *BOARD)
-    run("--host", "--config", "host.toml", *LINK)
-    assert all(
-        "#" in line for line in (folder / "host.toml").read_text().splitlines() if "=" in line
-    )
     assert "docs/settings.md" in (folder / "node.toml").read_text()
+    assert (folder / "node.toml").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("missing", ["--link", "--data"])
@@ -315,7 +307,9 @@ def ids() -> tuple[int, int]:
 
 
 def test_root_makes_the_keys_as_the_service_and_starts_it_once_enrolled(run, host, service):
+    umask = os.umask(0o077)  # of a careful root, whose files the service must read all the same
     code, said = run(*BOARD)
+    os.umask(umask)
     assert code == 0, said
     asked = service / "asked"
     assert not asked.exists()
