@@ -61,7 +61,7 @@ def look(path: Path, now: float) -> Subject:
     except ConfigError as found:
         error = str(found)
     try:
-        answer = end and end.ask({"command": "status"})
+        answer = None if end is None else end.ask({"command": "status"})
     except ControlError as found:
         silence = str(found)
     return Subject(path, now, end, config, answer, error, silence)

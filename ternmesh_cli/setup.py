@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         from ternmesh_cli.setup_bulk import run_bulk
 
         return run_bulk(arguments)
-    kind, questions = ("host", HOST) if arguments.host else ("node", BOARD)
+    kind = "host" if arguments.host else "node"
+    questions: tuple[Question, ...] = HOST if arguments.host else BOARD
     path: Path = arguments.config or default_config(kind)
     user = service_user(path)
     state = STATE / kind if path.parent.resolve() == SETTINGS else Path(f"{path.stem}-state")
