@@ -216,11 +216,13 @@ def port(subject: Subject) -> Iterator[Result]:
 
 def airtime(subject: Subject) -> Iterator[Result]:
     """What an update costs, and how often the law allows that. Settings against it are refused."""
+    if subject.kind == "gateway" or not _ports(subject):
+        return
     from host.config import RunConfig, plan_of
     from transports.factory import profile_of, radio_of
     from transports.serial_lora.transport import SerialLoraTransport
 
-    for role, link in _ports(subject) if subject.kind != "gateway" else ():
+    for role, link in _ports(subject):
         dimension = load_model_package(subject.config.model).dimension
         plan = plan_of(getattr(subject.config, "run", RunConfig()), dimension, profile_of(link))
         zeros = plan.down_zeros_permille if role == HOST else plan.up_zeros_permille

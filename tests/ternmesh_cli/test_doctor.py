@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -257,6 +258,11 @@ def test_the_airtime_of_an_update_against_the_law(node):
     assert "has no duty cycle" in results(node(free), "airtime")[0][1]
     alarms = node(serial.replace("869525000", "868650000"))
     assert "for alarms" in results(alarms, "settings")[0][1]
+
+
+def test_a_board_without_a_radio_needs_no_package_for_one(node, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transports.serial_lora.transport", None)
+    assert results(node(), "airtime") == []
 
 
 def test_a_changed_model_and_data_that_is_missing_or_too_little(node, tmp_path):
