@@ -9,15 +9,13 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli import doctor_checks, keys, process
-from ternmesh_cli.doctor_checks import WARNING, WRONG, Result, Subject
+from ternmesh_cli import keys, process
+from ternmesh_cli.doctor_checks import WARNING, WRONG, Check, Subject, checks_of
 from ternmesh_cli.process import ExitCode
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup import acting_as, default_config, service_user
@@ -26,30 +24,8 @@ from ternmesh_store.database import StoreError
 from transports.base import TransportError
 
 LIMIT_S = 20.0  # of all checks together
-CHECKS: Mapping[str, Callable[[Subject], Iterator[Result]]] = {
-    "settings": doctor_checks.settings,
-    "clock": doctor_checks.clock,
-    "disk": doctor_checks.disk,
-    "state": doctor_checks.state,
-    "keys": doctor_checks.keys_and_fleet,
-    "program": doctor_checks.program,
-    "broker": doctor_checks.broker,
-    "port": doctor_checks.port,
-    "airtime": doctor_checks.airtime,
-    "model": doctor_checks.model,
-    "data": doctor_checks.data,
-    "memory": doctor_checks.memory,
-    "unit": doctor_checks.unit,
-}
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of a check. The sentence also says what to do."""
-
-    check: str
-    result: str
-    sentence: str
+Finding = tuple[str, str, str]  # the check, its result, and a sentence that also says what to do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,14 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print what they found."""
     paths = [default_config(kind) for kind in ("node", "host", "gateway")]
     path = arguments.config or next((one for one in paths if one.exists()), paths[0])
-    with acting_as(service_user(path)), _quiet():  # what the service may do is what counts
+    with acting_as(service_user(path)):  # what the service may do is what counts
         findings = diagnose(look(path, time.time()))
     if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+        names = ("check", "result", "sentence")
+        print(json.dumps([dict(zip(names, row, strict=True)) for row in findings], indent=1))
     else:
-        for found in findings:
-            print(process.as_run(f"{found.result:8} {found.check:9} {found.sentence}"))
-    is_wrong = any(found.result == WRONG for found in findings)
+        for check, result, sentence in findings:
+            print(process.as_run(f"{result:8} {check:9} {sentence}"))
+    is_wrong = any(result == WRONG for _, result, _ in findings)
     return ExitCode.REFUSED if is_wrong else ExitCode.DONE
 
 
@@ -91,43 +68,31 @@ def look(path: Path, now: float) -> Subject:
 
 
 def diagnose(
-    subject: Subject,
-    checks: Mapping[str, Callable[[Subject], Iterator[Result]]] = CHECKS,
-    limit_s: float = LIMIT_S,
+    subject: Subject, checks: Sequence[Check] = (), limit_s: float = LIMIT_S
 ) -> list[Finding]:
-    """The findings of all checks, in their order, after `limit_s` at the latest."""
+    """The findings of all checks that fit, in their order, after `limit_s` at the latest."""
+    checks = checks or checks_of(subject)
     found: dict[str, list[Finding]] = {}
 
-    def work(name: str) -> None:
+    def work(check: Check) -> None:
+        name = check.__name__
         try:
-            found[name] = [Finding(name, *row) for row in checks[name](subject)]
+            found[name] = [(name, *row) for row in check(subject)]
         except (TernmeshError, StoreError, TransportError, OSError) as error:
-            found[name] = [Finding(name, WRONG, str(error))]
+            found[name] = [(name, WRONG, str(error))]
         except Exception as error:  # noqa: BLE001  (a broken check must not hide the others)
             sentence = f"this check failed, which should not happen: {error!r}"
-            found[name] = [Finding(name, WARNING, sentence)]
+            found[name] = [(name, WARNING, sentence)]
 
-    threads = {
-        name: threading.Thread(target=work, args=(name,), daemon=True)  # exit waits for none
-        for name in checks
-    }
-    for thread in threads.values():
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # the parts that the checks use say the same in a sentence
+    threads = [threading.Thread(target=work, args=(check,), daemon=True) for check in checks]
+    for thread in threads:
         thread.start()
     give_up_at = time.monotonic() + limit_s
-    for name, thread in threads.items():
+    for thread in threads:
         thread.join(max(0.0, give_up_at - time.monotonic()))
-        if thread.is_alive():
-            sentence = f"no result within {limit_s:.0f} s: a disk or a server does not answer"
-            found[name] = [Finding(name, WRONG, sentence)]
-    return [finding for name in checks for finding in found[name]]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the log of the parts that the checks use: they say the same in a sentence."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+    logging.disable(before)
+    late = f"no result within {limit_s:.0f} s: a disk or a server does not answer"
+    names = [check.__name__ for check in checks]
+    return [row for name in names for row in found.get(name, [(name, WRONG, late)])]

@@ -6,7 +6,7 @@ import secrets
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from ternmesh.codec.entropy_coder import bits_per_trit
 from ternmesh.link.estimate import SYMBOL_OVERHEAD
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
-from ternmesh_cli import keys
+from ternmesh_cli.keys import fleet_of
 from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.identity_file import check_owner, read_identity_file
@@ -29,13 +29,11 @@ OK, WARNING, WRONG = "ok", "warning", "wrong"
 DAY_S = 86_400.0
 FUTURE_S = 10 * 365 * DAY_S  # after the newest file of ours
 FREE_MIN, FREE_FEW = 16 << 20, 128 << 20  # bytes
-FULL_DAYS = 30
-BROKER_S, AGAIN_S = 8.0, 2.0  # for a connection; and after an error, for another MQTT version
-BOARD_KIND = Path("/proc/device-tree/model")
-CONTROLLERS = Path("/sys/fs/cgroup/cgroup.controllers")
+FULL_DAYS, FAR_DAYS = 30, 10_000
+BROKER_S = 5.0  # for a connection, perhaps with another MQTT version after the first
 SYSTEMCTL_S = 10.0
 
-Result = tuple[str, str]
+Result = tuple[str, str]  # and what it means, with what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Subject:
 
     path: Path
     now: float  # seconds since 1970, by the clock of this machine
-    end: keys.End | None
+    end: Any  # keys.End; None for settings without a name, say
     config: Any  # of a node, host or gateway; None for wrong ones
     answer: Mapping[str, Any] | None  # of the running program; None where none runs
     error: str = ""  # of the settings
@@ -53,7 +51,7 @@ class Subject:
     @property
     def kind(self) -> str:
         """What the program is; also the name of its settings and unit."""
-        return "node" if self.end is None else self.end.role.name.lower()
+        return str(self.end.role.name.lower())
 
     @property
     def is_unit(self) -> bool:
@@ -62,8 +60,6 @@ class Subject:
 
     def bearers(self) -> Iterator[tuple[str, LinkConfig]]:
         """Each bearer with the role of this end on it."""
-        if self.config is None or self.end is None:
-            return
         if self.end.role is Role.GATEWAY:
             yield from ((HOST, one) for one in self.config.radio.bearers().values())
             yield from ((board, self.config.network) for board in self.config.boards[:1])
@@ -74,7 +70,7 @@ class Subject:
 def settings(subject: Subject) -> Iterator[Result]:
     if subject.error:
         yield WRONG, subject.error
-    elif subject.end is not None:
+    else:
         yield OK, f"{subject.path}: {subject.kind} {subject.end.name} of {subject.end.fleet}"
 
 
@@ -95,38 +91,28 @@ def clock(subject: Subject) -> Iterator[Result]:
 
 
 def disk(subject: Subject) -> Iterator[Result]:
-    if subject.end is None:
-        return
+    """The room, and the days until it is used, at the mean rate since the keys were made."""
     folder = subject.end.folder
     place = next(path for path in (folder, *folder.parents) if path.exists())
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
+    identity, days = subject.end.security.path(folder), math.inf
+    if identity.exists() and (age_s := subject.now - identity.stat().st_mtime) > DAY_S:
+        used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        days = free / max(1, used) * age_s / DAY_S
+    when = "" if days > FAR_DAYS else f", full in {days:.0f} days at the rate so far"
     if found.f_flag & os.ST_RDONLY:
         yield WRONG, f"{place} is read-only: after errors of a card that is so, so replace the card"
     elif free < FREE_MIN or (found.f_files and not found.f_favail):
         yield WRONG, f"{place} has {free >> 20} MiB and {found.f_favail} files left: make room"
+    elif free < FREE_FEW or days < FULL_DAYS:
+        yield WARNING, f"{free >> 20} MiB free{when}: make room"
     else:
-        days = _days_to_full(subject, free)
-        few = free < FREE_FEW or days < FULL_DAYS
-        when = "" if math.isinf(days) else f", full in {days:.0f} days at the rate so far"
-        yield WARNING if few else OK, f"{free >> 20} MiB free{when}{': make room' if few else ''}"
-
-
-def _days_to_full(subject: Subject, free: int) -> float:
-    """Days until the state fills the disk, at its mean rate since the keys were made; or inf."""
-    assert subject.end is not None
-    identity = subject.end.security.path(subject.end.folder)
-    if not identity.exists() or (age_s := subject.now - identity.stat().st_mtime) < DAY_S:
-        return math.inf
-    files = [path for path in subject.end.folder.rglob("*") if path.is_file()]
-    used = sum(path.stat().st_size for path in files)
-    return free / (used / age_s) / DAY_S if used else math.inf
+        yield OK, f"{free >> 20} MiB free{when}"
 
 
 def state(subject: Subject) -> Iterator[Result]:
     """Only the program's user may use the folder of its state."""
-    if subject.end is None:
-        return
     folder = subject.end.folder
     if not folder.exists():
         yield WARNING, f"{folder} is not there yet: `ternmesh setup` makes it"
@@ -135,19 +121,17 @@ def state(subject: Subject) -> Iterator[Result]:
     mend = f"sudo chown -R USER: {folder}, USER being that of the program"
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         yield WRONG, f"user {os.geteuid()} may not write {folder} of user {found.st_uid}: {mend}"
-        return
-    if found.st_mode & 0o077:
-        yield WRONG, f"others may use {folder}: chmod 700 {folder}"
-    strange = [path for path in folder.iterdir() if path.lstat().st_uid != found.st_uid]
-    if strange:
+    elif strange := [one for one in folder.iterdir() if one.lstat().st_uid != found.st_uid]:
         yield WRONG, f"{strange[0]} belongs to another user than its folder: {mend}"
-    elif not found.st_mode & 0o077:
+    elif found.st_mode & 0o077:
+        yield WRONG, f"others may use {folder}: chmod 700 {folder}"
+    else:
         yield OK, f"{folder} is for its user alone"
 
 
-def keys_and_fleet(subject: Subject) -> Iterator[Result]:
+def keys(subject: Subject) -> Iterator[Result]:
     end = subject.end
-    if end is None or (end.role is Role.GATEWAY and _has_no_radio(subject)):
+    if end.role is Role.GATEWAY and subject.config and not _ports(subject):
         return  # a gateway of BLE has no keys
     security = (subject.answer or {}).get("security")
     if end.security.insecure or (security and security["mode"] == "insecure"):
@@ -165,8 +149,8 @@ def keys_and_fleet(subject: Subject) -> Iterator[Result]:
         yield OK, f"{own.public.fingerprint.hex()[:12]}, enrolled in {end.fleet}"
 
 
-def _has_no_radio(subject: Subject) -> bool:
-    return not any(link.serial for _, link in subject.bearers())
+def _ports(subject: Subject) -> list[tuple[str, LinkConfig]]:
+    return [(role, link) for role, link in subject.bearers() if link.serial]
 
 
 def program(subject: Subject) -> Iterator[Result]:
@@ -177,17 +161,10 @@ def program(subject: Subject) -> Iterator[Result]:
         yield OK, "it does not run"
     else:
         yield OK, "it runs; `ternmesh status` shows more"
-        for one in _ends(subject.answer["transport"]):
-            if not one["connected"]:
+        transport = subject.answer["transport"]
+        for one in transport.get("bearers", {"": transport}).values():
+            if not one.get("connected", True):
                 yield WRONG, f"it is not connected: {one['last_error']}"
-
-
-def _ends(transport: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if "bearers" in transport:
-        for part in transport["bearers"].values():
-            yield from _ends(part)
-    elif "connected" in transport:
-        yield transport
 
 
 def broker(subject: Subject) -> Iterator[Result]:
@@ -206,23 +183,22 @@ def broker(subject: Subject) -> Iterator[Result]:
         while not transport.connected and time.monotonic() < give_up_at:
             time.sleep(0.05)
             last = transport.status()["last_error"]
-            if error == first != last:
-                error, give_up_at = last, min(give_up_at, time.monotonic() + AGAIN_S)
+            error = error if last == first else last
         status = transport.status()
         transport.close()
         if status["connected"]:
             yield OK, f"{asked.broker} takes the login, with MQTT {status['protocol']}"
-        elif status["last_error"] == first:
+        elif error == first:
             yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
         else:
-            is_far = str(status["last_error"]).startswith("cannot reach")
+            is_far = str(error).startswith("cannot reach")
             more = ": is [link] right, and does the broker run?" if is_far else ""
-            yield WRONG, f"{status['last_error']}{more}"
+            yield WRONG, f"{error}{more}"
 
 
 def port(subject: Subject) -> Iterator[Result]:
     """The device and its rights; it is not opened, since that resets some modems."""
-    for name in (str(link.serial.get("port", "")) for _, link in subject.bearers() if link.serial):
+    for name in (str(link.serial.get("port", "")) for _, link in _ports(subject)):
         try:
             found = os.stat(name)
         except OSError as error:
@@ -240,53 +216,48 @@ def port(subject: Subject) -> Iterator[Result]:
 
 def airtime(subject: Subject) -> Iterator[Result]:
     """What an update costs, and how often the law allows that. Settings against it are refused."""
-    radios = [(role, link) for role, link in subject.bearers() if link.serial]
-    if not radios or subject.kind == "gateway":
+    if subject.kind == "gateway" or not _ports(subject):
         return
     from host.config import RunConfig, plan_of
     from transports.factory import profile_of, radio_of
     from transports.serial_lora.transport import SerialLoraTransport
 
-    package = load_model_package(subject.config.model)
-    run = getattr(subject.config, "run", RunConfig())
-    for role, link in radios:
-        radio = radio_of(link, role)
-        plan = plan_of(run, package.dimension, profile_of(link))
+    for role, link in _ports(subject):
+        dimension = load_model_package(subject.config.model).dimension
+        plan = plan_of(getattr(subject.config, "run", RunConfig()), dimension, profile_of(link))
         zeros = plan.down_zeros_permille if role == HOST else plan.up_zeros_permille
-        size = math.ceil(package.dimension * bits_per_trit(zeros / 1000) / 8)
+        size = math.ceil(dimension * bits_per_trit(zeros / 1000) / 8)
+        radio = radio_of(link, role)
         modem = SerialLoraTransport(radio.settings)
         frames = 1 + math.ceil(size / max(1, modem.mtu - SYMBOL_OVERHEAD))
         cost_us = frames * modem.airtime_us(modem.mtu)
         text = f"an update of about {size} bytes takes {cost_us / 1e6:.1f} s on the air"
-        if radio.band.budget_us is None:
+        if (budget_us := radio.band.budget_us) is None:
             yield OK, f"{text}; {link.region} has no duty cycle"
             continue
-        allowed = (
-            f"{link.region} {radio.band.name} allows {radio.band.budget_us / 1e6:.0f} s an hour"
-        )
-        rounds = radio.band.budget_us / cost_us
-        more = "less than a round an hour" if rounds < 1 else f"{rounds:.0f} rounds an hour at most"
-        help_ = ": a smaller spreading_factor or up_bytes helps" if rounds < 1 else ""
-        yield WARNING if rounds < 1 else OK, f"{text}, {allowed}: {more}{help_}"
+        text += f", {link.region} {radio.band.name} allows {budget_us / 1e6:.0f} s an hour"
+        if cost_us > budget_us:
+            less = "less than a round an hour: a smaller spreading_factor or up_bytes helps"
+            yield WARNING, f"{text}: {less}"
+        else:
+            yield OK, f"{text}: {budget_us // cost_us} rounds an hour at most"
 
 
 def model(subject: Subject) -> Iterator[Result]:
-    name = getattr(subject.config, "model", None)
-    if name is None:
+    if subject.kind == "gateway":
         return
-    if subject.kind == "host":
-        package = load_model_package(name)
-    else:
+    package = load_model_package(subject.config.model)
+    if subject.kind == "node":
         from edge.onnx.session import load_model
 
-        package = load_model(package_folder(name)).package
+        load_model(package_folder(subject.config.model))
     yield OK, f"{package.name}, {package.model_hash().hex()[:12]}: the same on host and boards"
     releases = getattr(subject.config, "releases", None)
     if releases is not None and releases.dir is not None:
         from edge.releases.store import Releases, accept_unsigned
         from edge.releases.watch import signed_by
 
-        fleet = None if releases.insecure else keys.fleet_of(subject.path)
+        fleet = None if releases.insecure else fleet_of(subject.path)
         verify = signed_by(fleet.signers, fleet.name) if fleet else accept_unsigned
         signed, refused = Releases(Path(releases.dir), verify).survey(0)
         yield OK, f"{len(signed)} signed releases in {releases.dir}"
@@ -296,35 +267,24 @@ def model(subject: Subject) -> Iterator[Result]:
 
 def data(subject: Subject) -> Iterator[Result]:
     """The samples; a running program tells their number, so that memory holds them once."""
-    if subject.config is None or subject.kind != "node":
+    config = subject.config
+    if subject.kind != "node":
         return
     if subject.answer is not None:
         yield OK, f"{subject.answer['samples']} samples"
         return
     from edge.data.sources import open_folder
 
-    config = subject.config
     package = load_model_package(config.model)
     for table in (config.evaluate, config.data):
         if table.path is not None:
             samples = len(open_folder(Path(table.path), package, table))
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
-    elif samples < config.training.samples_min:
-        least = config.training.samples_min
+    elif samples < (least := config.training.samples_min):
         yield WRONG, f"{samples} samples, and training.samples_min is {least}: add some"
     else:
         yield OK, f"{samples} samples in {config.data.path}"
-
-
-def memory(_subject: Subject) -> Iterator[Result]:
-    """A Raspberry Pi starts without the memory controller, and units then have no limit."""
-    if not BOARD_KIND.exists() or "Raspberry Pi" not in BOARD_KIND.read_text():
-        return
-    if not CONTROLLERS.exists() or "memory" not in CONTROLLERS.read_text().split():
-        yield WARNING, "units have no memory limit: add cgroup_enable=memory to cmdline.txt"
-    else:
-        yield OK, "the memory of units is limited"
 
 
 def unit(subject: Subject) -> Iterator[Result]:
@@ -333,18 +293,16 @@ def unit(subject: Subject) -> Iterator[Result]:
         return
     name, shown = f"ternmesh-{subject.kind}", _shown(subject)
     is_enabled = shown.get("UnitFileState") == "enabled"
-    match shown.get("LoadState"), shown.get("ActiveState"):
-        case "not-found", _:
-            yield WARNING, f"{name} is not installed: docs/service.md says how"
-        case _, "failed" | "activating":
-            yield WRONG, f"{name} is {shown.get('SubState')}: `ternmesh logs -p warning` says why"
-        case _, "active" if is_enabled:
-            yield OK, shown.get("StatusText") or f"{name} runs"
-        case _, active:
-            yield (
-                WARNING,
-                f"{name} is {active}, and not sure to start: systemctl enable --now {name}",
-            )
+    active = shown.get("ActiveState")
+    if shown.get("LoadState") == "not-found":
+        yield WARNING, f"{name} is not installed: docs/service.md says how"
+    elif active == "failed" or shown.get("SubState") == "auto-restart":
+        yield WRONG, f"{name} is {shown.get('SubState')}: `ternmesh logs -p warning` says why"
+    elif active == "active" and is_enabled:
+        yield OK, shown.get("StatusText") or f"{name} runs"
+    else:
+        start = f"systemctl enable --now {name}"
+        yield WARNING, f"{name} is {active}, and not sure to start: {start}"
 
 
 def _shown(subject: Subject) -> dict[str, str]:
@@ -355,3 +313,13 @@ def _shown(subject: Subject) -> dict[str, str]:
         capture_output=True, text=True, check=False, timeout=SYSTEMCTL_S,
     )  # fmt: skip
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+Check = Callable[[Subject], Iterator[Result]]
+CHECKS: tuple[Check, ...]
+CHECKS = (settings, clock, disk, state, keys, program, unit, broker, port, airtime, model, data)
+
+
+def checks_of(subject: Subject) -> tuple[Check, ...]:
+    """All checks, without those that need right settings, or an end, where there is none."""
+    return CHECKS[: None if subject.config else 7 if subject.end else 2]

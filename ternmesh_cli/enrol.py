@@ -112,8 +112,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action and print its answer; returns the exit code."""
     answer: Mapping[str, Any] = arguments.action(arguments)
-    if "error" in answer:
-        raise SecurityError(str(answer["error"]))
     if arguments.json:
         print(json.dumps(answer))
     else:
@@ -188,22 +186,18 @@ def revoke(arguments: argparse.Namespace, action: str) -> dict[str, Any]:
         check_name(arguments.name, "name")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    answer = ask_host(arguments.config, {"enrol": action, "name": arguments.name})
-    if "error" in answer:
-        raise SecurityError(str(answer["error"]))
-    return answer
+    return ask_host(arguments.config, {"enrol": action, "name": arguments.name})
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:
     answer = ask_host(arguments.config, {"enrol": "export"})
-    if "error" not in answer:
-        file: Path = arguments.file
-        try:
-            if os.path.lexists(file) and not _is_list(file):
-                raise SecurityError(f"{file} holds something else: name another file")
-            replace_file(file, f"{answer.pop('fleet_list')}\n".encode())
-        except OSError as error:
-            raise SecurityError(f"cannot write {file}: {error.strerror}") from error
+    file: Path = arguments.file
+    try:
+        if os.path.lexists(file) and not _is_list(file):
+            raise SecurityError(f"{file} holds something else: name another file")
+        replace_file(file, f"{answer.pop('fleet_list')}\n".encode())
+    except OSError as error:
+        raise SecurityError(f"cannot write {file}: {error.strerror}") from error
     return answer
 
 
@@ -338,7 +332,7 @@ def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
 
 
 def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the running host, or from its files where it does not run."""
+    """The answer of the running host, or from its files where it does not run; TernmeshError."""
     from host import membership
 
     config = read(path)
@@ -352,7 +346,10 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
             "this host has no identity yet: run `ternmesh enrol identity` with its file first"
         )
     with keyring_of(config) as keyring:
-        return membership.answer(keyring, request)
+        answer = membership.answer(keyring, request)
+    if "error" in answer:
+        raise SecurityError(answer["error"])
+    return answer
 
 
 def _shown(public: PublicIdentity, hosts: HostKeys | None = None) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the lines as they come; TernmeshError where there is no journal."""
     role = keys.read(arguments.config).role.name.lower() if arguments.config else "*"
     command = ["journalctl", "--quiet", "--no-pager", "--output=json", f"--unit=ternmesh-{role}"]
-    command += [f"--priority={arguments.priority}", f"--lines={arguments.n}"]
-    command += ["--follow"] if arguments.follow else []
+    command += ["--all", f"--priority={arguments.priority}", f"--lines={arguments.n}"]  # also long
+    command += ["--follow"] * arguments.follow
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as journal:
             assert journal.stdout is not None

@@ -8,15 +8,15 @@ from ternmesh_cli import process
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_arguments(parser, run_node)
+    _add_arguments(parser, "node")
 
 
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_arguments(parser, run_gateway)
+    _add_arguments(parser, "gateway")
 
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_arguments(parser, run_host)
+    _add_arguments(parser, "host")
     parser.add_argument(
         "--until-finished",
         action="store_true",
@@ -47,41 +47,28 @@ def read_program(kind: str, path: Path) -> Any:
             return read_node_config(path)
 
 
-def run_host(arguments: argparse.Namespace) -> int:
-    from host.config import read_host_config
-    from host.service import run_host
-
-    config = read_host_config(arguments.config)
-    run_host(
-        config,
-        process.start(config.log_level, config.log_format),
-        until_finished=arguments.until_finished,
-        new_run=arguments.new_run,
-        insecure=arguments.insecure,
-    )
-    return 0
-
-
-def run_node(arguments: argparse.Namespace) -> int:
-    from edge.config import read_node_config
-    from edge.service import run_node
-
-    config = read_node_config(arguments.config)
-    stop = process.start(config.log_level, config.log_format)
-    run_node(config, stop, insecure=arguments.insecure)
-    return 0
-
-
-def run_gateway(arguments: argparse.Namespace) -> int:
-    from edge.gateway.service import read_gateway_config, run_gateway
-
-    config = read_gateway_config(arguments.config)
-    stop = process.start(config.log_level, config.log_format)
-    run_gateway(config, stop, insecure=arguments.insecure)
-    return 0
-
-
-def _add_arguments(parser: argparse.ArgumentParser, run: process.Run) -> None:
-    parser.set_defaults(run=run)
+def _add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
+    parser.set_defaults(run=_run, kind=kind)
     process.add_config(parser)
     process.add_insecure(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = read_program(arguments.kind, arguments.config)
+    stop = process.start(config.log_level, config.log_format)
+    match arguments.kind:
+        case "host":
+            from host.service import run_host
+
+            until, new_run = arguments.until_finished, arguments.new_run
+            insecure = arguments.insecure
+            run_host(config, stop, until_finished=until, new_run=new_run, insecure=insecure)
+        case "gateway":
+            from edge.gateway.service import run_gateway
+
+            run_gateway(config, stop, insecure=arguments.insecure)
+        case _:
+            from edge.service import run_node
+
+            run_node(config, stop, insecure=arguments.insecure)
+    return 0

@@ -6,21 +6,22 @@ It asks on a terminal alone. What is there already stays: a second call goes on 
 import argparse
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
-from ternmesh.security.identity import Role
 from ternmesh_cli import enrol, keys, process, setup_text
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup_text import BOARD, HOST, Answers, Question
 from ternmesh_service.config_file import read_settings
-from ternmesh_store.files import make_private_folder, read_file, sync_folder, unfinished_file
+from ternmesh_store.files import PRIVATE, copy_file, replace_file, replace_private_file, sync_folder
 from ternmesh_store.state_file import StateFile
 
 USER = "ternmesh"  # whom the units run as
@@ -32,7 +33,7 @@ DROP_INS = (
     Path(__file__).parents[1] / "packaging/systemd/drop-ins",
 )
 STARTED_S = 330  # a unit may take five minutes
-MODE, SECRET, PUBLIC = 0o640, 0o600, 0o644
+MODE = 0o640
 CREDENTIALS = ".credentials.toml"
 LOGIN, AUTHORITY = "credentials", "authority.pem"
 FILE_MAX = 1 << 20  # bytes of either
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for question in {question.key: question for question in (*BOARD, *HOST)}.values():
         default = f" (default: {question.default})" if question.default else ""
         option = f"--{question.key.replace('_', '-')}"
-        parser.add_argument(option, metavar=question.kind, help=f"{question.text}{default}")
+        parser.add_argument(option, help=f"{question.text}{default}")
     for key, what in FILES.items():
         parser.add_argument(f"--{key}", type=process.path, metavar="FILE", help=what)
     enrolling = parser.add_mutually_exclusive_group()
@@ -60,53 +61,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     enrolling.add_argument("--code", help=what)
     what = "trust the host with this public line, which begins with TM1:"
     enrolling.add_argument("--trust", metavar="LINE", help=what)
-    bulk = parser.add_argument_group("many boards at once, on the host (--config is the host's)")
-    what = "a table of boards with the column name, and others named as the options above"
-    bulk.add_argument("--bulk", type=process.path, metavar="CSV", help=what)
-    what = "the folder for a folder of each board, to be copied onto its card"
-    bulk.add_argument("--out", type=process.path, metavar="DIR", help=what)
+    what = "on the host, with its --config: make and enrol many boards, from a table with the "
+    what += "column name, and others named as the options above; DIR gets a folder for each card"
+    enrolling.add_argument("--bulk", nargs=2, type=process.path, metavar=("CSV", "DIR"), help=what)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write settings, make keys, enrol and start, as far as none of it is done yet."""
-    if (arguments.bulk is None) != (arguments.out is None):
-        raise ConfigError("--bulk and --out belong together: name both or none")
     if arguments.bulk is not None:
         from ternmesh_cli.setup_bulk import run_bulk
 
         return run_bulk(arguments)
     kind = "host" if arguments.host else "node"
+    questions: tuple[Question, ...] = HOST if arguments.host else BOARD
     path: Path = arguments.config or default_config(kind)
     user = service_user(path)
     state = STATE / kind if path.parent.resolve() == SETTINGS else Path(f"{path.stem}-state")
-    questions = HOST if arguments.host else BOARD
     given = {q.key: getattr(arguments, q.key) for q in questions}
-    strange = {"code", "trust"} if arguments.host else set()
-    strange |= {q.key for q in (*BOARD, *HOST)} - given.keys()
-    for key in sorted(strange):
-        if getattr(arguments, key) is not None:
-            raise ConfigError(f"--{key.replace('_', '-')} is not for a {kind}: leave it out")
-    if not path.exists() or any(value is not None for value in given.values()):
+    refused = {q.key for q in (*BOARD, *HOST)} - given.keys()
+    refuse(arguments, refused | ({"code", "trust"} if arguments.host else set()), kind)
+    files = {key: getattr(arguments, key) for key in FILES if getattr(arguments, key)}
+    if not path.exists() or files or any(value is not None for value in given.values()):
         ask = None if arguments.yes or not sys.stdin.isatty() else _ask
-        answers = find_answers(questions, given, ask)
-        files = {key: getattr(arguments, key) for key in FILES if getattr(arguments, key)}
-        if install(path, kind, str(state), answers, files, user):
-            print(f"wrote        {path}")
-    if not state.is_absolute():
-        state = path.parent / state
-    elif user is not None and not state.exists():
-        make_private_folder(state)
-        for place in (state, *state.iterdir()):
-            os.chown(place, user.pw_uid, user.pw_gid)
+        while True:
+            answers = find_answers(questions, given, ask)
+            try:
+                if install(path, kind, str(state), answers, files, user):
+                    print(f"wrote        {path}")
+                break
+            except ConfigError as error:
+                if ask is None or path.exists():
+                    raise
+                process.complain(error)
+            given = {}  # each is asked for again, with the answers as defaults
+            questions = tuple(replace(q, default=answers.get(q.key, "")) for q in questions)
+    if user is not None:  # root's alone until it is chowned; its parent stays root's
+        state.mkdir(0o700, parents=True, exist_ok=True)
+        os.chown(state, user.pw_uid, user.pw_gid, follow_symlinks=False)
     with acting_as(user):
         end = keys.read(path)
-        shown = enrol.own_identity(end)
+        print(f"identity     {enrol.own_identity(end)['identity']}")
         if arguments.trust is not None:
             enrol.trust_host(end, arguments.trust)
         elif arguments.code is not None:
             enrol.join_fleet(path, arguments.code)
-    print(f"identity     {shown['identity']}")
-    return _go_on(path, end, joined=arguments.code is not None)
+        is_running = end.ask({"command": "status"}) is not None
+        is_enrolled = is_running or StateFile(end.folder).stored_fleet() is not None
+    if kind == "node" and arguments.code is None:
+        print(process.as_run("on the host  `ternmesh enrol add --config host.toml TM1:...` (this)"))
+    if not is_enrolled:
+        print(process.as_run("then here    `ternmesh setup --trust TM1:...` (the host's line);"))
+        print(process.as_run("or           `ternmesh setup --code CODE` (`enrol code` prints it)"))
+    elif is_running:
+        print(f"running      {end.name} runs already")
+    elif user is None or path.name != f"{kind}.toml" or not SYSTEMD.is_dir():
+        print(f"start it     {process.program()} {kind} --config {shlex.quote(str(path))}")
+    else:
+        if "serial" in keys.read_end(path).get("link", {}):
+            place_drop_in(UNITS, f"ternmesh-{kind}")
+            _systemctl("daemon-reload")
+        _systemctl("enable", "--now", f"ternmesh-{kind}")
+        print(f"started      ternmesh-{kind}; look: ternmesh status --config {path}")
+    return 0
+
+
+def refuse(arguments: argparse.Namespace, keys: Collection[str], kind: str) -> None:
+    """ConfigError for one of these options, which have no effect."""
+    for key in sorted(keys):
+        if getattr(arguments, key) is not None:
+            raise ConfigError(f"--{key.replace('_', '-')} is not for a {kind}: leave it out")
 
 
 def default_config(kind: str) -> Path:
@@ -141,7 +164,9 @@ def find_answers(
 def _ask(question: Question) -> str:
     default = f" [{question.default}]" if question.default else ""
     try:
-        return input(f"{question.text}{default}: ") or question.default
+        while not (answer := input(f"{question.text}{default}: ").strip() or question.default):
+            pass
+        return answer
     except EOFError as error:
         raise ConfigError(f"--{question.key} is missing, and nobody answers") from error
 
@@ -157,40 +182,46 @@ def install(
 ) -> bool:
     """Put checked settings at `path`, and the files for the broker beside them; ConfigError.
 
-    False where they are there already.
+    False where the same settings are there already.
     """
     name = answers.get("name", kind)
     names = {f"{key}_file": f"{name}{CREDENTIALS}" if key == LOGIN else AUTHORITY for key in files}
-    text = setup_text.write(kind, state, answers, names, zoo or setup_text.find_zoo())
-    if path.exists():
-        if read_toml(read_settings(path)) != read_toml(text):
-            raise ConfigError(
-                f"{path} is there already, with other settings: edit it, or move it away and run "
-                "this again; without answers `ternmesh setup` goes on with it"
-            )
-        return False
+    text = setup_text.write(kind, state, answers, names, zoo)
+    is_new = not path.exists()
+    if not is_new and read_toml(read_settings(path)) != read_toml(text):
+        raise ConfigError(
+            f"{path} is there already, with other settings: edit it, or move it away and run "
+            "this again; without answers `ternmesh setup` goes on with it"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    for key, file in files.items():
-        source = file / f"{name}{CREDENTIALS}" if file.is_dir() else file
-        mode = SECRET if key == LOGIN else PUBLIC
-        new = unfinished_file(path.with_name(names[f"{key}_file"]), mode)
-        new.write_bytes(read_file(source, FILE_MAX))
-        if key == LOGIN and user is not None:
-            os.chown(new, user.pw_uid, user.pw_gid)
-        new.replace(new.with_suffix(""))
-    new = unfinished_file(path, MODE)
+    work = path.with_name(f".{path.name}.new")  # nothing takes its place before all is checked
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(0o700)
+    new = work / path.name
     try:
-        new.write_text(text)
+        for key, file in files.items():
+            source = file / f"{name}{CREDENTIALS}" if file.is_dir() else file
+            copy = work / names[f"{key}_file"]
+            copy_file(source, copy, FILE_MAX, PRIVATE)
+            copy.chmod(PRIVATE if key == LOGIN else 0o644)
+            if user is not None:
+                os.chown(copy, user.pw_uid, user.pw_gid)
+        replace_private_file(new, text.encode())
         read_program(kind, new)
+        new.chmod(MODE)
         if user is not None:
             os.chown(new, 0, user.pw_gid)
-        os.link(new, path)  # never over another file
+        for file_name in names.values():
+            (work / file_name).replace(path.with_name(file_name))
+        if is_new:
+            os.link(new, path)  # never over another file
     except ConfigError as error:
-        raise ConfigError(str(error).removeprefix(f"{new}: ")) from error
+        sentence = str(error).removeprefix(f"{new}: ").replace(f"{work}/", f"{path.parent}/")
+        raise ConfigError(sentence) from error
     finally:
-        new.unlink()
+        shutil.rmtree(work)
     sync_folder(path.parent)
-    return True
+    return is_new
 
 
 def service_user(path: Path) -> pwd.struct_passwd | None:
@@ -208,7 +239,8 @@ def acting_as(user: pwd.struct_passwd | None) -> Iterator[None]:
     if user is None:
         yield
         return
-    umask = os.umask(0o077)
+    umask, groups = os.umask(0o077), os.getgroups()
+    os.setgroups([])  # root's would open files that the service cannot read
     os.setegid(user.pw_gid)
     os.seteuid(user.pw_uid)
     try:
@@ -216,52 +248,8 @@ def acting_as(user: pwd.struct_passwd | None) -> Iterator[None]:
     finally:
         os.seteuid(0)
         os.setegid(0)
+        os.setgroups(groups)
         os.umask(umask)
-
-
-def _go_on(path: Path, end: keys.End, *, joined: bool) -> int:
-    """Start the service of an enrolled end, or say what comes next."""
-    is_host = end.role is Role.HOST
-    kind = "host" if is_host else "node"
-    running = end.ask({"command": "status"}) is not None
-    enrolled = running or StateFile(end.folder).stored_fleet() is not None
-    if not is_host and not joined:
-        print(process.as_run("on the host  `ternmesh enrol add --config host.toml TM1:...` (this)"))
-    if not enrolled:
-        print(process.as_run("then here    `ternmesh setup --trust TM1:...` (the host's line);"))
-        print(process.as_run("or           `ternmesh setup --code CODE` (`enrol code` prints it)"))
-        return 0
-    if running:
-        print(f"running      {end.name} runs already")
-        return 0
-    unit = f"ternmesh-{kind}"
-    if path.resolve() != SETTINGS / f"{kind}.toml" or not _has_unit(unit):
-        print(f"start it     {process.program()} {kind} --config {path}")
-        return 0
-    if "serial" in keys.read_end(path).get("link", {}):
-        place_drop_in(UNITS, unit)
-        _systemctl("daemon-reload")
-    _systemctl("enable", "--now", unit)
-    print(f"started      {unit}; look: ternmesh status --config {path}")
-    return 0
-
-
-def place_drop_in(units: Path, unit: str) -> None:
-    """Let a unit use serial ports; TernmeshError where the drop-in for that is not found."""
-    source = next((folder / SERIAL for folder in DROP_INS if (folder / SERIAL).exists()), None)
-    if source is None:
-        raise TernmeshError(f"{SERIAL} is not found: docs/service.md says where to copy it to")
-    target = units / f"{unit}.service.d" / SERIAL
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-
-
-def _has_unit(unit: str) -> bool:
-    if os.geteuid() != 0 or not SYSTEMD.is_dir():
-        return False
-    shown = subprocess.run(["systemctl", "cat", unit], capture_output=True, check=False)
-    return shown.returncode == 0
 
 
 def _systemctl(*words: str) -> None:
@@ -271,3 +259,15 @@ def _systemctl(*words: str) -> None:
         raise TernmeshError(
             f"`systemctl {' '.join(words)}` failed: run `ternmesh doctor`, then this again"
         ) from error
+
+
+def place_drop_in(units: Path, unit: str) -> None:
+    """Let a unit use serial ports; TernmeshError where the drop-in for that is not found."""
+    target = units / f"{unit}.service.d" / SERIAL
+    if target.exists():
+        return
+    source = next((folder / SERIAL for folder in DROP_INS if (folder / SERIAL).exists()), None)
+    if source is None:
+        raise TernmeshError(f"{SERIAL} is not found: docs/service.md says where to copy it to")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(target, source.read_bytes())

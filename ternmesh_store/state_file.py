@@ -219,7 +219,7 @@ class StateFile(Database):
 
         A change of members is moved out of the WAL at once, so the file alone has it. StoreError.
         """
-        uri = f"{self.path.absolute().as_uri()}?immutable=1"
+        uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(uri, uri=True)) as connection:
                 found = connection.execute("SELECT fleet, host FROM security_fleet").fetchone()

@@ -74,6 +74,8 @@ def test_what_is_wrong_with_a_line_or_a_key_is_said_with_its_place(enrol, tmp_pa
         code, shown = enrol("host", "ada", given)
         assert code == 2
         assert sentence in shown
+    code, shown = enrol("add", "host", "TM1:" + "A" * 400)  # no file can have so long a name
+    assert "File name too long" not in shown, shown
     (tmp_path / "ada" / "identity").write_text("junk")
     assert (
         f"{tmp_path / 'ada' / 'identity'}: this is not a valid private"

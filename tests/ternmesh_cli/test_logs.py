@@ -43,7 +43,7 @@ def test_entries_are_readable_and_the_unit_is_that_of_the_settings(journal, tmp_
     (tmp_path / "host.toml").write_text('state_dir = "s"\n')
     config = ["--config", str(tmp_path / "host.toml")]
     assert main(["logs", *config, "-f", "-p", "warning", "-n", "7"]) == 0
-    for word in ("--unit=ternmesh-host", "--priority=warning", "--lines=7", "--follow"):
+    for word in ("--unit=ternmesh-host", "--priority=warning", "--lines=7", "--follow", "--all"):
         assert word in asked.read_text().split()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("systemd: Started the board.")
