@@ -26,7 +26,9 @@ HEADLINES = (
     ("split", "activation_ratio", "split training: float32 bytes over bytes of a sample"),
     ("train_step", "time_ratio_encoder", "train step of the encoder: time over that of torch"),
     ("train_step", "memory_ratio_encoder", "the same: peak memory over that of torch"),
-    ("link_kill", "violations", "broken promises after kill -9 at every event of a transfer"),
+    ("footprint", "idle_mib", "a board's process at rest, MiB resident"),
+    ("footprint", "training_mib", "the same at its peak in training"),
+    ("crash", "violations", "broken promises: 1,000 kill -9 of host, boards, broker; torn disks"),
 )
 
 

@@ -118,7 +118,7 @@ def _answers() -> Iterator[bytes]:
 def _check_desk(data: bytes) -> None:
     """Requests of members and strangers; some carry the proof that a lying member can make."""
     known = membership.MemberList(fleet())
-    keyring: Any = SimpleNamespace(own=_host(), member_list=known)
+    keyring: Any = SimpleNamespace(own=_host(), member_list=known, is_strange=lambda _peer: False)
     keyring.keep_member_list = keyring.keep_rotation = keyring.rekey = lambda: None
     endpoint: Any = SimpleNamespace(frames_to_send=lambda _now: [])
     endpoint.receive_frames = lambda _peer, _frames, _now: None

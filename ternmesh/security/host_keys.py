@@ -113,7 +113,7 @@ def read_host_keys(data: bytes) -> HostKeys:
         size = 3 + int.from_bytes(left[2:3], "big") + 64  # behind the length of its name
         parts.append(read_identity(left[:size]))
         left = left[size:]
-    while left:
+    while left and len(rotations) <= ROTATIONS_MAX:
         size = 2 + int.from_bytes(left[:2], "little")
         rotations.append(left[2:size])
         left = left[size:]

@@ -9,8 +9,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,20 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch) -> Path:
-    """An empty folder that we are in, no terminal, and no systemd."""
-    monkeypatch.chdir(tmp_path)
+def folder(monkeypatch) -> Iterator[Path]:
+    """An empty folder that we are in, with a path short enough for a socket; no terminal."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)  # for the user of the service
+        yield prepared(Path(name), monkeypatch)
+
+
+def prepared(folder: Path, monkeypatch) -> Path:
+    """The same folder, where we are now, on a machine without systemd."""
+    monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115  (closed with the process)
-    monkeypatch.setattr(setup, "SYSTEMD", tmp_path / "none")
-    monkeypatch.setattr(setup, "SETTINGS", tmp_path / "etc")
-    return tmp_path
+    monkeypatch.setattr(setup, "SYSTEMD", folder / "none")
+    monkeypatch.setattr(setup, "SETTINGS", folder / "etc")
+    return folder
 
 
 @pytest.fixture
