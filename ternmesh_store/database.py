@@ -210,6 +210,8 @@ class Database:
         unfinished.touch(PRIVATE)
         with closing(sqlite3.connect(unfinished)) as new:
             new.execute("PRAGMA journal_mode = WAL")  # writes the first page
+        # SQLite would apply the WAL of a file that was moved away to this one.
+        self.path.with_name(f"{self.path.name}-wal").unlink(missing_ok=True)
         unfinished.replace(self.path)
         sync_folder(self.path.parent)
 

@@ -101,13 +101,17 @@ def test_no_shell_is_asked() -> None:
 
 
 def test_no_archive_is_extracted() -> None:
-    """`zipfile` tells whether a file is an .npz, and names its error; numpy reads it by name."""
+    """`zipfile` tells whether a file is an .npz, and names its error; numpy reads it by name.
+
+    An upgrade also lists the names and checks the sums of a signed wheel; pip unpacks it.
+    """
     allowed = {"is_zipfile", "BadZipFile"}
     found: Found = []
     for name, node in nodes():
         if isinstance(node, ast.Attribute):
             of_zip = isinstance(node.value, ast.Name) and node.value.id == "zipfile"
             opened = of_zip and node.attr not in allowed and name.split("/")[0] in SHIPPED
+            opened = opened and name != "ternmesh_service/software.py"
             if opened or node.attr in ("extractall", "extract"):
                 found.append(f"{name}:{node.lineno} {node.attr}")
     assert found == []

@@ -281,6 +281,17 @@ def test_a_kill_at_the_first_start_leaves_no_empty_file(
     database.close()
 
 
+def test_the_wal_of_a_file_that_was_moved_away_is_not_applied_to_a_new_one(path):
+    old = opened(path)
+    old.write("INSERT INTO item VALUES ('ada', 1)")
+    old.commit()
+    path.rename(path.with_name("moved"))
+    database = opened(path)
+    assert items(database) == []
+    database.close()
+    old.close()
+
+
 def test_what_is_left_out_of_a_wal_is_said_once(path, in_killed_process, caplog):
     def write(*names: str) -> None:
         database = opened(path)
