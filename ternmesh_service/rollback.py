@@ -66,6 +66,21 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Let root work with another user's rights, and with none of its own groups."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@contextmanager
 def as_owner(folder: Path) -> Iterator[None]:
     """Work in a state folder with its owner's rights, not root's.
 
@@ -74,16 +89,9 @@ def as_owner(folder: Path) -> Iterator[None]:
     if os.geteuid():
         yield
         return
-    owner, groups = folder.stat(), os.getgroups()
-    os.setgroups([])
-    os.setegid(owner.st_gid)
-    os.seteuid(owner.st_uid)
-    try:
+    owner = folder.stat()
+    with acting_as(owner.st_uid, owner.st_gid):
         yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
 
 
 def write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
