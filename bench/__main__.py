@@ -24,11 +24,14 @@ NAMES = (
     "seal",
     "adversary",
     "rollback",
+    "release",
     "crash",
     "soak",
+    "predict",
     "pipeline",
     "split",
     "convergence",
+    "endless",
     "house",
 )
 

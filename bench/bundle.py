@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.demo import _clips
+from bench.demo import clips_of
 from bench.fleet import Board, Clips, Clock, accuracy, gradient_step, run_until_finished
 from bench.result import Figure, Result, mean_figure
 from edge.gateway.aggregation import GatewayAggregation
@@ -50,11 +50,11 @@ def measure(*, quick: bool) -> Result:
     """Both ways over the same seeds, with three boards and with each speaker on three of them."""
     rounds, seeds = (ROUNDS_QUICK, SEEDS_QUICK) if quick else (ROUNDS, SEEDS)
     loaded = load_model(package_path("keyword"))
-    dev = [_clips("dev", speaker) for speaker in BOARDS]
+    dev = [clips_of("dev", speaker) for speaker in BOARDS]
     figures: dict[str, Figure] = {}
     details: dict[str, list[Row]] = {}
     for split in SPLITS_QUICK if quick else SPLITS:
-        data = [part for speaker in BOARDS for part in _split(_clips("train", speaker), split)]
+        data = [part for speaker in BOARDS for part in _split(clips_of("train", speaker), split)]
         config = RunConfig(min_peers=len(data), rounds=rounds, **RUN)
         plan = plan_of(config, loaded.package.dimension)
         rows = details[f"{len(data)}_boards"] = []

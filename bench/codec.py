@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.codecs import PEERS, WIRE, Codec, Vector, captured
-from bench.demo import _clips
+from bench.demo import clips_of
 from bench.fleet import average_in_float
 from bench.jobs import worker_output
 from bench.result import Figure, Result, mean_figure
@@ -93,7 +93,7 @@ def record(rounds: int) -> list[Vector]:
         states.append(state)
         return state
 
-    average_in_float(loaded, [_clips("train", board) for board in BOARDS], plan, 0, send=send)
+    average_in_float(loaded, [clips_of("train", board) for board in BOARDS], plan, 0, send=send)
     start, deltas = loaded.initial, []
     for number in range(rounds):
         sent = states[number * len(BOARDS) : (number + 1) * len(BOARDS)]

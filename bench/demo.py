@@ -20,8 +20,8 @@ SEEDS, SEEDS_QUICK = 8, 2
 def measure(*, quick: bool) -> Result:
     """Accuracy over seeds in one process, then the demo itself once, with all its processes."""
     loaded = load_model(package_path("keyword"))
-    train = [_clips("train", board) for board in BOARDS]
-    dev = [_clips("dev", board) for board in BOARDS]
+    train = [clips_of("train", board) for board in BOARDS]
+    dev = [clips_of("dev", board) for board in BOARDS]
     plan = plan_of(RunConfig(min_peers=len(BOARDS), **RUN), loaded.package.dimension)
     before = accuracy(loaded, loaded.initial, dev)
     after, peer, up, down = [], [], [], []
@@ -63,7 +63,8 @@ def measure(*, quick: bool) -> Result:
     return Result("demo", figures, peers, notes, quick=quick)
 
 
-def _clips(split: str, speaker: str) -> Clips:
+def clips_of(split: str, speaker: str) -> Clips:
+    """The clips of one speaker in `train` or `dev`."""
     with np.load(fsdd_path(split), allow_pickle=False) as data:
         mine = data["speaker_names"][data["speaker"]] == speaker
         features = data["x"][mine].astype(np.float32) / 255

@@ -18,9 +18,10 @@ from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
 from edge.trainer import AdamSettings, Step, Trainer, round_rng
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.events import HostEvent, NodeEvent, WorkReady
-from ternmesh.federated.node import NodeProtocol, new_node_state
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
+from ternmesh.federated.news import News
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
@@ -223,26 +224,30 @@ class Board:
         self._initial, self._seed = loaded.initial, seed
         self._trainer, self._clock = trainer, clock
         self._round: int | None = None
+        self._news = News(samples)
 
     def poll(self) -> bool:
         """Serve the network, then train if there is a round to train for."""
         moved = self.driver.poll(0.0, self._take, lambda: None)
-        if self._round is None:
-            return moved
-        plan, number = self.member.plan, self._round
-        assert plan is not None
+        plan, offered = self.member.plan, self._round
+        number, self._round = self._news.round_to_train(self.member, offered, self._clock()), None
+        if number is None or plan is None:
+            return moved or offered is not None
         global_hash = self._initial + to_float(self.member.model_q24)
         rng = round_rng(self._seed, self.member.name, number)
-        self._trainer.begin(number, global_hash + self.member.residual, plan, rng)
+        self._trainer.begin(
+            number, global_hash + self.member.residual, plan, rng, self._news.rounds
+        )
         while self._trainer.step():
             pass
         self.member.submit(number, self._trainer.delta(), self._clock())
-        self._round = None
         return True
 
     def _take(self, event: NodeEvent) -> None:
         if isinstance(event, WorkReady):
             self._round = event.round
+        elif isinstance(event, Advanced):
+            self._news.advanced(event)
 
 
 def average_in_float(

@@ -30,8 +30,7 @@ from ternmesh.federated.events import (
     UpdateReceived,
 )
 from ternmesh.federated.local_update import settle_update
-from ternmesh.federated.node import new_node_state
-from ternmesh.federated.state import CoordinatorState, NodeState
+from ternmesh.federated.state import CoordinatorState, NodeState, new_node_state
 from ternmesh.types import Vector
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import write_bitmap
@@ -52,8 +51,8 @@ def watched() -> Iterator[None]:
     known: dict[Path, tuple[bytes, NodeState]] = {}  # model and state of each node
     load, record_node, record_host = NodeStore.load, NodeStore.record, HostStore.record
 
-    def load_watched(store: NodeStore, model: bytes, dimension: int) -> NodeState:
-        known[store.path] = model, load(store, model, dimension)
+    def load_watched(store: NodeStore, model: bytes, *of_model: Any) -> NodeState:
+        known[store.path] = model, load(store, model, *of_model)
         return known[store.path][1]
 
     def record_node_watched(store: NodeStore, event: NodeEvent) -> None:

@@ -26,10 +26,17 @@ from onnx import helper, numpy_helper
 from bench.processes import CONFIG, MODEL, ProcessFleet, kill9, started, status_of, until, wait
 from bench.result import Figure, Result
 from edge.files import entry_of
-from edge.releases.store import MANIFEST, SIGNATURES
 from models.zoo import package_path
 from ternmesh.model_package import FORWARD, TRAIN_STEP, read_model_package, write_model_package
-from ternmesh.release import ATTEMPTS_MAX, DESCRIPTION, FILES, make_manifest, write_manifest
+from ternmesh.release import (
+    ATTEMPTS_MAX,
+    DESCRIPTION,
+    FILES,
+    MANIFEST,
+    SIGNATURES,
+    make_manifest,
+    write_manifest,
+)
 from ternmesh.security.identity import ENTROPY_SIZE, Identity, Role, make_identity
 from ternmesh.security.signatures import Signers, sign_release
 from ternmesh_cli.demo.fleet import HOST

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from bench.demo import _clips
+from bench.demo import clips_of
 from bench.fleet import Clips
 from bench.result import Figure, Result, items_figure, mean_figure
 from bench.split_run import Arm, Outcome, export, run
@@ -133,7 +133,7 @@ def train_unsplit(seed: int, micro_batches: int) -> float:
     add_keyword_lora(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained)
-    clips = {board: _tensors(_clips("train", board)) for board in BOARDS}
+    clips = {board: _tensors(clips_of("train", board)) for board in BOARDS}
     for number in range(micro_batches):
         for group in optimizer.param_groups:
             fall = 1 - RUN.learning_rate_drop * number / micro_batches
@@ -154,7 +154,7 @@ def train_unsplit(seed: int, micro_batches: int) -> float:
     right = []
     with torch.no_grad():
         for board in BOARDS:
-            features, labels = _tensors(_clips("dev", board))
+            features, labels = _tensors(clips_of("dev", board))
             right.append((model(features).argmax(1) == labels).float())
     return float(torch.cat(right).mean())
 

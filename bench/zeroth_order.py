@@ -14,7 +14,7 @@ from multiprocessing import get_context
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.demo import _clips
+from bench.demo import clips_of
 from bench.fleet import correct, gradient_step, run_fleet
 from bench.result import Figure, Result, items_figure
 from bench.train_step import step_of
@@ -105,13 +105,13 @@ def run(arm: Arm, seed: int) -> Outcome:
             settings, local_steps=arm.steps, learning_rate=arm.learning_rate, learning_rate_drop=0.0
         )
     plan = plan_of(settings, loaded.package.dimension)
-    train = [_clips("train", board) for board in BOARDS]
+    train = [clips_of("train", board) for board in BOARDS]
     ended = run_fleet(loaded, train, plan, seed, make_step=make_step)
     return Outcome(_right(loaded, ended.vector), ended.bytes_up, ended.bytes_down)
 
 
 def _right(loaded: LoadedModel, vector: NDArray[np.float32]) -> NDArray[np.bool_]:
-    return np.concatenate([correct(loaded, vector, _clips("dev", board)) for board in BOARDS])
+    return np.concatenate([correct(loaded, vector, clips_of("dev", board)) for board in BOARDS])
 
 
 def _zeroth_order(arm: Arm, seed: int, loaded: LoadedModel, name: str) -> ZerothOrder:

@@ -4,10 +4,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge.config import DataConfig, EvaluateConfig, NodeConfig, TrainingConfig, read_node_config
+    from edge.config import (
+        DataConfig,
+        EvaluateConfig,
+        NodeConfig,
+        PredictConfig,
+        TrainingConfig,
+        read_node_config,
+    )
     from edge.data.sources import Label, Sample, Source
     from edge.errors import EdgeError
     from edge.onnx.session import Inference, LoadedModel, load_model
+    from edge.predict.predictor import Prediction, Predictor
     from edge.service import run_node
     from ternmesh_service.keyring import SecurityConfig
     from transports.link_config import LinkConfig
@@ -16,6 +24,7 @@ _MODULES = {
     "DataConfig": "edge.config",
     "EvaluateConfig": "edge.config",
     "NodeConfig": "edge.config",
+    "PredictConfig": "edge.config",
     "TrainingConfig": "edge.config",
     "read_node_config": "edge.config",
     "Label": "edge.data.sources",
@@ -25,6 +34,8 @@ _MODULES = {
     "Inference": "edge.onnx.session",
     "LoadedModel": "edge.onnx.session",
     "load_model": "edge.onnx.session",
+    "Prediction": "edge.predict.predictor",
+    "Predictor": "edge.predict.predictor",
     "run_node": "edge.service",
     "LinkConfig": "transports.link_config",
     "SecurityConfig": "ternmesh_service.keyring",
@@ -38,6 +49,9 @@ __all__ = [
     "LinkConfig",
     "LoadedModel",
     "NodeConfig",
+    "PredictConfig",
+    "Prediction",
+    "Predictor",
     "Sample",
     "SecurityConfig",
     "Source",

@@ -2,9 +2,10 @@
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edge.data.live.options import BUILT_IN, anchor_options, read_options
 from edge.data.sources import NpzSettings
 from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh.federated.management import LIMITS
@@ -12,8 +13,10 @@ from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder
 from ternmesh_service.keyring import SecurityConfig
 from transports.factory import check_link
 from transports.link_config import LinkConfig
+from transports.mqtt.topics import check_topic
 
 ADAPTER = "current.onnx_adapter"
+PREDICT_SOCKET = "predict.sock"  # in the state_dir
 NEWEST, BEST = "newest", "best"
 GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
 
@@ -25,11 +28,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DataConfig(NpzSettings):
-    """`[data]`, the training data: .npz files at `path`, or the class that `source` names.
+    """`[data]`, the training data: .npz files at `path`, what `source` names, or both.
 
-    The class is made with `options`; its module is also searched in the folder `source_path`. The
-    source is polled every `poll_s`. Its samples wait on disk for their labels, and stay there
-    after: at most `replay_samples_max` samples and `replay_bytes_max` bytes.
+    A source is a built-in one (`edge.data.live.options`) or a class, whose module is also searched
+    in the folder `source_path`. The source is made with `options` and polled every `poll_s`. Its
+    samples wait on disk for their labels, and stay there after: at most `replay_samples_max`
+    samples and `replay_bytes_max` bytes, and for at most `keep_days` (0: no limit). Beside files,
+    a quarter of what is drawn is from the source (`edge.data.replay.Rehearsal`).
     """
 
     path: str | None = field(default=None, metadata=PATH)
@@ -39,6 +44,19 @@ class DataConfig(NpzSettings):
     poll_s: float = field(default=1.0, metadata=limits(0.01, 3600.0) | _OF_SOURCE)
     replay_samples_max: int = field(default=4096, metadata=limits(1, 1_000_000) | _OF_SOURCE)
     replay_bytes_max: int = field(default=64 << 20, metadata=limits(1024, 1 << 40) | _OF_SOURCE)
+    keep_days: float = field(default=0.0, metadata=limits(0.0, 36_500.0) | _OF_SOURCE)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelConfig:
+    """`[label]`: an input device whose `buttons` (key to label) label the newest sample.
+
+    The sample must wait for a label, and be from the last `window_s`.
+    """
+
+    device: str | None = field(default=None, metadata=PATH)
+    buttons: Table = field(default_factory=dict, metadata=needs("device"))
+    window_s: float = field(default=10.0, metadata=limits(0.1, 3600.0) | needs("device"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +77,37 @@ class EvaluateConfig(NpzSettings):
 class TrainingConfig:
     """`[training]`; the number of steps and the learning rate come with the host's plan.
 
-    No round begins with fewer than `samples_min` samples. With `keep_moments`, Adam keeps its state
+    No round begins with fewer than `samples_min` samples. In a run without an end, `news_min` newly
+    labelled samples are news (`ternmesh.federated.news`). With `keep_moments`, Adam keeps its state
     between rounds; `clip_norm` 0 means no limit. With `mode` "zeroth_order" the board runs only
     forward.onnx and estimates each gradient from `probes` pairs of predictions, at the adapter plus
-    and minus `epsilon` times a random direction (`edge.zeroth_order`).
+    and minus `epsilon` times a random direction (`edge.zeroth_order`). `provider` is where
+    onnxruntime runs the model (`edge.onnx.session.choose_providers`).
     """
 
+    provider: str = field(default="auto", metadata=choices("auto", "cpu", "cuda", "tensorrt"))
     threads: int = field(default=1, metadata=limits(1, 256))
     seed: int = field(default=0, metadata=limits(0, 2**63 - 1))
     samples_min: int = field(default=32, metadata=limits(1, 1_000_000))
+    news_min: int = field(default=32, metadata=limits(1, 1_000_000))
     keep_moments: bool = False
     clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
     weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
     mode: str = field(default=GRADIENT, metadata=choices(GRADIENT, ZEROTH_ORDER))
     probes: int = field(default=1, metadata=limits(1, 10_000) | _OF_PROBES)
     epsilon: float = field(default=0.001, metadata=limits(1e-6, 1.0) | _OF_PROBES)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcesConfig:
+    """`[resources]`: training waits above a temperature or memory pressure (percent); 0: no limit.
+
+    It runs for at most `cpu_share` of the time.
+    """
+
+    temperature_max_c: float = field(default=80.0, metadata=limits(0.0, 150.0))
+    memory_pressure_max: float = field(default=10.0, metadata=limits(0.0, 100.0))
+    cpu_share: float = field(default=1.0, metadata=limits(0.01, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +122,23 @@ class ReleasesConfig:
     memory_mib: int = field(default=512, metadata=limits(16, 65_536) | needs("dir"))
     cpu_s: int = field(default=60, metadata=limits(1, 3600) | needs("dir"))
     insecure: bool = field(default=False, metadata=needs("dir"))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictConfig:
+    """`[predict]`: predictions with the adapter that `evaluate.use` names, while the node learns.
+
+    They are served on a Unix socket, by default predict.sock in the state_dir, and under the MQTT
+    `topic` on the broker of [link]. An answer names the `top_k` most probable labels, and none as
+    its `label` below `threshold`. At most `batch_max` requests run together.
+    """
+
+    enabled: bool = False
+    socket: str | None = field(default=None, metadata=PATH | needs("enabled"))
+    topic: str | None = field(default=None, metadata=needs("enabled"))
+    top_k: int = field(default=3, metadata=limits(1, 100) | needs("enabled"))
+    threshold: float = field(default=0.0, metadata=limits(0.0, 1.0) | needs("enabled"))
+    batch_max: int = field(default=16, metadata=limits(1, 1024) | needs("enabled"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +157,12 @@ class NodeConfig:
     model: str = field(metadata=MODEL)
     link: LinkConfig
     data: DataConfig
+    label: LabelConfig = field(default_factory=LabelConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
     releases: ReleasesConfig = field(default_factory=ReleasesConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
@@ -120,6 +174,11 @@ class NodeConfig:
         """The file of the global adapter that `evaluate.use` names, for other programs."""
         return Path(self.state_dir) / ADAPTER
 
+    @property
+    def predict_path(self) -> Path:
+        """The socket of predictions."""
+        return Path(self.predict.socket or Path(self.state_dir) / PREDICT_SOCKET)
+
     def adapter_file(self, which: str) -> Path:
         """The file of the `NEWEST` or the `BEST` global adapter."""
         is_used = which == self.evaluate.use
@@ -128,7 +187,13 @@ class NodeConfig:
 
 def read_node_config(path: Path) -> NodeConfig:
     """The configuration at `path`; relative paths start from its folder. ConfigError."""
-    return read_config_file(NodeConfig, path, check_config)
+    folder = path.resolve().parent
+
+    def finish(config: NodeConfig) -> NodeConfig:
+        options = anchor_options(config.data.source, config.data.options, folder)
+        return check_config(replace(config, data=replace(config.data, options=options)))
+
+    return read_config_file(NodeConfig, path, finish)
 
 
 def check_config(config: NodeConfig) -> NodeConfig:
@@ -137,12 +202,26 @@ def check_config(config: NodeConfig) -> NodeConfig:
     check_link(config.link, config.name)
     config.security.check(has_radio=config.link.has_radio)
     package_folder(config.model)
-    if (config.data.path is None) == (config.data.source is None):
-        raise ConfigError("data needs either path (.npz files) or source (package.module:Class)")
+    if config.data.path is None and config.data.source is None:
+        raise ConfigError(
+            f"data needs path (.npz files) or source: {', '.join(BUILT_IN)}, or a class "
+            "package.module:Class"
+        )
+    if (source := config.data.source) is not None and source in BUILT_IN:
+        read_options(source, config.data.options)
+    if config.label.device and config.data.source is None:
+        raise ConfigError("label.device has no effect without data.source: remove it, or set that")
     if config.evaluate.use == BEST and config.evaluate.path is None:
         raise ConfigError(
             'evaluate.use = "best" needs evaluate.path: held-out samples to compare on'
         )
+    if config.predict.topic is not None:
+        if not config.link.url:
+            raise ConfigError("predict.topic needs link.url: the broker")
+        try:
+            check_topic(f"{config.predict.topic}/{config.name}/request")
+        except ValueError as error:
+            raise ConfigError(f"predict.topic: {error}") from error
     if unknown := set(config.remote.allow) - set(LIMITS):
         raise ConfigError(
             f"remote.allow names {min(unknown)!r}: it may name {', '.join(LIMITS)}, or nothing"

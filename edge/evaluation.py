@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.sources import input_specs, target_specs
-from edge.errors import DataError
+from edge.errors import DataError, OutOfMemory
 from edge.onnx.session import Inference
+from edge.resources import BatchSize
 from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
 
+SLICE_S = 0.05  # of an evaluation, between which a node serves traffic
 ENTRIES_MAX = 256
 KEY = "history"
 BEST_KEY = "best"
@@ -37,26 +40,46 @@ class Evaluator:
     """Compares the first output with the first target, by the metric of the model package."""
 
     def __init__(
-        self, predictor: Inference, package: ModelPackage, beat: Callable[[], None] = no_beat
+        self,
+        predictor: Inference,
+        package: ModelPackage,
+        beat: Callable[[], None] = no_beat,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._predictor = predictor
         self._package = package
         self._beat = beat  # called after each batch
+        self._clock = clock
+        # More samples than in a batch of training would need more memory, and save no time.
+        self._batch_size = BatchSize(package.batch)
         self._inputs = [spec.name for spec in input_specs(package)]
         self._target = next((spec.name for spec in target_specs(package)), "")
         self._total = 0.0  # sum of the scores since the last `take`
         self._count = 0
 
-    def evaluate(self, data: Dataset, indexes: NDArray[np.int64]) -> None:
-        """Add the scores of some samples, in batches as large as those of training."""
-        for start in range(0, len(indexes), self._package.batch):
-            batch = data.batch(indexes[start : start + self._package.batch])
-            outputs = self._predictor.predict({name: batch[name] for name in self._inputs})
+    def evaluate(self, data: Dataset, indexes: NDArray[np.int64]) -> Iterator[None]:
+        """Add the scores of some samples; yields after each batch, so that traffic can be served.
+
+        The batches adapt to the board's speed and memory. OutOfMemory if one sample is too many.
+        """
+        while indexes.size:
+            part, began = indexes[: self._batch_size.samples], self._clock()
+            batch = data.batch(part)
+            try:
+                outputs = self._predictor.predict({name: batch[name] for name in self._inputs})
+            except OutOfMemory:
+                self._predictor.release()
+                if not self._batch_size.failed():
+                    raise
+                continue
             output = outputs[self._package.outputs[0].name]
             values = scores(self._package.metric, output, batch[self._target])
             self._total += float(values.sum())
             self._count += len(values)
+            indexes = indexes[part.size :]
+            self._batch_size.took(part.size, self._clock() - began)
             self._beat()
+            yield
 
     def take(self) -> float | None:
         """The mean score since the last call; None without samples or if it is not finite."""
@@ -91,7 +114,7 @@ class HistoryEntry:
     """The history of one global adapter; bytes and seconds count from the entry before.
 
     Without evaluation data, `metric` is the score of the previous global adapters on the samples
-    whose labels came since the entry before.
+    whose labels came since the entry before, at times when `[resources]` let the node work.
     """
 
     version: int

@@ -3,14 +3,13 @@
 A file that is missing or unfit is a ModelError, a failure of the disk a BoardFault.
 """
 
-import hashlib
-import os
 from pathlib import Path
 
 from edge.errors import BoardFault, ModelError
-from ternmesh.release import FILE_BYTES_MAX, FileEntry
+from ternmesh.release import FileEntry
+from ternmesh_service import release_files
 from ternmesh_store import files
-from ternmesh_store.files import UnfitFile, open_regular, too_large
+from ternmesh_store.files import UnfitFile
 
 
 def read_file(path: Path, size_max: int) -> bytes:
@@ -34,11 +33,7 @@ def read_optional(path: Path, size_max: int) -> bytes | None:
 def entry_of(path: Path) -> FileEntry:
     """The size and the SHA-256 of a file."""
     try:
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
-                raise too_large(path, FILE_BYTES_MAX)
-            digest = hashlib.file_digest(file, "sha256").digest()
-            return FileEntry(file.tell(), digest)
+        return release_files.entry_of(path)
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -7,17 +7,20 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.config import BEST, NEWEST, NodeConfig
 from edge.data.replay import Feed
-from edge.errors import ModelError
+from edge.errors import ModelError, OutOfMemory
 from edge.evaluation import (
+    SLICE_S,
     BestAdapter,
     Evaluator,
     History,
@@ -27,7 +30,9 @@ from edge.evaluation import (
     spread,
     write_best,
 )
-from edge.onnx.session import Inference, LoadedModel, trim_memory, write_adapter
+from edge.event_log import EventLog
+from edge.onnx.session import Arrays, Inference, LoadedModel, trim_memory, write_adapter
+from edge.resources import SHORT_OF_MEMORY, Throttle
 from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
@@ -38,20 +43,16 @@ from ternmesh.federated.events import (
     FellSilent,
     Joined,
     NodeEvent,
-    Refused,
-    SecurityChanged,
     SettingsTaken,
-    UpdateMade,
-    UpdateReceived,
     WorkReady,
 )
 from ternmesh.federated.management import BoardManagement, readable, settings_text
+from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, RefusalLog, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
 from ternmesh.federated.state import NodeState
-from ternmesh.security.session import HostRotated
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
-from ternmesh.types import Vector
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.notify import no_beat
@@ -65,6 +66,9 @@ POLL_S = 0.25  # longest wait of an idle node
 RELEASE_AFTER_S = 20.0  # an idle node keeps its onnxruntime sessions for this time
 UNANSWERED = 15  # usual waits for an answer, after which a node that has none says so
 INSTANCE_SIZE = 8  # bytes
+NEWS = "news"  # the key of its value in the store
+
+_NONE = np.empty(0, np.int64)
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +80,11 @@ class NodeData:
     training: Dataset
     held_out: Dataset | None = None  # for evaluation; without it, new labels are evaluated
     feed: Feed | None = None  # fills `training` from a source
+
+    def close(self) -> None:
+        """Close the source, if there is one."""
+        if self.feed is not None:
+            self.feed.close()
 
 
 class Node:
@@ -125,23 +134,22 @@ class Node:
         self.diverged = 0  # rounds without a delta: NaN, or samples that break the graph
         self.silent_rounds = 0  # rounds whose delta was too small for an update
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
+        self.news = News(config.training.news_min)  # read in `start`
         self._step = make_step(config, loaded)
         adam = AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm)
         self.trainer = Trainer(
             self._step, data.training, package.batch, adam, keep_moments=training.keep_moments
         )
-        self._initial = loaded.initial
-        self._store = store
-        self._clock = clock
-        self._inference = Inference(loaded.folder, package, training.threads)
-        self._evaluator = Evaluator(self._inference, package, beat)
+        self._initial, self._store, self._clock = loaded.initial, store, clock
+        self._inference = Inference(loaded.folder, package, training.threads, training.provider)
+        self._evaluator = Evaluator(self._inference, package, beat, clock)
+        self._evaluation: Iterator[None] | None = None  # that has begun
+        self.throttle = Throttle(config.resources)
         self._run = (state.run, state.plan)
         self._loss: float | None = None  # of the last trained round
         self._events: list[NodeEvent] = []
-        self._refusals = RefusalLog()
-        self._joined: Joined | None = None  # the last one that was logged
-        # A node that nobody has answered by then says so, once.
-        self._unanswered_at = clock() + UNANSWERED * pace.hello_s
+        self._event_log = EventLog(config.name)
+        self._unanswered_at = clock() + UNANSWERED * pace.hello_s  # then it says so, once
         self._marked_bytes = (0, 0)  # up and down, at the last entry of the history
         self._began_at = -math.inf  # when it has begun its last round
         self._marked_at = self._busy_at = clock()  # of that entry; when it last had work, or inf
@@ -151,6 +159,7 @@ class Node:
         if self.management.settings:
             self._use_settings()
         self.history.load()
+        self.news.load(self._store.get(NEWS))
         # Under the other setting of `use`, this file was what `adapter_path` is now.
         path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
         path.unlink(missing_ok=True)
@@ -164,11 +173,12 @@ class Node:
     def turn(self, wait_s: float = POLL_S) -> bool:
         """Serve traffic, then train on one batch if there is work; True if anything happened.
 
-        Waits at most `wait_s` for traffic, and not at all while there is work.
+        Waits at most `wait_s` for traffic, and not at all while work may begin.
         """
         now = self._clock()
-        if self.is_training:
-            wait_s = 0.0
+        self.throttle.look(now)
+        if self._has_work:
+            wait_s = min(wait_s, self.throttle.wait_s(now))
         elif self.data.feed is not None:
             wait_s = min(wait_s, self.data.feed.wait_s(now))
         moved = self.driver.poll(wait_s, self._note, self._store.commit)
@@ -178,18 +188,27 @@ class Node:
         elif now >= self._unanswered_at:
             self._unanswered_at = math.inf
             _log.warning("%s", NO_ANSWER)
-        self._feed()
-        self._begin()
-        if not self.is_training:
-            self._rest()
-            return moved
-        self._train()
-        return True
+        try:
+            labelled = self._feed()
+            self._begin()
+            return self._work(labelled) or moved
+        except (OutOfMemory, MemoryError) as error:
+            self.throttle.failed(error, self._clock())
+            return True
 
     @property
     def is_training(self) -> bool:
         """Whether a round has more steps to do, and the host has not paused this board."""
         return self.trainer.round is not None and not self.management.paused
+
+    @property
+    def _has_work(self) -> bool:
+        return not self.throttle.causes and (self.is_training or self._evaluation is not None)
+
+    @property
+    def provider(self) -> str:
+        """Where onnxruntime trains, and why there; empty before the first step."""
+        return self._step.provider
 
     @property
     def slowed(self) -> bool:
@@ -198,8 +217,19 @@ class Node:
 
     @property
     def global_adapter(self) -> Vector:
-        """The global adapter (float32, D)."""
-        return self._initial + to_float(self.protocol.model_q24)
+        """The global adapter (float32, D); until a run has one, that of the run before."""
+        return self._initial + to_float(self.model_q24)
+
+    @property
+    def model_q24(self) -> ModelQ24:
+        """The same without the initial adapter, in units of 2**-24 (int32, D)."""
+        before = self.protocol.before
+        return self.protocol.model_q24 if before is None else before.model_q24
+
+    def scores(self, inputs: Arrays) -> NDArray[Any]:
+        """The first output for inputs by name, with a batch axis, under the global adapter."""
+        self._busy_at = self._clock()
+        return self._inference.predict(inputs)[self.package.outputs[0].name]
 
     # Events of the protocol
 
@@ -207,22 +237,11 @@ class Node:
         """Store and log an event; `_react` handles it after everything is sent."""
         self._store.record(event)
         self._keyring.record(event)
+        if isinstance(event, Advanced):
+            self.news.advanced(event)
+            self._store.put(NEWS, self.news.stored())
         self._events.append(event)
-        line = describe(event, self.config.name)
-        if line is not None:
-            _log.log(self._level(event), "%s", line)
-
-    def _level(self, event: NodeEvent) -> int:
-        """The log level of an event; in an ordinary round only its result is of interest."""
-        match event:
-            case Refused():
-                is_news = self._refusals.is_news(event.peer, event.reason)
-            case Joined():
-                is_news = event != self._joined  # each hello is answered with a welcome
-                self._joined = event
-            case _:
-                is_news = not isinstance(event, UpdateMade | UpdateReceived)
-        return logging.INFO if is_news else logging.DEBUG
+        self._event_log.log(event)
 
     def _react(self) -> None:
         events = self._events
@@ -239,6 +258,7 @@ class Node:
                     self.silent_rounds += 1
                 case WorkReady():
                     self.wanted = event.round
+                    is_changed |= event.round == 0  # this run takes no adapter along
                 case Decommissioned():
                     raise DecommissionOrdered("the host has decommissioned this board")
                 case SettingsTaken():
@@ -249,8 +269,10 @@ class Node:
             self._use_global_adapter()
         last = self.history.last
         is_known = last is not None and last.version == self.protocol.version
-        if self.protocol.plan is not None and not is_known:
-            self._evaluate()
+        protocol = self.protocol
+        may_evaluate = protocol.plan is not None and protocol.before is None
+        if may_evaluate and not is_known and self._evaluation is None:
+            self._evaluation = self._evaluate()
 
     def _use_settings(self) -> None:
         settings = self.management.settings
@@ -262,51 +284,61 @@ class Node:
         self._run = (event.run, event.plan)
         self.trainer.stop(forget=True)
         self.wanted = None
-        self._loss = None
+        self.news.begin_run()
+        self._store.put(NEWS, self.news.stored())
+        self._loss = self._evaluation = None
         self.history.clear()
         self.best = None
         write_best(self._store, None)
+        self._store.commit()
 
-    def _keep_best(self, version: int, metric: float) -> None:
-        if is_better(self.package.metric, metric, self.best):
-            self.best = BestAdapter(version, metric, self.protocol.model_q24)
+    def _keep_best(self, evaluated: BestAdapter) -> None:
+        if is_better(self.package.metric, evaluated.metric, self.best):
+            self.best = evaluated
             write_best(self._store, self.best)
             self._write_best()
 
     def _write_best(self) -> None:
         """Write the best adapter file; before the first evaluation the newest is the best."""
-        best = self.best or BestAdapter(self.protocol.version, math.nan, self.protocol.model_q24)
+        best = self.best or BestAdapter(self.protocol.version, math.nan, self.model_q24)
         vector = self._initial + to_float(best.model_q24)
         write_adapter(self.config.adapter_file(BEST), self.package, vector, best.version)
 
     def _use_global_adapter(self) -> None:
         path = self.config.adapter_file(NEWEST)
         write_adapter(path, self.package, self.global_adapter, self.protocol.version)
-        self._inference.use_adapter(path)
+        # An evaluation ends with the adapter that it has begun with.
+        if self._evaluation is None or self.data.held_out is None:
+            self._inference.use_adapter(path)
+        if self.data.feed is not None:
+            self.data.feed.buffer.rate()
 
-    def _evaluate(self) -> None:
-        """Evaluate the global adapter and add an entry to the history."""
-        held_out = self.data.held_out
+    def _evaluate(self) -> Iterator[None]:
+        """Evaluate the global adapter, batch by batch, and add an entry to the history."""
+        held_out, loss = self.data.held_out, self._loss
+        version, model_q24 = self.protocol.version, self.protocol.model_q24
+        self._loss = None
         if held_out is not None:
+            self._evaluator.take()  # what is left of an evaluation without an end
+            self._inference.use_adapter(self.config.adapter_file(NEWEST))
             chosen = spread(len(held_out), self.config.evaluate.samples_max)
-            self._evaluator.evaluate(held_out, chosen)
+            yield from self._evaluator.evaluate(held_out, chosen)
         now = self._clock()
         self._busy_at = now
         traffic = list(self.driver.traffic.values())
         moved = (sum(t.bytes_out for t in traffic), sum(t.bytes_in for t in traffic))
         entry = HistoryEntry(
-            version=self.protocol.version,
+            version=version,
             metric=self._evaluator.take(),
-            loss=self._loss,
+            loss=loss,
             bytes_up=moved[0] - self._marked_bytes[0],
             bytes_down=moved[1] - self._marked_bytes[1],
             seconds=round(now - self._marked_at, 3),
         )
         if held_out is not None and entry.metric is not None:
-            self._keep_best(entry.version, entry.metric)
+            self._keep_best(BestAdapter(version, entry.metric, model_q24))
         self._marked_bytes = moved
         self._marked_at = now
-        self._loss = None
         self.history.append(entry)
         self._store.commit()
         shown = "unknown" if entry.metric is None else f"{entry.metric:.4f}"
@@ -314,20 +346,22 @@ class Node:
 
     # Training
 
-    def _feed(self) -> None:
-        if self.data.feed is None:
-            return
-        labelled = self.data.feed.poll(self._clock())
-        if labelled.size and self.data.held_out is None:
-            self._evaluator.evaluate(self.data.training, labelled)
+    def _feed(self) -> NDArray[np.int64]:
+        """Take what the source has; the indexes of new labels that are to be evaluated."""
+        labelled = _NONE if self.data.feed is None else self.data.feed.poll(self._clock())
+        if labelled.size:
+            self.news.add(labelled.size)
+            self._store.put(NEWS, self.news.stored())
+        return labelled if self.data.held_out is None else _NONE
 
     def _begin(self) -> None:
         """Begin the wanted round, unless it is over or there is too little data."""
         protocol = self.protocol
         settings = self.config.training
-        wanted = self.wanted
-        if wanted is None or len(self.data.training) < settings.samples_min or self.slowed:
+        is_enough = len(self.data.training) >= settings.samples_min
+        if not is_enough or self.slowed or self.trainer.round is not None:
             return
+        wanted = self.news.round_to_train(protocol, self.wanted, self._clock())
         self.wanted = None
         if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:
             rng = round_rng(settings.seed, self.config.name, wanted)
@@ -335,14 +369,44 @@ class Node:
             # node need not learn it again.
             start = self.global_adapter + protocol.residual
             self._began_at = self._clock()
-            self.trainer.begin(wanted, start, protocol.plan, rng)
+            self.trainer.begin(wanted, start, protocol.plan, rng, self.news.rounds)
+
+    def _work(self, labelled: NDArray[np.int64]) -> bool:
+        """Take a part of an evaluation and a step of training, if it is time for them.
+
+        New labels that come while it is not are left out of the evaluation.
+        """
+        began = self._clock()
+        if self.throttle.causes or not (self._has_work or labelled.size):
+            self._rest()
+            return False
+        if self.throttle.wait_s(began):
+            return False
+        if labelled.size:
+            self._advance(self._evaluator.evaluate(self.data.training, labelled))
+        # One that fails is over: it must not look like work that was done.
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None and self._advance(evaluation):
+            self._evaluation = evaluation
+        if self.is_training:
+            self._train()
+        self.throttle.worked(began, self._clock())
+        return True
+
+    def _advance(self, evaluation: Iterator[None]) -> bool:
+        """Evaluate for about `SLICE_S`; True if there may be more to do."""
+        stop_at = self._clock() + SLICE_S
+        return any(self._clock() >= stop_at for _ in evaluation)
 
     def _train(self) -> None:
         self._busy_at = self._clock()
+        if not len(self.data.training):  # `ternmesh data forget` has deleted all
+            self._submit()
+            return
         try:
             is_done = not self.trainer.step()
         except ModelError as error:
-            if self.data.feed is None:
+            if self.data.feed is None or isinstance(error, OutOfMemory):
                 raise  # Files do not change by themselves.
             # For example a label out of range: a restart would find it again.
             self._lose_round(error)
@@ -382,8 +446,9 @@ class Node:
         self.protocol.submit(round_number, zeros, self._clock())
 
     def _rest(self) -> None:
-        """Free the sessions' memory after a long time without work."""
-        if self._clock() >= self._busy_at + RELEASE_AFTER_S:
+        """Free the sessions' memory after a long time without work, or if memory is short."""
+        patience_s = 0.0 if SHORT_OF_MEMORY in self.throttle.causes else RELEASE_AFTER_S
+        if self._clock() >= self._busy_at + patience_s:
             self._step.release()
             self._inference.release()
             trim_memory()
@@ -393,24 +458,3 @@ class Node:
 def _weight(data: NodeData) -> int:
     """The sample count by which the host weighs this node's updates."""
     return min(max(1, len(data.training)), SAMPLES_MAX)
-
-
-def describe(event: NodeEvent, name: str) -> str | None:
-    """The log line for an event, or None if it needs none."""
-    match event:
-        case Joined():
-            return f"{name} has joined run {event.run.hex()} of {event.plan.rounds} rounds"
-        case UpdateMade():
-            size = sum(map(len, event.pending.bodies))
-            return f"the update of round {event.pending.round + 1} is ready: {size} bytes"
-        case FellSilent():
-            return f"silent in round {event.round + 1}: its delta waits for a later update"
-        case UpdateReceived():
-            return f"the host has the update of round {event.round + 1}"
-        case SecurityChanged() if any(isinstance(one, HostRotated) for one in event.changes):
-            return f"the host has a new key, which {name} trusts from now on"
-        case Refused():
-            who = f"refused from {event.peer}" if event.peer else "the host refused a frame"
-            return f"{who}: {event.reason}: {why(event.reason, on_host=False)}"
-        case _:
-            return None

@@ -4,19 +4,20 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edge.data.sources import class_names
 from edge.node import Node
 from ternmesh.federated.events import FIRST_CONTACT, refusals
 from ternmesh.federated.management import ACTIVITIES
+from ternmesh.plan import of_rounds
 from ternmesh.wire.control import PHASES
 from transports.base import HOST
 from transports.driver import PeerTraffic
-
-SENSOR = Path("/sys/class/thermal/thermal_zone0/temp")  # in thousandths of a degree
 
 
 def status(node: Node) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def status(node: Node) -> dict[str, Any]:
         "target": protocol.target,
         "phase": PHASES[protocol.phase],
         "activity": _activity(node),
+        "held_back": node.throttle.reason,
+        "provider": node.provider,
         "training": _training(node),
         "samples": len(node.data.training),
         "source": _source(node),
@@ -70,7 +73,7 @@ def values(node: Node, started_at: float) -> dict[str, float | None]:
         "uptime_s": time.monotonic() - started_at,
         "disk_free_mb": _read(lambda: shutil.disk_usage(node.config.state_dir).free / 1e6),
         "memory_mib": rss_mib(),
-        "temperature_c": _read(lambda: int(SENSOR.read_text()) / 1000),
+        "temperature_c": node.throttle.readings.temperature_c,
         "activity": ACTIVITIES.index(_activity(node)),
         "version": node.protocol.version,
         "rounds_trained": len(losses),  # in this run
@@ -91,10 +94,11 @@ def _read(sensor: Callable[[], float]) -> float | None:
 def summary(node: Node) -> str:
     """The line of `systemctl status`."""
     protocol, last = node.protocol, node.history.last
-    of = "" if protocol.plan is None else f" of {protocol.plan.rounds}"
+    of = "" if protocol.plan is None else of_rounds(protocol.plan.rounds)
     metric = last.metric if last else None
     shown = "" if metric is None else f", {node.package.metric} {metric:.4f}"
-    return f"{_activity(node)}; global adapter {protocol.version}{of}{shown}"
+    why = f", {node.throttle.reason}" if node.throttle.causes else ""
+    return f"{_activity(node)}{why}; global adapter {protocol.version}{of}{shown}"
 
 
 def rss_mib() -> float | None:
@@ -114,6 +118,8 @@ def _activity(node: Node) -> str:
         return "joining"
     if node.management.paused:
         return "paused by the host"
+    if node.throttle.causes and not protocol.finished:
+        return next(iter(node.throttle.causes))
     if node.trainer.round is not None:
         return "training"
     if node.wanted is not None:
@@ -154,12 +160,17 @@ def _source(node: Node) -> dict[str, Any] | None:
     if feed is None:
         return None
     buffer = feed.buffer
+    names, last = dict(enumerate(class_names(node.package))), buffer.last_label
     return {
         "labelled": len(buffer),
         "waiting": buffer.waiting,
         "capacity": buffer.capacity,
         "last_refusal": buffer.last_refusal,
+        "by_label": {names.get(k, "all"): n for k, n in Counter(buffer.classes.values()).items()},
+        "last_label": last and (last[0], names.get(last[1], "all")),
         "failures": feed.failures,
+        "floods": feed.floods,
         "last_failure": feed.last_failure,
         **asdict(buffer.counters),
+        **feed.status(),
     }

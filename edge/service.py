@@ -5,21 +5,25 @@ it.
 """
 
 import logging
+import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge.config import NodeConfig, check_config, warn_of_shared
-from edge.data.replay import Feed, ReplayBuffer
+from edge.data.buttons import Buttons
+from edge.data.labels import answer_data
+from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
 from edge.data.sources import make_source, open_folder
 from edge.enrolment import finish_rotation
 from edge.errors import DataError
 from edge.node import Node, NodeData
 from edge.onnx.session import LoadedModel, load_model
+from edge.releases.incoming import Incoming
 from edge.releases.rollout import settle
 from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
@@ -27,7 +31,7 @@ from edge.report import status, summary, values
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
-from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, DATA, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.wipe import wiping
@@ -45,20 +49,21 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
     if config.evaluate.path is not None:
         with _about("evaluate"):
             held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
-    data = config.data
-    if data.source is None:
-        assert data.path is not None
+    data, files = config.data, None
+    if data.path is not None:
         with _about("data"):
-            training = open_folder(Path(data.path), package, data)
-        if len(training) < config.training.samples_min:
+            files = open_folder(Path(data.path), package, data)
+        if len(files) < config.training.samples_min:
             raise DataError(
-                f"{data.path} holds {len(training)} samples: "
+                f"{data.path} holds {len(files)} samples: "
                 f"training.samples_min is {config.training.samples_min}"
             )
-        return NodeData(training, held_out)
+    if data.source is None:
+        assert files is not None
+        return NodeData(files, held_out)
     folder = None if data.source_path is None else Path(data.source_path)
     with _about("data"):
-        source = make_source(data.source, data.options, folder)
+        source = make_source(data.source, data.options, folder, package)
     buffer = ReplayBuffer(database, package, data.replay_samples_max, data.replay_bytes_max)
     if buffer.capacity < config.training.samples_min:
         raise DataError(
@@ -66,8 +71,14 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
             f"is {config.training.samples_min}: raise data.replay_samples_max or "
             "data.replay_bytes_max"
         )
+    buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
-    return NodeData(buffer, held_out, Feed(source, buffer, data.poll_s))
+    labels = None
+    if config.label.device is not None:
+        with _about("label"):
+            labels = Buttons(config.label, package).labels
+    training = buffer if files is None else Rehearsal(buffer, files)
+    return NodeData(training, held_out, Feed(source, buffer, data.poll_s, labels))
 
 
 @contextmanager
@@ -116,6 +127,29 @@ def _run_releases(
         _serve(config, loaded, state, keyring, stop, manager, releases)
 
 
+def _answer(
+    state: StateFile, node: Node, parts: Mapping[str, Callable[[], Any]], request: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The answer to a request over the control socket; `parts` is more of the status."""
+    if BACKUP in request:
+        return answer_backup(state, node.config.security.path(state.folder), request)
+    if DATA in request:
+        return answer_data(getattr(node.data.feed, "buffer", None), request, node.scores)
+    return {**status(node), **{name: read() for name, read in parts.items()}}
+
+
+def _intake(
+    node: Node, loaded: LoadedModel, keyring: Keyring | NoKeyring, releases: Releases
+) -> Incoming:
+    """What takes releases that come over the link."""
+    check = release_check(node.config, keyring)
+    made = Incoming(node.config, releases, check, loaded.folder, random.Random())
+    made.send = node.protocol.send_release_status
+    made.open(loaded.package.name, time.monotonic())
+    node.protocol.take_release = made.take
+    return made
+
+
 def _serve(
     config: NodeConfig,
     loaded: LoadedModel,
@@ -132,35 +166,28 @@ def _serve(
     store, relay = NodeStore(state), Relay()
     watch = None if releases is None else ReleaseWatch(releases)
     try:
-        last = store.load(package.model_hash(), package.dimension)
+        last = store.load(package.model_hash(), package.dimension, package.adapter_key())
         data = open_data(config, package, state)
-        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
-            pace = pace_of(transport)
-            node = Node(
-                config,
-                loaded,
-                data,
-                store,
-                last,
-                transport,
-                pace=pace,
-                keyring=keyring,
-                beat=manager.beat,
-            )
+        path = control_path(config.state_dir, config.control_socket)
+        with closing(data), ControlServer(path, relay.ask), ExitStack() as stack:
+            made = partial(Node, config, loaded, data, store, last, transport)
+            node = made(pace=pace_of(transport), keyring=keyring, beat=manager.beat)
             node.management.values = partial(values, node, time.monotonic())
-
-            def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-                if BACKUP in request:
-                    return answer_backup(state, config.security.path(state.folder), request)
-                return {
-                    **status(node),
-                    "transport": transport.status(),
-                    "security": keyring.status(),
-                    "releases": None if watch is None else watch.report,
-                }
-
+            incoming = None if releases is None else _intake(node, loaded, keyring, releases)
             transport.open()
             node.start()
+            parts = {
+                "transport": transport.status,
+                "security": keyring.status,
+                "releases": lambda: None if watch is None else watch.report,
+                "incoming": lambda: incoming and incoming.report(time.monotonic()),
+                "predict": lambda: None,
+            }
+            if config.predict.enabled:
+                from edge.predict.service import predicting  # with asyncio, which takes memory
+
+                parts["predict"] = stack.enter_context(predicting(config, loaded, node))
+            answer = partial(_answer, state, node, parts)
             manager.ready()
             _log.info("%s is ready: %d samples", config.name, len(data.training))
             while not stop.is_set():
@@ -168,6 +195,8 @@ def _serve(
                     _log.info("a release was installed: %s restarts with it", config.name)
                     break
                 node.turn()
+                if incoming is not None:
+                    incoming.turn(time.monotonic())
                 relay.serve(answer)
                 manager.turn(partial(summary, node), lambda: [transport.status()])
             if stop.is_set():

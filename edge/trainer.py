@@ -165,14 +165,24 @@ class Trainer:
         mean = work.losses / work.steps_done if work and work.steps_done else math.nan
         return mean if math.isfinite(mean) else None
 
-    def begin(self, round_number: int, start: Vector, plan: Plan, rng: np.random.Generator) -> None:
-        """Begin a round at `start` (float32, D) with the steps and the learning rate of `plan`."""
+    def begin(
+        self,
+        round_number: int,
+        start: Vector,
+        plan: Plan,
+        rng: np.random.Generator,
+        learned: int = 0,
+    ) -> None:
+        """Begin a round at `start` (float32, D) with the steps and the learning rate of `plan`.
+
+        `learned`: rounds that have learned the last news, in a run without an end.
+        """
         self._work = _Work(
             round=round_number,
             start=start,
             vector=start,
             steps=plan.local_steps,
-            learning_rate=plan.learning_rate(round_number),
+            learning_rate=plan.learning_rate(round_number if plan.rounds else learned),
             rng=rng,
         )
         if self._moments is None or not self._keep_moments:

@@ -86,6 +86,11 @@ class ZerothOrder:
             total += value * len(target[part])
         return total / len(target)
 
+    @property
+    def provider(self) -> str:
+        """Where onnxruntime runs the model."""
+        return self._forward.provider
+
     def release(self) -> None:
         """Free the session's memory; the next run makes a new session."""
         self._forward.release()
@@ -96,9 +101,9 @@ def make_step(config: NodeConfig, loaded: LoadedModel) -> TrainStep | ZerothOrde
     training = config.training
     package = loaded.package
     if training.mode != ZEROTH_ORDER:
-        return TrainStep(loaded.folder, package, training.threads)
+        return TrainStep(loaded.folder, package, training.threads, training.provider)
     return ZerothOrder(
-        Inference(loaded.folder, package, training.threads),
+        Inference(loaded.folder, package, training.threads, training.provider),
         package,
         probes=training.probes,
         epsilon=training.epsilon,

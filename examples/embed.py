@@ -46,11 +46,12 @@ def main() -> None:
         for thread in threads:
             thread.join()
         model = edge.load_model(package_path("keyword"))
-        inference = edge.Inference(model.folder, model.package)
-        inference.use_adapter(boards[0].adapter_path)
+        predictor = edge.Predictor(model, boards[0].adapter_path)  # also while the board learns
         clips = np.load(fsdd_path("dev"))
-        (logits,) = inference.predict({"features": clips["x"].astype(np.float32) / 255}).values()
-        print(f"accuracy {np.mean(logits.argmax(axis=1) == clips['y']):.3f}")
+        features = {"features": clips["x"].astype(np.float32) / 255}
+        probabilities = predictor.predict_now(features)
+        print(f"accuracy {np.mean(probabilities.argmax(axis=1) == clips['y']):.3f}")
+        print(f"the first clip: {predictor.predict(features)[0].label}")
 
 
 if __name__ == "__main__":

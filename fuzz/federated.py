@@ -23,9 +23,9 @@ from ternmesh.federated.gateway.partial_aggregate import (
     new_gateway_state,
 )
 from ternmesh.federated.local_update import make_update
-from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.open_round import PartialAggregateReassembler, UpdateReassembler
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED

@@ -12,7 +12,7 @@ from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_t
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.link.erasure_code import Decoder, Layout
-from ternmesh.wire import activation, control, fragments
+from ternmesh.wire import activation, control, fragments, release
 from ternmesh.wire.update import Manifest, write_manifest
 
 MODEL = bytes(range(32))
@@ -55,7 +55,18 @@ def manifests() -> list[bytes]:
 
 def bodies() -> list[bytes]:
     """One body of each kind that travels in a frame."""
-    return [*controls(), *manifests(), *chunks(2), *fragments.cut(bytes(200), _OBJECT_MTU)]
+    own = [*controls(), *manifests(), *chunks(2), *releases()]
+    return [*own, *fragments.cut(bytes(200), _OBJECT_MTU)]
+
+
+def releases() -> list[bytes]:
+    """The bodies of a release over the link."""
+    return [
+        release.write_offer(release.Offer(MODEL, 900, 90, "tiny", 2, 7, 0, 9, 1, 500)),
+        release.write_symbol(release.Symbol(MODEL[:2], 3, bytes(90))),
+        release.write_status(release.Status(MODEL[:4], release.RECEIVING, (10,))),
+        release.write_status(release.Status(MODEL[:4], release.BAD, reason="its loss is 7")),
+    ]
 
 
 def activations() -> list[bytes]:
@@ -101,7 +112,19 @@ def _check_erasure(data: bytes) -> None:
         decoder.add(number(item, 0, 2), item[2:])
 
 
+def _check_release(data: bytes) -> None:
+    match data[:1]:
+        case b"\x16":
+            offer = release.read_offer(data)
+            same(release.read_offer(release.write_offer(offer)), offer, "an offer")
+        case b"\x17":
+            same(release.write_symbol(release.read_symbol(data)), data, "a symbol")
+        case b"\x18":
+            same(release.write_status(release.read_status(data)), data, "a status")
+
+
 TARGETS = (
     Target("coding", _coded, _check_coding),
     Target("erasure", lambda: [b"\x14\x00\x05\x07\x00\x00abcde"], _check_erasure),
+    Target("release", releases, _check_release),
 )

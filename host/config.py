@@ -28,9 +28,14 @@ class RunConfig:
     most `silence_rounds` in a row, while the energy of its update is below `silence` times that of
     the global adapter (0: never). `chain_max` global updates are kept for nodes that catch up.
     `partial_aggregates`: whether updates that a gateway has added up are accepted.
+
+    With `rounds` 0 the run has no end. A board trains in `news_rounds` rounds for new samples, and
+    its learning rate falls as it does over a run with an end; then only while others have news.
+    While nobody has, the round stays open.
     """
 
-    rounds: int = field(default=20, metadata=limits(1, 1_000_000))
+    rounds: int = field(default=20, metadata=limits(0, 1_000_000))
+    news_rounds: int = field(default=20, metadata=limits(1, 1_000_000) | needs("rounds", 0))
     local_steps: int = field(default=8, metadata=limits(1, 100_000))
     learning_rate: float = field(default=0.005, metadata=limits(1e-6, 10.0))
     learning_rate_drop: float = field(default=0.0, metadata=limits(0.0, 10.0))
@@ -53,6 +58,13 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishConfig:
+    """`[releases]` of a host: how much of the bearer's time symbols of a release may take."""
+
+    airtime_share: float = field(default=0.5, metadata=limits(0.01, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
 class HostConfig:
     """The settings of one host."""
 
@@ -60,6 +72,7 @@ class HostConfig:
     model: str = field(metadata=MODEL)  # the name of a shipped one, or the folder of a package
     link: LinkConfig
     run: RunConfig = field(default_factory=RunConfig)
+    releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
@@ -103,6 +116,7 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
             silence=run.silence,
             silence_rounds=run.silence_rounds,
             manifest_repeats=run.manifest_repeats or bearer.manifest_repeats,
+            news_rounds=0 if run.rounds else run.news_rounds,
         )
     except WireError as error:
         raise ConfigError(f"[run] does not fit this model: {error}") from error

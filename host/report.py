@@ -23,7 +23,7 @@ from ternmesh.federated.events import (
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.refusals import AHEAD, shortened, why
 from ternmesh.federated.state import RegisteredNode
-from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX
+from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX, of_rounds
 from ternmesh.wire.control import FINISHED, OPEN, PHASES
 from ternmesh_store.host_store import StoredRound, Tally
 from transports.driver import PeerTraffic
@@ -59,13 +59,13 @@ class RoundCosts:
 
 def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | None:
     """The log line for an event, or None for an event that has none."""
-    rounds = coordinator.plan.rounds
+    of = of_rounds(coordinator.plan.rounds)
     match event:
         case NodeJoined():
             return f"{event.name} takes part with {event.samples} samples"
         case RoundOpened():
             left = f"{max(0.0, event.deadline - now):.0f} s"
-            return f"round {event.round + 1} of {rounds} is open for {left}"
+            return f"round {event.round + 1}{of} is open for {left}"
         case RoundExtended():
             return f"round {event.round + 1} goes on: too few updates by its deadline"
         case UpdateForgotten():
@@ -79,13 +79,15 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
                 "the host takes it back, and goes on with it"
             )
         case GlobalUpdateMade() if event.given_by:
-            return f"global update {event.version} of {rounds} came back from {event.given_by}"
+            return f"global update {event.version}{of} came back from {event.given_by}"
+        case GlobalUpdateMade() if event.version == 1 and not event.counted:
+            return f"global update 1{of} is the adapter of the run before"
         case GlobalUpdateMade():
             counted = _names(coordinator, [entry.address for entry in event.counted])
             missing = _names(coordinator, event.missing)
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
-            head = f"global update {event.version} of {rounds} counts"
+            head = f"global update {event.version}{of} counts"
             return f"{head} {counted or 'no node'}{rest}{end}"
         case Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
@@ -136,8 +138,8 @@ def summary(coordinator: Coordinator) -> str:
     nodes = coordinator.nodes.values()
     active = sum(node.active for node in nodes)
     return (
-        f"{PHASES[coordinator.phase]}; global update {coordinator.version} of "
-        f"{coordinator.plan.rounds}; {active} of {len(nodes)} boards active"
+        f"{PHASES[coordinator.phase]}; global update {coordinator.version}"
+        f"{of_rounds(coordinator.plan.rounds)}; {active} of {len(nodes)} boards active"
     )
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -15,7 +14,9 @@ from typing import Any
 from host import management, membership
 from host.config import HostConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
+from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, describe, status, summary
+from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.drift import DriftWatch
@@ -30,23 +31,21 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
-from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
-from ternmesh_service.config_file import control_path, load_model_package
-from ternmesh_service.control_socket import BACKUP, BOARDS, ControlServer, Relay
+from ternmesh_service.config_file import control_path, load_model_package, package_folder
+from ternmesh_service.control_socket import BACKUP, BOARDS, PUBLISHED, Answer, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.notify import ServiceManager
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
 from ternmesh_store.state_file import StateFile
-from transports.base import HOST, Transport
+from transports.base import HOST, StatusTransport, Transport
 from transports.driver import Driver
 from transports.factory import make_transport, pace_of, profile_of
 
 POLL_S = 0.1  # the longest wait of a status request or a stop
-RUN_SIZE = 8
 GATHERING_S = 15.0  # after which a host that waits for its first round says so
 
 _log = logging.getLogger(__name__)
@@ -68,6 +67,7 @@ class HostService:
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | NoKeyring | None = None,
         pace: TimerSettings = NETWORK_TIMERS,
+        releases: Publisher | None = None,
     ) -> None:
         if settings.partial_aggregates and len(stored.state.nodes) > NODES_AGGREGATED_MAX:
             raise ConfigError(
@@ -87,6 +87,7 @@ class HostService:
             )
         endpoint = self.enrolment or self.coordinator
         self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
+        self.releases = releases
         self._store = store
         self._clock = clock
         self._drift = DriftWatch(stored.plan, model_hash)  # starts empty with each process
@@ -113,6 +114,12 @@ class HostService:
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
         now = self._clock()
+        if self.releases is not None:
+            known = [node.name for node in self.coordinator.nodes.values()]
+            boards = [name for name in known if not self.coordinator.is_excluded(name)]
+            bodies = self.releases.turn(now, self.driver.spare(), boards)
+            self.coordinator.release = self.releases.sender
+            self.coordinator.broadcast_release(bodies)
         if now >= self._gathering_at:
             self._gathering_at = math.inf
             here, needed = len(self.coordinator.awaited(now)), self.coordinator.settings.min_peers
@@ -126,6 +133,11 @@ class HostService:
         """The answer to a request about the fleet's members, or the boards of the run."""
         if BOARDS in request:
             return management.answer(self.coordinator, request, self._clock())
+        if PUBLISHED in request and self.releases is not None:
+            if request[PUBLISHED] == "withdraw":
+                self.releases.withdraw("withdrawn by the owner")
+            said = self.releases.take_new()
+            return {"said": said, "release": self.releases.status()}
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
@@ -145,7 +157,7 @@ class HostService:
             self._drift.found,
             list(self._history),
             self._clock(),
-        )
+        ) | {"carried_from": self._store.carried_from or None}
 
     def may_leave(self) -> bool:
         """Whether the run is over, and nodes that missed its end had time to ask for it.
@@ -201,51 +213,47 @@ class HostService:
                 return logging.INFO
 
 
-def continue_or_begin(
-    store: HostStore, plan: Plan, model_hash: bytes, *, new_run: bool = False
-) -> StoredRun:
-    """The stored run if it has this model and plan, otherwise a new one.
-
-    ConfigError where a new run would discard what another one has learned, unless `new_run` is set.
-    """
-    stored = store.load(model_hash)
-    if stored is not None and stored.plan == plan:
-        _log.info("run %s goes on at global update %d", stored.run.hex(), stored.state.version)
-        if new_run:
-            _log.warning(
-                "--new-run changes nothing, because model and [run] are those of this run: to "
-                "begin another run all the same, change a value of [run] besides"
-            )
-        return stored
-    learned = store.learned_run()
-    if learned is not None and not new_run:
-        raise ConfigError(
-            f"the model or [run] has changed since run {learned[0].hex()}, which has reached "
-            f"global update {learned[1]}: restore them, or start once with --new-run to give it up"
-        )
-    if learned is not None:
-        _log.warning("run %s is given up at global update %d", learned[0].hex(), learned[1])
-    is_first = stored is None and learned is None and not new_run
-    begun = store.begin(os.urandom(RUN_SIZE), plan, model_hash, is_first=is_first)
-    _log.info("run %s begins: %d rounds", begun.run.hex(), plan.rounds)
-    return begun
-
-
 def run_host(
     config: HostConfig,
     stop: threading.Event,
     *,
     until_finished: bool = False,
     new_run: bool = False,
+    after_end: bool = False,
     insecure: bool = False,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
 
+    It begins anew with the model of each release that becomes active.
+
     ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
-    TransportError or ControlError where the host cannot start or continue. `new_run`: see
-    `continue_or_begin`. `insecure`: without keys.
+    TransportError or ControlError. `continue_or_begin` explains `new_run` and `after_end`.
     """
-    package = load_model_package(config.model)
+    host_model = partial(_host_model, config, stop, until_finished, insecure=insecure)
+    while host_model(new_run=new_run, after_end=after_end):
+        new_run = after_end = False
+
+
+def _model_folder(config: HostConfig, releases: Path) -> Path:
+    """The model of the release that is active, or the configured one."""
+    model, released = package_folder(config.model), active_model(releases)
+    names = [load_model_package(str(folder)).name for folder in (model, released) if folder]
+    return released if released is not None and len(set(names)) == 1 else model
+
+
+def _host_model(
+    config: HostConfig,
+    stop: threading.Event,
+    until_finished: bool,
+    *,
+    new_run: bool,
+    after_end: bool,
+    insecure: bool,
+) -> bool:
+    """Host a fleet with one model; True where a release has replaced it."""
+    folder = Path(config.state_dir, FOLDER)
+    model = _model_folder(config, folder)
+    package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     settings = settings_of(config.run)
     state = StateFile(Path(config.state_dir))
@@ -255,13 +263,17 @@ def run_host(
             "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
         )
     store = HostStore(state, settings.chain_max)
-    keys, relay, manager = hop_keys(keyring, HOST), Relay(), ServiceManager()
-    transport = make_transport(config.link, HOST, state, keys)
+    transport = make_transport(config.link, HOST, state, hop_keys(keyring, HOST))
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
     needed = () if new_run else (HOST_TABLES,)
     with opened(state, keyring, config.link.fleet, *needed), closing(transport):
         keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
-        stored = continue_or_begin(store, plan, package.model_hash(), new_run=new_run)
+        new_run |= model.parent == folder and not can_carry(store.learned(), package)
+        stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
+        pace = config.releases.airtime_share, float(plan.announce_s)
+        releases = Publisher(folder, model, package.name, signed_here(keyring), *pace)
+        if not config.link.radios:  # their gateways tell nobody what airtime they have
+            releases.open()
         service = HostService(
             stored,
             settings,
@@ -270,24 +282,45 @@ def run_host(
             transport,
             keyring=keyring,
             pace=pace_of(transport),
+            releases=None if config.link.radios else releases,
         )
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if BACKUP in request:
                 return answer_backup(state, config.security.path(state.folder), request)
-            if membership.ASK in request or BOARDS in request:
+            if {membership.ASK, BOARDS, PUBLISHED} & set(request):
                 return service.manage(request)
             about = {"fleet": config.link.fleet, "model": package.name}
             now = {"security": keyring.status(), "transport": transport.status()}
-            return {**service.status(), **about, **now}
+            return {**service.status(), **about, **now, "release": releases.status()}
 
-        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
-            transport.open()
-            service.start()
-            manager.ready()
-            describe_run = partial(summary, service.coordinator)
-            while not stop.is_set() and not (until_finished and service.may_leave()):
-                service.poll(POLL_S)
-                relay.serve(answer)
-                manager.turn(describe_run, lambda: [transport.status()])
+        path = control_path(config.state_dir, config.control_socket)
+        return _serve(service, releases, transport, path, answer, stop, until_finished)
+
+
+def _serve(
+    service: HostService,
+    releases: Publisher,
+    transport: StatusTransport,
+    socket: Path,
+    answer: Answer,
+    stop: threading.Event,
+    until_finished: bool,
+) -> bool:
+    """Serve until `stop`, or the end of the run; True where a release has replaced the model."""
+    relay, manager = Relay(), ServiceManager()
+    with ControlServer(socket, relay.ask):
+        transport.open()
+        service.start()
+        manager.ready()
+        describe_run = partial(summary, service.coordinator)
+        while not (stop.is_set() or releases.has_switched):
+            if until_finished and service.may_leave():
+                break
+            service.poll(POLL_S)
+            relay.serve(answer)
+            manager.turn(describe_run, lambda: [transport.status()])
+        if stop.is_set() or not releases.has_switched:
             manager.stopping()
+            return False
+    return True

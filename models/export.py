@@ -45,6 +45,7 @@ from ternmesh.model_package import (
     TRAIN_STEP,
     ModelPackage,
     TensorSpec,
+    read_model_package,
     write_model_package,
 )
 
@@ -73,6 +74,7 @@ def export(
     name: str,
     version: int = 1,
     metric: str | None = None,
+    labels: Sequence[str] = (),
     input_gradient: bool = False,
     replace: bool = False,
 ) -> ModelPackage:
@@ -82,11 +84,11 @@ def export(
     size becomes the batch size of a training step. `loss(outputs, *targets)` returns a scalar, the
     mean over the batch. `metric` compares the first output with the first target and is one of
     ternmesh.model_package.METRICS: "accuracy" for logits [batch, classes] and whole numbers
-    [batch], which is the default for such shapes, else "mean_absolute_error". With
-    `input_gradient`, the train step also returns the gradient of the inputs, after the adapter's.
-    The module is exported in evaluation mode: no dropout, no batch statistics. With `replace`, an
-    earlier package in `folder` is overwritten. ExportError where an argument or the metric does not
-    fit, an operator cannot be exported, or the graphs compute something else.
+    [batch], which is the default for such shapes, else "mean_absolute_error". `labels` name the
+    classes. With `input_gradient`, the train step also returns the gradient of the inputs, after
+    the adapter's. The module is exported in evaluation mode: no dropout, no batch statistics. With
+    `replace`, an earlier package in `folder` is overwritten. ExportError or ModelPackageError where
+    an argument does not fit, an operator cannot be exported, or the graphs compute something else.
     """
     _check_folder(Path(folder), replace)
     _check_arguments(module, adapter, example_batch)
@@ -107,7 +109,6 @@ def export(
         graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
-
     vector = adapter.vector().astype("<f4").tobytes()
     contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
     package = ModelPackage(
@@ -119,9 +120,17 @@ def export(
         adapter=_specs(adapter.names, adapter.initial),
         metric=_metric(metric, outputs, targets),
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
+        labels=tuple(labels),
     )
-    _write(Path(folder), {**contents, DESCRIPTION: write_model_package(package)})
+    _write(Path(folder), {**contents, DESCRIPTION: _described(package)})
     return package
+
+
+def _described(package: ModelPackage) -> bytes:
+    """The description, checked as a board does it: the labels are the caller's."""
+    description = write_model_package(package)
+    read_model_package(description)
+    return description
 
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:

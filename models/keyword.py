@@ -52,18 +52,20 @@ class Layer(nn.Module):
 
 
 class KeywordTransformer(nn.Module):
-    """A classifier of ten words; its inputs are log-mel features in [0, 1] (uint8 / 255)."""
+    """A classifier of `words` words; its inputs are log-mel features in [0, 1] (uint8 / 255)."""
 
-    def __init__(self, width: int = 112, depth: int = 2, heads: int = 4) -> None:
+    def __init__(
+        self, width: int = 112, depth: int = 2, heads: int = 4, words: int = WORDS
+    ) -> None:
         super().__init__()
         self.embed = nn.Linear(TOKEN_SIZE, width)
         self.position = nn.Parameter(torch.randn(FRAMES // FRAMES_PER_TOKEN, width) * 0.02)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, WORDS)
+        self.head = nn.Linear(width, words)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """features: float32 [batch, 50, 32] to logits [batch, 10]."""
+        """features: float32 [batch, 50, 32] to logits [batch, words]."""
         x = to_tokens(features, self.embed, self.position)
         for layer in self.layers:
             x = layer(x)

@@ -19,10 +19,11 @@ except ImportError as error:
     raise ImportError("pre-training needs torch: pip install 'ternmesh[train]'") from error
 
 from models.export import export
-from models.keyword import SPEAKERS, KeywordTransformer, add_keyword_lora, load_clips
+from models.keyword import SPEAKERS, WORDS, KeywordTransformer, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 NAME = "keyword"
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 VERSION = 1
 STEPS = 2000
 BATCH = 32
@@ -86,15 +87,16 @@ def pretrain(
     *,
     steps: int = STEPS,
     seed: int = 0,
+    words: int = WORDS,
     report: Callable[[int, float], None] | None = None,
 ) -> KeywordTransformer:
-    """A model trained on augmented clips [n, 50, 32] and their digits [n].
+    """A model of `words` classes trained on augmented clips [n, 50, 32] and their digits [n].
 
     The same seed and thread count give the same weights. `report` gets each step and its loss.
     """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = KeywordTransformer()
+    model = KeywordTransformer(words=words)
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE_MAX, weight_decay=WEIGHT_DECAY
     )
@@ -138,7 +140,9 @@ def main() -> None:
     adapter = add_keyword_lora(model)
     example = (clips[:BATCH_ON_BOARD],), (digits[:BATCH_ON_BOARD],)
     loss, out = functional.cross_entropy, options.out
-    package = export(model, adapter, loss, example, out, name=NAME, version=VERSION, replace=True)
+    package = export(
+        model, adapter, loss, example, out, name=NAME, version=VERSION, labels=DIGITS, replace=True
+    )
     sys.stdout.write(f"\n{options.out}: {package.name}, adapter of {package.dimension} numbers\n")
 
 

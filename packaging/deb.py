@@ -84,6 +84,7 @@ Maintainer: The ternmesh authors <ternmesh@localhost>
 Installed-Size: {size_kib}
 Depends: python3 (>= {target.python}~), python3 (<< {major}.{int(minor) + 1}~), adduser, \
 libc6 (>= 2.{GLIBC_MINOR}), libstdc++6 (>= 8), zlib1g
+Suggests: alsa-utils
 Section: science
 Priority: optional
 Description: boards learn together over links that carry almost nothing

@@ -46,6 +46,10 @@ PRUNED: Mapping[str, tuple[str, ...]] = {
         *(f"numpy/random/{name}" for name in ("_examples", "lib")),
         *(f"**/*.{suffix}" for suffix in ("c", "h", "pxd", "pyx")),
     ),
+    "parts of numpy that numpy imports only when somebody asks for them, and nobody does": (
+        "numpy/polynomial",
+        "numpy/testing",
+    ),
     "for type checkers": ("**/*.pyi",),
     "tests and examples": (
         "**/tests",

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -29,6 +29,7 @@ FORMAT = 1
 FORWARD, TRAIN_STEP, ADAPTER = "forward.onnx", "train_step.onnx", "adapter.f32"
 FILES = (FORWARD, TRAIN_STEP, ADAPTER)
 TENSORS_MAX = 4096
+LABEL_MAX = 64  # characters
 DIMENSION_MAX = 1 << 26
 METRICS = ("accuracy", "mean_absolute_error")
 DOMAINS: Final = (b"", b"ai.onnx")  # of operators: two names of the same domain
@@ -79,6 +80,7 @@ class ModelPackage:
     adapter: tuple[TensorSpec, ...]
     metric: str  # how predictions are judged: "accuracy" (argmax) or "mean_absolute_error"
     files: Mapping[str, str]  # file name to SHA-256 in hex
+    labels: tuple[str, ...] = ()  # the names of the classes, where they have names
 
     @property
     def dimension(self) -> int:
@@ -91,8 +93,17 @@ class ModelPackage:
         return self.batch_inputs[0].shape[0]
 
     def model_hash(self) -> bytes:
-        """The 32-byte SHA-256 that identifies this model, its files and its initial adapter."""
-        return hashlib.sha256(write_model_package(self)).digest()
+        """The 32-byte SHA-256 that identifies this model, its files and its initial adapter.
+
+        It is without the labels: boards that name classes otherwise learn together.
+        """
+        return hashlib.sha256(write_model_package(replace(self, labels=()))).digest()
+
+    def adapter_key(self) -> bytes:
+        """What tells which other models can take an adapter of this one: see `keeps_adapter`."""
+        shape = json.dumps([asdict(tensor) for tensor in self.adapter]).encode()
+        graph, initial = (self.files[file].encode() for file in (FORWARD, ADAPTER))
+        return b"".join(hashlib.sha256(part).digest() for part in (shape, graph, initial))
 
     def split(self, vector: Vector) -> dict[str, NDArray[np.float32]]:
         """The adapter tensors by name, as views into `vector`."""
@@ -105,9 +116,26 @@ class ModelPackage:
         return {tensor.name: part.reshape(tensor.shape) for tensor, part in parts}
 
 
+def fits_adapter(old: bytes | None, new: bytes) -> bool:
+    """Whether the adapters of two `adapter_key` have the same tensors in the same order."""
+    return bool(old and new and old[:32] == new[:32])
+
+
+def keeps_adapter(old: bytes | None, new: bytes) -> bool:
+    """Whether what was learned with one model is kept with another, by their `adapter_key`.
+
+    It is where the adapter fits, but not where only the initial adapter of the same graph differs:
+    a model that `ternmesh export` has written begins with what was learned.
+    """
+    is_learned = old is not None and old[32:64] == new[32:64] and old[64:] != new[64:]
+    return fits_adapter(old, new) and not is_learned
+
+
 def write_model_package(package: ModelPackage) -> bytes:
     """The bytes of model.json, with sorted keys: equal packages give equal bytes."""
     content = {"format": FORMAT, **asdict(package)}
+    if not package.labels:
+        del content["labels"]  # as it was before there were labels
     return json.dumps(content, sort_keys=True, indent=1).encode()
 
 
@@ -124,6 +152,7 @@ def read_model_package(data: bytes) -> ModelPackage:
                 TensorSpec(str(t["name"]), str(t["dtype"]), tuple(map(int, t["shape"])))
                 for t in content[key]
             )
+        content["labels"] = tuple(content.get("labels", ()))
         package = ModelPackage(**content)
     except _MALFORMED as error:
         raise ModelPackageError(
@@ -136,10 +165,11 @@ def read_model_package(data: bytes) -> ModelPackage:
 
 def _check_types(package: ModelPackage) -> None:
     files = package.files if type(package.files) is dict else {"": None}
-    texts = {type(text) for text in (package.name, package.metric, *files.values())}
+    texts = {type(t) for t in (package.name, package.metric, *package.labels, *files.values())}
     if texts != {str} or type(package.version) is not int:
         raise ModelPackageError(
-            "a model package's name, metric and hashes must be text, its version a whole number"
+            "a model package's name, metric, labels and hashes must be text, its version a whole "
+            "number"
         )
 
 
@@ -161,6 +191,13 @@ def _check_values(package: ModelPackage) -> None:
     if package.metric not in METRICS:
         raise ModelPackageError(
             f"metric is {package.metric!r}: it must be one of {', '.join(METRICS)}"
+        )
+    classes = (0, *package.outputs[0].shape)[-1]
+    good = {one for one in package.labels if 0 < len(one) <= LABEL_MAX and one.isprintable()}
+    if package.labels and (len(good), len(package.labels)) != (classes, classes):
+        raise ModelPackageError(
+            f"labels must name each of the {classes} classes once, in 1 to {LABEL_MAX} printable "
+            "characters"
         )
     if set(package.files) != set(FILES):
         raise ModelPackageError(f"files must list exactly {', '.join(FILES)}")

@@ -23,6 +23,7 @@ DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
 MANIFEST_REPEATS_MAX = 3
+VERSION_MAX = 0xFFFFFFFF
 GLOBAL_SNAPSHOT_HEAD_MAX = 2048  # header with one counted entry, and the longest certificate
 NUMBERS_MIN = 11  # later numbers are 0 if unused; zeros at the end are not sent
 
@@ -45,7 +46,7 @@ class Plan:
     # The same for a global update
     down_zeros_permille: int = field(metadata=limits(0, PERMILLE - 1))
     down_span: int
-    rounds: int = field(metadata=limits(1, 0xFFFFFFFF))
+    rounds: int = field(metadata=limits(0, VERSION_MAX))  # 0: the run has no end
     local_steps: int = field(metadata=limits(1, 100_000))  # training steps of a node in a round
     learning_rate_e6: int = field(metadata=limits(1, 10_000_000))  # at first, in millionths
     # The largest scale of a chunk that the host accepts, in units of 2**-24
@@ -60,6 +61,18 @@ class Plan:
     silence_rounds: int = field(default=0, metadata=limits(0, 1000))
     # How often a manifest is repeated: no chunk counts without it
     manifest_repeats: int = field(default=0, metadata=limits(0, MANIFEST_REPEATS_MAX))
+    # Without an end: a node trains in so many rounds after new samples came (`federated.news`)
+    news_rounds: int = field(default=0, metadata=limits(0, 1_000_000))
+
+    @property
+    def last_version(self) -> int:
+        """The version with which the run ends, or the highest possible one."""
+        return self.rounds or VERSION_MAX
+
+    @property
+    def has_silence(self) -> bool:
+        """Whether a node may be silent in a round."""
+        return self.rounds == 0 or self.silence_rounds > 0
 
     @property
     def up(self) -> Slicing:
@@ -76,10 +89,24 @@ class Plan:
         """How many bytes of code one sealed chunk can hold."""
         return chunk_room(self.frame_mtu)
 
-    def learning_rate(self, round_number: int) -> float:
-        """The learning rate of a round. It falls linearly over the run, at most to 0."""
-        left = PERMILLE * self.rounds - self.learning_rate_drop_permille * round_number
-        return self.learning_rate_e6 * 1e-6 * max(left, 0) / (PERMILLE * self.rounds)
+    def learning_rate(self, rounds_before: int) -> float:
+        """The learning rate after so many rounds of the run, or of the news if it has no end.
+
+        It falls linearly over the rounds of the run, or over `news_rounds`, at most to 0.
+        """
+        rounds = self.rounds or self.news_rounds
+        left = PERMILLE * rounds - self.learning_rate_drop_permille * min(rounds_before, rounds)
+        return self.learning_rate_e6 * 1e-6 * max(left, 0) / (PERMILLE * rounds)
+
+
+def of_rounds(rounds: int) -> str:
+    """Return what follows a round's number in a text: nothing in a run without an end."""
+    return f" of {rounds}" if rounds else ""
+
+
+def run_length(rounds: int) -> str:
+    """Return the length of a run in words."""
+    return f"{rounds} rounds" if rounds else "without end"
 
 
 def chunk_room(frame_mtu: int) -> int:
@@ -102,6 +129,7 @@ def make_plan(
     silence: float = 0.0,
     silence_rounds: int = 0,
     manifest_repeats: int = 0,
+    news_rounds: int = 0,
     up_bytes: int = 0,
     down_bytes: int = 0,
     nodes: int = 1,
@@ -133,6 +161,7 @@ def make_plan(
         silence_permille=round(silence * PERMILLE),
         silence_rounds=silence_rounds,
         manifest_repeats=manifest_repeats,
+        news_rounds=news_rounds,
     )
     check_plan(plan)
     return plan
@@ -169,6 +198,10 @@ def check_plan(plan: Plan) -> None:
     """WireError for a plan outside the limits of SPEC.md section 5."""
     spans = -(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)
     check_limits(plan, up_span=spans, down_span=spans)
+    if (plan.rounds == 0) != (plan.news_rounds > 0):
+        raise WireError("plan", "news_rounds is for runs without an end, which need it")
+    if plan.rounds == 0 and (plan.silence_permille or plan.silence_rounds):
+        raise WireError("plan", "silence and silence_rounds are for runs with an end")
     if plan.dimension > (dimension_max := global_snapshot_max(plan.frame_mtu)):
         raise WireError(
             "plan", f"dimension is {plan.dimension}: frames of this size allow {dimension_max}"

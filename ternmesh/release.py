@@ -11,7 +11,8 @@ A trial that ends in a crash or a power cut has its attempt on disk already.
 """
 
 import hashlib
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,10 +25,13 @@ from ternmesh.wire.control import INTEGER_MAX, NAME, read_cbor
 TAG: Final = "ternmesh release 1"  # no other signed content begins like this
 DESCRIPTION: Final = "model.json"
 FILES: Final = (DESCRIPTION, *model_package.FILES)
+MANIFEST, SIGNATURES = "manifest.cbor", "signatures"  # beside the files
 MANIFEST_MAX: Final = 1024  # bytes
 SIGNATURES_MAX: Final = 16_384  # bytes, all signers together
 FILE_BYTES_MAX: Final = (1 << 31) - 1
 HASH_SIZE: Final = 32
+OBJECT: Final = "ternmesh release object 1"  # how a release as one string of bytes begins
+OBJECT_MAX: Final = 1 << 27  # bytes
 LOSS_UNIT = 1e-6
 LATENCY_UNIT = 1e-3  # seconds
 ATTEMPTS_MAX = 3  # trials in which the process may die; one of them may be a power cut
@@ -133,6 +137,37 @@ def make_manifest(
     return ReleaseManifest(
         loaded.name, version, loaded.model_hash(), files, loss_max, latency_max, last
     )
+
+
+def write_object(content: bytes, signatures: bytes, files: Sequence[bytes]) -> bytes:
+    """A release as one string of bytes; a file that its receivers hold already is empty."""
+    packed = [zlib.compress(data, 9) if data else b"" for data in files]
+    whole: bytes = cbor2.dumps([OBJECT, content, signatures, packed], canonical=True)
+    return whole
+
+
+def read_object(data: bytes) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+    """Manifest, signatures and compressed files of an object; ModelPackageError."""
+    try:
+        fields = read_cbor(data) if len(data) <= OBJECT_MAX else ()
+    except WireError as error:
+        raise ModelPackageError(f"this is not a release in one file: {error}") from error
+    match fields:
+        case (tag, bytes(content), bytes(signatures), tuple(files)):
+            if tag == OBJECT and [type(file) for file in files] == [bytes] * len(FILES):
+                return content, signatures[:SIGNATURES_MAX], files
+    raise ModelPackageError("this is not a release in one file, of this version")
+
+
+def unpack(packed: bytes, entry: FileEntry) -> bytes:
+    """A file of an object; ModelPackageError unless it is the one of the manifest."""
+    try:
+        data = zlib.decompressobj().decompress(packed, entry.size + 1)
+    except zlib.error as error:
+        raise ModelPackageError(f"a file of the release is damaged: {error}") from error
+    if FileEntry(len(data), hashlib.sha256(data).digest()) != entry:
+        raise ModelPackageError("a file of the release is not the one of its manifest")
+    return data
 
 
 @dataclass(frozen=True, slots=True)

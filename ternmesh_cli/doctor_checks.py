@@ -305,6 +305,20 @@ def unit(subject: Subject) -> Iterator[Result]:
         yield WARNING, f"{name} is {active}, and not sure to start: {start}"
 
 
+def sensors(subject: Subject) -> Iterator[Result]:
+    """What `[resources]` of a node goes by."""
+    if subject.kind != "node":
+        return
+    from edge.resources import measure
+
+    found = measure()
+    heat = "no thermal zone" if found.temperature_c is None else f"{found.temperature_c:.0f} C"
+    if found.memory_pressure is None:
+        yield WARNING, f"{heat}, no memory pressure: try psi=1 on the kernel's command line"
+    else:
+        yield OK, f"{heat}, memory pressure {found.memory_pressure:.0f} %"
+
+
 def _shown(subject: Subject) -> dict[str, str]:
     """What systemd knows about the unit."""
     asked = "LoadState,ActiveState,SubState,UnitFileState,StatusText,SupplementaryGroups"
@@ -317,7 +331,8 @@ def _shown(subject: Subject) -> dict[str, str]:
 
 Check = Callable[[Subject], Iterator[Result]]
 CHECKS: tuple[Check, ...]
-CHECKS = (settings, clock, disk, state, keys, program, unit, broker, port, airtime, model, data)
+CHECKS = (settings, clock, disk, state, keys, program, unit, broker, port, airtime, model, data,
+          sensors)  # fmt: skip
 
 
 def checks_of(subject: Subject) -> tuple[Check, ...]:

@@ -16,7 +16,7 @@ from ternmesh.security.identity import Identity, Role, parse_identity
 from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.signatures import Signers, choose_signers
 from ternmesh_service.config_file import anchored, control_path, read_settings
-from ternmesh_service.control_socket import ANSWER_S, BACKUP, BACKUP_S, NobodyAnswers, ask
+from ternmesh_service.control_socket import ANSWER_S, SLOW, SLOW_S, NobodyAnswers, ask
 from ternmesh_service.identity_file import check_owner, make_identity_file, read_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_service.wipe import begin_again
@@ -39,7 +39,7 @@ class End:
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of the running process; None where it does not run."""
         try:
-            return ask(self.socket, request, BACKUP_S if BACKUP in request else ANSWER_S)
+            return ask(self.socket, request, SLOW_S if SLOW & request.keys() else ANSWER_S)
         except NobodyAnswers:
             return None
 

@@ -22,11 +22,18 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit when the run is over and the nodes have had time to fetch the last update",
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--new-run",
         action="store_true",
-        help="discard a stored run of another model or another [run], or one with a damaged file; "
-        "a run of the same model and [run] continues",
+        help="discard a stored run of another model or another [run], or one with a damaged file, "
+        "and begin from nothing; a run of the same model and [run] continues",
+    )
+    which.add_argument(
+        "--continue",
+        dest="after_end",
+        action="store_true",
+        help="if the stored run is finished, begin another with what it has learned",
     )
 
 
@@ -60,9 +67,14 @@ def _run(arguments: argparse.Namespace) -> int:
         case "host":
             from host.service import run_host
 
-            until, new_run = arguments.until_finished, arguments.new_run
-            insecure = arguments.insecure
-            run_host(config, stop, until_finished=until, new_run=new_run, insecure=insecure)
+            run_host(
+                config,
+                stop,
+                until_finished=arguments.until_finished,
+                new_run=arguments.new_run,
+                after_end=arguments.after_end,
+                insecure=arguments.insecure,
+            )
         case "gateway":
             from edge.gateway.service import run_gateway
 

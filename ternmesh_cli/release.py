@@ -1,17 +1,20 @@
-"""`ternmesh release`: make, sign, check, install and list releases of a model."""
+"""`ternmesh release`: make, sign, check, install, list and publish releases of a model."""
 
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
+from ternmesh.security.identity import Role
 from ternmesh.security.signatures import RELEASE, own_quantum, sign_release, signatures_of
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 from ternmesh_service.config_file import package_folder
+from ternmesh_service.control_socket import PUBLISHED, ControlError
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
@@ -59,9 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "also check its signatures: host.toml, or that of any end of the fleet"
     check.add_argument("--config", type=Path, metavar="FILE", help=what)
     add_option(check, "--memory-mib", number(16, 65_536), 512, "limit of the first steps")
+    pack = rows.add("pack", "write a release as one file, for a USB stick", _pack)
+    _add_release(pack)
+    pack.add_argument("file", type=path, metavar="FILE", help="a new file")
     install = rows.add("install", "give a release to the node of a configuration", _install)
-    _add_release(install)
+    _add_release(install, "folder or file of a release")
     add_config(install, "node.toml")
+    publish = rows.add("publish", "send a release to all boards over the link", _publish)
+    _add_release(publish)
+    add_config(publish, "host.toml")
+    what = "share of boards that try it before all others"
+    add_option(publish, "--canary", real(0.0, 1.0), 0.1, what)
+    for name, what in (
+        ("progress", "show how far each board is with the published release"),
+        ("withdraw", "offer the published release no more; boards that run it keep it"),
+    ):
+        row = rows.add(name, what, _ask_host)
+        row.set_defaults(asked=name)
+        add_config(row, "host.toml")
+        add_json(row)
     listing = rows.add("list", "show the releases that a node has", _list)
     add_config(listing, "node.toml")
     add_json(listing)
@@ -74,8 +93,8 @@ def add_signer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--identity", type=Path, metavar="FILE", help=what)
 
 
-def _add_release(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
+def _add_release(parser: argparse.ArgumentParser, what: str = "folder of a release") -> None:
+    parser.add_argument("release", type=Path, metavar="RELEASE", help=what)
 
 
 def _make(arguments: argparse.Namespace) -> int:
@@ -92,8 +111,8 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _sign(arguments: argparse.Namespace) -> int:
     from edge.files import read_file
-    from edge.releases.store import MANIFEST, SIGNATURES, Releases, accept_unsigned
-    from ternmesh.release import MANIFEST_MAX
+    from edge.releases.store import Releases, accept_unsigned
+    from ternmesh.release import MANIFEST, MANIFEST_MAX, SIGNATURES
 
     folder = arguments.release
     manifest = Releases(folder.parent, accept_unsigned).read(folder)
@@ -162,11 +181,89 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _install(arguments: argparse.Namespace) -> int:
     config, releases = _board(arguments.config)
-    manifest = releases.install(arguments.release)
+    source = arguments.release
+    if source.is_file():
+        with tempfile.TemporaryDirectory() as scratch:
+            manifest = releases.install(_unpacked(source, Path(scratch, "release")))
+    else:
+        manifest = releases.install(source)
     if config.releases.insecure:
         print(UNSIGNED, file=sys.stderr)
     print(f"{_named(manifest)} is installed: a running node tries it within seconds")
     return 0
+
+
+def _unpacked(file: Path, folder: Path) -> Path:
+    """The release in a file, as files in a folder; `install` checks who has signed it."""
+    from edge.files import read_file
+    from edge.releases.store import accept_unsigned
+    from ternmesh.release import OBJECT_MAX
+    from ternmesh_service.release_files import extract
+
+    extract(read_file(file, OBJECT_MAX), folder, [], accept_unsigned)
+    return folder
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from ternmesh_store.files import replace_file
+
+    manifest, data = _whole(arguments.release, None)
+    replace_file(arguments.file, data)
+    print(f"{arguments.file}: {_named(manifest)}, {len(data):,} bytes")
+    return 0
+
+
+def _whole(folder: Path, config: Path | None) -> "tuple[ReleaseManifest, bytes]":
+    """A release with all its files as one string of bytes; signed, where there is a `config`."""
+    from edge.releases.store import Releases, accept_unsigned, load_release
+    from ternmesh_service.release_files import pack_folder
+
+    verify = accept_unsigned if config is None else _signed_in(config)
+    manifest = Releases(folder.parent, verify).read(folder)
+    load_release(folder, manifest)
+    return manifest, pack_folder(folder)
+
+
+def _publish(arguments: argparse.Namespace) -> int:
+    from host.releases import FOLDER, NEW
+    from ternmesh_store.files import replace_file
+
+    host = _host(arguments.config)
+    manifest, data = _whole(arguments.release, arguments.config)
+    folder = host.folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / NEW, data)
+    replace_file(folder / f"{NEW}.json", str(arguments.canary).encode())
+    answer = host.ask({PUBLISHED: "publish"})
+    print(
+        f"{_named(manifest)} waits for the next start of the host"
+        if answer is None
+        else answer["said"]
+    )
+    return 0
+
+
+def _ask_host(arguments: argparse.Namespace) -> int:
+    from ternmesh_cli.status import published
+
+    answer = _host(arguments.config).ask({PUBLISHED: arguments.asked})
+    if answer is None:
+        raise ControlError("the host does not run: start it first")
+    lines = [json.dumps(answer["release"])] if arguments.json else published(answer["release"])
+    print("\n".join(lines))
+    return 0
+
+
+def _host(path: Path) -> keys.End:
+    host = keys.read(path)
+    if host.role is not Role.HOST:
+        raise ConfigError(f"{path} is of a {host.role.name.lower()}: give the file of a host")
+    if keys.read_end(path)["link"].get("radios"):  # so the host could not keep to their share
+        raise ConfigError(
+            "a host with link.radios publishes no release, because it is not told what airtime its "
+            "gateways have: install the release on each board, from a file"
+        )
+    return host
 
 
 def _list(arguments: argparse.Namespace) -> int:

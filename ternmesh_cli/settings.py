@@ -19,6 +19,7 @@ settings of a board:
   pace_s=60         least seconds between the begin of two rounds
   log_level=debug   or info, warning, error
   silence=0.05      its own share in place of the host's [run] silence
+  threshold=0.6     no label for predictions that are less probable
   NAME=default      as the board's own configuration says
 """
 

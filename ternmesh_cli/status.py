@@ -11,9 +11,11 @@ from typing import Any
 from ternmesh.config import ConfigError
 from ternmesh.federated.management import settings_text
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL, NORMAL_UP_TO, shortened, why
+from ternmesh.plan import of_rounds
 from ternmesh.security.identity import Role
 from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_cli.keys import read, read_end, socket_of
+from ternmesh_cli.predict import figures_text
 from ternmesh_cli.process import add_json, as_run
 from ternmesh_service.control_socket import BOARDS, ControlError, ask
 
@@ -138,14 +140,17 @@ def describe(answer: Answer) -> Iterator[str]:
 
 
 def _host(answer: Answer) -> Iterator[str]:
-    yield f"host of fleet {answer['fleet']}, model {answer['model']}, run {answer['run']}"
+    end = "" if answer["rounds"] else " without end"
+    yield f"host of fleet {answer['fleet']}, model {answer['model']}, run {answer['run']}{end}"
     yield from _connection(answer)
     left = "" if answer["deadline_s"] is None else f", {answer['deadline_s']:.0f} s left"
     digest = answer["global_hash"][:HASH_SHOWN]
     yield (
-        f"global adapter {answer['version']} of {answer['rounds']} ({digest}), "
+        f"global adapter {answer['version']}{of_rounds(answer['rounds'])} ({digest}), "
         f"{answer['phase']}{left}"
     )
+    if origin := answer.get("carried_from"):
+        yield "begun with the adapter of run {}, global adapter {}".format(*origin.split())
     if answer["behind"] is not None:
         yield answer["behind"]
     active = sum(node["active"] for node in answer["nodes"])
@@ -163,6 +168,8 @@ def _host(answer: Answer) -> Iterator[str]:
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
         if added:
             yield f"counted last in a gateway's partial aggregate: {shortened(added)}"
+    if answer.get("release") is not None:
+        yield from published(answer["release"])
     if answer["history"]:
         yield ""
         shown = answer["history"][-ROUNDS_SHOWN:]
@@ -194,9 +201,14 @@ def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
 def _node(answer: Answer) -> Iterator[str]:
     yield f"node {answer['name']} of fleet {answer['fleet']}, model {answer['model']}"
     yield from _connection(answer)
-    total = f" of {answer['rounds']}" if answer["rounds"] else ", no run joined yet"
+    is_in_run = answer["rounds"] is not None
+    total = of_rounds(answer["rounds"]) if is_in_run else ", no run joined yet"
     yield f"global adapter {answer['version']}{total}, {answer['phase']}; {_activity(answer)}"
     yield f"{answer['samples']} samples; {_metric(answer)}"
+    if answer.get("provider") not in (None, "", "CPUExecutionProvider"):
+        yield f"training runs on {answer['provider']}"
+    if "by_label" in (source := answer.get("source") or {}):
+        yield _samples(source)
     up = "handed to the link" if "link" in answer["transport"] else "up"  # on the air or not yet
     yield f"{up} {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
     if answer["diverged"]:
@@ -213,6 +225,25 @@ def _node(answer: Answer) -> Iterator[str]:
     releases = answer.get("releases")
     if releases is not None:
         yield from _releases(releases)
+    if answer.get("predict") is not None:
+        yield from figures_text(answer["predict"])
+    if incoming := answer.get("incoming"):
+        eta_s = incoming["eta_s"]
+        left = "" if eta_s is None else f", about {eta_s:.0f} s left"
+        reason = f": {incoming['reason']}" if incoming["reason"] else ""
+        yield (
+            f"release {incoming['version']} over the link: {incoming['state']}, "
+            f"{incoming['held']:.0%} here{left}{reason}"
+        )
+
+
+def _samples(source: Answer) -> str:
+    last = source["last_label"]
+    newest = f", the last one: {last[0]!r} is {last[1]}" if last else ""
+    return (
+        f"{source['waiting']} wait for a label; by label: {_counts(source['by_label']) or 'none'}"
+        f"{newest}; {source['refused']} refused, {source['evicted'] + source['expired']} made room"
+    )
 
 
 def _split_host(answer: Answer) -> Iterator[str]:
@@ -291,11 +322,29 @@ def _releases(releases: Answer) -> Iterator[str]:
         yield f"release {refused['version']} is not taken: {refused['reason']}"
 
 
+def published(release: Answer | None) -> Iterator[str]:
+    """How far the boards are with the release that a host has published."""
+    if release is None or "version" not in release:
+        yield "no release is published" if release is None else release["reason"]
+        return
+    why_not = f": {release['reason']}" if release["reason"] else ""
+    yield (
+        f"release {release['version']} is {release['stage']}{why_not}; {_size(release['bytes'])}, "
+        f"about {release['eta_s']:.0f} s of sending left"
+    )
+    for name, board in sorted(release["boards"].items()):
+        away = ", away" if board["away"] else ""
+        reason = f": {board['reason']}" if board["reason"] else ""
+        yield f"{name}: {board['state']}, {board['held']:.0%} here{away}{reason}"
+
+
 def _activity(answer: Answer) -> str:
-    training = answer["training"]
+    training, doing = answer["training"], str(answer["activity"])
+    if doing.startswith("paused: "):  # too hot, say
+        doing = f"paused: {answer['held_back']}"
     if training is None:
-        return str(answer["activity"])
-    return f"{answer['activity']}, step {training['steps_done']} of {training['steps']}"
+        return doing
+    return f"{doing}, step {training['steps_done']} of {training['steps']}"
 
 
 def _metric(answer: Answer) -> str:

@@ -27,8 +27,11 @@ CLIENTS_MAX = 16  # at once; the connection of a further one is closed
 ANSWER_S = 10.0  # how long a client waits
 CLIENT_S = 5.0  # for a whole request and its answer
 BACKUP = "backup"  # the request for a copy of the state, with its folder
-BACKUP_S = 600.0  # for a copy
+DATA = "data"  # the request about samples of a node
+SLOW = {BACKUP, DATA}  # requests that write much
+SLOW_S = 600.0  # for such a request
 BOARDS = "boards"  # the request about the boards of a host, with a name or `all`
+PUBLISHED = "published"  # the request about a host's release: publish, progress or withdraw
 PATH_MAX = 107  # bytes in the address of a Unix socket
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -57,17 +60,7 @@ class ControlServer:
         self._places = threading.Semaphore(CLIENTS_MAX)
 
     def __enter__(self) -> "ControlServer":
-        _check_path(self.path)
-        _clear(self.path)
-        self._socket = listening = socket.socket(socket.AF_UNIX)
-        try:
-            make_private_folder(self.path.parent)
-            listening.bind(str(self.path))
-            self.path.chmod(0o600)  # Before `listen`: no client can have connected.
-            listening.listen(CLIENTS_MAX)
-        except OSError as error:
-            listening.close()
-            raise ControlError(f"cannot listen on {self.path} ({error})") from error
+        self._socket = listening = listen_privately(self.path, CLIENTS_MAX)
         threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
         return self
 
@@ -136,7 +129,7 @@ class Relay:
         reply: queue.Queue[Mapping[str, Any]] = queue.Queue(1)
         try:
             self._requests.put_nowait((request, reply))
-            return reply.get(timeout=BACKUP_S if BACKUP in request else self._timeout_s)
+            return reply.get(timeout=SLOW_S if SLOW & request.keys() else self._timeout_s)
         except (queue.Full, queue.Empty) as error:
             raise ControlError("the process is busy: ask again") from error
 
@@ -178,6 +171,22 @@ def ask(path: Path, request: Mapping[str, Any], timeout_s: float = ANSWER_S) -> 
     if "error" in answer:
         raise ControlError(str(answer["error"]))
     return answer
+
+
+def listen_privately(path: Path, clients_max: int) -> socket.socket:
+    """A Unix socket at `path` to which only our user may connect; ControlError."""
+    _check_path(path)
+    _clear(path)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        make_private_folder(path.parent)
+        listening.bind(str(path))
+        path.chmod(0o600)  # Before `listen`: no client can have connected.
+        listening.listen(clients_max)
+    except OSError as error:
+        listening.close()
+        raise ControlError(f"cannot listen on {path} ({error})") from error
+    return listening
 
 
 def _read_line(client: socket.socket, size_max: int, deadline: float) -> bytes:

@@ -141,6 +141,16 @@ class Database:
         self.commit()
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def compact(self) -> None:
+        """Commit, and write the file anew: neither it nor its WAL holds what was deleted.
+
+        For that time it needs as much memory and disk again as the file has bytes. Without it,
+        SQLite leaves parts of rows in pages that it has split, whatever secure_delete is.
+        """
+        self.commit()
+        self._execute("VACUUM")
+        self.checkpoint()
+
     def back_up(self, path: Path) -> None:
         """Write a copy of the open file to a new file. Raises StoreError; this file stays open."""
         self.commit()
@@ -226,6 +236,7 @@ class Database:
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
             self._execute(f"PRAGMA {pragma}")
         self._execute("PRAGMA journal_size_limit = 0")  # the WAL holds its own frames alone
+        self._execute("PRAGMA secure_delete = ON")  # not every build does so by itself
         checksums.prepare(self._connected())
         self._check_wal()
         self._begin()

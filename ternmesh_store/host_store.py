@@ -16,7 +16,13 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.management import BoardRecord
-from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
+from ternmesh.federated.state import (
+    ChainLink,
+    CoordinatorState,
+    Learned,
+    NodeRecord,
+    new_coordinator_state,
+)
 from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
 from ternmesh.wire.control import Report, read_control, write_control
@@ -27,6 +33,7 @@ from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
 ROUNDS_MAX = 1000  # closed rounds that the history holds
 _RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", "host_round", "host_traffic")
 _MODEL, _RESIDUAL = "model_q24", "residual"
+_KEY, _CARRIED, _MEAN = "adapter_key", "carried_from", "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,17 @@ class StoredRun:
     run: bytes
     plan: Plan
     state: CoordinatorState
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedRun:
+    """A run that is to be carried over to another one."""
+
+    run: bytes
+    version: int
+    model: bytes
+    adapter_key: bytes | None  # of the model (`ternmesh.model_package`), if it is known
+    learned: Learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +87,7 @@ class HostStore(Store):
         self._values = StoredValues(database, "host_value")
 
     @checked
-    def load(self, model_hash: bytes) -> StoredRun | None:
+    def load(self, model_hash: bytes, adapter_key: bytes = b"") -> StoredRun | None:
         """The run of the last commit; None where there is none of this model."""
         found = self._database.rows(
             "SELECT run, plan, version, global_hash, started, finished, is_first FROM host_run "
@@ -78,6 +96,8 @@ class HostStore(Store):
         )
         if not found:
             return None
+        if adapter_key and self._values.get(_KEY) != adapter_key:
+            self._values.put(_KEY, adapter_key)  # an earlier ternmesh has stored none
         run, plan, version, global_hash, started, finished, is_first = found[0]
         state = CoordinatorState(
             model_q24=self._values.integers(_MODEL),
@@ -87,6 +107,7 @@ class HostStore(Store):
             started=bool(started),
             finished=bool(finished),
             is_first=bool(is_first),
+            mean=self._values.get(_MEAN) or b"",
             nodes=tuple(self._nodes()),
             chain=tuple(
                 ChainLink(*row)
@@ -103,15 +124,39 @@ class HostStore(Store):
         check_host(run, stored.plan, state, model_hash)
         return stored
 
-    def learned_run(self) -> tuple[bytes, int] | None:
-        """The run, of any model, and its version, if a round of it was closed."""
-        found = self._database.rows("SELECT run, version FROM host_run WHERE version > 0")
-        return found[0] if found else None
+    def learned_run(self) -> tuple[bytes, int, bytes] | None:
+        """The run, its version and model, if it has learned or taken along anything."""
+        found = self._database.rows("SELECT run, version, model FROM host_run")
+        return found[0] if found and (found[0][1] > 0 or self.carried_from) else None
+
+    @checked
+    def learned(self) -> LearnedRun | None:
+        """What that run has learned or taken along."""
+        found = self.learned_run()
+        if found is None:
+            return None
+        learned = Learned(self._values.integers(_MODEL), self._values.floats(_RESIDUAL))
+        return LearnedRun(*found, self._values.get(_KEY), learned)
+
+    @property
+    def carried_from(self) -> str:
+        """The run, and its version, whose adapter this run has begun with; '' for none."""
+        return (self._values.get(_CARRIED) or b"").decode()
 
     def begin(
-        self, run: bytes, plan: Plan, model_hash: bytes, *, is_first: bool = False
+        self,
+        run: bytes,
+        plan: Plan,
+        model_hash: bytes,
+        adapter_key: bytes = b"",
+        *,
+        is_first: bool = False,
+        carried: LearnedRun | None = None,
     ) -> StoredRun:
-        """Begin a run, durably. The run before is deleted, but not the seal counter."""
+        """Begin a run, durably. The run before is deleted, but not the seal counter.
+
+        `carried` is what it takes along from that run.
+        """
         for table in _RUN_TABLES:
             self._database.write(f"DELETE FROM {table}")
         self._database.write(
@@ -121,9 +166,13 @@ class HostStore(Store):
             json.dumps(to_numbers(plan)),
             is_first,
         )
-        empty = new_coordinator_state(plan.dimension)
-        self._values.put_integers(_MODEL, empty.model_q24)
-        self._values.put_floats(_RESIDUAL, empty.residual)
+        start = carried.learned if carried else new_coordinator_state(plan.dimension)
+        self._values.put_integers(_MODEL, start.model_q24)
+        self._values.put_floats(_RESIDUAL, start.residual)
+        self._values.put(_KEY, adapter_key)
+        origin = f"{carried.run.hex()} {carried.version}" if carried else ""
+        self._values.put(_CARRIED, origin.encode())
+        self._values.put(_MEAN, b"")
         self._database.checkpoint()  # damage to the WAL must not begin another run
         stored = self.load(model_hash)
         assert stored is not None
@@ -236,6 +285,8 @@ class HostStore(Store):
         write = self._database.write
         self._values.put_integers(_MODEL, event.model_q24)
         self._values.put_floats(_RESIDUAL, event.residual)
+        if event.mean:
+            self._values.put(_MEAN, event.mean)
         write(
             "UPDATE host_run SET version = ?, global_hash = ?, finished = ?",
             event.version,

@@ -1,6 +1,7 @@
 """What a node stores: its place in the run, its residual, its pending update."""
 
 import json
+from dataclasses import replace
 
 from ternmesh.federated.events import (
     Advanced,
@@ -14,15 +15,17 @@ from ternmesh.federated.events import (
     UpdateMade,
     UpdateReceived,
 )
-from ternmesh.federated.node import new_node_state
-from ternmesh.federated.state import ChainLink, NodeState
+from ternmesh.federated.state import ChainLink, Learned, NodeState, new_node_state
 from ternmesh.federated.state_checks import check_node
+from ternmesh.model_package import keeps_adapter
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
 from ternmesh.wire.control import Numbers
 from ternmesh_store.database import Database
 from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
 
 _MODEL, _RESIDUAL, _CORRECTED = "model_q24", "residual", "corrected"
+_BEFORE = "before."  # before the keys of the vectors of the run before
+_KEY = "adapter_key"  # of the model
 _PROGRAM = "program."  # before the keys of `get` and `put`
 
 
@@ -36,10 +39,11 @@ class NodeStore(Store):
         self._dimension = 0
 
     @checked
-    def load(self, model_hash: bytes, dimension: int) -> NodeState:
+    def load(self, model_hash: bytes, dimension: int, adapter_key: bytes = b"") -> NodeState:
         """The state of the last commit. The state of another model is deleted.
 
-        The seal counter stays even then: it must never go back.
+        The seal counter stays even then: it must never go back. So does what was learned where the
+        keys of both models allow it (`keeps_adapter`): as `before`.
         """
         self._model = model_hash
         self._dimension = dimension
@@ -51,10 +55,14 @@ class NodeStore(Store):
             dimension,
         )
         if not found:
-            empty = new_node_state(dimension)
+            fits = keeps_adapter(self._values.get(_KEY), adapter_key)
+            empty = replace(new_node_state(dimension), before=self._learned() if fits else None)
             self._begin(empty)
+            self._values.put(_KEY, adapter_key)
             self.commit()
-            return NodeState(empty.model_q24, empty.residual, counter=counter)
+            return replace(empty, counter=counter)
+        if adapter_key and self._values.get(_KEY) != adapter_key:
+            self._values.put(_KEY, adapter_key)  # an earlier ternmesh has stored none
         run, address, plan, version, global_hash, finished, silent, silences = found[0]
         pending, received = self._pending()
         state = NodeState(
@@ -77,6 +85,7 @@ class NodeStore(Store):
                     "SELECT version, global_hash, content FROM node_chain ORDER BY version"
                 )
             ),
+            before=self._learned() if version == 0 else None,
         )
         check_node(state, model_hash, dimension)
         return state
@@ -131,6 +140,8 @@ class NodeStore(Store):
         begin = (empty.run, 0, "", 0, empty.global_hash)  # without an address or a plan
         self._database.insert("node_run", self._model, self._dimension, *begin, 0, 0, 0)
         self._put_vectors(empty)
+        if empty.before is not None:
+            self._put_vectors(empty.before, _BEFORE)
 
     def _join(self, event: Joined) -> None:
         [(run, plan)] = self._database.rows("SELECT run, plan FROM node_run")
@@ -139,6 +150,8 @@ class NodeStore(Store):
         self._database.write("UPDATE node_run SET address = ?", event.address)
 
     def _begin_run(self, run: bytes, plan: Plan) -> None:
+        if (learned := self._learned()) is not None:
+            self._put_vectors(learned, _BEFORE)
         self._drop_pending()
         self._database.write("DELETE FROM node_chain")
         self._put_vectors(new_node_state(self._dimension))
@@ -164,9 +177,22 @@ class NodeStore(Store):
         oldest = event.version + 1 if event.oldest is None else event.oldest
         self._database.write("DELETE FROM node_chain WHERE version < ?", oldest)
 
-    def _put_vectors(self, source: NodeState | Advanced) -> None:
-        self._values.put_integers(_MODEL, source.model_q24)
-        self._values.put_floats(_RESIDUAL, source.residual)
+    def _put_vectors(self, source: NodeState | Advanced | Learned, prefix: str = "") -> None:
+        self._values.put_integers(prefix + _MODEL, source.model_q24)
+        self._values.put_floats(prefix + _RESIDUAL, source.residual)
+
+    @checked
+    def _learned(self) -> Learned | None:
+        """What this run has taught; before its first global update, what the run before has."""
+        [(version,)] = self._database.rows("SELECT version FROM node_run")
+        if version > 0:
+            pending, _ = self._pending()
+            residual = self._values.floats(_RESIDUAL) if pending is None else pending.corrected
+            return Learned(self._values.integers(_MODEL), residual)
+        if self._values.get(_BEFORE + _MODEL) is None:
+            return None
+        model_q24 = self._values.integers(_BEFORE + _MODEL)
+        return Learned(model_q24, self._values.floats(_BEFORE + _RESIDUAL))
 
     def _put_pending(self, pending: Pending) -> None:
         self._drop_pending()

@@ -77,12 +77,12 @@ _NODE = (
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     "CREATE TABLE node_settings (number INTEGER NOT NULL, settings TEXT NOT NULL)",
 )
-_REPLAY = (
-    """CREATE TABLE replay_sample (
-        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, inputs BLOB NOT NULL, targets BLOB
-    )""",
-    "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
-)
+# added_at: seconds since 1970, 0 where the clock was not set; certainty: 0 to 1, 2: unknown
+_SAMPLE = """CREATE TABLE replay_sample (
+        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, added_at INTEGER NOT NULL,
+        certainty REAL NOT NULL, targets BLOB, inputs BLOB NOT NULL
+    )"""
+_REPLAY = (_SAMPLE, "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
 _GATEWAY = (
     """CREATE TABLE gateway_run (
         model BLOB NOT NULL, dimension INTEGER NOT NULL,
@@ -129,11 +129,18 @@ _SPLIT = (
     "CREATE TABLE split_board (address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
     "CREATE TABLE split_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
+_TO_5 = (
+    "ALTER TABLE replay_sample RENAME TO replay_older",
+    _SAMPLE,
+    "INSERT INTO replay_sample SELECT id, key, 0, 2, targets, inputs FROM replay_older",
+    "DROP TABLE replay_older",
+)
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=4,  # a change of any table takes the next number, and an entry in migrations
+    version=5,  # a change of any table takes the next number, and an entry in migrations
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
-    migrations={4: ()},  # from format 3 on an upgrade keeps the state; 4: reports, settings
+    # From format 3 on an upgrade keeps the state. 4: reports, settings; 5: time and certainty
+    migrations={4: (), 5: _TO_5},
     advice=f"bring back a copy (`ternmesh restore --force`): a backup, or {STATE}.format-N of a "
     "format that this one reads",
 )

@@ -135,6 +135,22 @@ class Transport(Protocol):
         """The next arrival, or None after `timeout_s`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """What a bearer has to spare for frames that can wait."""
+
+    frame_max: int  # bytes of a frame that leaves once, unchanged
+    cost_s: float = 0.0  # how long the bearer is taken by such a frame, by law too; 0: no limit
+
+
+@runtime_checkable
+class SpareTransport(Transport, Protocol):
+    """A transport that says when nothing else waits."""
+
+    def spare(self) -> Spare | None:
+        """What it has to spare now; None while frames wait to leave."""
+
+
 @runtime_checkable
 class StatusTransport(Transport, Protocol):
     """A transport that shows its state."""

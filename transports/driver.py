@@ -17,6 +17,8 @@ from transports.base import (
     FrameTooLarge,
     NotConnected,
     ReportingTransport,
+    Spare,
+    SpareTransport,
     Transport,
 )
 
@@ -100,6 +102,14 @@ class Driver(Generic[Event]):
         self._report_deliveries()
         timed = self._handle_timeout()
         return self._settle(handle_event, commit) or received or timed or moved
+
+    def spare(self) -> Spare | None:
+        """What the bearer has to spare for frames that can wait; None while others wait."""
+        if self._held or not self.transport.connected:
+            return None
+        if isinstance(self.transport, SpareTransport):
+            return self.transport.spare()
+        return Spare(self.transport.mtu)
 
     def _wait_s(self, wait_s: float) -> float:
         if self._held:

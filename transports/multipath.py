@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from transports.base import ALL, Arrival, Busy, NotConnected, StatusTransport
+from transports.base import ALL, Arrival, Busy, NotConnected, Spare, SpareTransport, StatusTransport
 
 SLICE_S = 0.02  # how long one bearer is listened to before the next
 REST = 20  # after so many times `patience_s` a silent bearer is tried again
@@ -119,6 +119,18 @@ class MultipathTransport:
             if arrival := self._listen(next(self._listening), min(left_s, SLICE_S)):
                 return arrival
         return None
+
+    def spare(self) -> Spare | None:
+        """What the slowest bearer has to spare; None while one of them has frames that wait."""
+        found = [
+            one.spare() if isinstance(one, SpareTransport) else Spare(one.mtu)
+            for one in (bearer.transport for bearer in self._bearers)
+            if one.connected
+        ]
+        known = [one for one in found if one is not None]
+        if not known or len(known) < len(found):
+            return None
+        return Spare(min(self.mtu, *(s.frame_max for s in known)), max(s.cost_s for s in known))
 
     def status(self) -> dict[str, object]:
         each = {bearer.name: bearer.transport.status() for bearer in self._bearers}

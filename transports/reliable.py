@@ -46,6 +46,8 @@ from transports.base import (
     Busy,
     FrameTooLarge,
     NotConnected,
+    Spare,
+    SpareTransport,
     StatusTransport,
     Transport,
     UnknownPeer,
@@ -218,6 +220,12 @@ class ReliableTransport:
         if not self._arrivals:
             return None
         return self._arrivals.popleft()
+
+    def spare(self) -> Spare | None:
+        """See `transports.base.SpareTransport`."""
+        if self._frame is not None or self._link.has_frames or not self._inner.connected:
+            return None
+        return self._inner.spare() if isinstance(self._inner, SpareTransport) else None
 
     def status(self) -> dict[str, object]:
         """The bearer's status and the link's counters, ready for JSON."""

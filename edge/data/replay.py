@@ -7,8 +7,11 @@ were stored for other tensors are deleted.
 import bisect
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,19 +24,28 @@ from edge.data.sources import (
     convert,
     input_specs,
     label_classes,
+    one_class,
     sample_bytes,
     target_specs,
 )
-from edge.errors import DataError
+from edge.errors import DataError, ModelError
+from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh_store.database import Database
 from ternmesh_store.store import StoredValues
 
 KEY_MAX = 128  # characters
 ID_MAX = 1 << 62
+ITEMS_MAX = 4096  # of one poll; the rest is left out
+RATED_MAX = 128  # samples whose certainty is computed at once
+UNKNOWN = 2.0  # in place of the certainty of samples that nothing has rated: they go first
+CLOCK_SET = 1_735_689_600  # 2025, in seconds since 1970: a clock that is behind was not set
+EXPIRE_S, DAY_S = 3600.0, 86_400.0  # time between two looks for samples that are too old
 _TENSORS = "tensors"
 
 Array = NDArray[Any]
+Labels = Callable[[Sequence[Sample | Label], float], list[Label]]
+Certainty = Callable[[Mapping[str, Array]], NDArray[np.floating[Any]]]
 
 _log = logging.getLogger(__name__)
 
@@ -47,15 +59,19 @@ class ReplayCounters:
     refused: int = 0  # wrong names, shapes, dtypes or labels, NaN, a key that is no short text
     repeated: int = 0  # samples whose key is in the buffer already
     unmatched: int = 0  # labels without a waiting sample
+    corrected: int = 0  # labels of a person in place of another one
     evicted: int = 0  # labelled samples that were deleted for newer ones
     expired: int = 0  # the same of samples without a label
+    outdated: int = 0  # samples of both kinds that were older than `keep_s`
 
 
 class ReplayBuffer:
-    """The newest samples with a label, and the newest that wait for one, in `database`.
+    """Samples with a label, and samples that wait for one, in `database`.
 
-    Each of the two kinds has at most `samples_max` samples and `bytes_max` bytes. The buffer
-    commits by itself. Methods may raise StoreError.
+    Each of the two kinds has at most `samples_max` samples and `bytes_max` bytes. Beyond that the
+    largest class loses its oldest sample, and the most certain sample waits no longer. `certainty`
+    returns that of predictions for inputs by name, with a batch axis: 0 to 1, else it is unknown.
+    The buffer commits by itself. Methods may raise StoreError.
     """
 
     def __init__(
@@ -64,31 +80,43 @@ class ReplayBuffer:
         self.capacity = min(samples_max, bytes_max // sample_bytes(package))
         self.counters = ReplayCounters()
         self.last_refusal = ""
-        self._package = package
+        self.last_label: tuple[str, int] | None = None  # a key and its class
+        self.certainty: Certainty | None = None
+        self.package = package
+        self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
+        self._expired_at = 0.0
         self._inputs = input_specs(package)
         self._targets = target_specs(package)
         self._classes = label_classes(package)
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
-        self._waiting: list[int] = []
+        self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
+        self._waiting: dict[int, float] = {}  # certainties, oldest first
+        self._fresh: list[int] = []  # ids that got a label since the last `add`
         self._id = 0  # of the newest sample
 
-    def load(self) -> None:
-        """Read what an earlier process has stored. DataError where no sample fits."""
+    def load(self, *, may_clear: bool = True) -> None:
+        """Read what is stored, and delete samples of other tensors. DataError if it may not.
+
+        DataError also where no sample fits.
+        """
         if self.capacity < 1:
             raise DataError(
-                f"one sample of {self._package.name} has {sample_bytes(self._package)} bytes, more "
+                f"one sample of {self.package.name} has {sample_bytes(self.package)} bytes, more "
                 "than data.replay_bytes_max: raise that"
             )
-        tensors = json.dumps([asdict(spec) for spec in self._package.batch_inputs]).encode()
+        tensors = json.dumps([asdict(spec) for spec in self.package.batch_inputs]).encode()
         values = StoredValues(self._database, "replay_value")
-        if values.get(_TENSORS) != tensors:
+        if (stored := values.get(_TENSORS)) != tensors:
+            if stored and not may_clear:
+                raise DataError(f"its samples are not of {self.package.name}: start the node first")
             self._database.write("DELETE FROM replay_sample")
             values.put(_TENSORS, tensors)
         self._drop_damaged()
-        rows = self._database.rows("SELECT id, targets IS NULL FROM replay_sample ORDER BY id")
-        self._labelled = [row for row, is_waiting in rows if not is_waiting]
-        self._waiting = [row for row, is_waiting in rows if is_waiting]
+        rows = self._database.rows("SELECT id, certainty, targets FROM replay_sample ORDER BY id")
+        self.classes = {row: self._class_of(found) for row, _, found in rows if found is not None}
+        self._labelled = list(self.classes)
+        self._waiting = {row: certainty for row, certainty, found in rows if found is None}
         self._id = rows[-1][0] if rows else 0
         self._trim()  # the settings may allow less than before
         self._database.commit()
@@ -106,11 +134,103 @@ class ReplayBuffer:
 
         Items that do not fit the model are counted and left out.
         """
-        labelled = sorted(row for item in items if (row := self._take(item)) is not None)
+        first = self._id
+        for item in items:
+            self._take(item)
+        fresh = [row for row in range(first + 1, self._id + 1) if row in self._waiting]
+        self.rate(fresh)
+        for row in fresh:
+            sql = "UPDATE replay_sample SET certainty = ? WHERE id = ?"
+            self._database.write(sql, self._waiting[row], row)
         self._trim()
+        if self.keep_s and abs(time.time() - self._expired_at) >= EXPIRE_S:
+            self._expired_at = time.time()
+            self.counters.outdated += self._delete(self.older_than(self.keep_s))
         self._database.commit()
-        kept = [row for row in labelled if row >= self._labelled[0]]
-        return np.searchsorted(self._labelled, kept)
+        labelled = sorted(row for row in self._fresh if row in self.classes)
+        self._fresh.clear()
+        places = [bisect.bisect_left(self._labelled, row) for row in labelled]
+        return np.array(places, np.int64)
+
+    def rate(self, rows: Iterable[int] | None = None) -> None:
+        """Compute the certainty of the newest of `rows`, by default of all that wait.
+
+        It stays in memory: a write for each of them in each round would wear a disk out.
+        """
+        rows = [*(self._waiting if rows is None else rows)][-RATED_MAX:]
+        if self.certainty is None or not rows:
+            return
+        try:
+            values = self.certainty(self.inputs(rows))
+        except ModelError as error:
+            _log.warning("the certainty of new samples is unknown: %s", error)
+            return
+        known = ((row, float(v)) for row, v in zip(rows, values, strict=True) if 0 <= v <= 1)
+        self._waiting.update(known)
+
+    def label(self, label: Label) -> bool:
+        """Take a label, also in place of another; False where its sample is gone. DataError."""
+        is_known = self._take_label(label, corrects=True)
+        self._database.commit()
+        return is_known
+
+    def forget(self, rows: Iterable[int]) -> int:
+        """Delete samples, and all their bytes in the file and its WAL; returns their number."""
+        count = self._delete(rows)
+        self._database.compact()
+        return count
+
+    def groups(self) -> dict[int | None, list[int]]:
+        """The ids of samples by class, the oldest first; None: those that wait for a label."""
+        groups: dict[int | None, list[int]] = {None: [*self._waiting]} if self._waiting else {}
+        for row in self._labelled:
+            groups.setdefault(self.classes[row], []).append(row)
+        return groups
+
+    def sizes(self) -> tuple[int, int]:
+        """The bytes of a sample that waits, and of one with a label."""
+        inputs = _layout(self._inputs).itemsize
+        return inputs, inputs + _layout(self._targets).itemsize
+
+    def key(self, row: int) -> str:
+        """The key of a sample."""
+        return str(self._database.rows("SELECT key FROM replay_sample WHERE id = ?", row)[0][0])
+
+    def find(self, key: str) -> int:
+        """The id of the sample with this key; 0 where there is none."""
+        found = self._database.rows("SELECT id FROM replay_sample WHERE key = ?", key)
+        return found[0][0] if found else 0
+
+    def age_s(self, row: int) -> float | None:
+        """Where the clock was not set, a sample is as old as the next one at least."""
+        now = time.time()
+        found = now >= CLOCK_SET and self._database.rows(
+            "SELECT added_at FROM replay_sample WHERE id >= ? AND added_at ORDER BY id LIMIT 1", row
+        )
+        return max(0.0, now - found[0][0]) if found else None
+
+    def older_than(self, age_s: float) -> list[int]:
+        """The ids of older samples; none while the clock is not set."""
+        limit, is_older, found = time.time() - age_s, False, []
+        if time.time() >= CLOCK_SET:
+            sql = "SELECT id, added_at FROM replay_sample ORDER BY id DESC"
+            for row, added_at in self._database.rows(sql):
+                is_older = added_at < limit if added_at else is_older
+                found += [row] * is_older
+        return found
+
+    def certainty_of(self, row: int) -> float | None:
+        """That of the prediction for a sample that waits; None where it is unknown."""
+        return None if self._waiting[row] == UNKNOWN else self._waiting[row]
+
+    def least_certain(self) -> list[int]:
+        """The ids of waiting samples, the least certain and then the newest first."""
+        return sorted(reversed(self._waiting), key=self._waiting.__getitem__)
+
+    def inputs(self, rows: Sequence[int]) -> dict[str, Array]:
+        """The inputs of samples by name, with a batch axis."""
+        sql = "SELECT inputs FROM replay_sample WHERE id = ?"
+        return _unpack([self._database.rows(sql, row)[0][0] for row in rows], self._inputs)
 
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
         """The arrays of samples by name, with a batch axis. Index 0 is the oldest sample."""
@@ -122,65 +242,84 @@ class ReplayBuffer:
         inputs = _unpack([inputs for inputs, _ in parts], self._inputs)
         return inputs | _unpack([targets for _, targets in parts], self._targets)
 
-    def _take(self, item: Sample | Label) -> int | None:
-        """Store an item; returns the id of the sample that it is the label of."""
+    def _take(self, item: Sample | Label) -> None:
         try:
             if isinstance(item, Label):
-                return self._take_label(item)
-            if not isinstance(item, Sample):
+                self._take_label(item)
+            elif isinstance(item, Sample):
+                self._take_sample(item)
+            else:
                 raise DataError(f"a source yields Sample and Label, not {item!r:.100}")
-            self._take_sample(item)
         except (DataError, TypeError, ValueError) as error:  # the source is the user's code
             self.counters.refused += 1
             self.last_refusal = str(error)
-        return None
 
     def _take_sample(self, sample: Sample) -> None:
         packed = _pack(sample.key, sample.inputs, self._inputs, {})
-        if self._database.rows("SELECT 1 FROM replay_sample WHERE key = ?", sample.key):
+        if self.find(sample.key):
             self.counters.repeated += 1
             return
         self._id += 1
-        self._database.insert("replay_sample", self._id, sample.key, packed, None)
-        self._waiting.append(self._id)
+        added_at = int(time.time()) if time.time() >= CLOCK_SET else 0
+        row = (self._id, sample.key, added_at, UNKNOWN, None, packed)
+        self._database.insert("replay_sample", *row)
+        self._waiting[self._id] = UNKNOWN
         self.counters.samples += 1
 
-    def _take_label(self, label: Label) -> int | None:
+    def _take_label(self, label: Label, *, corrects: bool = False) -> bool:
+        """Store a label; False where no sample takes it."""
         packed = _pack(label.key, label.targets, self._targets, self._classes)
-        found = self._database.rows(
-            "SELECT id FROM replay_sample WHERE key = ? AND targets IS NULL", label.key
-        )
-        if not found:
+        row = self.find(label.key)
+        is_new = row in self._waiting
+        if not is_new and not (row and corrects):
             self.counters.unmatched += 1
-            return None
-        row: int = found[0][0]
+            return False
         self._database.write("UPDATE replay_sample SET targets = ? WHERE id = ?", packed, row)
-        del self._waiting[bisect.bisect_left(self._waiting, row)]
-        bisect.insort(self._labelled, row)
-        self.counters.labels += 1
-        return row
+        self.classes[row] = self._class_of(packed)
+        self.last_label = (label.key, self.classes[row])
+        if is_new:
+            del self._waiting[row]
+            bisect.insort(self._labelled, row)
+            self._fresh.append(row)
+        self.counters.labels += is_new
+        self.counters.corrected += not is_new
+        return True
+
+    def _class_of(self, targets: bytes) -> int:
+        has_class = one_class(self.package) > 0
+        return int(np.frombuffer(targets, self._targets[0].dtype)[0]) if has_class else -1
 
     def _drop_damaged(self) -> None:
         """Delete samples that were never written so: SQLite checks its pages, not their bits."""
         self._database.write(
             "DELETE FROM replay_sample WHERE length(inputs) != ? OR length(targets) != ? "
-            "OR id NOT BETWEEN 1 AND ?",
+            "OR id NOT BETWEEN 1 AND ? OR typeof(added_at) != 'integer' "
+            "OR certainty NOT BETWEEN 0 AND 2",
             _layout(self._inputs).itemsize,
             _layout(self._targets).itemsize,
             ID_MAX,
         )
 
     def _trim(self) -> None:
-        """Delete the oldest samples beyond the limits."""
-        self.counters.evicted += self._drop_oldest(self._labelled)
-        self.counters.expired += self._drop_oldest(self._waiting)
+        """Delete samples beyond the limits."""
+        if self.waiting > self.capacity:
+            self.counters.expired += self._delete(self.least_certain()[self.capacity :])
+        excess = len(self._labelled) - self.capacity
+        if excess > 0:
+            groups = [deque(rows) for label, rows in self.groups().items() if label is not None]
+            oldest = [max(groups, key=len).popleft() for _ in range(excess)]
+            self.counters.evicted += self._delete(oldest)
 
-    def _drop_oldest(self, rows: list[int]) -> int:
-        excess = rows[: max(0, len(rows) - self.capacity)]
-        for row in excess:
+    def _delete(self, rows: Iterable[int]) -> int:
+        """Delete samples; returns their number."""
+        gone = set(rows)
+        for row in gone:
             self._database.write("DELETE FROM replay_sample WHERE id = ?", row)
-        del rows[: len(excess)]
-        return len(excess)
+            self._waiting.pop(row, None)
+            self.classes.pop(row, None)
+        if len(self._labelled) != len(self.classes):
+            self._labelled = [row for row in self._labelled if row in self.classes]
+        return len(gone)
 
 
 def _pack(
@@ -213,19 +352,53 @@ def _layout(specs: Sequence[TensorSpec]) -> np.dtype[Any]:
     return np.dtype([(spec.name, spec.dtype, spec.shape[1:]) for spec in specs])
 
 
+class Rehearsal:
+    """Labelled samples of a source, with those of files beside them, so that none is forgotten.
+
+    The samples of the source come first. While they are few, each stands for several: a quarter of
+    all that is drawn is theirs.
+    """
+
+    def __init__(self, live: Dataset, files: Dataset) -> None:
+        self._live = live
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._count + len(self._files)
+
+    @property
+    def _count(self) -> int:
+        live = len(self._live)
+        return live and max(live, len(self._files) // 3)
+
+    def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
+        """The arrays of samples by name, with a batch axis: first those of the source."""
+        is_live = indexes < self._count
+        parts = [self._files.batch(indexes[~is_live] - self._count)]
+        if is_live.any():
+            parts.insert(0, self._live.batch(indexes[is_live] % len(self._live)))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 class Feed:
     """Polls `source` every `poll_s` and stores its items in `buffer`.
 
     An error of the source is counted, and the source is polled again: a sensor may recover.
+    `labels` gives more labels to the samples of a poll (`edge.data.buttons`).
     """
 
-    def __init__(self, source: Source, buffer: ReplayBuffer, poll_s: float) -> None:
+    def __init__(
+        self, source: Source, buffer: ReplayBuffer, poll_s: float, labels: Labels | None = None
+    ) -> None:
         self.buffer = buffer
         self.failures = 0
+        self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
         self.last_failure = ""
         self._source = source
+        self._labels = labels
         self._poll_s = poll_s
         self._due: float | None = None
+        self.on_samples: Callable[[list[Sample]], None] | None = None  # gets each new sample
 
     def poll(self, now: float) -> NDArray[np.int64]:
         """Poll the source if it is time; returns the buffer's indexes of newly labelled samples."""
@@ -233,7 +406,9 @@ class Feed:
             return np.empty(0, dtype=np.int64)
         self._due = now + self._poll_s
         try:
-            items = list(self._source.poll(now))
+            items = list(islice(self._source.poll(now), ITEMS_MAX + 1))
+            self.floods += len(items) > ITEMS_MAX
+            del items[ITEMS_MAX:]
         except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
             failure = f"{type(error).__name__}: {error}"
             if failure != self.last_failure:
@@ -241,7 +416,26 @@ class Feed:
             self.failures += 1
             self.last_failure = failure
             items = []
+        if self._labels is not None:
+            items += self._labels(items, now)
+        if self.on_samples is not None:
+            self.on_samples([item for item in items if isinstance(item, Sample)])
         return self.buffer.add(items)
+
+    def status(self) -> dict[str, Any]:
+        """The source's own status, where it has one."""
+        from edge.data.live.base import LiveSource  # not where the samples are files alone
+
+        return self._source.status() if isinstance(self._source, LiveSource) else {}
+
+    def close(self) -> None:
+        """Close the source, if it can be closed."""
+        close = getattr(self._source, "close", None)
+        try:
+            if callable(close):
+                close()
+        except Exception:  # noqa: BLE001  (the user's code may raise anything)
+            _log.exception("the source could not be closed")
 
     def wait_s(self, now: float) -> float:
         """Seconds until the source is polled again."""

@@ -1,6 +1,7 @@
 """Samples from .npz files on disk, or from a class that the user supplies."""
 
 import importlib
+import inspect
 import logging
 import math
 import struct
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.live.options import BUILT_IN, read_options
 from edge.errors import DataError, NoData
 from ternmesh.config import Table, limits
 from ternmesh.model_package import ModelPackage, TensorSpec
@@ -109,6 +111,34 @@ def label_classes(package: ModelPackage) -> dict[str, int]:
     return {targets[0].name: classes} if classes > 0 else {}
 
 
+def one_class(package: ModelPackage) -> int:
+    """The number of classes where the class of a sample is its only target; else 0."""
+    targets = target_specs(package)
+    is_one = len(targets) == 1 and len(targets[0].shape) == 1
+    return label_classes(package).get(targets[0].name, 0) if is_one else 0
+
+
+def class_names(package: ModelPackage) -> list[str]:
+    """The names of the classes, or else their numbers; none where people cannot label samples."""
+    names = package.labels
+    return [*names, *map(str, range(len(names), one_class(package)))]
+
+
+def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
+    """The targets for a class, by its name or number, or for a value; DataError."""
+    spec, names = target_specs(package)[0], package.labels
+    try:
+        number = names.index(value) if value in names else float(value)
+        if np.dtype(spec.dtype).kind != "f" and number != (number := int(number)):
+            raise ValueError("not a whole number")
+        classes = label_classes(package).get(spec.name)
+        array = convert(np.asarray(number), spec, f"{value!r:.100}", classes=classes)
+        return {spec.name: array.reshape(spec.shape[1:])}
+    except (ValueError, TypeError, OverflowError) as error:
+        known = ", ".join(class_names(package)) or "no classes"
+        raise DataError(f"{value!r:.100} is no label of {package.name}: it has {known}") from error
+
+
 def convert(
     array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0, classes: int | None = None
 ) -> Array:
@@ -179,7 +209,7 @@ def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> Fol
     parts: list[_Part] = []
     count = 0
     for file in _files(path):
-        with _opened(file) as archive:
+        with opened_npz(file) as archive:
             parts.append(_survey(file, archive, package, settings))
         count += int(parts[-1].chosen.sum())
         dtypes = [np.result_type(*found) for found in zip(*(p.dtypes for p in parts), strict=True)]
@@ -198,17 +228,26 @@ def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> Fol
         convert(np.empty(0, dtype), spec, f"{path}: {spec.name} of all files together")
     read = []
     for part in parts:
-        with _opened(part.path) as archive:
+        with opened_npz(part.path) as archive:
             read.append(_samples(part, archive, package, settings))
     arrays = {name: np.concatenate([samples[name] for samples in read]) for name in names}
     return FolderData(package, arrays, settings.divide_by)
 
 
-def make_source(name: str, options: Mapping[str, Any], folder: Path | None = None) -> Source:
-    """The source of class `package.module:ClassName`, made with `options`; DataError.
+def make_source(
+    name: str,
+    options: Mapping[str, Any],
+    folder: Path | None = None,
+    package: ModelPackage | None = None,
+) -> Source:
+    """A built-in source, or one of class `package.module:ClassName`, made with `options`.
 
-    The module and its imports are also searched in `folder`.
+    A class may also take `package`. Its module and imports are also searched in `folder`.
+    DataError; ConfigError for options of a built-in source.
     """
+    if name in BUILT_IN:
+        options = {"options": read_options(name, dict(options))}
+        name = BUILT_IN[name][1]
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))
     module_name, _, class_name = name.partition(":")
@@ -216,16 +255,25 @@ def make_source(name: str, options: Mapping[str, Any], folder: Path | None = Non
         kind = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: "..:Name"
         raise DataError(
-            f"source {name!r} cannot be found ({error}): write package.module:ClassName"
+            f"source {name!r} cannot be found ({error}): write package.module:ClassName, or one of "
+            f"{', '.join(BUILT_IN)}"
         ) from error
     try:
-        source = kind(**options)
+        given = {"package": package} if _takes_package(kind) else {}
+        source = kind(**(given | dict(options)))
     except (TypeError, ValueError) as error:
         raise DataError(f"source {name} does not take its options: {error}") from error
     if not callable(getattr(source, "poll", None)):
         raise DataError(f"source {name} has no method poll(now)")
     made: Source = source
     return made
+
+
+def _takes_package(kind: Any) -> bool:
+    try:
+        return "package" in inspect.signature(kind).parameters
+    except (TypeError, ValueError):  # a class of C, which takes none
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +301,7 @@ def _files(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened_npz(path: Path) -> Iterator[Any]:
     """The archive of an .npz file; what goes wrong inside is one sentence about the file."""
     try:
         with open_regular(path) as file:
@@ -283,7 +331,7 @@ def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettin
     count = -1
     for spec in package.batch_inputs:
         name = settings.arrays.get(spec.name, spec.name)
-        shape, dtype = _head(path, archive, name)
+        shape, dtype = array_head(path, archive, name)
         convert(np.empty(0, dtype), spec, f"{path}: {name}")
         if shape[1:] != spec.shape[1:] or len(shape) != len(spec.shape):
             wanted = ("samples", *spec.shape[1:])
@@ -294,7 +342,7 @@ def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettin
         dtypes.append(dtype)
     chosen = np.ones(count, dtype=np.bool_)
     for name, value in settings.where.items():
-        if _head(path, archive, name)[0] != (count,):
+        if array_head(path, archive, name)[0] != (count,):
             raise DataError(f"{path}: {name} does not hold one value for each sample")
         chosen &= archive[name] == _look_up(path, archive, name, value)
     return _Part(path, chosen, dtypes)
@@ -324,7 +372,7 @@ def _samples(
     return arrays
 
 
-def _head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def array_head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an array that may be read: no file needs more memory than is allowed."""
     if name not in archive.files:
         known = ", ".join(archive.files[:SHOWN_MAX]) or "none"
@@ -353,7 +401,7 @@ def _look_up(path: Path, archive: Any, name: str, wanted: object) -> object:
     names = f"{name}_names"
     if not isinstance(wanted, str) or names not in archive.files:
         return wanted
-    _head(path, archive, names)
+    array_head(path, archive, names)
     known = archive[names]
     found = np.flatnonzero(known == wanted)
     if not found.size:

@@ -5,10 +5,11 @@ Sessions are created at first use and can be released, so that an idle node need
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ternmesh.model_package import (
     ModelPackage,
     read_model_package,
 )
-from ternmesh_store.files import PRIVATE, unfinished_file
+from ternmesh_store.files import PRIVATE, open_regular, unfinished_file
 
 # Read at the import: without it, onnxruntime keeps a device id and reports to its maker.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -42,7 +43,11 @@ DESCRIPTION = "model.json"
 DESCRIPTION_BYTES_MAX = 4 << 20
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 SILENT = 4  # onnxruntime would warn of each overridable initializer; its errors are raised as well
-PROVIDERS = ["CPUExecutionProvider"]  # onnxruntime's own first choice is a cloud service
+ON_CPU = ["CPUExecutionProvider"]
+# By what the configuration asks for; onnxruntime gives each what the one before cannot run. Its own
+# first choice would be a cloud service.
+_CUDA = ["CUDAExecutionProvider", *ON_CPU]
+_CHOICES = {"cpu": ON_CPU, "cuda": _CUDA, "tensorrt": ["TensorrtExecutionProvider", *_CUDA]}
 
 # onnxruntime's errors have no common base.
 _ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -63,7 +68,9 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 # In /proc/self/maps. Nothing ever writes there, so no change of it can be lost.
 _CODE = re.compile(r"^(\w+)-(\w+) r-xp .*/onnxruntime_pybind11_state", re.MULTILINE)
-_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory")  # in errors of onnxruntime
+_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory", "out of memory")  # in its errors
+
+_log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float32]
 Arrays = Mapping[str, NDArray[Any]]
@@ -98,35 +105,65 @@ def load_model(folder: Path) -> LoadedModel:
     return LoadedModel(folder, package, _read_adapter(folder / ADAPTER, package.dimension))
 
 
-class _Session:
-    """An onnxruntime session that is created at first use and can be released."""
+def choose_providers(wanted: str, available: Collection[str]) -> list[str]:
+    """onnxruntime's execution providers, best first, for `[training] provider`.
 
-    def __init__(self, path: Path, package: ModelPackage, options: Any) -> None:
+    "auto" is CUDA where onnxruntime offers it: TensorRT takes minutes to build its engines. What is
+    not available is left out; the CPU always is.
+    """
+    names = _CHOICES["cuda" if wanted == "auto" else wanted]
+    return [name for name in names if name in available or name in ON_CPU]
+
+
+class _Session:
+    """An onnxruntime session that is created at first use and can be released.
+
+    It moves to the CPU for good if it cannot be created elsewhere or its first run fails there.
+    `provider` says where it runs, and why; it is empty before the first run.
+    """
+
+    def __init__(self, path: Path, package: ModelPackage, options: Any, wanted: str) -> None:
         self._path = path
         self._package = package
         self._options = options
+        self._wanted = wanted
+        self._failed = ""  # what has failed elsewhere
         self._session: Any = None
+        self._has_run = False
+        self.provider = ""
 
     def release(self) -> None:
         """Free the session's memory; the next run creates a new session."""
         self._session = None
+        self._has_run = False
 
-    def _run(self, names: list[str], inputs: Arrays, run_options: Any = None) -> list[Any]:
+    def _run(self, names: list[str], inputs: Arrays) -> list[Any]:
         """The outputs by `names`; ModelError if onnxruntime cannot load or run the model."""
-        if self._session is None:
-            keep_memory()
-            try:
-                self._session = onnxruntime.InferenceSession(
-                    str(self._path), self._options, providers=PROVIDERS
-                )
-            except _ORT_ERRORS as error:
-                raise self._failure("load", error) from error
+        providers = choose_providers(self._wanted, onnxruntime.get_available_providers())
+        session = self._session  # another thread may release it
         try:
-            # run_with_iobinding would silently ignore the adapter in the run options.
-            values: list[Any] = self._session.run(names, inputs, run_options)
+            if session is None:
+                self._session = session = self._open(providers)
+            values: list[Any] = session.run(names, inputs)
         except _ORT_ERRORS as error:
-            raise self._failure("run", error) from error
+            if self._has_run or providers == ON_CPU:
+                raise self._failure("run" if session else "load", error) from error
+            self._session, self._wanted = None, "cpu"
+            self._failed = f"{providers[0]} failed: " + str(error).partition("\n")[0]
+            return self._run(names, inputs)
+        self._has_run = True
         return values
+
+    def _open(self, providers: list[str]) -> Any:
+        keep_memory()
+        session = onnxruntime.InferenceSession(str(self._path), self._options, providers=providers)
+        # Without the libraries of a provider, onnxruntime goes on without it by itself.
+        found, best = session.get_providers()[0], _CHOICES.get(self._wanted, providers)[0]
+        why = self._failed or (f"onnxruntime cannot use {best} here" if found != best else "")
+        before, self.provider = self.provider, f"{found}, as {why}" if why else found
+        if why and self.provider != before:
+            _log.warning("%s runs on %s", self._path.name, self.provider)
+        return session
 
     def _failure(self, verb: str, error: Exception) -> ModelError:
         if isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY):
@@ -137,41 +174,40 @@ class _Session:
 
 
 class Inference(_Session):
-    """forward.onnx with an adapter that can be exchanged without a new session."""
+    """forward.onnx with an adapter that can be exchanged without a new session.
 
-    def __init__(self, folder: Path, package: ModelPackage, threads: int = 1) -> None:
-        super().__init__(folder / FORWARD, package, session_options(threads, is_training=False))
-        self._adapter: Any = None
-        self._run_options: Any = None
+    The adapter's tensors are inputs of each run. onnxruntime's own LoraAdapter would map the file:
+    a file that is cut later would end the process.
+    """
+
+    def __init__(
+        self, folder: Path, package: ModelPackage, threads: int = 1, provider: str = "cpu"
+    ) -> None:
+        options = session_options(threads, is_training=False)
+        super().__init__(folder / FORWARD, package, options, provider)
+        self._adapter: Arrays = {}
 
     def use_adapter(self, path: Path) -> None:
-        """Predict with the `.onnx_adapter` file at `path` from now on; ModelError if it is bad.
-
-        The file is mapped, not copied: replace it as `write_adapter` does, never write into it.
-        """
-        adapter = onnxruntime.LoraAdapter()
-        options = onnxruntime.RunOptions()
-        try:
-            adapter.Load(str(path.resolve()))
-            options.add_active_adapter(adapter)
-        except _ORT_ERRORS as error:
-            raise ModelError(
-                f"{path} is not an adapter that onnxruntime can load: {error}"
-            ) from error
-        self._adapter = adapter  # the options refer to it
-        self._run_options = options
+        """Predict with the `.onnx_adapter` file at `path` from now on; ModelError if it is bad."""
+        self._adapter = self._package.split(read_adapter(path, self._package)[0])
 
     def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """The outputs by name for `inputs` by name, of any batch size."""
+        """The outputs by name for `inputs` by name, of any batch size.
+
+        Tensors of the adapter may be among the inputs. Several threads may call it at once.
+        """
         names = [output.name for output in self._package.outputs]
-        return dict(zip(names, self._run(names, inputs, self._run_options), strict=True))
+        return dict(zip(names, self._run(names, {**self._adapter, **inputs}), strict=True))
 
 
 class TrainStep(_Session):
     """train_step.onnx: loss and gradient of one batch."""
 
-    def __init__(self, folder: Path, package: ModelPackage, threads: int = 1) -> None:
-        super().__init__(folder / TRAIN_STEP, package, session_options(threads, is_training=True))
+    def __init__(
+        self, folder: Path, package: ModelPackage, threads: int = 1, provider: str = "cpu"
+    ) -> None:
+        options = session_options(threads, is_training=True)
+        super().__init__(folder / TRAIN_STEP, package, options, provider)
 
     def run(self, adapter: Vector, batch: Arrays) -> tuple[float, Vector]:
         """Loss and gradient (float32, D) at `adapter` (float32, D) for one batch by name."""
@@ -206,10 +242,28 @@ def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: in
 
 def adapter_version(path: Path) -> int:
     """The `version` in an adapter file; ModelError if the file is bad."""
+    return int(_open_adapter(path).get_adapter_version())
+
+
+def read_adapter(path: Path, package: ModelPackage) -> tuple[Vector, int]:
+    """The vector (float32, D) and the version in an adapter file; ModelError if it is bad."""
+    content = _open_adapter(path)
+    found = {name: value.numpy() for name, value in content.get_parameters().items()}
+    wanted = {spec.name: spec.shape for spec in package.adapter}
+    if {name: tensor.shape for name, tensor in found.items()} != wanted:
+        raise ModelError(f"{path} is of another model than {package.name}")
+    vector = np.concatenate([found[name].ravel() for name in wanted])
+    return vector.astype(np.float32), int(content.get_adapter_version())
+
+
+def _open_adapter(path: Path) -> Any:
     try:
-        return int(onnxruntime.AdapterFormat.read_adapter(str(path)).get_adapter_version())
-    except _ORT_ERRORS as error:
-        raise ModelError(f"onnxruntime cannot read the adapter {path}: {error}") from error
+        open_regular(path).close()
+        return onnxruntime.AdapterFormat.read_adapter(str(path))
+    except OSError as error:
+        raise ModelError(f"the adapter {path} cannot be read: {error.strerror}") from error
+    except _ORT_ERRORS as error:  # their text names a line of their code
+        raise ModelError(f"{path} is damaged, or no adapter of onnxruntime") from error
 
 
 def session_options(threads: int, *, is_training: bool) -> Any:

@@ -85,12 +85,15 @@ def _open(
             "[security] back, or install a newer release"
         ) from error
     if standing.on_trial:
-        _try(config, loaded, manifest, beat)
+        try_release(config, loaded, manifest, beat)
     return loaded
 
 
-def _try(
-    config: NodeConfig, loaded: LoadedModel, manifest: ReleaseManifest, beat: Callable[[], None]
+def try_release(
+    config: NodeConfig,
+    loaded: LoadedModel,
+    manifest: ReleaseManifest,
+    beat: Callable[[], None] = no_beat,
 ) -> None:
     """Raise unless the release keeps the limits of its manifest on this board."""
     limits = TrialLimits(memory_mib=config.releases.memory_mib, cpu_s=config.releases.cpu_s)

@@ -21,7 +21,9 @@ from ternmesh.errors import TernmeshError
 from ternmesh.release import (
     DESCRIPTION,
     FILES,
+    MANIFEST,
     MANIFEST_MAX,
+    SIGNATURES,
     SIGNATURES_MAX,
     FileEntry,
     ReleaseManifest,
@@ -35,8 +37,6 @@ from ternmesh.release import (
 )
 from ternmesh_store.files import copy_file, replace_file, sync_folder
 
-MANIFEST = "manifest.cbor"
-SIGNATURES = "signatures"
 STANDING = "standing.json"
 LOCK = "lock"
 UNFINISHED = "unfinished"  # the folder of an installation that is not complete

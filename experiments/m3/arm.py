@@ -41,7 +41,8 @@ class AccuracyMeter:
         """Return the share of right answers on all pairs."""
         self._inference.use_adapter(adapter)
         count = len(self._data)
-        self._evaluator.evaluate(self._data, spread(count, count))
+        for _ in self._evaluator.evaluate(self._data, spread(count, count)):
+            pass
         return self._evaluator.take() or 0.0
 
 

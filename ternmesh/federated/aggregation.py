@@ -19,8 +19,9 @@ from ternmesh.codec.encoder import (
     settle_residual,
 )
 from ternmesh.codec.permutation import order
-from ternmesh.codec.scale import SCALE_MAX, UNIT, to_vector
+from ternmesh.codec.scale import SCALE_MAX, UNIT, add_q24, to_vector
 from ternmesh.errors import WireError
+from ternmesh.federated.state import Learned
 from ternmesh.plan import PERMILLE, Plan
 from ternmesh.types import DeltaQ24, Vector
 from ternmesh.wire.global_update import (
@@ -28,6 +29,7 @@ from ternmesh.wire.global_update import (
     Certificate,
     GlobalSnapshot,
     GlobalUpdate,
+    hash_adapter,
     hash_global_update,
     read_object,
     split_certificate,
@@ -82,6 +84,22 @@ def read_step(
     if is_named and step.model != model_hash[:MODEL_SIZE]:
         raise WireError("wrong model", "a global update for another model")
     return step, hash_global_update(content)
+
+
+def follow(
+    step: GlobalUpdate, held: Iterable[Learned | None], model_hash: bytes, origin: bytes, plan: Plan
+) -> Learned | None:
+    """Return what the global update leads to: from the first of `held` that it follows.
+
+    `origin` is the genesis hash of the run. None if it follows none of them. Raises WireError if
+    chunks are missing or wrong.
+    """
+    delta_q24 = global_delta_q24(step.chunks, model_hash, step.version, plan)
+    for before in filter(None, held):
+        model_q24 = add_q24(before.model_q24, delta_q24)
+        if hash_adapter(origin, step.version, model_q24) == step.adapter_hash:
+            return Learned(model_q24, before.residual)
+    return None
 
 
 def read_chunks(chunks: Iterable[Chunk], slicing: Slicing) -> Hypervector:

@@ -16,11 +16,12 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from ternmesh.codec.encoder import zero_residual
+from ternmesh.codec.encoder import add_residual, zero_residual
 from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Deliveries, Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import make_step
+from ternmesh.federated.aggregation import encode_step, make_step
+from ternmesh.federated.consolidation import Consolidation
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -32,8 +33,8 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.host_session import HostSession
-from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, round_of
-from ternmesh.federated.recovery import ASKS_MAX, Answer, Recovery
+from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
+from ternmesh.federated.recovery import ASKS_MAX, Answer, Recovery, own_rows
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.state import (
     RUN_LEGAL,
@@ -43,6 +44,7 @@ from ternmesh.federated.state import (
     RegisteredNode,
     RunStep,
     addresses_awaited,
+    is_any_counted,
 )
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
@@ -109,6 +111,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._may_adopt = state.is_first
         self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
+        self.consolidation = Consolidation(plan.dimension, state.mean)
         self._recovery = Recovery(plan, model_hash, pace.catch_up_s)
         self._deliveries = Deliveries()  # of a transport that retransmits
         self._catch_up_s = pace.catch_up_s
@@ -124,9 +127,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         for node in self.nodes.values():
             if not self._authenticator.may_train(node.name):
                 self._forget(node.address)  # it was revoked while the host was down
-        if self.phase == OPEN:
-            self._open_round(now)
-        self._announce(now)
+        self._lead_on(now)
         self._advance(now)
 
     def exclude(self, name: str, now: float) -> None:
@@ -171,7 +172,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if body[0] == fragments.KIND:
             self._receive_fragment(node, body, now)
             return
-        self._check_round(round_of(body, self.version, self.plan, self.settings.partial_aggregates))
+        number = round_of(body, self.version, self.plan, self.settings.partial_aggregates)
+        check_round(number, self.version, is_open=self.phase == OPEN and not self.recovering)
         place = self._round.place(node.address, body)
         if place & PARTIAL_AGGREGATE and not self.settings.partial_aggregates:
             raise WireError("bundle", "this host takes no partial aggregates any more")
@@ -187,12 +189,6 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         else:
             self.refused["duplicate"] += 1
             node.refused["duplicate"] += 1
-
-    def _check_round(self, round_number: int) -> None:
-        if self.phase != OPEN or self.recovering or round_number < self.version:
-            raise WireError("old round", f"an update for round {round_number}, which is over")
-        if round_number > self.version:
-            raise WireError("future round", f"an update for round {round_number}, not yet open")
 
     def _take(self, node: RegisteredNode, place: int, body: bytes) -> bool:
         """Add a body to the open round. Return False for a duplicate. Raises WireError."""
@@ -237,7 +233,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if node.samples != hello.samples:
             node.samples = hello.samples
             self._events.append(NodeJoined(node.address, node.name, node.samples))
-        is_lost = self._may_adopt and self.version == 0 < hello.version <= self.plan.rounds
+        is_lost = self._may_adopt and self.version == 0 < hello.version <= self.plan.last_version
         if is_lost and hello.run != self.run:
             self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
@@ -251,9 +247,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _catch_up(self, node: RegisteredNode, hello: Hello, now: float) -> None:
         """Send a node the global updates that it lacks, unless they are being sent already."""
-        is_same_run = hello.run == self.run
-        version = hello.version if is_same_run else 0
-        known = hello.global_hash if is_same_run else self._chain.hash_of(0)
+        own = hello.version, hello.global_hash
+        version, known = own if hello.run == self.run else (0, self._chain.hash_of(0))
         is_up_to_date = version == self.version and known == self.global_hash
         is_on_its_way = self._deliveries.is_held(node.name) or self._deliveries.was_delivered(
             node.name, now - self._catch_up_s
@@ -307,7 +302,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _hear_claim(self, hello: Hello, now: float) -> None:
         """Ask the node for what the host lacks instead of a welcome. Raises WireError."""
-        is_possible = hello.version <= self.plan.rounds
+        is_possible = hello.version <= self.plan.last_version
         if not (is_possible and self._recovery.claim(hello.name, hello.version, now)):
             raise WireError("ahead", f"{hello.name} has a global update that this host never made")
 
@@ -342,13 +337,10 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         step, link, self.model_q24 = answer
         if step.version != self.version + 1:
             self._chain.clear()
-        # A node's row stands before that of its partial aggregate, and the first one counts.
-        own = [(row.address, row) for row in step.counted if row.address in self.nodes]
-        rows = dict(own) | dict(reversed(own))
         if self.phase == GATHERING:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
         self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
-        self._move_on(link, Count([], rows, {}), missing=(), given_by=giver)
+        self._move_on(link, Count([], own_rows(step.counted, self.nodes), {}), (), giver)
         self._recovery.advanced(self.version, now)
         if not self.recovering:
             self._lead_on(now)
@@ -371,11 +363,14 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         awaited = self.awaited(now)
         if self.phase == GATHERING and len(awaited) >= self.settings.min_peers:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
-            self._open_round(now)
-            self._announce(now)
+            if self.model_q24.any():  # it is of another run: version 1 takes it along
+                self._round.silent.update(self.nodes)  # nobody was asked for an update
+                chunks = encode_step(0 * self.residual, self._model_hash, 1, self.plan)
+                self._publish(1, chunks, Count([], {}, {}), now)
+            self._lead_on(now)
         elif self.phase == OPEN and awaited:
-            present = self._round.present()
-            if len(present) >= self.settings.min_peers and present.issuperset(awaited):
+            ready = self._round.ready()
+            if len(ready) >= self.settings.min_peers and ready.issuperset(awaited):
                 self._close_round(now)
 
     def awaited(self, now: float) -> list[int]:
@@ -385,7 +380,8 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
 
     def _new_round(self, *, may_be_aggregated: bool) -> OpenRound:
         nodes = self.nodes if may_be_aggregated else None
-        return OpenRound(self.plan, self._model, self.version, nodes)
+        all_train = self.plan.rounds == 0 and is_any_counted(self.nodes.values(), self.version - 1)
+        return OpenRound(self.plan, self._model, self.version, nodes, all_train=all_train)
 
     def _open_round(self, now: float) -> None:
         self.deadline = now + self.settings.deadline_s
@@ -397,14 +393,14 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             node.active = self._round.has_spoken(node.address)
         usable = self._round.count().rows
         in_step = [a for a in self._round.silent.union(usable) if self.nodes[a].in_step]
+        self.deadline = now + self.settings.deadline_s
         if len(in_step) >= self.settings.min_peers:
             # Where each frame is sent once, an update that lacks chunks is as good as it gets.
-            enough = self._round.present().union(usable if self.plan.manifest_repeats else ())
+            enough = self._round.ready().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
                 self.nodes[address].rest(self.version, now, self.settings.deadline_s)
             self._close_round(now)
         else:
-            self.deadline = now + self.settings.deadline_s
             self._events.append(RoundExtended(self.version, self.deadline))
             self._announce(now)
             # These may believe that the host has their update: a refusal makes them say hello.
@@ -414,9 +410,14 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
                     self._outgoing.push(node.name, UNASSIGNED, [unheard])
 
     def _close_round(self, now: float) -> None:
+        count = self._round.count()
+        if self.plan.rounds == 0 and not self._round.has_news(count.rows):
+            if not self._round.all_train:
+                return  # the round waits for news
+            step = self.consolidation.step(self.model_q24)
+            self.residual, count = add_residual(self.residual, step), Count([], {}, {})
         for address in self._round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
-        count = self._round.count()
         version = self.version + 1
         chunks, delta_q24, self.residual = make_step(
             count.updates, self.residual, self._model_hash, version, self.plan
@@ -427,15 +428,14 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             self._open_round(now)
 
     def _publish(self, version: int, chunks: tuple[bytes, ...], count: Count, now: float) -> None:
-        counted = tuple(count.rows.values())
         content = write_global_update(
             GlobalUpdate(
                 version=version,
                 adapter_hash=hash_adapter(self._origin, version, self.model_q24),
                 model=self._model if self._authenticator.names_model else b"",
-                finished=version >= self.plan.rounds,
+                finished=version >= self.plan.last_version,
                 deadline_ms=self._round_ms,
-                counted=(*counted, *dict.fromkeys(count.partial_aggregates.values())),
+                counted=(*count.rows.values(), *dict.fromkeys(count.partial_aggregates.values())),
                 chunks=chunks,
             )
         )
@@ -451,10 +451,9 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self, link: ChainLink, count: Count, missing: tuple[int, ...], given_by: str = ""
     ) -> None:
         """Take the global update of `link` as the newest, and begin the round after it."""
-        is_last = link.version >= self.plan.rounds
+        is_last = link.version >= self.plan.last_version
         self.phase = RUN_LEGAL[self.phase][RunStep.RUN_ENDED if is_last else RunStep.ROUND_CLOSED]
-        self.version = link.version
-        self.global_hash = link.global_hash
+        self.version, self.global_hash = link.version, link.global_hash
         self._chain.append(link)
         for address, row in count.rows.items():
             node = self.nodes[address]
@@ -471,6 +470,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             finished=is_last,
             partial_aggregates=tuple(count.partial_aggregates.items()),
             given_by=given_by,
+            mean=b"" if count.rows or self.plan.rounds else self.consolidation.stored(),
         )
         self._events.append(made)
         self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)

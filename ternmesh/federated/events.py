@@ -108,6 +108,8 @@ class Advanced:
     finished: bool
     content: bytes = b""  # the global update with its certificate; empty for a global snapshot
     oldest: int | None = None  # the oldest version whose global update is kept; None for none
+    counts_own: bool = False  # whether it counts an update of this node
+    counts_nobody: bool = False  # or that is not known: the node took a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,7 @@ class GlobalUpdateMade:
     finished: bool
     partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
     given_by: str = ""  # the node that gave it back to a host that had lost it
+    mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,16 @@ from ternmesh.errors import WireError
 from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS
 from ternmesh.federated.management import FleetManagement
 from ternmesh.federated.registry import NodeRegistry, Registered
+from ternmesh.federated.release_transfer import ReleaseSender
 from ternmesh.federated.session import Event, Session
 from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.membership import ALL
 from ternmesh.security.signatures import NO_RUN
 from ternmesh.timers import RateLimiter, TimerSettings, earliest
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Refusal, Report, Settings, Welcome
-from ternmesh.wire.frame import UNASSIGNED, Header
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header
+from ternmesh.wire.release import OFFER, STATUS, read_status
 from ternmesh.wire.update import MODEL_SIZE, SAMPLES_MAX
 
 REFUSAL_MIN_S = 1.0  # at most one refusal to each peer in this time
@@ -37,6 +40,7 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
     ) -> None:
         super().__init__(run, counter, security)
         self.management = FleetManagement(pace.catch_up_s)
+        self.release: ReleaseSender | None = None  # on its way to the boards
         self.version = 0  # of the global adapter; a split training has none
         self.nodes = nodes
         self._model = model_hash[:MODEL_SIZE]
@@ -74,6 +78,8 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
                 self._receive(peer, header, body, now)
             except WireError as error:
                 self._refuse(peer, error.reason, now)
+                if error.reason == "wrong model" and self.release is not None:
+                    self.release.heard(peer, is_behind=True)
         self._frames_taken(now)
 
     def set_board(self, name: str, settings: Mapping[str, float | None], now: float) -> None:
@@ -81,10 +87,23 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         self._events.append(self.management.set(name, settings, now))
         self._ask(now)
 
+    def broadcast_release(self, bodies: Sequence[bytes]) -> None:
+        """Send offers, which are signed, and symbols of a release to all boards."""
+        sign = self._authenticator.sign_announce
+        signed = [sign(body) if body[0] == OFFER else body for body in bodies]
+        self._outgoing.push(ALL, BROADCAST, signed)
+
     # Receiving
 
     def _receive(self, peer: str, header: Header, body: bytes, now: float) -> None:
         if self._sealing.is_own(header.address, body):
+            return
+        if body[0] == STATUS:
+            if header.address != UNASSIGNED:
+                self.nodes.sender(header.address, peer)
+            if self.release is None or not self._authenticator.may_train(peer):
+                raise WireError("release", f"a status of {peer} that nobody asked for")
+            self.release.receive(peer, read_status(body))
             return
         if header.address == UNASSIGNED:
             match control.read_control(body):
@@ -103,6 +122,8 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         if not self._authenticator.may_train(hello.name):
             raise WireError("role", f"{hello.name} has no role that learns")
         self._receive_hello(hello, now)
+        if self.release is not None:
+            self.release.heard(hello.name)
         is_same_run = hello.run == self.run
         instance = hello.instance if is_same_run else control.renewed(hello.instance, self.run)
         self.management.heard(hello.name, instance, now)

@@ -7,14 +7,17 @@ import numpy as np
 
 from ternmesh.codec.encoder import settle_residual
 from ternmesh.codec.scale import to_float, to_vector
+from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
 from ternmesh.federated.events import Pending
 from ternmesh.plan import PERMILLE, Plan
 from ternmesh.types import ModelQ24, Vector
+from ternmesh.wire.control import Receipt
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import (
     MODEL_SIZE,
     Manifest,
+    read_bitmap,
     read_counted,
     read_manifest,
     update_digest,
@@ -83,10 +86,20 @@ def update_bodies(pending: Pending, plan: Plan) -> tuple[bytes, ...]:
     return pending.bodies + pending.bodies[:1] * plan.manifest_repeats
 
 
+def is_whole_receipt(receipt: Receipt, pending: Pending, plan: Plan) -> bool:
+    """Whether a receipt names all chunks of the pending update. Raises WireError for another."""
+    if receipt.digest != pending.digest:
+        raise WireError("digest", "a receipt for an update that this node did not make")
+    return bool(read_bitmap(receipt.have, plan.up.count).all())
+
+
 def settle_update(
     pending: Pending, counted: Iterable[Counted], address: int, model_hash: bytes, plan: Plan
 ) -> Vector:
-    """Return the residual after a global update: `corrected` without the counted chunks."""
+    """Return the residual after a global update: `corrected` without the counted chunks.
+
+    The same object if none was counted.
+    """
     residual = pending.corrected
     for entry in counted:
         mine = entry.address == address and entry.round == pending.round

@@ -34,13 +34,14 @@ LIMITS: Final[Mapping[str, int]] = {
     "pace_s": 86_400,  # the least time between the begin of two rounds
     "log_level": len(LOG_LEVELS) - 1,
     "silence": 1,  # a share, in place of the plan's
+    "threshold": 1,  # the least probability of a label, in place of that of [predict]
 }
 # The values of a report in the order of the wire.
 VALUES: Final = (
     "uptime_s",
     "disk_free_mb",
     "memory_mib",
-    "temperature_c",  # of the processor
+    "temperature_c",  # of the hottest sensor
     "activity",  # the place in ACTIVITIES
     "version",  # of the global adapter
     "rounds_trained",  # in this run, of those that the board remembers
@@ -62,6 +63,8 @@ ACTIVITIES: Final = (
     "silent in this round",
     "finished",
     "revoked by the host",
+    "paused: too hot",
+    "paused: short of memory",
 )
 # The integers of the wire for each unit; 1 for all others
 SCALES: Final[Mapping[str, int]] = {
@@ -69,6 +72,7 @@ SCALES: Final[Mapping[str, int]] = {
     "temperature_c": 10,
     "metric": 1000,
     "loss": 1000,
+    "threshold": 1000,
 }
 # What 0, 1 ... mean
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -16,10 +16,9 @@ from functools import partial
 import numpy as np
 
 from ternmesh.codec.encoder import add_residual, zero_residual
-from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import global_delta_q24
+from ternmesh.federated.aggregation import follow
 from ternmesh.federated.events import (
     Advanced,
     FellSilent,
@@ -34,15 +33,16 @@ from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.local_update import (
     Sign,
     is_too_little,
+    is_whole_receipt,
     make_update,
     settle_update,
     sign_again,
     update_bodies,
 )
-from ternmesh.federated.recovery import GIVEN_MAX
+from ternmesh.federated.recovery import steps_after
 from ternmesh.federated.registry import UpdateChain
 from ternmesh.federated.session import NodeSession
-from ternmesh.federated.state import NODE_LEGAL, ChainLink, NodePhase, NodeState, NodeStep
+from ternmesh.federated.state import NODE_LEGAL, ChainLink, Learned, NodePhase, NodeState, NodeStep
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
@@ -58,26 +58,13 @@ from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
-from ternmesh.wire.global_update import (
-    NO_GLOBAL_HASH,
-    Counted,
-    GlobalSnapshot,
-    GlobalUpdate,
-    hash_adapter,
-    write_given,
-)
-from ternmesh.wire.update import read_bitmap
+from ternmesh.wire.global_update import NO_GLOBAL_HASH, Counted, GlobalSnapshot, GlobalUpdate
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
 CHAIN_BYTES_MAX = 256_000
 ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
-
-
-def new_node_state(dimension: int) -> NodeState:
-    """Return the state of a node that has never joined; its adapter has `dimension` numbers."""
-    return NodeState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
 
 
 class NodeProtocol(NodeSession[NodeEvent, Plan]):
@@ -109,6 +96,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self.received = state.received  # the host has all of the pending update, or the silence
         self.silences = state.silences
         self._chain = UpdateChain(state.global_hash, state.chain, CHAIN_MAX, CHAIN_BYTES_MAX)
+        self.before = state.before
         # Of this process
         self.target = state.version  # the newest version that this node knows of
         self._is_adrift = False  # a global update does not fit the adapter: a snapshot is needed
@@ -148,38 +136,47 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._heard_at = now
         super().start(now)
 
-    def submit(self, round_number: int, delta: Vector, now: float) -> None:
+    def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
 
-        A delta that comes too late or is too small for an update stays in the residual. Raises
-        CodecError for NaN.
+        A delta that comes too late or is too small for an update stays in the residual. Without an
+        end, None makes the node silent before it submits a delta. Raises CodecError for NaN.
         """
+        if delta is None:
+            if round_number == self.version and self.node_phase is NodePhase.UP_TO_DATE:
+                self._fall_silent(self.residual, now)
+            return
         if self.pending is not None:
             corrected = add_residual(self.pending.corrected, delta)
             self.pending = replace(self.pending, corrected=corrected)
             self._events.append(UpdateMade(self.pending))
             return
         corrected = add_residual(self.residual, delta)
-        may_submit = NodeStep.UPDATE_MADE in NODE_LEGAL[self.node_phase]
-        if not may_submit or round_number != self.version:
+        plan, may_submit = self.plan, NodeStep.UPDATE_MADE in NODE_LEGAL[self.node_phase]
+        is_late = round_number != self.version or not may_submit
+        if plan is None or is_late or (self.silent and plan.rounds > 0):
             self.residual = corrected
             self._events.append(ResidualChanged(corrected))
             return
-        plan = self._known_plan
         silence = self.management.settings.get("silence")
         if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
-            self.residual = corrected
-            self.silences += 1
-            self._take_step(NodeStep.TOO_LITTLE)
-            self._events.append(FellSilent(round_number, corrected, self.silences))
-        else:
-            sign = self._sign(round_number)
-            self.pending = make_update(
-                corrected, self._model_hash, round_number, self.samples, plan, sign
-            )
-            self.silences = 0
-            self._take_step(NodeStep.UPDATE_MADE)
-            self._events.append(UpdateMade(self.pending))
+            self._fall_silent(corrected, now)
+            return
+        rest = self.samples, plan, self._sign(round_number)
+        self.pending = make_update(corrected, self._model_hash, round_number, *rest)
+        self.silences = 0
+        self._take_step(NodeStep.UPDATE_MADE)
+        self._events.append(UpdateMade(self.pending))
+        self._send_new_work(now)
+
+    def _fall_silent(self, corrected: Vector, now: float) -> None:
+        self.residual = corrected
+        self.silences += 1
+        self._take_step(NodeStep.TOO_LITTLE)
+        self._events.append(FellSilent(self.version, corrected, self.silences))
+        self._send_new_work(now)
+
+    def _send_new_work(self, now: float) -> None:
         self.received = False
         self._update_timer.stop()
         self._send_work(now)
@@ -253,6 +250,9 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
     def _take_run(self, run: bytes, plan: Plan) -> None:
         self._change_run(run)
         self._take_step(NodeStep.RUN_BEGAN)
+        if self.version > 0:
+            residual = self.residual if self.pending is None else self.pending.corrected
+            self.before = Learned(self.model_q24, residual)
         self.plan = plan
         self.version = 0
         self.global_hash = genesis(self._model_hash, self.run, plan)
@@ -344,9 +344,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         pending = self.pending
         if pending is None or message.round != pending.round:
             return
-        if message.digest != pending.digest:
-            raise WireError("digest", "a receipt for an update that this node did not make")
-        is_whole = read_bitmap(message.have, self._known_plan.up.count).all()
+        is_whole = is_whole_receipt(message, pending, self._known_plan)
         if is_whole and not self.received:
             self._work_received()
             self._events.append(UpdateReceived(pending.round))
@@ -359,15 +357,13 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
 
     def _give_back(self, message: Wanted, now: float) -> None:
         """Send a host that is behind the next global updates, or the adapter with the newest."""
-        steps = self._chain.after(message.version, self.version)
-        if steps is None and (last := self._chain.after(self.version - 1, self.version)):
-            steps = [write_given(last[0], self.model_q24)]
+        steps = steps_after(message.version, self._chain, self.version, self.model_q24)
         is_on_its_way = self._deliveries.is_held(HOST)
         if not steps or is_on_its_way or not self._given.allow(str(message.version), now):
             return
         self._outgoing.discard(message.address, fragments.KIND)  # an answer that has not left
         mtu = self._known_plan.frame_mtu
-        self._outgoing.cut(HOST, message.address, steps[:GIVEN_MAX], mtu)
+        self._outgoing.cut(HOST, message.address, steps, mtu)
         self._hello_timer.by(now + self._catch_up_s)
 
     # Global updates
@@ -394,12 +390,13 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             return  # a repetition
         plan = self._known_plan
         if step.version == self.version + 1:
-            delta_q24 = global_delta_q24(step.chunks, self._model_hash, step.version, plan)
-            model_q24 = add_q24(self.model_q24, delta_q24)
             origin = genesis(self._model_hash, self.run, plan)
-            if hash_adapter(origin, step.version, model_q24) == step.adapter_hash:
+            held = Learned(self.model_q24, self.residual), self.before
+            moved = follow(step, held, self._model_hash, origin, plan)
+            if moved is not None:
+                self.residual = moved.residual
                 self._chain.append(link)
-                self._advance(step, link, model_q24, now)
+                self._advance(step, link, moved.model_q24, now)
                 return
             self._is_adrift = True
         self.target = max(self.target, step.version)
@@ -414,16 +411,15 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
     def _advance(
         self, step: GlobalUpdate | GlobalSnapshot, link: ChainLink, model_q24: ModelQ24, now: float
     ) -> None:
-        self._settle(step.counted)
+        counts_own = self._settle(step.counted)
         self._is_adrift = False
         self._take_step(NodeStep.RUN_ENDED if step.finished else NodeStep.ADVANCED)
         self._outgoing.discard(self.address)
         self._update_timer.stop()
         self._refused_timer.stop()
         self.received = False
-        self.version = step.version
-        self.global_hash = link.global_hash
-        self.model_q24 = model_q24
+        self.version, self.global_hash = step.version, link.global_hash
+        self.model_q24, self.before = model_q24, None
         self.target = max(self.target, step.version)
         self.phase = max(self.phase, control.FINISHED if step.finished else control.OPEN)
         self._offered = -1
@@ -439,16 +435,18 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             finished=step.finished,
             content=link.content,
             oldest=self._chain.oldest,
+            counts_own=counts_own,
+            counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
         )
         self._events.append(advanced)
 
-    def _settle(self, counted: Sequence[Counted]) -> None:
-        """Keep in the residual the chunks of the pending update that were not counted."""
-        if self.pending is not None:
-            self.residual = settle_update(
-                self.pending, counted, self.address, self._model_hash, self._known_plan
-            )
-            self.pending = None
+    def _settle(self, counted: Sequence[Counted]) -> bool:
+        """Keep what was not counted of the pending update in the residual; False if nothing was."""
+        pending, rest = self.pending, (self.address, self._model_hash, self._known_plan)
+        if pending is None:
+            return False
+        self.residual, self.pending = settle_update(pending, counted, *rest), None
+        return self.residual is not pending.corrected
 
     # Work
 
@@ -458,6 +456,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         is_ready = is_open and self.node_phase is NodePhase.UP_TO_DATE
         if is_ready and self._offered != self.version:
             self._offered = self.version
+            self.before = None  # this run begins from nothing
             self._events.append(WorkReady(self.version))
 
     def _send_work(self, now: float) -> None:

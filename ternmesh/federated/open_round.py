@@ -51,9 +51,17 @@ def round_of(body: bytes, version: int, plan: Plan, takes_partial_aggregates: bo
             raise WireError("length", "a body of an update is shorter than its header")
         return whole_round(int.from_bytes(body[1:3], "little"), version)
     message = control.read_control(body) if body[0] == control.KIND else None
-    if not isinstance(message, Silent) or plan.silence_rounds == 0:
+    if not isinstance(message, Silent) or not plan.has_silence:
         raise WireError("kind", f"the host does not accept a body of kind {body[0]} here")
     return message.round
+
+
+def check_round(round_number: int, version: int, *, is_open: bool) -> None:
+    """Raise WireError unless the body of a round is for the open one, which is `version`."""
+    if not is_open or round_number < version:
+        raise WireError("old round", f"an update for round {round_number}, which is over")
+    if round_number > version:
+        raise WireError("future round", f"an update for round {round_number}, not yet open")
 
 
 def is_of_partial_aggregate(body: bytes) -> bool:
@@ -239,11 +247,18 @@ class OpenRound:
     """The updates of one round while they arrive, and the silent nodes, by address.
 
     A body's place is the address of its node, with the flag `PARTIAL_AGGREGATE` if the body belongs
-    to a partial aggregate that is sent in the node's name.
+    to a partial aggregate that is sent in the node's name. `all_train`: in a run without an end,
+    silent nodes send updates, too, as others have news; the round waits for these updates then.
     """
 
     def __init__(
-        self, plan: Plan, model: bytes, number: int, nodes: Collection[int] | None = None
+        self,
+        plan: Plan,
+        model: bytes,
+        number: int,
+        nodes: Collection[int] | None = None,
+        *,
+        all_train: bool = False,
     ) -> None:
         self.number = number
         self.updates: dict[int, UpdateReassembler] = {}
@@ -252,6 +267,7 @@ class OpenRound:
         self._complete: list[PartialAggregateReassembler] = []  # in the order of completion
         self._plan = plan
         self._model = model
+        self.all_train = all_train
         self._nodes = nodes  # possible contributors; None if partial aggregates are not accepted
 
     def place(self, address: int, body: bytes) -> int:
@@ -322,9 +338,23 @@ class OpenRound:
 
     def present(self) -> set[int]:
         """Return the nodes that are silent or whose update is complete."""
+        silent = {address for address in self.silent if self.delivered(address) == "silent"}
+        return self._whole() | silent
+
+    def _whole(self) -> set[int]:
         whole = {address for address, update in self.updates.items() if update.complete}
-        whole |= {address for address, item in self._aggregate_of().items() if item.complete}
-        return whole | {address for address in self.silent if self.delivered(address) == "silent"}
+        return whole | {a for a, item in self._aggregate_of().items() if item.complete}
+
+    def ready(self) -> set[int]:
+        """Return the nodes that the round does not wait for."""
+        if not self.all_train:
+            return self.present()
+        whole = self._whole()
+        return whole if self.has_news(whole) else set(self.silent)
+
+    def has_news(self, addresses: Collection[int]) -> bool:
+        """Whether the update of one of these nodes is for news."""
+        return not self.silent.issuperset(addresses) if self.all_train else bool(addresses)
 
     def count(self) -> Count:
         """Return the content for a global update, in the order of addresses."""

@@ -10,12 +10,13 @@ its adapter. The host's own signature is on the hash of that adapter.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 
 from ternmesh.codec.scale import add_q24
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import global_delta_q24, read_step
+from ternmesh.federated.registry import UpdateChain
 from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24
@@ -23,11 +24,15 @@ from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.global_update import (
     GIVEN,
     Certificate,
+    Counted,
     GlobalSnapshot,
     GlobalUpdate,
     hash_adapter,
     object_max,
     read_given,
+    read_object,
+    split_certificate,
+    write_given,
 )
 
 GIVEN_MAX = 4  # global updates in one answer; as many objects as a `Reassembler` holds
@@ -66,6 +71,33 @@ def read_answer(
     if hash_adapter(origin, step.version, given) != step.adapter_hash:
         raise WireError("reference", "the node follows other global updates, or a damaged adapter")
     return step, ChainLink(step.version, name, update), given
+
+
+def steps_after(version: int, chain: UpdateChain, newest: int, model_q24: ModelQ24) -> list[bytes]:
+    """The next global updates for a host at `version`, or the adapter with the newest one.
+
+    A first global update that counts nobody takes the adapter of another run along, which is not
+    in it. Empty if the node does not have them.
+    """
+    steps = chain.after(version, newest)
+    if steps and version == 0:
+        first = read_object(split_certificate(steps[0])[0], model_q24.size)
+        steps = steps if first.counted else None
+    if steps is None and (last := chain.after(newest - 1, newest)):
+        steps = [write_given(last[0], model_q24)]
+    return (steps or [])[:GIVEN_MAX]
+
+
+def own_rows(counted: Iterable[Counted], addresses: Container[int]) -> dict[int, Counted]:
+    """Return the rows of known nodes in a global update, by address.
+
+    A node's row stands before that of its partial aggregate, and the first one counts.
+    """
+    rows: dict[int, Counted] = {}
+    for row in counted:
+        if row.address in addresses:
+            rows.setdefault(row.address, row)
+    return rows
 
 
 class Recovery:

@@ -50,7 +50,7 @@ _ALIKE = {
     "samples": "the board has no training samples, or too many: check its [data]",
     FRAME_SIZE: (
         "the board's bearer does not carry frames as long as this run's: give [link] of host and "
-        "boards the same service, and start the host once with --new-run if it asks for that"
+        "boards the same service, and start them again"
     ),
     "future round": "the host is behind the board: was its state_dir restored from an old copy?",
     "old round": "it came too late, and a later update carries it: if often so, raise deadline_s",
@@ -111,6 +111,11 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "the host may not set this here: see [remote] in node.toml; or the value is out of bounds",
         "the board does not take these settings, or some: `ternmesh settings` shows what is in "
         "force; see [remote] in its node.toml",
+    ),
+    "release": (
+        "the release is older than what this board has had, or too large for its disk, or damaged: "
+        "`ternmesh status` says which",
+        "a status of a release that has ended or was replaced: normal for a while",
     ),
     "enrolment": (
         "an enrolment or new keys that break a rule: see the host's log",

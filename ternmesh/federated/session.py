@@ -40,6 +40,7 @@ from ternmesh.timers import Backoff, GrowingPause, RateLimiter, TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Inquiry, Refusal, Settings, Welcome
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
+from ternmesh.wire.release import OFFER, SYMBOL
 from ternmesh.wire.update import MODEL_SIZE
 
 REASONS_MAX = 64  # reasons of refusals that a node counts apart
@@ -56,6 +57,7 @@ class _Plan(Protocol):
 
 
 PlanT = TypeVar("PlanT", bound=_Plan)
+TakeRelease = Callable[[bytes, float], None]  # a body of a release's offer or symbol, and the time
 
 
 class Session(ABC, Generic[Event]):
@@ -113,6 +115,7 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self.revoked = False  # the host has revoked the key of this node
         self.phase = control.GATHERING  # the phase of the run in the host's last message
         self.management = BoardManagement()  # a program that takes settings has one of its own
+        self.take_release: TakeRelease | None = None  # None: this node takes no releases
         self._frame_max = frame_max
         self._model_hash = model_hash
         self._instance = instance  # a welcome must name it
@@ -194,6 +197,10 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         body = self._authenticator.open_body(self.run, header.address, body)
         if header.address not in (UNASSIGNED, BROADCAST, self._own_address):
             raise WireError("context", "a frame for another node")
+        if body[0] in (OFFER, SYMBOL) and header.address == BROADCAST:
+            if self.take_release is not None:
+                self.take_release(body, now)
+            return
         if body[0] != control.KIND:
             self._receive_body(header.address, body, now)
             return
@@ -206,6 +213,10 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
                 self._manage(message, now)
             case message:
                 self._receive_control(message, now)
+
+    def send_release_status(self, body: bytes) -> None:
+        """Tell the host how far this node is with a release."""
+        self._outgoing.push(HOST, self.address if self.joined else UNASSIGNED, [body])
 
     def _manage(self, message: Inquiry | Settings, now: float) -> None:
         was_paused = self.management.paused

@@ -49,7 +49,8 @@ NODE_LEGAL: Mapping[NodePhase, Mapping[NodeStep, NodePhase]] = {
     NodePhase.JOINING: _BEGAN,
     NodePhase.UP_TO_DATE: _BEGAN | _SUBMITTED | _APPLIED,
     NodePhase.UPDATE_PENDING: _BEGAN | _APPLIED,
-    NodePhase.SILENT: _BEGAN | _APPLIED,
+    # Without an end, a silent node that gets new samples makes an update after all.
+    NodePhase.SILENT: _BEGAN | _APPLIED | {NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING},
     NodePhase.FINISHED: _BEGAN | _APPLIED,  # a restored host may continue from a snapshot
 }
 
@@ -78,6 +79,14 @@ class ChainLink:
     content: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a run has taught a node or the host, to carry over to another run."""
+
+    model_q24: ModelQ24  # the global adapter (int32, D)
+    residual: Vector  # what no update, or no global update, has carried yet (float32, D)
+
+
 # The node
 
 
@@ -99,6 +108,7 @@ class NodeState:
     silent: bool = False  # in the round of `version`
     silences: int = 0  # silent rounds since the last update
     chain: tuple[ChainLink, ...] = ()  # the newest global updates, for a host that lost them
+    before: Learned | None = None  # of the run before, until this one has a global update
 
     @property
     def phase(self) -> NodePhase:
@@ -110,6 +120,11 @@ class NodeState:
         if self.silent:
             return NodePhase.SILENT
         return NodePhase.FINISHED if self.finished else NodePhase.UP_TO_DATE
+
+
+def new_node_state(dimension: int) -> NodeState:
+    """Return the state of a node that has never joined; its adapter has `dimension` numbers."""
+    return NodeState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
 
 
 # The host
@@ -165,6 +180,7 @@ class CoordinatorState:
     bodies: tuple[tuple[int, bytes], ...] = ()
     counter: int = 0  # the first seal counter that was never reserved
     is_first: bool = False  # the host knows no run before this one: it may have lost it
+    mean: bytes = b""  # of the adapters, in a run without an end (`Consolidation.stored`)
 
     @property
     def phase(self) -> int:
@@ -223,6 +239,11 @@ class RegisteredNode:
         """
         if self.late and now >= self.late_until:
             self.late, self.late_until = self.late - 1, now + LATE_KEPT * deadline_s
+
+
+def is_any_counted(nodes: Iterable[RegisteredNode], round_number: int) -> bool:
+    """Whether the global update of this round counts somebody; no later one may be made yet."""
+    return any(node.counted is not None and node.counted.round == round_number for node in nodes)
 
 
 def addresses_awaited(nodes: Iterable[RegisteredNode], version: int, now: float) -> list[int]:

@@ -21,7 +21,7 @@ def check_host(run: bytes, plan: Plan, state: CoordinatorState, model_hash: byte
     """Check the state of a host."""
     _check(len(run) == _RUN_SIZE, "its run")
     _check(0 <= state.counter < COUNTER_END, "its counter")
-    _check(0 <= state.version <= plan.rounds, "its version")
+    _check(0 <= state.version <= plan.last_version, "its version")
     _check(len(state.global_hash) == (HASH_SIZE if state.version else 0), "its global hash")
     _check(state.model_q24.size == state.residual.size == plan.dimension, "its vectors")
     for node in state.nodes:
@@ -67,6 +67,9 @@ def check_node(state: NodeState, model_hash: bytes, dimension: int) -> None:
     _check(0 <= state.silences <= INTEGER_MAX, "its silent rounds")
     _check(state.model_q24.size == state.residual.size == dimension, "its vectors")
     _check_chain(state)
+    if state.before is not None:
+        sizes = {state.before.model_q24.size, state.before.residual.size}
+        _check(sizes == {dimension}, "the vectors of the run before")
     plan, pending = state.plan, state.pending
     _check(plan is None or plan.dimension == dimension, "its plan")
     if pending is None:

@@ -19,12 +19,11 @@ Bytes = NDArray[np.uint8]
 
 POLYNOMIAL = 0x11D
 ORDER = 256
-GENERATION_MAX = 128  # source symbols
+GENERATION_MAX = 128  # source symbols, of the link's objects
 SOURCES_MAX = 1 << 15  # source symbols of an object
 INDEX_END = 1 << 16
 SYMBOL_BYTES_MAX = BODY_MAX - 3  # behind its kind and index
 _BLOCK = 16  # bytes of one block of the generator
-_BLOCKS = GENERATION_MAX // _BLOCK  # of a symbol, whether its generation uses all or not
 
 
 def _products() -> Bytes:
@@ -62,11 +61,14 @@ class Layout:
     """The division of an object of `size` bytes into symbols of `symbol_bytes` bytes.
 
     Source and repair symbols go to the generations in turn, so that a burst of losses is spread
-    over all of them. Raises WireError for an empty object or more than 32,768 source symbols.
+    over all of them. `generation_max` is a multiple of 16: the larger, the fewer repairs for many
+    receivers, and the more work. Raises WireError for an empty object or more than 32,768 source
+    symbols.
     """
 
     size: int
     symbol_bytes: int
+    generation_max: int = GENERATION_MAX
 
     def __post_init__(self) -> None:
         if not 0 < self.symbol_bytes <= SYMBOL_BYTES_MAX:
@@ -83,8 +85,8 @@ class Layout:
 
     @property
     def generations(self) -> int:
-        """The number of generations, each of at most 128 source symbols."""
-        return -(-self.count // GENERATION_MAX)
+        """The number of generations, each of at most `generation_max` source symbols."""
+        return -(-self.count // self.generation_max)
 
     def source(self, generation: int) -> range:
         """The source symbols of a generation."""
@@ -103,10 +105,12 @@ def best_symbol_bytes(size: int, room: int) -> int:
     return -(-size // count)
 
 
-def coefficients(name: bytes, indexes: Sequence[int], count: int) -> Bytes:
+def coefficients(
+    name: bytes, indexes: Sequence[int], count: int, generation_max: int = GENERATION_MAX
+) -> Bytes:
     """Return `count` nonzero coefficients per repair symbol, uint8 (len(indexes), count)."""
     each = np.arange(-(-count // _BLOCK), dtype=np.uint64)
-    blocks = np.array(indexes, np.uint64)[:, None] * np.uint64(_BLOCKS) + each
+    blocks = np.array(indexes, np.uint64)[:, None] * np.uint64(generation_max // _BLOCK) + each
     zero = np.zeros_like(blocks)
     lanes = philox(derive_key("symbol", name), (blocks, zero, zero, zero))
     stream = np.stack(lanes, axis=2).astype("<u4").view(np.uint8)
@@ -123,7 +127,8 @@ def encode_symbols(layout: Layout, name: bytes, data: bytes, indexes: Sequence[i
     padded = data.ljust(layout.count * length, b"\0")
     source = np.frombuffer(padded, np.uint8).reshape(layout.count, length)
     repairs = [index for index in indexes if index >= layout.count]
-    drawn = coefficients(name, repairs, GENERATION_MAX) if repairs else ()
+    most = layout.generation_max
+    drawn = coefficients(name, repairs, most, most) if repairs else ()
     factors = dict(zip(repairs, drawn, strict=True))
 
     def symbol(index: int) -> bytes:
@@ -194,7 +199,8 @@ class Decoder:
     def _factors(self, index: int) -> Bytes:
         count = self._generation(index).count
         if index >= self._layout.count:
-            return coefficients(self._name, [index], count).reshape(count)
+            most = self._layout.generation_max
+            return coefficients(self._name, [index], count, most).reshape(count)
         unit = np.zeros(count, np.uint8)
         unit[index // self._layout.generations] = 1
         return unit
@@ -210,24 +216,33 @@ class _Generation:
     def __init__(self, count: int, symbol_bytes: int) -> None:
         self.count = count
         self._pivots: list[int] = []
-        self._rows: Bytes = np.zeros((0, count + symbol_bytes), np.uint8)
+        # Room for more rows than there are: it doubles, so that no symbol copies all of them.
+        self._room: Bytes = np.zeros((0, count + symbol_bytes), np.uint8)
 
     @property
     def missing(self) -> int:
         return self.count - len(self._pivots)
 
+    @property
+    def _rows(self) -> Bytes:
+        return self._room[: len(self._pivots)]
+
     def add(self, factors: Bytes, symbol: Bytes) -> bool:
         row = np.concatenate((factors, symbol))
+        rows = self._rows
         known = row[self._pivots]
-        row ^= combine(known[known != 0], self._rows[known != 0])
+        row ^= combine(known[known != 0], rows[known != 0])
         columns = np.flatnonzero(row[: self.count])
         if not columns.size:
             return False
         pivot = int(columns[0])
         row = multiply(INVERSES[row[pivot, None]], row)
-        touched = self._rows[:, pivot] != 0
-        self._rows[touched] ^= multiply(self._rows[touched, pivot, None], row)
-        self._rows = np.vstack((self._rows, row))
+        touched = rows[:, pivot] != 0
+        rows[touched] ^= multiply(rows[touched, pivot, None], row)
+        if len(rows) == len(self._room):
+            more = min(self.count - len(rows), max(8, len(rows)))
+            self._room = np.vstack((rows, np.zeros((more, row.size), np.uint8)))
+        self._room[len(rows)] = row
         self._pivots.append(pivot)
         return True
 

@@ -5,7 +5,7 @@ authenticator of their messages. `OPEN` authenticates nothing (suite 0).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ternmesh.errors import WireError
 from ternmesh.security import notices
@@ -18,6 +18,7 @@ from ternmesh.security.primitives import QuantumKey
 from ternmesh.security.sealing import OpenSealing, Sealing
 from ternmesh.security.session import HostRotated, SealingState
 from ternmesh.security.signatures import (
+    NO_MODEL,
     NO_RUN,
     SIGNED,
     Signers,
@@ -37,7 +38,8 @@ from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Receipt, Settings
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
-from ternmesh.wire.update import Manifest
+from ternmesh.wire.release import OFFER, SYMBOL
+from ternmesh.wire.update import SIGNATURE_SIZE, Manifest
 
 
 class OpenAuthenticator:
@@ -160,8 +162,9 @@ class KeyedAuthenticator:
         return sign_body(self._own, self._context(run), to, body)
 
     def sign_announce(self, body: bytes) -> bytes:
-        """On the host: the body that carries an announce for all nodes."""
-        return sign_body(self._own, self._context(NO_RUN), self._sealing.broadcast_name, body)
+        """On the host: the body that carries an announce, or a release's offer, for all nodes."""
+        context = self._context_for_all(body)
+        return sign_body(self._own, context, self._sealing.broadcast_name, body)
 
     def open_body(self, run: bytes, address: int, body: bytes) -> bytes:
         """On a node: the content of a signed body; an unsigned body as it is, if it may be."""
@@ -171,9 +174,11 @@ class KeyedAuthenticator:
             # could seal an announce again that was signed for an earlier key.
             group = self._sealing.broadcast_name
             to = group if is_for_all else self._own.public.fingerprint
-            context = self._context(NO_RUN if address in (BROADCAST, UNASSIGNED) else run)
+            context = self._context(NO_RUN if address == UNASSIGNED else run)
+            if is_for_all:
+                context = self._context_for_all(body[1 + SIGNATURE_SIZE :])
             return open_signed(self._member_list.host, context, to, body)
-        if address == BROADCAST and body[0] != fragments.KIND:
+        if address == BROADCAST and body[0] not in (fragments.KIND, SYMBOL):
             raise WireError("signature", "a broadcast message must be signed")
         message = control.read_control(body) if body[0] == control.KIND else None
         if isinstance(message, Announce | Receipt | Settings):
@@ -221,6 +226,11 @@ class KeyedAuthenticator:
     def claim_list_number(self, number: int) -> None:
         """On the host: note that a node has seen this number of its list."""
         self._member_list.claim(number)
+
+    def _context_for_all(self, body: bytes) -> SigningContext:
+        """The context of a broadcast: an offer is for boards of any model."""
+        context = self._context(NO_RUN)
+        return replace(context, model_hash=NO_MODEL) if body[:1] == bytes((OFFER,)) else context
 
     def _context(self, run: bytes) -> SigningContext:
         return SigningContext(self._member_list.fleet, run, self._model_hash)

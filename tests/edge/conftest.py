@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -141,6 +142,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder = tmp_path_factory.mktemp("tiny")
     _write(folder)
     return load_model(folder)
+
+
+@pytest.fixture(scope="session")
+def classes(tiny: LoadedModel) -> ModelPackage:
+    """The same model as one that tells three classes apart."""
+    target = TensorSpec("t", "int64", (BATCH,))
+    inputs = (tiny.package.batch_inputs[0], target)
+    return replace(tiny.package, batch_inputs=inputs, metric="accuracy")
 
 
 @pytest.fixture

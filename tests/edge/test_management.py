@@ -12,6 +12,7 @@ from edge import report
 from edge.config import RemoteConfig
 from edge.node import Node
 from edge.report import status, values
+from edge.resources import Readings
 from ternmesh.federated.management import ACTIVITIES, VALUES, pack, unpack
 from tests.edge.test_node import World
 
@@ -128,14 +129,13 @@ def test_the_owner_of_a_board_may_keep_settings_from_the_host(world: World, capl
     world.until(lambda: node.protocol.finished)
 
 
-def test_a_report_has_what_is_known(world: World, tmp_path, monkeypatch) -> None:
+def test_a_report_has_what_is_known(world: World) -> None:
     node = world.add("ada")
     early: dict[str, Any] = {**values(node, time.monotonic())}
     assert (early["metric"], early["loss"]) == (None, None)
     assert ACTIVITIES[early["activity"]] == "joining"
-    sensor = tmp_path / "temp"
-    sensor.write_text("51234\n")
-    monkeypatch.setattr(report, "SENSOR", sensor)
+    node.throttle.measure = lambda: Readings(51.234)
+    world.now += 1.0
     world.until(lambda: node.protocol.finished)
     found: dict[str, Any] = {**values(node, time.monotonic() - 90)}
     assert found["uptime_s"] == pytest.approx(90, abs=60)
@@ -147,8 +147,6 @@ def test_a_report_has_what_is_known(world: World, tmp_path, monkeypatch) -> None
     assert found["loss"] > 0
     assert tuple(found) == VALUES
     assert unpack(VALUES, pack(VALUES, found))["temperature_c"] == 51.2
-    sensor.write_text("no number")
-    assert values(node, 0.0)["temperature_c"] is None
 
 
 def test_each_activity_of_the_status_has_its_number() -> None:

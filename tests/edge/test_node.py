@@ -13,19 +13,27 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from edge.config import BEST, NEWEST, DataConfig, EvaluateConfig, NodeConfig, TrainingConfig
+from edge.config import (
+    BEST,
+    NEWEST,
+    DataConfig,
+    EvaluateConfig,
+    NodeConfig,
+    ResourcesConfig,
+    TrainingConfig,
+)
 from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
-from edge.onnx.session import LoadedModel, adapter_version
-from edge.report import status
+from edge.onnx.session import LoadedModel, adapter_version, read_adapter
+from edge.report import status, summary
 from edge.service import open_data
 from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.state import CoordinatorSettings, CoordinatorState, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -43,13 +51,20 @@ def make(rounds: int = ROUNDS, steps: int = STEPS) -> Plan:
 
 
 class Host:
-    def __init__(self, world: "World", plan: Plan, run: bytes, min_peers: int) -> None:
+    def __init__(
+        self,
+        world: "World",
+        plan: Plan,
+        run: bytes,
+        min_peers: int,
+        state: CoordinatorState | None = None,
+    ) -> None:
         model, settings = (
             world.loaded.package.model_hash(),
             CoordinatorSettings(min_peers, deadline_s=60.0),
         )
         self.coordinator = Coordinator(
-            plan, settings, model, run, new_coordinator_state(plan.dimension)
+            plan, settings, model, run, state or new_coordinator_state(plan.dimension)
         )
         self.counted: Counter[int] = Counter()  # rounds by address
         end = world.hub.host()
@@ -79,8 +94,14 @@ class World:
             np.savez(folder / f"{name}.npz", **own)
         self.host = Host(self, make(), b"first   ", 1)
 
-    def new_host(self, run: bytes = b"first   ", min_peers: int = 1, plan: Plan | None = None):
-        self.host = Host(self, plan or make(), run, min_peers)
+    def new_host(
+        self,
+        run: bytes = b"first   ",
+        min_peers: int = 1,
+        plan: Plan | None = None,
+        state: CoordinatorState | None = None,
+    ) -> None:
+        self.host = Host(self, plan or make(), run, min_peers, state)
 
     def config(self, name: str) -> NodeConfig:
         return NodeConfig(
@@ -91,6 +112,7 @@ class World:
             data=DataConfig(path=str(self.folder / f"{name}.npz")),
             evaluate=EvaluateConfig(path=str(self.folder / "dev.npz")),
             training=TrainingConfig(samples_min=8),
+            resources=ResourcesConfig(temperature_max_c=0, memory_pressure_max=0),
         )
 
     def add(self, name: str, config: NodeConfig | None = None) -> Node:
@@ -311,6 +333,37 @@ def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> 
         assert entries[-1].metric < entries[0].metric
 
 
+def is_quiet(node: Node) -> bool:
+    return node.protocol.silent and node.trainer.round is None
+
+
+def test_without_an_end_a_node_learns_its_news_and_is_silent(world: World, caplog) -> None:
+    caplog.set_level("INFO")
+    world.new_host(plan=replace(make(), rounds=0, news_rounds=3))
+    node = world.add("ada")
+    world.until(lambda: is_quiet(node) and node.news.rounds == 3)
+    assert "without end" in caplog.text
+    assert "of 0" not in summary(node)
+    world.cut_power("ada")
+    again = world.add("ada")
+    world.until(lambda: again.protocol.joined)
+    assert (again.news.rounds, is_quiet(again)) == (3, True)  # the files are no news twice
+    before = again.protocol.version
+    again.news.add(32)
+    world.until(lambda: again.protocol.version == before + 3)
+
+
+def test_without_an_end_new_labels_are_news(world: World, monkeypatch) -> None:
+    world.new_host(plan=replace(make(), rounds=0, news_rounds=2))
+    config = with_source(world, monkeypatch, Sensor)
+    training = TrainingConfig(samples_min=8, news_min=9)
+    node = world.add("ada", replace(config, training=training))
+    world.until(lambda: node.wanted == 0 and len(node.data.training) > 0)
+    assert (node.protocol.silent, len(node.data.training) < 8) == (False, True)  # it only waits
+    world.until(lambda: node.protocol.version > 9)
+    assert 0 < node.silent_rounds < node.protocol.version
+
+
 def test_another_run_begins_from_nothing(world: World) -> None:
     world.new_host(plan=make(steps=50))
     node = world.add("ada")
@@ -333,13 +386,49 @@ def test_another_run_begins_from_nothing(world: World) -> None:
     assert adapter_version(node.config.adapter_path) == 2
 
 
+def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World) -> None:
+    # R6.11-4
+    node = world.add("ada")
+    world.until(lambda: node.protocol.version == 3)
+    old, metric = world.host.coordinator, status(node)["metric"]
+    start = replace(new_coordinator_state(18), model_q24=old.model_q24, residual=old.residual)
+    world.new_host(run=b"second  ", min_peers=2, state=start)
+    learned = global_adapter(world)
+
+    def joined() -> bool:
+        world.now += 1.0
+        return node.protocol.run == b"second  "
+
+    world.until(joined)
+    for _ in range(2):
+        assert node.protocol.version == 0
+        assert [entry.version for entry in node.history] == []
+        assert node.best is None
+        for path in (node.config.adapter_file(NEWEST), node.config.adapter_file(BEST)):
+            vector, _ = read_adapter(path, world.loaded.package)
+            if path == node.config.adapter_path:
+                np.testing.assert_array_equal(vector, learned)
+        world.cut_power("ada")
+        node = world.add("ada")
+    world.add("bob")
+    world.until(lambda: node.protocol.version == 1)
+    world.turn()
+    first = next(iter(node.history))
+    assert (first.version, first.metric) == (1, metric)
+    assert node.best is not None
+    assert node.best.version == 1
+    world.until(lambda: node.protocol.finished)
+    np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
+
+
 @pytest.mark.parametrize("use", [NEWEST, BEST])
 def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> None:
     world.new_host(plan=make(rounds=4))
     config = world.config("ada")
     config = replace(config, evaluate=replace(config.evaluate, use=use))
     node = world.add("ada", config)
-    scores = iter([5.0, 3.0, 2.0, 4.0, 3.5])
+    # Before each evaluation the node drops what one without an end has left.
+    scores = iter(one for score in [5.0, 3.0, 2.0, 4.0, 3.5] for one in (None, score))
     node._evaluator.take = lambda: next(scores)  # type: ignore[method-assign]
     world.until(lambda: node.protocol.finished)
 
@@ -492,6 +581,32 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     world.cut_power("ada")
     again = world.add("ada", config)
     assert len(again.data.training) == 20
+
+
+def test_samples_that_are_deleted_in_a_round_end_it(world: World, monkeypatch) -> None:
+    """Half of them, then all: a round goes on with the others, or ends."""
+    node = world.add("ada", with_source(world, monkeypatch, Sensor))
+    buffer = node.data.feed.buffer
+    asked: list[int] = []
+
+    def every(buffer: Any) -> list[int]:
+        return sorted(row for rows in buffer.groups().values() for row in rows)
+
+    def certainty(inputs: Any) -> Any:
+        asked.append(len(inputs["x"]))
+        return node.scores(inputs)[:, 0]
+
+    buffer.certainty = certainty
+    world.until(lambda: node.trainer.progress[0] == 2)
+    assert asked[:2] == [3, 3]  # at each poll; a new global adapter rates all that wait
+    buffer.forget(every(buffer)[3:8])
+    world.until(lambda: node.trainer.progress[0] == 4)
+    buffer.forget(every(buffer))
+    node.turn(0.0)
+    assert (len(buffer), node.trainer.round) == (0, None)
+    world.until(lambda: node.protocol.finished)
+    assert world.host.counted[1] == ROUNDS
+    assert status(node)["source"]["by_label"] == {"all": len(buffer)}
 
 
 def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.config import DataConfig, LabelConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel, adapter_version
 from edge.service import run_node
@@ -163,6 +165,39 @@ def test_without_a_broker_it_waits_and_ends_when_stopped(tiny, tiny_data, tmp_pa
         assert answer["transport"]["connected"] is False
 
 
+class Sensor:
+    """One sample with a label, and one without."""
+
+    def poll(self, now: float) -> list[Sample | Label]:
+        return [*(Sample(key, {"x": np.zeros(6)}) for key in "ab"), Label("a", {"t": np.zeros(3)})]
+
+
+def test_a_node_answers_about_its_samples(tiny, tiny_data, tmp_path, eventually, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sensors", SimpleNamespace(Sensor=Sensor))
+    source = DataConfig(source="sensors:Sensor", keep_days=30.0)
+    label = LabelConfig(device=str(tmp_path / "no-device"))
+    config = replace(config_of(tiny, tmp_path), data=source, label=label)
+    socket = tmp_path / "state" / "control.sock"
+    with running(config) as thread:
+        eventually(lambda: (status_of(tmp_path / "node.toml") or {"samples": 0})["samples"] == 1)
+        waiting, labelled = ask(socket, {"data": "list"})["data"]
+        assert (waiting["newest"], labelled["newest"]) == ("b", "a")
+        assert ask(socket, {"data": "next", "place": 0})["data"]["key"] == "b"
+        whiches: list[Any] = [3, {"lable": "1"}, {"older_s": ""}]
+        forgets = [{"data": "forget", "which": which} for which in whiches]
+        wrongs: list[dict[str, Any]] = [{"data": "next"}, {"data": ["list"]}, *forgets]
+        for wrong in wrongs:
+            with pytest.raises(ControlError, match=r"cannot be answered|does not know"):
+                ask(socket, wrong)
+        assert ask(socket, {"data": "forget", "which": {"key": "b"}}) == {"data": 1}
+        assert thread.is_alive()
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    with running(config_of(tiny, tmp_path)):
+        eventually(lambda: status_of(tmp_path / "node.toml") is not None)
+        with pytest.raises(ControlError, match="are files"):
+            ask(socket, {"data": "list"})
+
+
 def test_a_releases_folder_that_fails_does_not_end_a_node(
     tiny, tiny_data, tmp_path, eventually, caplog
 ):
@@ -185,7 +220,7 @@ def test_too_little_data_is_a_sentence_before_anything_runs(tiny, tiny_data, tmp
     stop.set()  # where it is not refused, it ends at once
     with pytest.raises(DataError, match=r"holds 7 samples: training\.samples_min is 8"):
         run_node(config, stop, insecure=True)
-    with pytest.raises(ConfigError, match="data needs either"):
+    with pytest.raises(ConfigError, match="data needs path"):
         run_node(replace(config, data=DataConfig()), stop, insecure=True)
     assert not (tmp_path / "state" / "control.sock").exists()
 

@@ -75,7 +75,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("rounds = 7", "rounds = 0", "run.rounds is 0: it must be 1 to 1000000"),
+        ("rounds = 7", "rounds = -1", "run.rounds is -1: it must be 0 to 1000000"),
         ("rounds = 7", 'rounds = "7"', "run.rounds is '7': it must be a whole number"),
         ("rounds = 7", "turns = 7", "run.turns is not a setting"),
         ("learning_rate = 0.01", "learning_rate = nan", "run.learning_rate is nan: it must be"),

@@ -5,18 +5,20 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from host.service import HostService, continue_or_begin
+from host.runs import continue_or_begin
+from host.service import HostService
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, UpdateForgotten, WorkReady
-from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
-from ternmesh.federated.state import CoordinatorSettings, NodeRecord
+from ternmesh.federated.state import CoordinatorSettings, NodeRecord, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.identity import rotation_text
@@ -35,6 +37,7 @@ from transports.driver import Driver
 from transports.loopback import LoopbackHub
 
 MODEL = bytes(range(32))
+PACKAGE: Any = SimpleNamespace(model_hash=lambda: MODEL, adapter_key=lambda: bytes(96))
 DIMENSION = 2000
 PLAN = make_plan(DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, announce_s=5)
 SETTINGS = CoordinatorSettings(min_peers=2, deadline_s=60.0)
@@ -53,7 +56,7 @@ class Bench:
         self.transport: Transport | None = None
         self.boot()
 
-    def boot(self, plan=PLAN, *, new_run: bool = False) -> None:
+    def boot(self, plan=PLAN, *, package=PACKAGE, **options: bool) -> None:
         """Start the host, or start it again after a kill."""
         if self.service is not None:
             self.state.close()
@@ -63,18 +66,18 @@ class Bench:
         self.store = HostStore(self.state)
         self.transport = self.hub.host()
         self.transport.open()
-        stored = continue_or_begin(self.store, plan, MODEL, new_run=new_run)
+        stored = continue_or_begin(self.store, plan, package, **options)
         clock = lambda: self.now  # noqa: E731
         self.service = HostService(
-            stored, SETTINGS, MODEL, self.store, self.transport, clock, self.keyring
+            stored, SETTINGS, package.model_hash(), self.store, self.transport, clock, self.keyring
         )
         self.service.start()
         self.service.poll(0.0)
 
-    def join(self, name: str, security: SecurityLayer = OPEN) -> None:
+    def join(self, name: str, security: SecurityLayer = OPEN, model: bytes = MODEL) -> None:
         rng, state = np.random.default_rng(0), new_node_state(DIMENSION)
         member = NodeProtocol(
-            name, MODEL, 100, name.encode().ljust(8), state, rng, security=security
+            name, model, 100, name.encode().ljust(8), state, rng, security=security
         )
         end = self.hub.node(name)
         end.open()
@@ -88,6 +91,11 @@ class Bench:
             moved = self.service.poll(0.0)
             for driver in self.nodes.values():
                 moved |= driver.poll(0.0, partial(self.work, driver), lambda: None)
+
+    def live(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            self.settle()
 
     def work(self, driver: Driver[Any], event) -> None:
         if isinstance(event, WorkReady):
@@ -317,15 +325,87 @@ def test_a_finished_run_stays_finished_and_serves_late_comers(bench):
     assert (late.version, late.global_hash.hex()) == (3, before["global_hash"])
 
 
-def test_a_changed_plan_does_not_give_up_what_was_learned(bench):
+def test_a_changed_plan_takes_along_what_was_learned_and_says_so(bench, caplog):  # R6.11-1
     bench.join("ada")
     bench.join("bob")
     bench.settle()
-    before = bench.service.status()
-    with pytest.raises(ConfigError, match=f"{before['run']}.*global update 3.*--new-run"):
-        bench.boot(replace(PLAN, rounds=4))
+    before, learned = bench.service.status(), bench.service.coordinator.model_q24
+    residual = bench.service.coordinator.residual
+    assert learned.any()
+    with pytest.raises(ConfigError, match="rounds is 1, and the first round takes along"):
+        bench.boot(replace(PLAN, rounds=1))
+    bench.boot(replace(PLAN, rounds=4))
+    after = bench.service.status()
+    assert (after["version"], after["phase"]) == (0, "gathering")
+    assert after["carried_from"] == f"{before['run']} 3"
+    assert f"run {before['run']}, which has reached global update 3" in caplog.text
+    link = {"connected": True, "broker": "b", "protocol": 5}
+    shown = "\n".join(describe(after | {"fleet": "f", "model": "m", "transport": link}))
+    assert f"begun with the adapter of run {before['run']}, global adapter 3" in shown
+    bench.boot(replace(PLAN, rounds=5))  # before its first global update
+    assert np.array_equal(bench.service.coordinator.model_q24, learned)
+    bench.work = lambda driver, event: None
+    with caplog.at_level(logging.INFO):
+        bench.live(20)
+    host = bench.service.coordinator
+    assert (host.version, host.phase) == (1, control.OPEN)
+    assert np.array_equal(host.model_q24, learned)
+    assert np.allclose(host.residual, residual)
+    assert "global update 1 of 5 is the adapter of the run before" in caplog.text
+    [entry] = bench.service.status()["history"]
+    assert (entry["counted"], entry["missing"]) == ((), ())
+    for name in NAMES:
+        node = bench.nodes[name].endpoint
+        assert (node.version, node.refused["reference"]) == (1, 0)
+        assert np.array_equal(node.model_q24, learned)
+        assert bench.node(name)["rounds_missed"] == 0
+    sent = sum(moved.bytes_out for moved in bench.service.driver.traffic.values())
+    assert sent < 4 * DIMENSION, "no snapshot was sent"
+
+
+def test_a_finished_run_goes_on_with_another_when_told_to(bench, caplog):  # R6.11-1
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    before, learned = bench.service.status(), bench.service.coordinator.model_q24
     bench.boot()
+    assert "--continue begins another" in caplog.text
     assert bench.service.status()["run"] == before["run"]
+    bench.boot(after_end=True)
+    run = bench.service.status()["run"]
+    assert run != before["run"]
+    assert np.array_equal(bench.service.coordinator.model_q24, learned)
+    bench.boot(after_end=True)  # it goes on: it is not finished
+    assert bench.service.status()["run"] == run
+    bench.live(20)
+    assert bench.service.status()["phase"] == "finished"
+    assert bench.service.coordinator.model_q24.sum() > learned.sum()
+
+
+def package_of(model: int, shape: int, graph: int, start: int) -> Any:
+    key = b"".join(bytes([number]) * 32 for number in (shape, graph, start))
+    return SimpleNamespace(model_hash=lambda: bytes([model]) * 32, adapter_key=lambda: key)
+
+
+def test_another_model_of_the_same_adapter_takes_along_what_was_learned(bench, caplog):
+    # R6.11-1, R6.11-2
+    first = package_of(1, 1, 1, 1)
+    bench.boot(package=first, new_run=True)  # PACKAGE has learned nothing
+    bench.join("ada", model=bytes([1]) * 32)
+    bench.join("bob", model=bytes([1]) * 32)
+    bench.settle()
+    learned = bench.service.coordinator.model_q24
+    run = bench.service.status()["run"]
+    with pytest.raises(ConfigError, match=f"{run}.*global update 3.*other tensors.*--new-run"):
+        bench.boot(package=package_of(2, 2, 2, 1))
+    bench.boot(package=first)
+    assert bench.service.status()["run"] == run
+    bench.boot(package=package_of(2, 1, 2, 2))
+    assert np.array_equal(bench.service.coordinator.model_q24, learned)
+    bench.boot(package=package_of(3, 1, 2, 3))
+    assert "an adapter of its own" in caplog.text
+    assert not bench.service.coordinator.model_q24.any()
+    assert bench.service.status()["carried_from"] is None
 
 
 def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):  # R6.8-5
@@ -350,6 +430,16 @@ def test_a_changed_plan_begins_a_new_run_when_told_to_and_says_so(bench, caplog)
     assert after["run"] != before["run"]
     assert (after["version"], after["phase"], after["nodes"]) == (0, "gathering", [])
     assert f"run {before['run']} is given up at global update 3" in caplog.text
+
+
+def test_what_was_taken_along_is_not_given_up_in_silence(bench, caplog):
+    bench.join("ada")
+    bench.join("bob")
+    bench.settle()
+    bench.boot(after_end=True)
+    run = bench.service.status()["run"]
+    bench.boot(replace(PLAN, rounds=4), new_run=True)
+    assert f"run {run} is given up at global update 0" in caplog.text
 
 
 def test_whatever_arrives_is_counted_and_stops_nothing(bench):

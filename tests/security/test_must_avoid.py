@@ -120,11 +120,15 @@ def test_no_archive_is_extracted() -> None:
 
 
 def test_nothing_that_arrives_is_decompressed() -> None:
-    """Data sets of a benchmark may be .gz; no packet, message or bundle is."""
+    """Data sets of a benchmark may be .gz; no packet, message or bundle is.
+
+    A release is, up to the size that its manifest gives, after the manifest's signatures.
+    """
     modules = {"bz2", "lzma", "zstandard", "brotli", "lz4", "snappy", "gzip"}
     reachable = ("ternmesh", "ternmesh_store", "transports", "edge")
     assert [item for item in imports(reachable) if of(item[1], modules)] == []
-    assert [where for where, called, _ in calls() if called.startswith("zlib.decompress")] == []
+    found = [where for where, called, _ in calls() if called.startswith("zlib.decompress")]
+    assert {where.split(":")[0] for where in found} == {"ternmesh/release.py"}
 
 
 # What runs on a board or reads what came from outside; `models` exports on the owner's machine.
@@ -170,7 +174,10 @@ def test_packages_that_are_not_what_they_seem_are_no_dependencies() -> None:
 
 # A comparison that ends at the first other byte tells how far a guess was right. These compare
 # nothing that is secret.
-NOT_SECRET = {"tag != _tag(content)": "suite 0 has no key: its tag finds damage and nothing else"}
+NOT_SECRET = {
+    "tag != _tag(content)": "suite 0 has no key: its tag finds damage and nothing else",
+    "symbol.tag != offer.digest[:2]": "the head of a hash that is sent in clear to all members",
+}
 SECRETS = ("tag", "mac", "password", "secret", "token", "proof")
 
 

@@ -35,8 +35,14 @@ from ternmesh.federated.gateway.partial_aggregate import (
     new_gateway_state,
 )
 from ternmesh.federated.management import BoardRecord
-from ternmesh.federated.node import new_node_state
-from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
+from ternmesh.federated.state import (
+    ChainLink,
+    CoordinatorState,
+    Learned,
+    NodeRecord,
+    new_coordinator_state,
+    new_node_state,
+)
 from ternmesh.plan import Plan
 
 
@@ -56,10 +62,19 @@ class NodeDisk:
             case Joined(run, address, plan):
                 if (run, plan) != (state.run, state.plan):
                     fresh = new_node_state(plan.dimension)
-                    state = replace(fresh, run=run, plan=plan, counter=state.counter)
+                    before = state.before
+                    if state.version > 0:
+                        made = state.pending
+                        residual = state.residual if made is None else made.corrected
+                        before = Learned(state.model_q24, residual)
+                    counter = state.counter
+                    state = replace(fresh, run=run, plan=plan, counter=counter, before=before)
                     self._submitted = np.zeros(plan.dimension)
                 state = replace(state, address=address)
             case Advanced(version, global_hash, model_q24, residual, finished, content, oldest):
+                before = state.before
+                if before is not None and np.array_equal(residual, before.residual):
+                    self._submitted = self._submitted + residual  # it came along
                 link = (ChainLink(version, global_hash, content),) if content else ()
                 chain = (*state.chain, *link)
                 state = replace(
@@ -72,6 +87,7 @@ class NodeDisk:
                     pending=None,
                     received=False,
                     silent=False,
+                    before=None,
                     chain=tuple(kept for kept in chain if oldest and kept.version >= oldest),
                 )
             case UpdateMade(pending):
@@ -110,6 +126,11 @@ class HostDisk:
         self.copy = state  # what the operator has put aside
         self.boards: dict[str, BoardChanged] = {}
         self._boards = self.boards
+
+    def carry(self, before: CoordinatorState) -> None:
+        """Begin with what another run has learned."""
+        state = replace(self.committed, model_q24=before.model_q24, residual=before.residual)
+        self.committed = self.working = self.copy = state
 
     def record(self, event: HostEvent) -> None:
         state = self.working
@@ -159,6 +180,7 @@ class HostDisk:
             nodes=tuple(nodes),
             chain=(*chain, ChainLink(event.version, event.global_hash, event.content))[-8:],
             bodies=(),
+            mean=event.mean or state.mean,
         )
 
     def commit(self) -> list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:

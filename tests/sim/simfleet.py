@@ -66,6 +66,9 @@ class Options:
     rotations: int = 0  # of the host's key
     settings: int = 0  # times that the owner sets something on a board
     old_copies: int = 0  # times that the host's disk is set back to an old copy
+    news_rounds: int = 0  # with 0 rounds: the run has no end
+    carried: int = 0  # times that the operator starts a run that takes along what was learned
+    old_version: bool = False  # node0 knows nothing of such runs
 
 
 def draw(seed: int) -> Options:
@@ -170,6 +173,22 @@ def draw_with_settings(seed: int) -> Options:
     return replace(options, keyed=rng.random() < 0.5, settings=rng.randint(1, 8), vanish=0)
 
 
+def draw_with_carried_runs(seed: int) -> Options:
+    """The same faults, and runs that take along what was learned.
+
+    With keys: else an update of one run that comes late counts in the next one.
+    """
+    options, rng = draw_with_keys(seed), random.Random(f"carried {seed}")
+    return replace(
+        options,
+        rounds=rng.randint(3, 8),
+        faults_s=rng.uniform(30, 90),
+        carried=rng.randint(1, 3),
+        old_version=rng.random() < 0.3,
+        reset=False,
+    )
+
+
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
@@ -188,6 +207,7 @@ class Fleet:
             silence=o.silence,
             silence_rounds=o.silence_rounds if o.silence else 0,
             manifest_repeats=o.manifest_repeats,
+            news_rounds=o.news_rounds,
         )
         self.now = 1000.0
         self.healed = False
@@ -230,6 +250,8 @@ class Fleet:
             self.after(rng.uniform(0, o.faults_s), partial(self._vanish, node))
         if o.reset:
             self.after(rng.uniform(o.faults_s / 2, o.faults_s), self.host.new_run)
+        for _ in range(o.carried):
+            self.after(rng.uniform(0, o.faults_s), partial(self.host.new_run, carry=True))
         for _ in range(o.rotations):
             self.after(rng.uniform(1, 1.2 * o.faults_s), self.host.rotate)
         for _ in range(o.old_copies):
@@ -425,7 +447,8 @@ class Fleet:
         state = self.host.disk.committed
         if self._is_lost(state.version):
             return
-        expect(state.version == self.options.rounds, "the run has another number of rounds")
+        is_at_end = state.version == self.options.rounds or not self.plan.rounds
+        expect(is_at_end, "the run has another number of rounds")
         for node in self._alive():
             own = node.disk.committed
             expect(own.run == self.host.disk.run, f"{node.name} is in another run")
@@ -435,7 +458,8 @@ class Fleet:
                 np.array_equal(own.model_q24, state.model_q24), f"{node.name} has another reference"
             )
             expect(own.pending is None, f"{node.name} waits although the run is over")
-            expect(not own.silent, f"{node.name} is silent although the run is over")
+            is_over = self.plan.rounds > 0
+            expect(own.silent != is_over, f"{node.name} is silent at the end: {own.silent}")
         if self.host.was_set_back:  # its work since the copy may be lost, and it is its own clone
             self.check_bounds()
             return

@@ -9,9 +9,10 @@ from host.enrolment import EnrolmentService
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
 from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.events import BodyAccepted, HostEvent, Joined, WorkReady
+from ternmesh.federated.events import Advanced, BodyAccepted, HostEvent, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.management import LIMITS, BoardManagement
+from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import CoordinatorSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 DIMENSION = 1500
 SYNC_ROOM = SYNC_OVERHEAD - FRAME_OVERHEAD  # a sealed hello is longer than other frames
 EVENTS_MAX = 2048  # of an endpoint at once, whatever arrives
+NEWS_MIN = 10  # samples
 TOLERANCE = 2e-4  # float32 sums of a few dozen terms
 
 
@@ -166,24 +168,52 @@ class Process:
         self.settle()
 
 
+class OldNode(NodeProtocol):
+    """A node of a version that forgets each run with the next one."""
+
+    before = property(lambda self: None, lambda self, _: None)
+
+
 class NodeProcess(Process):
     """A board: it trains for a while when there is work, then submits."""
 
     def __init__(self, fleet: "Fleet", name: str) -> None:
         super().__init__(fleet, name)
         self.disk: NodeDisk = NodeDisk(DIMENSION)
+        self.news = News(NEWS_MIN)  # in a run without an end
+        self._news_on_disk = self.news.stored()
 
     def load(self) -> NodeProtocol:
         instance = self.fleet.rng.randbytes(8)
         numpy_rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
         samples = 10 + sum(self.name.encode())
         state, security = self.disk.committed, self.new_security()
-        node = NodeProtocol(
+        is_old = self.fleet.options.old_version and self.name == "node0"
+        node = (OldNode if is_old else NodeProtocol)(
             self.name, MODEL, samples, instance, state, numpy_rng, security=security
         )
         stored = self.disk.settings
         node.management = BoardManagement(stored.number, stored.settings, LIMITS)
+        self.news = News(NEWS_MIN)
+        self.news.load(self._news_on_disk)
         return node
+
+    def record(self) -> list[object]:
+        run = self.disk.working.run
+        events = super().record()
+        for event in events:
+            if isinstance(event, Joined) and event.run != run:
+                run = event.run
+                self.news.begin_run()
+            elif isinstance(event, Advanced):
+                self.news.advanced(event)
+        return events
+
+    def begin_again(self) -> None:
+        """Train in a round in which this node is silent, if it has news or all train."""
+        node = self.endpoint
+        if node is not None and node.silent and not node.management.paused:
+            self._submit(self.incarnation, node.run, None)
 
     def crash_chance(self) -> float:
         return self.fleet.options.node_crash
@@ -196,6 +226,7 @@ class NodeProcess(Process):
 
     def commit(self) -> None:
         super().commit()
+        self._news_on_disk = self.news.stored()
         made = self.disk.committed.pending
         if made is not None:
             self.fleet.packets[self.name, made.round, made.digest] = made.bodies[1:]
@@ -210,10 +241,15 @@ class NodeProcess(Process):
             elif isinstance(event, Joined):
                 self.fleet.names[event.run, event.address] = self.name
 
-    def _submit(self, incarnation: int, run: bytes, number: int) -> None:
+    def _submit(self, incarnation: int, run: bytes, number: int | None) -> None:
         """Hand in the work, if neither the process nor its run has ended since it began."""
         if self.endpoint is None or incarnation != self.incarnation or self.endpoint.run != run:
             return
+        if self.endpoint.plan.rounds == 0 and not self.endpoint.management.paused:
+            number = self.news.round_to_train(self.endpoint, number, self.fleet.now)
+            self.settle()
+            if number is None or self.endpoint is None:
+                return
         if self.fleet.rng.random() < 0.02:
             poisoned = np.full(DIMENSION, np.nan, np.float32)
             try:
@@ -295,15 +331,18 @@ class HostProcess(Process):
                 expect(said in self.fleet.said, "a body was taken that nobody said in this run")
         return events
 
-    def new_run(self) -> None:
-        """The operator wipes the run; only the counter stays."""
+    def new_run(self, *, carry: bool = False) -> None:
+        """The operator wipes the run; only the counter stays, or what was learned, too."""
         self.endpoint = None
         self.seals.forget()
-        counter = self.disk.committed.counter
+        before, counter = self.disk.committed, self.disk.committed.counter
         boards = self.disk.boards
         self.disk = HostDisk(self.fleet.rng.randbytes(8), self.fleet.plan, counter)
         self.disk.boards = self.disk._boards = boards
         self.ledger = Ledger(self.fleet.plan, self.fleet.packets)
+        if carry:
+            self.disk.carry(before)
+            self.ledger.means = (before.model_q24 * UNIT + before.residual).astype(np.float64)
         self.fleet.cut_wires()
         self.boot()
 
@@ -332,6 +371,8 @@ class HostProcess(Process):
     def _check_mean(self) -> None:
         state = self.disk.committed
         reached = state.model_q24 * UNIT + state.residual
+        if not self.disk.plan.rounds:
+            return  # the host goes to the mean of its adapters as well
         error = float(np.abs(reached - self.ledger.means).max())
         expect(error < TOLERANCE, f"the reference is {error} away from what was counted")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.sim.simfleet import (
     draw,
+    draw_with_carried_runs,
     draw_with_keys,
     draw_with_new_host_keys,
     draw_with_new_run,
@@ -38,6 +39,13 @@ def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
 def test_what_was_held_back_does_not_reach_the_next_run() -> None:
     for seed in range(SEEDS // 10):
         run_seed(seed, draw_with_new_run)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_run_takes_along_what_the_run_before_has_learned(group: int) -> None:
+    # R6.11-1, R6.11-3, R6.11-4, R6.11-5
+    for seed in range(group, SEEDS // 2, GROUPS):
+        run_seed(seed, draw_with_carried_runs)
 
 
 def test_a_host_that_is_set_back_to_an_old_copy_leads_the_run_to_its_end() -> None:

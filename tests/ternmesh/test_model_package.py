@@ -62,6 +62,14 @@ def test_a_bundle_reads_as_written() -> None:
         {"batch_inputs": []},
         {"inputs": []},
         {"surprise": 1},
+        {"labels": 5},
+        {"labels": "abcd"[:3]},
+        {"labels": ["a", "b", "c"]},
+        {"labels": ["a", "b", "c", "c"]},
+        {"labels": ["a", "b", "c", ""]},
+        {"labels": ["a", "b", "c", "d" * 65]},
+        {"labels": ["a", "b", "c", "\x1b[2J"]},
+        {"labels": ["a", "b", "c", 4]},
     ],
     ids=str,
 )
@@ -74,6 +82,13 @@ def test_what_is_no_bundle_is_refused(change: dict[str, object]) -> None:
 def test_other_texts_are_refused(text: bytes) -> None:
     with pytest.raises(ModelPackageError):
         read_model_package(text)
+
+
+def test_labels_are_not_part_of_what_is_learned() -> None:
+    named = replace(PACKAGE, labels=("a", "b", "c", "d"))
+    assert read_model_package(write_model_package(named)) == named
+    assert named.model_hash() == PACKAGE.model_hash()
+    assert "labels" not in CONTENT  # packages of before keep their bytes
 
 
 def test_any_change_is_another_model() -> None:

@@ -8,11 +8,14 @@ from ternmesh.errors import WireError
 from ternmesh.plan import (
     FRAME_MTU_MAX,
     FRAME_MTU_MIN,
+    Plan,
     check_plan,
     from_numbers,
     genesis,
     global_snapshot_max,
     make_plan,
+    of_rounds,
+    run_length,
     to_numbers,
 )
 from ternmesh.wire import control, fragments
@@ -50,7 +53,7 @@ def test_zeros_at_the_end_of_a_plan_are_refused() -> None:  # R5-2
     with pytest.raises(WireError, match="end in zeros") as caught:
         from_numbers((*to_numbers(PLAN), 0))
     assert caught.value.reason == "plan"
-    with pytest.raises(WireError, match="11 to 15"):
+    with pytest.raises(WireError, match="11 to 16"):
         from_numbers(to_numbers(PLAN)[:10])
 
 
@@ -63,7 +66,30 @@ def test_the_learning_rate_falls_in_a_straight_line() -> None:
     assert gone.learning_rate(20) == gone.learning_rate(21) == 0.0
 
 
-@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=14).map(tuple))
+def endless(**numbers: int) -> Plan:
+    return replace(PLAN, **({"rounds": 0, "news_rounds": 10} | numbers))
+
+
+def test_without_an_end_the_rate_falls_over_the_rounds_of_the_news() -> None:
+    plan = endless(learning_rate_drop_permille=800)
+    assert from_numbers(to_numbers(plan)) == plan
+    rates = [plan.learning_rate(learned) for learned in (0, 5, 10, 99)]
+    assert rates == pytest.approx([0.002, 0.0012, 0.0004, 0.0004])
+    assert (plan.last_version, PLAN.last_version) == (0xFFFFFFFF, 20)
+    assert (run_length(0), of_rounds(0)) == ("without end", "")
+    assert (run_length(20), of_rounds(20)) == ("20 rounds", " of 20")
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"news_rounds": 0}, {"rounds": 1}, {"silence_rounds": 1}, {"silence_permille": 1}]
+)
+def test_what_does_not_go_with_a_run_without_an_end(numbers: dict[str, int]) -> None:  # R5-5
+    with pytest.raises(WireError, match="end") as caught:
+        from_numbers(to_numbers(endless(**numbers)))
+    assert caught.value.reason == "plan"
+
+
+@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=17).map(tuple))
 def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> None:  # R5-4
     try:
         plan = from_numbers(numbers)

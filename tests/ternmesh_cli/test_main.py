@@ -235,7 +235,7 @@ def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, nu
     assert not (tmp_path / "control.sock").exists()
     words = [line.split() for line in log.splitlines()]
     assert (words[0][2], words[0][3]) == ("WARNING", "ternmesh_service.keyring:")
-    assert (words[1][2], words[1][3]) == ("INFO", "host.service:")
+    assert (words[1][2], words[1][3]) == ("INFO", "host.runs:")
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)

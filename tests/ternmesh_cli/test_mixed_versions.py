@@ -114,3 +114,24 @@ def test_an_old_host_with_a_new_board_then_both_are_upgraded(fleet: Fleet, befor
         fleet.wait_for(member, lambda status: status["run"] == run)
     fleet.boards["nicolas"].signal(signal.SIGCONT)
     fleet.finish(run)
+
+
+def test_an_old_board_follows_a_run_that_takes_along_what_was_learned(
+    fleet: Fleet, before: Path
+) -> None:  # R6.11-5
+    fleet.boards["theo"].checkout = before
+    fleet.wait_for(started(fleet).host, lambda status: status["phase"] == "finished")
+    first = fleet.host.status()["run"]
+    fleet.host.signal(signal.SIGTERM)
+    assert fleet.host.process.wait(PATIENCE_S) == 0, fleet.host.log
+    fleet.host._arguments.append("--continue")
+    fleet.host.start()
+    fleet.wait_for(fleet.host, lambda status: status["phase"] == "finished")
+    status = fleet.host.status()
+    assert status["carried_from"] == f"{first} 3"
+    assert [set(item["counted"]) for item in status["history"]] == [set(), set(BOARDS), set(BOARDS)]
+    for member in (*fleet.boards.values(), fleet.host):
+        fleet.wait_for(member, lambda now: (now["run"], now["version"]) == (status["run"], 3))
+        member.signal(signal.SIGTERM)
+        assert member.process.wait(PATIENCE_S) == 0, member.log
+    fleet.check_files()

@@ -261,3 +261,49 @@ def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
     stranger = tmp_path / "state" / "identity"
     assert ternmesh("sign", release, "--config", config, "--identity", stranger) == 1
     assert "none of security.signers" in capsys.readouterr().err
+
+
+def test_one_file_is_packed_and_installed(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "release-1.ternmesh"
+    assert ternmesh("pack", make(tmp_path / "one", 1), file) == 0
+    assert ternmesh("install", file, "--config", config) == 0
+    assert "version 1 of keyword is installed" in capsys.readouterr().out
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+    assert ternmesh("install", file, "--config", config) == 1
+    assert "release" in capsys.readouterr().err
+
+
+def test_a_release_waits_for_the_host_to_start(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enrol_fleet("ternmesh", tmp_path / "host-state", {"ada": tmp_path / "state"})
+    host = tmp_path / "host.toml"
+    host.write_text(
+        'state_dir = "host-state"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n'
+    )
+    release = make(tmp_path / "one", 1)
+    assert ternmesh("publish", release, "--config", host) == 1
+    assert "not signed by the host" in capsys.readouterr().err
+    assert ternmesh("sign", release, "--config", host) == 0
+    assert ternmesh("publish", release, "--config", host) == 0
+    assert "waits for the next start" in capsys.readouterr().out
+    assert ternmesh("progress", "--config", host) == 1
+    assert ternmesh("publish", release, "--config", config) == 2
+
+
+def test_a_host_with_radios_refuses_to_publish(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = tmp_path / "host.toml"
+    enrol_fleet("garden", tmp_path / "host", {})
+    host.write_text(
+        'state_dir = "host"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
+        '[[link.radios]]\ngateway = "north"\n'
+    )
+    assert ternmesh("publish", tmp_path, "--config", host) != 0
+    assert "link.radios publishes no release" in capsys.readouterr().err
+    assert not (tmp_path / "host" / "release").exists()

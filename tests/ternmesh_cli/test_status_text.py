@@ -205,6 +205,21 @@ def test_a_node_that_nobody_answers():
     assert NO_ANSWER in list(describe({**NEW_NODE, "transport": LINK}))
 
 
+@pytest.mark.parametrize(
+    ("last", "labels", "shown"),
+    [
+        (["a\x1b", "stop"], {"stop": 2, "go": 1}, "go 1, stop 2, the last one: 'a\\x1b' is stop"),
+        (None, {}, "none"),
+    ],
+)
+def test_a_node_with_a_source_shows_its_samples(last, labels, shown):
+    source = {"waiting": 7, "by_label": labels, "last_label": last, "refused": 3}
+    answer = {**NODE, "source": {**source, "evicted": 4, "expired": 5}}
+    assert f"7 wait for a label; by label: {shown}; 3 refused, 9 made room" in list(
+        describe(answer)
+    )
+
+
 def test_a_node_whose_training_diverges():
     (line,) = (line for line in describe({**NODE, "diverged": 3}) if "diverge" in line)
     assert line.endswith(f"diverged: 3; {DIVERGED}")
@@ -228,6 +243,18 @@ def test_the_best_adapter_is_shown_beside_the_newest():
         "400 samples; accuracy 0.916, best 0.934 (global adapter 5); s/current.onnx_adapter is the"
     )
     assert f"{line} newest" in list(describe(answer))
+
+
+def test_a_board_that_waits_says_why_and_where_it_trains():
+    training = {"round": 7, "steps_done": 3, "steps": 8, "loss": None}
+    held: dict[str, Any] = {"activity": "paused: too hot", "held_back": "83 C, waits for 75 C"}
+    held["training"] = training
+    reason = "CPUExecutionProvider, as CUDAExecutionProvider failed: no engine"
+    text = "\n".join(describe({**NODE, **held, "provider": reason}))
+    assert "; paused: 83 C, waits for 75 C, step 3 of 8\n" in text
+    assert f"\ntraining runs on {reason}\n" in text
+    for provider in ("CPUExecutionProvider", ""):
+        assert "\n".join(describe({**NODE, "held_back": "", "provider": provider})) == NODE_TEXT
 
 
 def test_an_answer_of_another_kind():

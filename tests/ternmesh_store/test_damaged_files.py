@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from host.service import HostService, continue_or_begin
+from host.runs import continue_or_begin
+from host.service import HostService
 from ternmesh.errors import TernmeshError
 from ternmesh.federated.events import WorkReady
 from ternmesh.federated.node import NodeProtocol
@@ -39,6 +41,7 @@ from transports.loopback import LoopbackHub
 
 DAMAGES = int(os.environ.get("TERNMESH_DAMAGES", "20"))
 MODEL, DIMENSION, NAMES = bytes(range(32)), 1000, ("ada", "bob")
+PACKAGE: Any = SimpleNamespace(model_hash=lambda: MODEL, adapter_key=lambda: bytes(96))
 PLAN = make_plan(DIMENSION, rounds=8, local_steps=1, learning_rate=0.1, announce_s=5)
 SETTINGS = CoordinatorSettings(min_peers=2, deadline_s=60.0)
 CHECKPOINTED, KILLED = 2, 4  # versions at which all end in order, and at which they are killed
@@ -68,7 +71,7 @@ class Fleet:
         state, keyring = self._opened(HOST, HOST_TABLES)
         store, transport = HostStore(state), self.hub.host()
         transport.open()
-        stored = continue_or_begin(store, PLAN, MODEL)
+        stored = continue_or_begin(store, PLAN, PACKAGE)
         clock = lambda: self.now  # noqa: E731
         service = HostService(stored, SETTINGS, MODEL, store, transport, clock, keyring)
         service.start()

@@ -239,6 +239,13 @@ def test_a_new_run_forgets_everything_but_the_frame_counter(store):
     assert store.tallies() == {}
 
 
+def test_the_mean_of_the_adapters_stays_until_there_is_another_or_a_new_run(store):
+    for version, mean in ((1, b""), (2, b"mean"), (3, b"")):
+        store.record(replace(global_hash(version, counted=(), missing=()), mean=mean))
+        assert store.load(MODEL).state.mean == (b"mean" if version > 1 else b"")
+    assert store.begin(b"run-0002", PLAN, MODEL).state.mean == b""
+
+
 def test_only_the_newest_references_are_kept(store):
     store.record(ADA)
     for version in range(1, 8):

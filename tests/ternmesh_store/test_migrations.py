@@ -244,6 +244,29 @@ def test_the_state_and_the_ledger_are_migrated(
     assert {file.name for file in tmp_path.iterdir()} == {STATE, older, "airtime.db"}
 
 
+def test_samples_of_format_4_are_all_there_in_ours(tmp_path: Path) -> None:
+    older = """CREATE TABLE replay_sample (
+        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, inputs BLOB NOT NULL, targets BLOB
+    )"""
+    tables = (older, *(sql for sql in SCHEMA.statements if "replay_sample" not in sql))
+    with closing(Database(tmp_path / STATE, replace(SCHEMA, version=4, statements=tables))) as old:
+        old.open()
+        old.insert("replay_sample", 3, "a", b"inputs", None)
+        old.insert("replay_sample", 7, "b", bytes(9000), b"targets")
+        old.insert("security_member", "ada", b"identity")
+        old.commit()
+    state = StateFile(tmp_path)
+    for _ in range(2):  # the second one compares all checksums
+        state.open()
+        columns = "id, key, added_at, certainty, targets, inputs"
+        assert state.rows(f"SELECT {columns} FROM replay_sample") == [
+            (3, "a", 0, 2.0, None, b"inputs"),
+            (7, "b", 0, 2.0, b"targets", bytes(9000)),
+        ]
+        assert state.rows("SELECT name FROM security_member") == [("ada",)]
+        state.close()
+
+
 def test_a_newer_ledger_is_refused_and_says_what_an_old_one_would_do(
     tmp_path: Path, next_format: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

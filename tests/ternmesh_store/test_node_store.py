@@ -18,8 +18,7 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.local_update import make_update
-from ternmesh.federated.node import new_node_state
-from ternmesh.federated.state import NO_RUN, ChainLink, NodeState
+from ternmesh.federated.state import NO_RUN, ChainLink, Learned, NodeState, new_node_state
 from ternmesh.plan import genesis, make_plan
 from ternmesh.wire.global_update import certify, hash_global_update
 from ternmesh_store.node_store import NodeStore
@@ -27,7 +26,7 @@ from ternmesh_store.state_file import StateFile
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
-RUN, NEXT_RUN = b"run-0001", b"run-0002"
+RUN, NEXT_RUN, OTHER_RUN = b"run-0001", b"run-0002", b"run-0003"
 PLAN = make_plan(DIMENSION, rounds=5, local_steps=1, learning_rate=0.1)
 OTHER_PLAN = make_plan(DIMENSION, rounds=6, local_steps=1, learning_rate=0.1)
 
@@ -47,6 +46,8 @@ def plain(state: NodeState) -> dict[str, object]:
     if state.pending is not None:
         values["pending"] = {f.name: getattr(state.pending, f.name) for f in fields(Pending)}
         values["pending"]["corrected"] = exact(state.pending.corrected)
+    if state.before is not None:
+        values["before"] = exact(state.before.model_q24), exact(state.before.residual)
     return values | {"model_q24": exact(state.model_q24), "residual": exact(state.residual)}
 
 
@@ -59,6 +60,7 @@ PENDING = make_update(floats(1), MODEL, 3, 9, PLAN)
 ADVANCED = Advanced(3, b"reference-hash-3", model_q24(2), floats(3), False)
 LINK = ChainLink(3, hash_global_update(b"step"), certify(b"step"))
 CHAINED = replace(ADVANCED, global_hash=LINK.global_hash, content=LINK.content, oldest=3)
+BEFORE = Learned(ADVANCED.model_q24, ADVANCED.residual)
 EMPTY = new_node_state(DIMENSION)
 AT_START = replace(EMPTY, run=RUN, address=7, plan=PLAN, global_hash=genesis(MODEL, RUN, PLAN))
 AT_3 = replace(
@@ -117,12 +119,27 @@ CASES: dict[str, Any] = {
         replace(JOINED, address=8),
         replace(WITH_PACKET, address=8),
     ),
-    "another run begins from nothing": (
+    "another run keeps what was learned aside": (
         [JOINED, CountersReserved(9), ADVANCED, UpdateMade(PENDING), UpdateReceived(3)],
         Joined(NEXT_RUN, 2, PLAN),
         replace(
-            AT_START, run=NEXT_RUN, address=2, global_hash=genesis(MODEL, NEXT_RUN, PLAN), counter=9
+            AT_START,
+            run=NEXT_RUN,
+            address=2,
+            global_hash=genesis(MODEL, NEXT_RUN, PLAN),
+            counter=9,
+            before=Learned(ADVANCED.model_q24, PENDING.corrected),
         ),
+    ),
+    "a third run keeps it, too": (
+        [JOINED, ADVANCED, Joined(OTHER_RUN, 2, PLAN)],
+        Joined(NEXT_RUN, 7, PLAN),
+        replace(AT_START, run=NEXT_RUN, global_hash=genesis(MODEL, NEXT_RUN, PLAN), before=BEFORE),
+    ),
+    "its global update ends that": (
+        [JOINED, ADVANCED, Joined(RUN, 7, OTHER_PLAN), Joined(RUN, 7, PLAN)],
+        ADVANCED,
+        AT_3,
     ),
     "with its global update": (
         [JOINED],
@@ -138,12 +155,14 @@ CASES: dict[str, Any] = {
     "another run has another chain": (
         [JOINED, CHAINED],
         Joined(NEXT_RUN, 7, PLAN),
-        replace(AT_START, run=NEXT_RUN, global_hash=genesis(MODEL, NEXT_RUN, PLAN)),
+        replace(AT_START, run=NEXT_RUN, global_hash=genesis(MODEL, NEXT_RUN, PLAN), before=BEFORE),
     ),
-    "another plan begins from nothing": (
+    "another plan is another run": (
         [JOINED, replace(ADVANCED, finished=True)],
         Joined(RUN, 7, OTHER_PLAN),
-        replace(AT_START, plan=OTHER_PLAN, global_hash=genesis(MODEL, RUN, OTHER_PLAN)),
+        replace(
+            AT_START, plan=OTHER_PLAN, global_hash=genesis(MODEL, RUN, OTHER_PLAN), before=BEFORE
+        ),
     ),
 }
 
@@ -223,6 +242,50 @@ def test_another_models_state_is_discarded_but_for_the_counter(path):
     store._database.close()
     assert plain(load(path)) == plain(replace(EMPTY, counter=8192)), "it does not come back"
     assert other.run == NO_RUN
+
+
+KEY, OTHER_GRAPH, OTHER_START, OTHER_SHAPE = (
+    b"".join(bytes([number]) * 32 for number in numbers)
+    for numbers in ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 2, 1))
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "is_kept"),
+    [
+        (KEY, OTHER_GRAPH, True),
+        (KEY, OTHER_START, False),
+        (KEY, OTHER_SHAPE, False),
+        (b"", KEY, False),
+        (KEY, b"", False),
+    ],
+    ids=["another graph", "what was exported", "another shape", "unknown before", "unknown now"],
+)
+def test_another_model_keeps_what_its_adapter_can_take(path, key, other, is_kept):
+    store = opened(path)
+    store.load(MODEL, DIMENSION, key)
+    for event in (JOINED, ADVANCED, UpdateMade(PENDING)):
+        store.record(event)
+    store.put("best", b"of the first model")
+    store.commit()
+    kept = Learned(ADVANCED.model_q24, PENDING.corrected) if is_kept else None
+    for _ in range(2):
+        assert plain(store.load(OTHER_MODEL, DIMENSION, other)) == plain(
+            replace(EMPTY, before=kept)
+        )
+    assert store.get("best") is None
+    assert plain(store.load(MODEL, DIMENSION, key)) == plain(replace(EMPTY, before=kept))
+    store._database.close()
+
+
+def test_a_state_of_an_earlier_version_learns_its_key(path):
+    store = opened(path)
+    for key in (b"", KEY):  # an earlier version has stored none
+        store.load(MODEL, DIMENSION, key)
+        store.record(JOINED)
+        store.record(ADVANCED)
+    assert store.load(OTHER_MODEL, DIMENSION, OTHER_GRAPH).before is not None
+    store._database.close()
 
 
 def test_the_vectors_that_are_loaded_may_be_changed(path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh.federated.events import CountersReserved
-from ternmesh.federated.node import new_node_state
+from ternmesh.federated.state import new_node_state
 from ternmesh.link.events import LinkCountersReserved, ObjectArrived
 from ternmesh.link.ledger import Moment
 from ternmesh.link.regions import EU868

@@ -10,8 +10,8 @@ import pytest
 
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
-from ternmesh.federated.node import NodeProtocol, new_node_state
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
 from ternmesh.link.settings import LinkSettings
 from ternmesh.plan import make_plan
 from ternmesh_store.link_store import LinkStore

@@ -46,7 +46,7 @@ from ternmesh.security.signatures import (
     sign_content,
     sign_update,
 )
-from ternmesh.wire import activation, control, fragments
+from ternmesh.wire import activation, control, fragments, release
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
 from ternmesh.wire.global_update import (
     Counted,
@@ -359,7 +359,9 @@ def plans() -> Entries:
     falling = replace(PLAN, learning_rate_drop_permille=900)
     silent = replace(PLAN, silence_permille=20, silence_rounds=4)
     again = replace(PLAN, manifest_repeats=1)
+    endless = replace(falling, rounds=0, news_rounds=40)
     cases = {"plan": PLAN, "falling rate": falling, "with silence": silent, "manifest again": again}
+    cases |= {"without end": endless}
     return {
         name: {
             "fields": dict(zip(asdict(case), plan.to_numbers(case), strict=False)),
@@ -427,6 +429,42 @@ def link_bodies() -> Entries:
             "object": RUN.hex(),
             "name": object_name(number, RUN).hex(),
         }
+    return entries
+
+
+def release_bodies() -> Entries:
+    """The bodies of a release, and symbols of its larger generations."""
+    digest = hashlib.sha256(RUN).digest()
+    messages: dict[str, Any] = {
+        "offer": release.Offer(digest, 400_000, 233, "keyword", 7, 1_800_000_000, 0, 6554, 2, 40),
+        "symbol": release.Symbol(digest[:2], 65535, b"a symbol"),
+        "status of needs": release.Status(digest[:4], release.RECEIVING, (0, 767, 65535)),
+        "status held": release.Status(digest[:4], release.HELD),
+        "status bad": release.Status(digest[:4], release.BAD, (), "its loss is 3"),
+    }
+    write: dict[type, Any] = {
+        release.Offer: release.write_offer,
+        release.Symbol: release.write_symbol,
+        release.Status: release.write_status,
+    }
+    entries: Entries = {
+        name: {
+            "type": type(message).__name__,
+            "fields": _plain(asdict(message)),
+            "bytes": write[type(message)](message).hex(),
+        }
+        for name, message in messages.items()
+    }
+    content, indexes = generator.words((9, 1), 300).astype("<u4").tobytes(), (0, 1199, 1200, 65535)
+    layout = erasure_code.Layout(len(content), 1, 1024)
+    symbols = erasure_code.encode_symbols(layout, MODEL[:4], content, indexes)
+    entries["symbols"] = {
+        "symbol_bytes": 1,
+        "generation_max": 1024,
+        "name": MODEL[:4].hex(),
+        "object": content.hex(),
+        "symbols": {str(i): symbol.hex() for i, symbol in zip(indexes, symbols, strict=True)},
+    }
     return entries
 
 
@@ -600,6 +638,7 @@ FAMILIES = {
     "plans": plans,
     "symbols": coded_symbols,
     "link": link_bodies,
+    "release": release_bodies,
     "keyed": keyed_seals,
     "trust": trust_objects,
     "activations": activations,

@@ -248,7 +248,10 @@ class MqttConnection:
             keepalive_s=getattr(given, "ServerKeepAlive", None),
         )
         self._learn(self._limits)
-        client.subscribe([(topic, 1) for topic in self._settings.subscriptions])
+        if self._settings.subscriptions:
+            client.subscribe([(topic, 1) for topic in self._settings.subscriptions])
+        else:
+            self._begin()
 
     def _on_subscribe(
         self, client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], *_: object
@@ -258,13 +261,17 @@ class MqttConnection:
             self.ended = f"{self._settings.broker} does not let us subscribe to {topics}: {why}"
             client.disconnect()
             return
+        self._begin()
+
+    def _begin(self) -> None:
         self._counters.connects += 1
         self._ready_at = time.monotonic()
         self.ready = True
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         try:
-            topic = message.topic
+            # A retained message is old: it would come again with each connection.
+            topic = "" if message.retain else message.topic
         except UnicodeDecodeError:  # No topic of ours: the message is counted as malformed.
             topic = ""
         self._take(topic, bytes(message.payload))

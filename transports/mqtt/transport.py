@@ -1,83 +1,36 @@
 """Frames over an MQTT broker, with QoS 1.
 
 A PUBACK reports that the broker has a message, not that anyone has read or stored it, so nothing
-here is a receipt: the protocol above sends again. Each connection gets a new, empty paho client,
-since an old one would repeat a message that the broker refuses without end.
+here is a receipt: the protocol above sends again.
 """
 
 import logging
-import math
 import random
-import secrets
-import threading
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 
 from ternmesh.errors import WireError
 from ternmesh.wire.frame import SEALED_MIN
 from transports import batch
-from transports.base import Arrival, Inbox, NameTaken, NotConnected, check_sizes
-from transports.mqtt.connection import GOODBYE_S, MqttConnection, MqttCounters
-from transports.mqtt.settings import (
-    BrokerLimits,
-    MqttSettings,
-    Pauses,
-    ProtocolChoice,
-    keepalive_s,
-    message_max,
-    mtu,
-)
-from transports.mqtt.tls import explain
+from transports.base import Arrival, Inbox, NameTaken, NotConnected, Spare, check_sizes
+from transports.mqtt.client import BrokerClient
+from transports.mqtt.settings import BrokerLimits, MqttSettings, message_max, mtu
 
 FRAMES_MAX = 1024  # of one arrival
-YOUNG_S = 120.0  # a process that is younger gives its name up to an older one
-SHORT_MAX = 3  # short connections in a row that suggest another process of our name
 
 _log = logging.getLogger(__name__)
 
 
-class MqttTransport:
+class MqttTransport(BrokerClient):
     """One end of a fleet on a broker; see `transports.base.Transport`. It is opened once."""
 
     def __init__(self, settings: MqttSettings, rng: random.Random | None = None) -> None:
-        self.settings = settings
-        self.counters = MqttCounters()
+        super().__init__(settings, rng)
         self._inbox = Inbox()
-        self._rng = rng or random.Random()
-        self._choice = ProtocolChoice(settings.protocol)
-        self._limits = BrokerLimits()
-        self._connection: MqttConnection | None = None
-        self._last_error = "not opened yet"
-        self._opened_at = math.inf
-        self._taken = ""  # why an older process keeps our name
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"mqtt-{settings.role}", daemon=True)
 
     @property
     def mtu(self) -> int:
         """The longest frame in bytes; the limits of a broker may change it."""
         return mtu(self.settings, self._limits)
-
-    @property
-    def connected(self) -> bool:
-        """Whether the broker has accepted the connection and our subscriptions."""
-        connection = self._connection
-        return connection is not None and connection.ready
-
-    def open(self) -> None:
-        """Start the network thread, which connects and reconnects until `close`."""
-        self._last_error = f"not connected to {self.settings.broker} yet"
-        self._opened_at = time.monotonic()
-        self._thread.start()
-
-    def close(self) -> None:
-        """Disconnect and stop; messages that the broker has not acknowledged are lost."""
-        self._stop.set()
-        if connection := self._connection:
-            connection.leave()
-        if self._thread.ident is not None:
-            self._thread.join(2 * GOODBYE_S)  # A thread that still connects ends by itself.
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         """Publish frames; see `Transport.send`. ValueError for an unknown peer."""
@@ -104,76 +57,22 @@ class MqttTransport:
             raise NameTaken(self._taken)
         return self._inbox.get(timeout_s)
 
-    def status(self) -> dict[str, object]:
+    def spare(self) -> Spare | None:
+        """See `transports.base.SpareTransport`."""
         connection = self._connection
-        queued, in_flight = connection.load() if connection else (0, 0)
+        is_idle = connection is not None and connection.ready and connection.load() == (0, 0)
+        return Spare(self.mtu) if is_idle else None
+
+    def status(self) -> dict[str, object]:
         return {
-            "broker": str(self.settings.broker),
-            "connected": self.connected,
-            "protocol": connection.protocol if connection and connection.ready else None,
-            "last_error": None if self.connected else self._last_error,
-            "turned_s_ago": time.monotonic() - connection.turned_at if connection else 0.0,
-            "reconnects": max(0, self.counters.connects - 1),
-            "queued": queued,
-            "in_flight": in_flight,
+            **super().status(),
             "dropped": self._inbox.dropped,
             "mtu": self.mtu,
             "message_max": message_max(self.settings, self._limits),
-            "limits": asdict(self._limits),
-            **asdict(self.counters),
         }
 
-    def _run(self) -> None:
-        pauses = Pauses(self.settings)
-        settings = self.settings
-        forget = False
-        while not self._stop.is_set():
-            self._connection = connection = MqttConnection(
-                settings,
-                self._choice.current,
-                self.counters,
-                self._learn,
-                self._take,
-                forget=forget,
-            )
-            try:
-                connection.run(self._stop, keepalive_s(self.settings, self._limits))
-            except OSError as error:
-                broker = str(self.settings.broker)
-                connection.ended = explain(error, broker, self.settings.tls_files)
-            except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
-                connection.ended = f"the connection broke off: {type(error).__name__}: {error}"
-                _log.debug("mqtt %s broke off", self.settings.role, exc_info=True)
-            hurry = connection.reached and self._choice.ended(
-                accepted=connection.accepted, refused=connection.refused_protocol
-            )
-            pauses.ended(connection.ready_s, taken_over=connection.taken_over)
-            rival = connection.ready_s > 0 and pauses.short > SHORT_MAX
-            self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
-            if rival and settings == self.settings:
-                # Where a stranger takes our client id again and again, it cannot take this one.
-                client_id = f"{settings.identity}-{secrets.token_hex(8)}"
-                settings = replace(settings, client_id=client_id)
-                _log.warning("mqtt %s: goes on as %s", settings.role, client_id)
-            # The broker would send what we did not take again; and nobody asks for what it keeps
-            # for a random client id once this process has ended.
-            forget = connection.unwanted or settings != self.settings
-            if connection.taken_over and time.monotonic() < self._opened_at + YOUNG_S:
-                self._taken = connection.ended
-                break
-            if not hurry:
-                self._stop.wait(pauses.next_s(self._rng))
-
-    def _report(self, connection: MqttConnection, level: int, rival: bool) -> None:
-        ended = connection.ended or f"{self.settings.broker} closed the connection"
-        if rival:  # Not every broker reports a session that was taken over.
-            ended += f"; is there another process {self.settings.identity}?"
-        if not self._stop.is_set() and (connection.accepted or ended != self._last_error):
-            _log.log(level, "mqtt %s: %s", self.settings.role, ended)
-        self._last_error = ended
-
     def _learn(self, limits: BrokerLimits) -> None:
-        self._limits = limits
+        super()._learn(limits)
         if self.mtu == 0:
             _log.error("%s limits packets to less than any frame: %s", self.settings.broker, limits)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ternmesh.link.ledger import HOLD_MAX_S, Ledger, Moment
+from ternmesh.link.ledger import HOLD_MAX_S, HOUR_S, Ledger, Moment
 from ternmesh.link.regions import SubBand
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -72,6 +72,12 @@ class AirtimeBudget:
             return 0.0
         free_s = self._log.ledger(self._band, now).next_free_s(now.now_s, airtime_us)
         return max(free_s - now.now_s, 1e-3) / self._speed
+
+    @property
+    def duty(self) -> float:
+        """The part of the time for which the law lets this radio send."""
+        budget_us = self._band.budget_us
+        return 1.0 if budget_us is None else budget_us / (HOUR_S * 1e6)
 
     def close(self) -> None:
         """Give back airtime that was reserved ahead and not used. From the radio's thread."""

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from ternmesh.timers import backoff_s
-from transports.base import Arrival, Inbox, NotConnected, check_sizes
+from transports.base import Arrival, Inbox, NotConnected, Spare, check_sizes
 from transports.serial_lora.airtime_budget import AirtimeBudget
 from transports.serial_lora.coding import PrefixCoding, ProvenCoding, RadioMessage
 from transports.serial_lora.dialect import Dialect, Received
@@ -93,6 +93,14 @@ class SerialLoraTransport:
         """The longest time on air of a frame, to any peer, in microseconds."""
         sizes = (self._coding.size(to, frame_bytes) for to in self.settings.peers.values())
         return self._dialect.airtime_us(max(sizes, default=0))
+
+    def spare(self) -> Spare | None:
+        """See `transports.base.SpareTransport`."""
+        if not self.connected or len(self._queue):
+            return None
+        duty = self._budget.duty if self._budget is not None else 1.0
+        seconds = self.airtime_us(self.mtu) / 1e6 / self.settings.speed
+        return Spare(self.mtu, seconds / duty)
 
     def open(self) -> None:
         """Start the thread, which opens the port, again after each failure, until `close`."""

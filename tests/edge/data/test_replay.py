@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.data.replay import ReplayBuffer
+from edge.data.replay import Rehearsal, ReplayBuffer
 from edge.data.sources import Label, Sample, sample_bytes
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel
@@ -237,3 +237,31 @@ def test_what_was_committed_survives_kill_9(tiny, tmp_path) -> None:
         buffer._database.close()
         assert kept[: len(told)] == told
         (tmp_path / STATE).unlink()
+
+
+class Files:
+    """Ninety samples of files: their features are from 1000 on."""
+
+    def __len__(self) -> int:
+        return 90
+
+    def batch(self, indexes: Any) -> dict[str, Any]:
+        x = np.repeat(1000.0 + indexes[:, None], 6, axis=1).astype(np.float32)
+        return {"x": x, "t": -x[:, :3]}
+
+
+def test_samples_of_files_stay_beside_those_of_a_source(buffer) -> None:
+    both = Rehearsal(buffer, Files())
+    assert len(both) == 90
+    buffer.add([sample(1), sample(2), label(1), label(2)])
+    assert len(both) == 30 + 90
+    batch = both.batch(np.random.default_rng(0).permutation(len(both)))
+    np.testing.assert_array_equal(batch["t"], -batch["x"][:, :3])
+    found, counts = np.unique(batch["x"][:, 0], return_counts=True)
+    assert found.tolist() == [1, 2, *range(1000, 1090)]
+    assert counts.tolist() == [15, 15, *[1] * 90]
+    assert both.batch(np.array([31, 119]))["x"][:, 0].tolist() == [1001, 1089]
+    assert both.batch(np.array([0, 29]))["x"][:, 0].tolist() == [1, 2]
+    for number in range(3, 60):
+        buffer.add([sample(number), label(number)])
+    assert len(both) == 59 + 90

@@ -12,8 +12,8 @@ from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
-from ternmesh.federated.node import NodeProtocol, new_node_state
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh_service.config_file import load_model_package
 from ternmesh_store.gateway_store import GatewayStore

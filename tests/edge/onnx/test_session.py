@@ -5,16 +5,20 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from edge.errors import BoardFault, ModelError
+from edge.errors import BoardFault, ModelError, OutOfMemory
 from edge.onnx.session import (
     Inference,
     LoadedModel,
     TrainStep,
     adapter_version,
+    choose_providers,
     load_model,
     trim_memory,
     write_adapter,
@@ -225,10 +229,12 @@ def test_without_onnxruntime_one_sentence_names_the_extra() -> None:
     assert "MissingEdgeExtra: a node needs onnxruntime: pip install 'ternmesh[node]'" in done.stderr
 
 
-def test_a_node_never_imports_torch() -> None:
-    code = "import sys, edge.service, transports.mqtt.transport; print('torch' in sys.modules)"
+def test_a_node_never_imports_torch_nor_live_data_that_it_does_not_use() -> None:
+    heavy = ("torch", "edge.data.live.base", "edge.data.logmel")
+    code = f"print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, edge.service, transports.mqtt.transport; {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "[]"
 
 
 def test_an_adapter_file_that_cannot_be_written_is_one_sentence(
@@ -244,3 +250,85 @@ def test_an_adapter_file_that_cannot_be_written_is_one_sentence(
     (tmp_path / "folder").mkdir()
     with pytest.raises(ModelError, match=r"cannot write .*folder: Is a directory$"):
         write_adapter(tmp_path / "folder", tiny.package, tiny.initial, 1)
+
+
+CPU, GPU, RT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+CLOUD = "AzureExecutionProvider"
+
+
+def test_providers_are_chosen_in_one_place() -> None:
+    assert choose_providers("auto", [CLOUD, CPU]) == [CPU]
+    assert choose_providers("auto", [RT, GPU, CPU]) == [GPU, CPU]
+    assert choose_providers("cpu", [RT, GPU, CPU]) == [CPU]
+    assert choose_providers("tensorrt", [RT, GPU, CPU]) == [RT, GPU, CPU]
+    assert choose_providers("tensorrt", [GPU, CPU]) == [GPU, CPU]
+    assert choose_providers("cuda", [CLOUD, CPU]) == [CPU]
+
+
+class Board:
+    """An onnxruntime with a GPU, of which one part does not work."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken, self.real = broken, onnxruntime.InferenceSession
+        self.asked: list[list[str]] = []
+
+    def make(self, path: str, options: object, providers: list[str]) -> "Board.Session":
+        self.asked.append(providers)
+        if self.broken == "create" and providers != [CPU]:
+            raise ort_errors.Fail("no engine\nand more")
+        made = self.real(path, options, providers=[CPU])
+        return Board.Session(self, made, [CPU] if self.broken == "libraries" else providers)
+
+    class Session:
+        def __init__(self, board: "Board", made: Any, providers: list[str]) -> None:
+            self.board, self.made, self.providers = board, made, providers
+
+        def get_providers(self) -> list[str]:
+            return self.providers
+
+        def run(self, *values: Any) -> Any:
+            if self.board.broken == "run" and self.providers != [CPU]:
+                raise ort_errors.RuntimeException("CUDA failure 2: out of memory")
+            return self.made.run(*values)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "broken", "said"),
+    [
+        ("auto", "", GPU),
+        ("cpu", "", CPU),
+        ("auto", "create", f"{CPU}, as {GPU} failed: no engine"),
+        ("cuda", "run", f"{CPU}, as {GPU} failed: CUDA failure 2: out of memory"),
+        ("auto", "libraries", f"{CPU}, as onnxruntime cannot use {GPU} here"),
+        ("tensorrt", "", f"{GPU}, as onnxruntime cannot use {RT} here"),
+    ],
+)
+def test_a_gpu_that_does_not_work_is_replaced_by_the_processor(
+    tiny: LoadedModel, monkeypatch, caplog, wanted: str, broken: str, said: str
+) -> None:
+    board = Board(broken)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [GPU, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", board.make)
+    inference = Inference(tiny.folder, tiny.package, provider=wanted)
+    assert inference.provider == ""
+    x = np.ones((2, 6), np.float32)
+    for _ in range(3):
+        found = inference.predict({"x": x})["y"]
+        np.testing.assert_allclose(found, by_hand(tiny, x, np.zeros_like(tiny.initial)), atol=1e-6)
+        assert inference.provider == said
+        inference.release()
+    assert caplog.messages == ([f"forward.onnx runs on {said}"] if said not in (GPU, CPU) else [])
+    if broken in ("create", "run"):
+        assert board.asked[1:] == [[CPU]] * 3
+
+
+def test_a_gpu_that_worked_before_keeps_its_errors(tiny: LoadedModel, monkeypatch) -> None:
+    board = Board()
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [GPU, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", board.make)
+    inference = Inference(tiny.folder, tiny.package, provider="auto")
+    inference.predict({"x": np.ones((2, 6), np.float32)})
+    board.broken = "run"
+    with pytest.raises(OutOfMemory):
+        inference.predict({"x": np.ones((2, 6), np.float32)})
+    assert inference.provider == GPU

@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 
 from edge.errors import BoardFault, ModelError
-from edge.releases.store import (
-    KEPT_MAX,
-    MANIFEST,
-    SIGNATURES,
-    STANDING,
-    Releases,
-    accept_unsigned,
-    make_release,
-)
+from edge.releases.store import KEPT_MAX, STANDING, Releases, accept_unsigned, make_release
 from ternmesh.errors import ModelPackageError, TernmeshError, WireError
 from ternmesh.model_package import ADAPTER, FORWARD
 from ternmesh.release import (
     DESCRIPTION,
     FILES,
+    MANIFEST,
+    SIGNATURES,
     Standing,
     fail,
     manifest_hash,

@@ -9,8 +9,13 @@ import pytest
 
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import SecurityChanged
-from ternmesh.federated.node import NodeProtocol, new_node_state
-from ternmesh.federated.state import CoordinatorSettings, NodeState, new_coordinator_state
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import (
+    CoordinatorSettings,
+    NodeState,
+    new_coordinator_state,
+    new_node_state,
+)
 from ternmesh.plan import Plan, make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Identity, Role, make_identity

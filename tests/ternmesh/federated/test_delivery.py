@@ -5,7 +5,8 @@ import pytest
 
 from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
 from ternmesh.federated.events import FRAME_SIZE
-from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import new_node_state
 from ternmesh.security.membership import HOST
 from ternmesh.timers import TimerSettings
 from ternmesh.wire import control

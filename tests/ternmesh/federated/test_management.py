@@ -142,7 +142,7 @@ def test_settings_as_they_are_typed() -> None:
 
 def test_a_board_reports_once_after_it_has_joined(bench: Any) -> None:  # R6.10-1, R6.10-6
     board = bench.host.management.boards["theo"]
-    assert board.report == Report(__version__, 0, (0, 0, 0, 0), pack(VALUES, {"version": 0}))
+    assert board.report == Report(__version__, 0, pack(LIMITS, {}), pack(VALUES, {"version": 0}))
     assert bench.count(HOST, BoardChanged) == 2
     bench.nodes["theo"]._say_hello(bench.now)  # of the same process
     bench.exchange()
@@ -173,7 +173,7 @@ def test_a_report_of_a_board_that_has_not_joined_is_refused(new_bench: New) -> N
 
 def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
     longer = (*pack(VALUES, {"version": 7}), 5, 6, 7)
-    report = Report("99.0", 0, (2, 0, 0, 0, 9, 9), longer)
+    report = Report("99.0", 0, (*pack(LIMITS, PAUSE), 9, 9), longer)
     bench.nodes["theo"]._outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
     bench.exchange()
     board = bench.host.management.boards["theo"]
@@ -189,7 +189,7 @@ def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-
     bench.exchange()
     theo = bench.nodes["theo"].management
     assert theo.settings == {"pause": 1, "pace_s": 60}
-    assert bench.last("theo", SettingsTaken) == SettingsTaken(1, (2, 61, 0, 0))
+    assert bench.last("theo", SettingsTaken) == SettingsTaken(1, (2, 61, 0, 0, 0))
     board = bench.host.management.boards["theo"]
     assert (board.in_force, board.is_behind) == (theo.settings, False)
     assert bench.nodes["yan"].management.settings == {}

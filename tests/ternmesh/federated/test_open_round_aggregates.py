@@ -19,13 +19,13 @@ from ternmesh.federated.gateway.partial_aggregate import (
     settle_partial_aggregate,
 )
 from ternmesh.federated.local_update import make_update
-from ternmesh.federated.node import new_node_state
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, OpenRound, UpdateReassembler
 from ternmesh.federated.state import (
     CoordinatorSettings,
     CoordinatorState,
     NodeRecord,
     new_coordinator_state,
+    new_node_state,
 )
 from ternmesh.plan import Plan, make_plan
 from ternmesh.wire import control

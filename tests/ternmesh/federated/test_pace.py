@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ternmesh.federated.node import NodeProtocol, new_node_state
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import new_node_state
 from ternmesh.security.membership import HOST
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import control

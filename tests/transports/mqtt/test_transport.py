@@ -369,7 +369,7 @@ def test_a_young_process_whose_name_is_taken_back_ends(new_end, eventually) -> N
 def test_one_that_has_been_there_for_long_comes_back_for_its_name(
     new_end, eventually, monkeypatch
 ) -> None:
-    monkeypatch.setattr("transports.mqtt.transport.YOUNG_S", 0.0)
+    monkeypatch.setattr("transports.mqtt.client.YOUNG_S", 0.0)
     broker = ScriptedBroker([ACCEPT_BY_5 + TAKEN_OVER] * 3 + [ACCEPT_BY_5])
     ada = new_end(broker.url, "ada")
     eventually(lambda: len(broker.seen) >= 4)

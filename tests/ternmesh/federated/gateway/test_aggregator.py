@@ -19,8 +19,8 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
-from ternmesh.federated.node import NodeProtocol, new_node_state
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments

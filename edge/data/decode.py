@@ -1,0 +1,97 @@
+"""One file of sound, numbers or a picture as the inputs of one sample."""
+
+import importlib
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+
+from edge.data.logmel import log_mel, read_clip
+from edge.data.sources import UNREADABLE, Array, array_head, convert, input_specs, opened_npz
+from edge.errors import DataError
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.files import read_file
+
+PICTURES = (".pgm", ".ppm", ".png", ".jpg", ".jpeg")
+SUFFIXES = (".wav", ".npy", ".npz", *PICTURES)
+BYTES_MAX, PIXELS_MAX, HEAD_MAX = 64 << 20, 1 << 24, 4096  # of a picture; bytes of its head
+_HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
+
+
+def read_sample(path: Path, package: ModelPackage) -> dict[str, Array]:
+    """The inputs of the sample in the file `path`, by name and without a batch axis; DataError.
+
+    Sound becomes log-mel features, a picture numbers from 0 to 1. Of an .npz file the arrays with
+    the names of the inputs are read, other files are for models with one input. OSError where the
+    file cannot be read.
+    """
+    specs = input_specs(package)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES or (len(specs) > 1 and suffix != ".npz"):
+        raise DataError(f"{path} is no input for {package.name}: it may be {', '.join(SUFFIXES)}")
+    inputs = {}
+    for spec in specs:
+        shape = spec.shape[1:]
+        if suffix == ".npz":
+            with opened_npz(path) as archive:
+                is_fit = array_head(path, archive, spec.name)[0] == shape
+                found = archive[spec.name] if is_fit else np.empty(0)
+        elif suffix == ".npy":
+            found = _read_npy(path)
+        elif suffix == ".wav":
+            found = log_mel(read_clip(path))
+        else:
+            found = read_picture(path, shape)
+        if found.shape != shape:
+            raise DataError(f"{path} does not have the shape {shape} of {spec.name}")
+        inputs[spec.name] = convert(np.array(found), spec, f"{path}: {spec.name}")
+    return inputs
+
+
+def _read_npy(path: Path) -> Array:
+    data = io.BytesIO(read_file(path, BYTES_MAX))  # not mapped: a file that shrinks kills us
+    try:
+        return np.lib.format.read_array(data, allow_pickle=False)
+    except (EOFError, *UNREADABLE) as error:
+        raise DataError(f"{path} is no .npy file of numbers ({error})") from error
+
+
+def read_picture(path: Path, shape: tuple[int, ...]) -> Array:
+    """Float32 [height, width], or with 1 or 3 channels as the first or the last axis; DataError.
+
+    PGM and PPM must have the size of `shape`; the package Pillow reads other files and resizes.
+    """
+    height, width, channels = (*shape, 1, 1, 1)[:3]
+    if is_first := len(shape) == 3 and height in (1, 3):
+        height, width, channels = width, channels, height
+    data = read_file(path, BYTES_MAX)
+    head = _HEAD.match(data, 0, HEAD_MAX)
+    if head and int(head[4]) == 255:
+        size = int(head[3]), int(head[2]), 1 if head[1] == b"5" else 3
+        if len(data) - head.end() != size[0] * size[1] * size[2]:
+            raise DataError(f"{path} is cut off or too long: write it again")
+        picture = np.frombuffer(data, np.uint8, offset=head.end()).reshape(size)
+    else:
+        picture = _with_pillow(path, data, (width, height), "L" if channels == 1 else "RGB")
+    scaled = picture.astype(np.float32) / 255
+    found = scaled.transpose(2, 0, 1) if is_first else scaled
+    return found[..., 0] if len(shape) == 2 and found.shape[2] == 1 else found
+
+
+def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> Array:
+    try:
+        pillow = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise DataError(
+            f"{path}: pictures other than PGM and PPM (P5, P6, 255 levels) need the package "
+            "Pillow: pip install pillow"
+        ) from error
+    try:
+        with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            if image.width * image.height > PIXELS_MAX:
+                raise DataError(f"{path} has more than {PIXELS_MAX} pixels: make it smaller")
+            pixels = np.asarray(image.convert(mode).resize(size), np.uint8)
+    except (ValueError, SyntaxError, OSError, pillow.DecompressionBombError) as error:
+        raise DataError(f"{path} is damaged or no picture ({error})") from error
+    return pixels.reshape(*size[::-1], -1)

@@ -1,0 +1,143 @@
+"""Labels that people give, and requests about the samples of a source (docs/labels.md)."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.config import NodeConfig
+from edge.data.replay import Array, ReplayBuffer
+from edge.data.sources import Label, class_names, label_arrays, one_class
+from edge.errors import DataError
+from ternmesh_service.config_file import load_model_package
+from ternmesh_service.control_socket import DATA
+from ternmesh_store.database import StoreError
+from ternmesh_store.state_file import StateFile
+
+SHADES = np.array(list(" .:-=+*#%@"))
+WIDTH, HEIGHT, CURVE = 64, 16, 8  # of a picture, in characters; lines of a curve
+GUESSES = 3  # classes that are shown for a sample
+
+Guess = Callable[[Mapping[str, Array]], Array]  # inputs to scores [samples, classes]
+
+
+def answer_stopped(config: NodeConfig, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a node that does not run, from its state file; DataError or StoreError."""
+    state, data = StateFile(Path(config.state_dir)), config.data
+    if data.source is None or not state.path.exists():
+        raise StoreError(f"{config.name} has no samples of a source in {config.state_dir}")
+    package = load_model_package(config.model)
+    buffer = ReplayBuffer(state, package, data.replay_samples_max, data.replay_bytes_max)
+    state.open()
+    try:
+        buffer.load(may_clear=False)
+        return answer_data(buffer, request)
+    finally:
+        state.close()
+
+
+def answer_data(
+    buffer: ReplayBuffer | None, request: Mapping[str, Any], guess: Guess | None = None
+) -> dict[str, Any]:
+    """The answer to a request of `ternmesh data` or `ternmesh label`."""
+    try:
+        if buffer is None:
+            raise DataError("the samples of this node are files: it has none of a source")
+        match request[DATA]:
+            case "list":
+                return {DATA: _groups(buffer)}
+            case "next":
+                return {DATA: _next(buffer, request["place"], guess)}
+            case "label":
+                newest = buffer.groups().get(None, [])[-1:]
+                if not (key := request["key"] or next(map(buffer.key, newest), "")):
+                    raise DataError("no sample waits for a label")
+                label = Label(key, label_arrays(buffer.package, request["label"]))
+                return {DATA: key if buffer.label(label) else None}
+            case "forget":
+                return {DATA: _forget(buffer, **request["which"])}
+            case other:
+                raise DataError(f"a node does not know the request {other!r:.100}")
+    except DataError as error:
+        return {"error": str(error)}
+
+
+def _groups(buffer: ReplayBuffer) -> list[dict[str, Any]]:
+    """What waits for a label (None), and what is stored under each."""
+    names = {None: None} | dict(enumerate(class_names(buffer.package)))
+    return [
+        {
+            "label": names.get(label, "labelled"),
+            "samples": len(rows),
+            "bytes": len(rows) * buffer.sizes()[label is not None],
+            "newest": buffer.key(rows[-1]),
+            "newest_s": buffer.age_s(rows[-1]),
+            "oldest_s": buffer.age_s(rows[0]),
+        }
+        for label, rows in buffer.groups().items()
+    ]
+
+
+def _forget(
+    buffer: ReplayBuffer,
+    key: str | None = None,
+    label: str | None = None,
+    older_s: float | None = None,
+    unlabelled: bool = False,
+) -> int:
+    """Delete the samples that fit all that is given."""
+    groups = buffer.groups()
+    chosen = {row for rows in groups.values() for row in rows}
+    if key is not None:
+        chosen &= {buffer.find(key)}
+    if label is not None:
+        if not one_class(buffer.package):
+            raise DataError(f"{label!r:.100} is no label of {buffer.package.name}: it has none")
+        [target] = label_arrays(buffer.package, label).values()
+        chosen.intersection_update(groups.get(int(target), ()))
+    if older_s is not None:
+        chosen.intersection_update(buffer.older_than(older_s))
+    if unlabelled:
+        chosen.intersection_update(groups.get(None, ()))
+    return buffer.forget(chosen)
+
+
+def _next(buffer: ReplayBuffer, place: int, guess: Guess | None) -> dict[str, Any] | None:
+    """The waiting sample at a place in the order of certainty, the least certain first."""
+    row = next(iter(buffer.least_certain()[place:]), None)
+    if row is None:
+        return None
+    names, inputs = class_names(buffer.package), buffer.inputs([row])
+    scores = guess(inputs)[0] if guess and names else np.empty(0)
+    return {
+        "key": buffer.key(row),
+        "age_s": buffer.age_s(row),
+        "certainty": buffer.certainty_of(row),
+        "labels": names,
+        "guesses": [names[number] for number in np.argsort(-scores)[:GUESSES]],
+        "picture": [line for array in inputs.values() for line in picture(array[0])],
+    }
+
+
+def picture(array: Array) -> list[str]:
+    """Lines of characters: a curve, an image, or [time, features] with time to the right."""
+    grid = array.T[::-1] if array.ndim == 2 else np.squeeze(array)
+    if not array.size or grid.ndim not in (1, 2):
+        return []
+    grid = _pooled(grid.T.astype(np.float64), WIDTH).T
+    if grid.ndim == 1:
+        grid = _scaled(grid, CURVE) >= np.arange(CURVE)[::-1, None]
+    shades = _scaled(_pooled(grid.astype(np.float64), HEIGHT), len(SHADES) - 1)
+    return ["".join(row).rstrip() for row in SHADES[shades.astype(np.int64)]]
+
+
+def _scaled(grid: Array, largest: int) -> Array:
+    scaled: Array = (grid - grid.min()) / (np.ptp(grid) or 1.0) * largest
+    return scaled
+
+
+def _pooled(grid: Array, length: int) -> Array:
+    """The means of at most `length` parts along the first axis."""
+    parts = np.array_split(grid, min(length, len(grid)))
+    return np.array([part.mean(axis=0) for part in parts])

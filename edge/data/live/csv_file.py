@@ -1,0 +1,45 @@
+"""A source that reads rows as they are added to a CSV file."""
+
+import os
+from io import BufferedReader
+from pathlib import Path
+
+from edge.data.live.options import CsvOptions
+from edge.data.live.rows import LINE_MAX, READ_MAX, LineSplitter, RowSource
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.files import open_regular
+
+
+class CsvSource(RowSource):
+    """The rows that are added from now on, also after the file was replaced or emptied."""
+
+    def __init__(self, options: CsvOptions, package: ModelPackage) -> None:
+        super().__init__(options, package)
+        self._path = Path(options.path)
+        self._file: BufferedReader | None = None
+        self._is_first = True
+
+    def close(self) -> None:
+        super().close()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _open(self, _now: float) -> None:
+        self._file = open_regular(self._path)
+        end = os.fstat(self._file.fileno()).st_size if self._is_first else 0
+        self._mapper.is_header(self._file.readline(LINE_MAX))
+        # The byte before the end: where it ends a line, no half line follows.
+        self._file.seek(max(0, end - 1))
+        self._splitter = LineSplitter(self.left_out, skips=end > 0)
+        self._is_first = False
+
+    def _lines(self) -> list[bytes]:
+        assert self._file is not None
+        data = self._file.read(READ_MAX)
+        if not data:
+            found = self._path.stat()
+            old = os.fstat(self._file.fileno())
+            if found.st_ino != old.st_ino or found.st_size < self._file.tell():
+                self.close()  # The next poll opens it.
+        return self._splitter.take(data)

@@ -1,0 +1,136 @@
+"""A source that hears words: a microphone on ALSA, through the program arecord."""
+
+import os
+import subprocess
+from collections import deque
+
+import numpy as np
+
+from edge.data.live.base import LiveSource, sole_input
+from edge.data.live.options import MicrophoneOptions
+from edge.data.logmel import CLIP, FRAMES, MELS, RATE, Sound, log_mel, resample
+from edge.data.sources import Label, Sample
+from edge.errors import DataError
+from ternmesh.model_package import ModelPackage
+
+PIPE_BYTES = 1 << 18  # the sound that waits for a poll: 8 s at 16 kHz
+SILENT_S = 10.0  # without a byte, arecord is started again
+END_S = 1.0  # for arecord to end
+BLOCK_S = 0.02
+BEGIN, END = 4.0, 2.0  # times the noise floor: the levels at which a clip begins and ends
+FLOOR_MIN = 1e-4  # of full scale: a microphone that is switched off
+RISE = 1.01  # of the noise floor in a block, at most: fourfold in 3 s
+BEFORE, QUIET, LOUD_MIN = 3, 15, 3  # blocks: kept from the begin; that end a clip; loud in a clip
+
+
+class EnergyGate:
+    """Cuts sound into clips. One begins where the level rises above the noise floor.
+
+    It ends before 0.3 s of silence, or with `length` samples; then the next waits for silence.
+    """
+
+    def __init__(self, rate: int, length: int) -> None:
+        self._block = round(rate * BLOCK_S)
+        self._length = length
+        self._rest = np.zeros(0, np.float32)
+        self._before: deque[Sound] = deque(maxlen=BEFORE)
+        self._clip: list[Sound] = []
+        self._floor = np.inf
+        self._quiet = self._loud = 0  # blocks: in a row, in this clip
+        self._waits = False
+
+    def take(self, sound: Sound) -> list[Sound]:
+        """The clips that end in `sound`, float32 of -1 to 1."""
+        sound = np.concatenate([self._rest, sound])
+        end = len(sound) - len(sound) % self._block
+        self._rest = sound[end:]
+        clips = map(self._take_block, sound[:end].reshape(-1, self._block))
+        return [clip for clip in clips if clip is not None]
+
+    def _take_block(self, block: Sound) -> Sound | None:
+        level = float(block.std())
+        if level:  # zeros are no room: sound cards begin with them
+            self._floor = max(FLOOR_MIN, min(level, self._floor * RISE))
+        is_loud = level > BEGIN * self._floor
+        self._quiet = 0 if level > END * self._floor else self._quiet + 1
+        self._waits &= self._quiet < QUIET
+        if not self._clip:
+            self._before.append(block)
+            if is_loud and not self._waits:
+                self._clip, self._loud = list(self._before), 1
+            return None
+        self._clip.append(block)
+        self._loud += is_loud
+        is_full = len(self._clip) * self._block >= self._length
+        if not is_full and self._quiet < QUIET:
+            return None
+        clip = np.concatenate(self._clip[: len(self._clip) - self._quiet])[: self._length]
+        self._clip, self._waits = [], is_full
+        self._before.clear()
+        return clip if self._loud >= LOUD_MIN else None
+
+
+class MicrophoneSource(LiveSource):
+    """Words as log-mel features, one sample each; their labels come from elsewhere."""
+
+    def __init__(self, options: MicrophoneOptions, package: ModelPackage) -> None:
+        super().__init__(options.rate_max)
+        spec = sole_input(package)
+        if spec.shape[1:] != (FRAMES, MELS):
+            raise DataError(
+                f"a microphone gives log-mel features of shape {(FRAMES, MELS)}, and {spec.name} "
+                f"of {package.name} has {spec.shape[1:]}: use a source of your own"
+            )
+        self._options = options
+        self._input = spec.name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        super().close()
+        if (process := self._process) is None:
+            return
+        self._process = None
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.__exit__(None, None, None)  # closes the pipe and waits
+
+    def _open(self, now: float) -> None:
+        device, rate = self._options.device, self._options.rate
+        command = ["arecord", "-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", str(rate)]
+        try:  # What it complains of goes to our log.
+            self._process = subprocess.Popen(
+                [*command, "-D", device], stdout=subprocess.PIPE, pipesize=PIPE_BYTES
+            )
+        except FileNotFoundError as error:
+            raise DataError("a microphone needs arecord: apt install alsa-utils") from error
+        assert self._process.stdout is not None
+        self._pipe = self._process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._gate = EnergyGate(rate, CLIP * rate // RATE)
+        self._half = b""  # of a number
+        self._heard_at = now
+
+    def _read(self, now: float) -> list[Sample | Label]:
+        try:
+            data = os.read(self._pipe, PIPE_BYTES)
+        except BlockingIOError:
+            if now < self._heard_at + SILENT_S:
+                return []
+            data = b""
+        if not data:
+            raise DataError(
+                f"arecord gives no sound from {self._options.device}: see its message in the log, "
+                "and `arecord -L` for the names of devices"
+            )
+        self._heard_at = now
+        data = self._half + data
+        end = len(data) - len(data) % 2
+        self._half = data[end:]
+        sound = np.frombuffer(data[:end], "<i2").astype(np.float32) / np.float32(32_768)
+        return [
+            Sample(self._key(), {self._input: log_mel(resample(clip, self._options.rate))})
+            for clip in self._gate.take(sound)
+        ]

@@ -1,0 +1,67 @@
+"""A source that takes rows and labels from topics of an MQTT broker."""
+
+import json
+from collections import deque
+from typing import Any
+
+from edge.data.live.options import MqttOptions
+from edge.data.live.rows import READ_MAX, RowSource
+from edge.data.sources import Label, Sample, label_arrays
+from edge.errors import DataError
+from ternmesh.model_package import ModelPackage
+from transports.mqtt.topics import TopicClient, TopicSettings, check_topic
+
+
+class MqttSource(RowSource):
+    """Rows of one topic; labels `{"key": .., "label": ..}` of another, for rows that had a key."""
+
+    def __init__(self, options: MqttOptions, package: ModelPackage) -> None:
+        super().__init__(options, package)
+        topics = tuple(filter(None, (options.topic, options.label_topic)))
+        try:
+            check_topic(options.label_topic or "none")  # no wildcards: its messages are no rows
+            self._settings = TopicSettings(
+                options.url, topics=topics, ca_file=options.ca_file, payload_max=READ_MAX
+            )
+        except ValueError as error:
+            raise DataError(str(error)) from error
+        self._label_topic = options.label_topic
+        self._package = package
+        self._client: TopicClient | None = None
+        self._arrived: deque[tuple[str, bytes]] = deque()
+
+    def close(self) -> None:
+        super().close()
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def status(self) -> dict[str, Any]:
+        return {**super().status(), "broker": self._client and self._client.status()}
+
+    def _open(self, _now: float) -> None:
+        self._arrived.clear()
+        self._client = TopicClient(self._settings)
+        self._client.open()
+
+    def _read(self, _now: float) -> list[Sample | Label]:
+        assert self._client is not None
+        items: list[Sample | Label] = []
+        self._arrived = self._arrived or deque(self._client.drain())
+        left = READ_MAX
+        while self._arrived and left > 0:
+            topic, payload = self._arrived.popleft()
+            left -= len(payload)
+            if topic == self._label_topic:
+                items += self._label(payload)
+            else:
+                items += (i for line in payload.splitlines() for i in self._mapper.take(line))
+        return items
+
+    def _label(self, payload: bytes) -> list[Label]:
+        try:
+            content = json.loads(payload)
+            return [Label(str(content["key"]), label_arrays(self._package, content["label"]))]
+        except (ValueError, TypeError, LookupError, RecursionError, DataError):
+            self.left_out['no {"key": .., "label": ..} of this model'] += 1
+            return []

@@ -1,0 +1,64 @@
+"""The log lines of a node's events; in an ordinary round only its result is of interest."""
+
+import logging
+
+from ternmesh.federated.events import (
+    FellSilent,
+    Joined,
+    NodeEvent,
+    Refused,
+    SecurityChanged,
+    UpdateMade,
+    UpdateReceived,
+)
+from ternmesh.federated.refusals import RefusalLog, why
+from ternmesh.plan import run_length
+from ternmesh.security.session import HostRotated
+
+_log = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Logs the events of the node `name`, what is no news as DEBUG."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._refusals = RefusalLog()
+        self._joined: Joined | None = None  # the last one
+
+    def log(self, event: NodeEvent) -> None:
+        """Log an event, if there is a line for it."""
+        line = _describe(event, self._name)
+        if line is not None:
+            _log.log(logging.INFO if self._is_news(event) else logging.DEBUG, "%s", line)
+
+    def _is_news(self, event: NodeEvent) -> bool:
+        match event:
+            case Refused():
+                return self._refusals.is_news(event.peer, event.reason)
+            case Joined():  # each hello is answered with a welcome
+                last, self._joined = self._joined, event
+                return event != last
+            case _:
+                return not isinstance(event, UpdateMade | UpdateReceived)
+
+
+def _describe(event: NodeEvent, name: str) -> str | None:
+    """The log line for an event, or None if it needs none."""
+    match event:
+        case Joined():
+            return f"{name} has joined run {event.run.hex()}, {run_length(event.plan.rounds)}"
+        case UpdateMade():
+            size = sum(map(len, event.pending.bodies))
+            return f"the update of round {event.pending.round + 1} is ready: {size} bytes"
+        case FellSilent():
+            return f"silent in round {event.round + 1}: its delta waits for a later update"
+        case UpdateReceived():
+            return f"the host has the update of round {event.round + 1}"
+        case SecurityChanged() if any(isinstance(one, HostRotated) for one in event.changes):
+            return f"the host has a new key, which {name} trusts from now on"
+        case Refused():
+            who = f"refused from {event.peer}" if event.peer else "the host refused a frame"
+            return f"{who}: {event.reason}: {why(event.reason, on_host=False)}"
+        case _:
+            return None

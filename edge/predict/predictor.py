@@ -1,0 +1,149 @@
+"""Predictions with the newest good adapter of a file, which another process may replace."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.data.sources import input_specs
+from edge.errors import ModelError, OutOfMemory
+from edge.onnx.session import Arrays, Inference, LoadedModel, read_adapter
+
+TOP_K, BATCH_MAX = 3, 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says of one sample: `top` for a classifier, else `output`."""
+
+    version: int  # of the global adapter
+    label: str | None = None  # the first of `top`; None where that is too uncertain
+    top: tuple[tuple[str, float], ...] = ()  # labels and probabilities, the most probable first
+    output: NDArray[Any] | None = None  # the model's first output
+
+
+class Predictor:
+    """Predicts with the adapter file at `adapter`, also while a node in any process replaces it.
+
+    Before each batch it looks whether there is another file. One that cannot be loaded, or gives no
+    finite numbers, is left out: the last good adapter stays. Labels are those of the model package,
+    else the numbers of the classes. A label below `threshold()` is not given. Any thread may call.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        adapter: Path,
+        *,
+        threads: int = 1,
+        top_k: int = TOP_K,
+        threshold: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.package = loaded.package
+        self.bad_adapters = 0
+        self.last_error = ""  # of an adapter
+        self._path = adapter
+        self._top_k = top_k
+        self._threshold = threshold
+        self._inference = Inference(loaded.folder, loaded.package, threads)
+        self._active: tuple[int, Arrays] | None = None  # with its version; exchanged as one
+        self._seen: object = None  # what the file was when it was read
+        self._refreshing = threading.Lock()
+
+    @property
+    def version(self) -> int | None:
+        """The version of the global adapter in use; None before the first."""
+        return None if self._active is None else self._active[0]
+
+    def refresh(self) -> None:
+        """Take over the adapter file if it is another one than at the last call."""
+        with self._refreshing:
+            if (found := _identity(self._path)) in (None, self._seen):
+                return
+            self._seen = found  # of this file or an older one: it is never missed
+            try:
+                vector, version = read_adapter(self._path, self.package)
+                adapter = self.package.split(vector)
+                is_finite = np.isfinite(vector).all() and self._is_finite(adapter)
+                if not is_finite and self._is_finite({}):
+                    raise ModelError(f"{self._path} gives numbers that are not finite")
+            except OutOfMemory as error:  # the file may be good: the next call reads it again
+                self._seen, self.last_error = None, str(error)
+            except ModelError as error:
+                self.bad_adapters += 1
+                self.last_error = str(error)
+                _log.warning("%s; predictions go on with the last good adapter", error)
+            else:
+                self._active = version, adapter
+
+    def predict_now(self, inputs: Arrays) -> NDArray[Any]:
+        """Probabilities [batch, ..., classes] of a classifier, else the model's first output.
+
+        `inputs` by name have a batch axis. ModelError where the model cannot run with them, or
+        there is no good adapter yet.
+        """
+        return self._predict(inputs)[1]
+
+    def certainty(self, inputs: Arrays) -> NDArray[Any]:
+        """The largest probability for each sample in `inputs`; NaN for a model without classes."""
+        tops = [found.top for found in self.predict(inputs)]
+        return np.array([top[0][1] if top else np.nan for top in tops])
+
+    def predict(self, inputs: Arrays) -> list[Prediction]:
+        """The prediction of each sample in `inputs` by name, with a batch axis; ModelError."""
+        version, values = self._predict(inputs)
+        is_named = self.package.metric == "accuracy" and values.ndim == 2
+        return [
+            self._named(version, row)
+            if is_named and np.isfinite(row).all()
+            else Prediction(version, output=row)
+            for row in values
+        ]
+
+    def _predict(self, inputs: Arrays) -> tuple[int, NDArray[Any]]:
+        self.refresh()
+        if self._active is None:
+            why = self.last_error or "start its node"
+            raise ModelError(f"there is no good adapter at {self._path} yet: {why}")
+        version, adapter = self._active
+        output = self._run({**inputs, **adapter})
+        return version, _softmax(output) if self.package.metric == "accuracy" else output
+
+    def _run(self, inputs: Arrays) -> NDArray[Any]:
+        return self._inference.predict(inputs)[self.package.outputs[0].name]
+
+    def _is_finite(self, adapter: Arrays) -> bool:
+        """Whether the model gives finite numbers for ones, with an adapter or its initial one."""
+        specs = input_specs(self.package)
+        ones = {spec.name: np.ones((1, *spec.shape[1:]), spec.dtype) for spec in specs}
+        return bool(np.isfinite(self._run({**ones, **adapter})).all())
+
+    def _named(self, version: int, row: NDArray[np.float64]) -> Prediction:
+        labels = self.package.labels
+        best = np.argsort(-row, kind="stable")[: self._top_k]
+        top = tuple((labels[at] if labels else str(at), float(row[at])) for at in best)
+        label, probability = top[0]
+        return Prediction(version, label if probability >= self._threshold() else None, top)
+
+
+def _softmax(values: NDArray[Any]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):  # infinite values give NaN
+        shifted = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
+        result: NDArray[np.float64] = shifted / shifted.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _identity(path: Path) -> object:
+    """What tells a file from the one that it has replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,272 @@
+"""Serves predictions on a Unix socket, to other threads, and of live samples: in one thread.
+
+Requests that wait together run as one batch. Each line of a client is a request and gets one
+answer. Each queue has a limit, beyond which the answer is to try later.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from edge.data.sources import Arrays, Sample, input_specs
+from edge.errors import DataError, ModelError
+from edge.predict.messages import BUSY, ID_MAX, Answer, answer, read_request, read_sample
+from edge.predict.predictor import BATCH_MAX, Prediction, Predictor
+from ternmesh_service.control_socket import listen_privately
+from transports.loop_thread import LoopThread
+
+CLIENTS_MAX = 16
+QUEUE_MIN, QUEUE_MAX, QUEUE_BYTES_MAX = 16, 256, 32 << 20  # requests that wait, and their arrays
+SHARE = 4  # one client has at most one of so many parts of the queue
+POSTED_MAX = 64  # messages of other threads on their way
+OUT_MAX = 1 << 20  # bytes of answers that a client has not read
+LINE_BYTES, NUMBER_BYTES = 4096, 32  # of a request, and for each number in it
+RECENT_MAX = 1000  # answers in the latency
+# `failed`: NaN, wrong shapes, a fault of the model. `refused`: told to try later, or no request.
+COUNTS = ("count", "failed", "refused", "clients_refused", "clients_dropped", "live_skipped")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Asker:
+    """Who asks: a client, MQTT or the source. `send` gets the answers, in our thread."""
+
+    send: Callable[[Answer], None]
+    queued: int = 0  # samples that wait for their batch
+    follows: bool = False  # a client that wants live predictions
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A sample that waits for its batch."""
+
+    id: str | int | None
+    sample: Arrays
+    asker: Asker
+    since: float
+
+
+class PredictionServer:
+    """Answers from `start` to `close`. `on_live` gets each live prediction, in our thread."""
+
+    def __init__(self, path: Path, predictor: Predictor, batch_max: int = BATCH_MAX) -> None:
+        self.counts = dict.fromkeys(COUNTS, 0)  # written in our thread
+        self.clients: set[_Client] = set()
+        self.predictor = predictor
+        self.on_live: Callable[[Answer], None] = lambda _: None
+        self._live: Answer | None = None  # the newest live prediction
+        self._unposted = 0  # live samples; written in the thread of the source
+        self._seconds: deque[float] = deque(maxlen=RECENT_MAX)  # from a request to its answer
+        self._path = path
+        self._batch_max = batch_max
+        self._source = Asker(self._publish)
+        self._specs = input_specs(predictor.package)
+        numbers = sum(math.prod(spec.shape[1:]) for spec in self._specs)
+        self.line_max = LINE_BYTES + NUMBER_BYTES * numbers
+        self._queue_max = min(QUEUE_MAX, max(QUEUE_MIN, QUEUE_BYTES_MAX // (8 * numbers)))
+        self._queue: deque[_Waiting] = deque()
+        self._posted = threading.BoundedSemaphore(POSTED_MAX)
+        self._thread = LoopThread("predictions")
+
+    def start(self) -> None:
+        """Listen, and answer from now on; ControlError where that is not possible."""
+        listening = listen_privately(self._path, CLIENTS_MAX)
+        self._thread.start()
+        # A task that nobody refers to would be collected.
+        self._serving = self._thread.submit(self._serve(listening))
+        self._thread.call(self.predictor.refresh)  # loads the model before the first request
+
+    def close(self) -> None:
+        """Stop after the batch that runs."""
+        self._thread.stop()
+
+    def post(self, line: bytes, asker: Asker) -> bool:
+        """Pass on a request from any thread; False where too many wait."""
+        return self._post(partial(self.take, line, asker))
+
+    def predict_live(self, samples: Sequence[Sample]) -> None:
+        """Predict samples of the source, in its thread. Those that come too fast are skipped."""
+        for sample in samples:
+            self._unposted += not self._post(partial(self._take_live, *self._copied(sample)))
+
+    def status(self) -> dict[str, Any]:
+        """The counts, the latency and the newest live prediction, for `ternmesh status`."""
+        self.predictor.refresh()  # there may have been no request since the newest adapter
+        recent = tuple(self._seconds)  # made in one step, while our thread waits
+        latency: dict[str, float | None] = {
+            name: round(1000 * float(np.percentile(recent, percent)), 3) if recent else None
+            for name, percent in (("p50_ms", 50), ("p99_ms", 99), ("max_ms", 100))
+        }
+        return {
+            **self.counts,
+            **latency,
+            "live_skipped": self.counts["live_skipped"] + self._unposted,
+            "clients": len(self.clients),
+            "version": self.predictor.version,
+            "bad_adapters": self.predictor.bad_adapters,
+            "last_error": self.predictor.last_error,
+            "live": self._live,
+        }
+
+    def _post(self, function: Callable[[], None]) -> bool:
+        """Call it in our thread; False where too much waits."""
+        if not self._posted.acquire(blocking=False):
+            return False
+        self._thread.call(self._posted.release)
+        self._thread.call(function)
+        return True
+
+    def _copied(self, sample: Sample) -> tuple[str, Arrays | Exception]:
+        """The key and the arrays of a sample, whose source may use its arrays again."""
+        key = "?"
+        try:
+            key = str(sample.key)[:ID_MAX]
+            return key, read_sample(sample.inputs, self._specs)
+        except Exception as error:  # noqa: BLE001  (the user's code may give anything)
+            return key, error
+
+    # In our thread
+
+    async def _serve(self, listening: Any) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: _Client(self), sock=listening)
+        try:
+            await asyncio.Event().wait()  # until the thread stops
+        finally:
+            server.close()
+            self._path.unlink(missing_ok=True)
+            for client in self.clients:
+                client.transport.abort()
+
+    def take(self, line: bytes, asker: Asker) -> None:
+        """Queue the sample in a request, or answer at once."""
+        request_id, kind = None, "refused"
+        try:
+            request = read_request(line, self.line_max)
+            request_id = request.id
+            if request.inputs is None:
+                asker.follows = request.follow is True
+                asker.send({"id": request_id, "follow": asker.follows})
+            elif self._is_full(asker):
+                self.counts["refused"] += 1
+                asker.send({"id": request_id, "error": BUSY, "busy": True})
+            else:
+                kind = "failed"
+                self._enqueue(request_id, read_sample(request.inputs, self._specs), asker)
+        except DataError as error:
+            self.counts[kind] += 1
+            asker.send(answer(request_id, error, 0.0))
+
+    def _take_live(self, key: str, sample: Arrays | Exception) -> None:
+        if isinstance(sample, Exception):
+            self.counts["failed"] += 1
+            self._publish(answer(key, sample, 0.0))
+        elif self._is_full(self._source):
+            self.counts["live_skipped"] += 1
+        else:
+            self._enqueue(key, sample, self._source)
+
+    def _is_full(self, asker: Asker) -> bool:
+        return max(len(self._queue), SHARE * asker.queued) >= self._queue_max
+
+    def _enqueue(self, request_id: str | int | None, sample: Arrays, asker: Asker) -> None:
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._predict)
+        asker.queued += 1
+        self._queue.append(_Waiting(request_id, sample, asker, time.monotonic()))
+
+    def _predict(self) -> None:
+        """Run one batch and send its answers."""
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_max))]
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._predict)
+        for waiting, found in zip(batch, self._run([one.sample for one in batch]), strict=True):
+            seconds = time.monotonic() - waiting.since
+            content = answer(waiting.id, found, seconds)
+            self.counts["failed" if "error" in content else "count"] += 1
+            if "error" not in content:
+                self._seconds.append(seconds)
+            waiting.asker.queued -= 1
+            waiting.asker.send(content)
+
+    def _run(self, samples: Sequence[Arrays]) -> list[Prediction | Exception]:
+        """The prediction of each sample, or its error. One bad sample must not fail the others."""
+        try:
+            inputs = {spec.name: np.stack([s[spec.name] for s in samples]) for spec in self._specs}
+            return [*self.predictor.predict(inputs)]
+        except Exception as error:  # noqa: BLE001  (no request may stay without an answer)
+            if len(samples) > 1:
+                return [found for sample in samples for found in self._run([sample])]
+            if not isinstance(error, ModelError):
+                _log.error("an error of the model that should not happen", exc_info=error)
+            return [error]
+
+    def _publish(self, content: Answer) -> None:
+        self._live = content
+        self.on_live(content)
+        for client in tuple(self.clients):
+            if client.asker.follows:
+                client.send({"live": True, **content})
+
+
+class _Client(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: PredictionServer) -> None:
+        self.asker = Asker(self.send)
+        self._server = server
+        self._received = bytearray()
+        self._has_ended = False  # it sends nothing more, and still reads
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if len(self._server.clients) >= CLIENTS_MAX:
+            self._server.counts["clients_refused"] += 1
+            self.transport.abort()
+        else:
+            self._server.clients.add(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.clients.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if b"\n" in data:
+            *lines, self._received = self._received.split(b"\n")
+            for line in lines:
+                if self.transport.is_closing():
+                    return  # what else it has sent would hold up the others
+                self._server.take(bytes(line), self.asker)
+        if len(self._received) > self._server.line_max:
+            self._server.take(bytes(self._received), self.asker)  # which refuses it
+            self.transport.close()
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        if self._received:  # the last line may have no end
+            self._server.take(bytes(self._received), self.asker)
+        return self.asker.queued > 0  # whether the connection stays
+
+    def send(self, content: Answer) -> None:
+        """Send an answer, unless the client is gone. One that does not read is disconnected."""
+        if self.transport.is_closing():
+            return
+        self.transport.write(json.dumps(content).encode() + b"\n")
+        if self.transport.get_write_buffer_size() > OUT_MAX:
+            self._server.counts["clients_dropped"] += 1
+            _log.warning("a client of the predictions does not read its answers: disconnected")
+            self.transport.abort()
+        elif self._has_ended and not self.asker.queued:
+            self.transport.close()  # once all is sent

@@ -1,0 +1,157 @@
+"""`ternmesh predict`: what a running node, or a model and an adapter file, say of samples."""
+
+import argparse
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ternmesh.config import ConfigError
+from ternmesh.model_package import ModelPackage
+from ternmesh_cli.process import add_json
+from ternmesh_service.config_file import load_model_package, package_folder
+from ternmesh_service.control_socket import ControlError
+
+if TYPE_CHECKING:
+    from edge.data.sources import Arrays, NpzSettings
+    from edge.predict.predictor import Predictor
+
+ANSWER_S = 30.0  # how long to wait for an answer
+
+Answer = Mapping[str, Any]
+Named = tuple[str, "Arrays"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run)
+    what = "the node's configuration: [predict] there, and how [data] names the arrays"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=what)
+    what = "predict without a node: a shipped model, or a package's folder"
+    parser.add_argument("--model", metavar="PACKAGE", help=what)
+    parser.add_argument("--adapter", type=Path, metavar="FILE", help="with this .onnx_adapter")
+    what = "then show what the node predicts of its source, until Ctrl-C"
+    parser.add_argument("--follow", action="store_true", help=what)
+    add_json(parser, "print each answer as one JSON object")
+    what = "an .npz with the arrays of the model's inputs, or a clip (.wav), a picture, an .npy"
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=what)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line for each sample; a sample without a prediction has its reason in the line."""
+    from edge.config import read_node_config
+    from edge.data.sources import NpzSettings
+    from edge.onnx.session import load_model
+    from edge.predict.predictor import Predictor
+
+    is_alone = arguments.model is not None
+    if is_alone != (arguments.adapter is not None) or (is_alone and arguments.follow):
+        raise ConfigError("give --model and --adapter together, without --follow; or neither")
+    if not is_alone and arguments.config is None:
+        raise ConfigError("give --config of a node, or --model and --adapter")
+    if not arguments.files and not arguments.follow:
+        raise ConfigError("name files, or give --follow")
+    config = None if arguments.config is None else read_node_config(arguments.config)
+    settings = NpzSettings() if config is None else config.data
+    if is_alone:
+        loaded = load_model(package_folder(arguments.model))
+        samples = read_samples(arguments.files, loaded.package, settings)
+        answers = _alone(Predictor(loaded, arguments.adapter), samples)
+    else:
+        assert config is not None
+        if not config.predict.enabled:
+            raise ConfigError(f"{arguments.config}: write enabled = true under [predict]")
+        samples = read_samples(arguments.files, load_model_package(config.model), settings)
+        answers = _ask(config.predict_path, samples, arguments.follow)
+    for answer in answers:
+        print(json.dumps(answer) if arguments.json else prediction_text(answer), flush=True)
+    return 0
+
+
+def read_samples(
+    files: Sequence[Path], package: ModelPackage, settings: "NpzSettings"
+) -> Iterator[Named]:
+    """The samples in files: a name, and the model's inputs with a batch axis of 1; DataError."""
+    from edge.data.decode import read_sample
+    from edge.data.sources import input_specs, open_folder
+    from edge.errors import DataError
+
+    specs = input_specs(package)
+    only_inputs = replace(package, batch_inputs=specs)
+    arrays = {spec.name: settings.arrays.get(spec.name, spec.name) for spec in specs}
+    for path in files:
+        if path.suffix == ".npz":
+            data = open_folder(path, only_inputs, replace(settings, arrays=arrays, where={}))
+            yield from (
+                (f"{path.name}:{at}", data.batch(np.array([at]))) for at in range(len(data))
+            )
+            continue
+        try:
+            found = read_sample(path, package)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror})") from error
+        yield path.name, {name: array[None] for name, array in found.items()}
+
+
+def _alone(predictor: "Predictor", samples: Iterator[Named]) -> Iterator[Answer]:
+    from edge.predict.messages import answer
+
+    for name, inputs in samples:
+        yield answer(name, predictor.predict(inputs)[0], 0.0)
+
+
+def _ask(path: Path, samples: Iterator[Named], follow: bool) -> Iterator[Answer]:
+    """The answers of the node that serves `path`; ControlError where none comes."""
+    from edge.predict.messages import as_request
+
+    try:
+        with socket.socket(socket.AF_UNIX) as client, client.makefile("rb") as lines:
+            client.settimeout(ANSWER_S)
+            client.connect(str(path))
+            for name, inputs in samples:
+                client.sendall(as_request(name, {key: array[0] for key, array in inputs.items()}))
+                yield json.loads(lines.readline())
+            if follow:
+                client.sendall(b'{"follow": true}\n')
+                lines.readline()
+                client.settimeout(None)
+                while True:
+                    yield json.loads(lines.readline())
+    except OSError as error:
+        raise ControlError(f"no node answers on {path} ({error}): is it running?") from error
+    except ValueError as error:
+        raise ControlError("the node has closed the connection: ask again") from error
+
+
+def figures_text(figures: Answer) -> Iterator[str]:
+    """What a node's status says of its predictions."""
+    took = ""
+    if figures["count"]:
+        took = ", in {p50_ms:.3g} ms (p99 {p99_ms:.3g}, longest {max_ms:.3g})".format_map(figures)
+    yield (
+        f"{figures['count']} predictions{took}, by global adapter {figures['version']}; "
+        f"{figures['failed']} failed, {figures['refused']} refused; {figures['clients']} clients"
+    )
+    for name, what in (
+        ("clients_dropped", "clients disconnected: they do not read their answers"),
+        ("live_skipped", "live samples skipped: they come too fast"),
+        ("bad_adapters", f"bad adapters: {figures['last_error']}"),
+    ):
+        if figures[name]:
+            yield f"{figures[name]} {what}"
+    if figures["live"] is not None:
+        yield f"live: {prediction_text(figures['live'])}"
+
+
+def prediction_text(answer: Answer) -> str:
+    """The answer to a request for a prediction."""
+    if "error" in answer:
+        return f"{answer['id']}: {answer['error']}"
+    if "top" not in answer:
+        return f"{answer['id']}: {answer.get('output', answer)}"
+    shown = ", ".join(f"{label} {probability:.1%}" for label, probability in answer["top"])
+    uncertain = "uncertain: " if answer["uncertain"] else ""
+    return f"{answer['id']}: {uncertain}{shown}"

@@ -1,0 +1,139 @@
+"""`ternmesh data` and `ternmesh label`: the samples that a node has from its source."""
+
+import argparse
+import json
+import re
+import sys
+from datetime import timedelta
+from typing import Any
+
+from ternmesh.config import ConfigError
+from ternmesh_cli import keys, process
+from ternmesh_cli.status import table
+from ternmesh_service.control_socket import DATA, ControlError
+from ternmesh_store.state_file import STATE
+
+HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
+CONFIG = "the configuration of the node"
+DAY_S = 86_400.0
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    rows = process.Subcommands(parser)
+    row = rows.add("list", "show what is stored under each label", run_list)
+    process.add_config(row, CONFIG)
+    process.add_json(row)
+    row = rows.add("forget", "delete the samples that fit all that is given", run_forget)
+    process.add_config(row, CONFIG)
+    row.add_argument("--key", help="the sample with this key")
+    row.add_argument("--label", help="samples with this label, a name or a number")
+    row.add_argument(
+        "--older-than", dest="older_s", type=_days, metavar="DAYS", help="older ones: 30d"
+    )
+    what = "samples that wait for a label"
+    row.add_argument("--unlabelled", action="store_const", const=True, help=what)
+    row.add_argument("--all", action="store_true", help="all samples, after a question")
+    row.add_argument("--yes", action="store_true", help="with --all: do not ask")
+
+
+def add_label_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_label)
+    process.add_config(parser, CONFIG)
+    parser.add_argument("key", nargs="?", metavar="KEY", help="of a sample, labelled or not")
+    parser.add_argument("label", nargs="?", metavar="LABEL", help="its label, a name or a number")
+    parser.add_argument("--last", metavar="LABEL", help="label the newest sample that waits")
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    groups = _ask(arguments, {DATA: "list"})
+    cells = [
+        (label or "(none)", str(samples), str(size), repr(newest), *map(_age, ages))
+        for label, samples, size, newest, *ages in map(dict.values, groups)
+    ]
+    print(json.dumps(groups) if arguments.json else "\n".join(table(HEADS, cells)))
+    return process.ExitCode.DONE
+
+
+def run_forget(arguments: argparse.Namespace) -> int:
+    names = ("key", "label", "older_s", "unlabelled")
+    given = ((name, getattr(arguments, name)) for name in names)
+    which = {name: value for name, value in given if value is not None}
+    if bool(which) == arguments.all:
+        raise ConfigError("say which: --key, --label, --older-than, --unlabelled; or --all alone")
+    if arguments.all and not arguments.yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("this deletes all samples: if that is intended, add --yes")
+        if input("Delete all samples? There is no way back [y/N] ") != "y":
+            return process.ExitCode.REFUSED
+    print(f"{_ask(arguments, {DATA: 'forget', 'which': which})} samples deleted")
+    if copies := [str(copy) for copy in keys.read(arguments.config).folder.glob(f"{STATE}.*")]:
+        print(f"older copies of the state may still hold them: {', '.join(copies)}")
+    return process.ExitCode.DONE
+
+
+def run_label(arguments: argparse.Namespace) -> int:
+    given = [value is not None for value in (arguments.key, arguments.label, arguments.last)]
+    if not any(given):
+        return _label_by_hand(arguments)
+    if given not in ([True, True, False], [False, False, True]):
+        raise ConfigError("give KEY and LABEL, or --last LABEL, or nothing of them")
+    return _label(arguments, arguments.key, arguments.last or arguments.label)
+
+
+def _label_by_hand(arguments: argparse.Namespace) -> int:
+    """Show one waiting sample after the other, the least certain first."""
+    skipped = 0
+    while (sample := _ask(arguments, {DATA: "next", "place": skipped})) is not None:
+        sure = "" if sample["certainty"] is None else f", certainty {sample['certainty']:.2f}"
+        guesses = ", ".join(sample["guesses"]) or "no guess"
+        print(*sample["picture"], sep="\n")
+        print(f"{sample['key']!r}, age {_age(sample['age_s'])}{sure}: {guesses}")
+        print("labels:", ", ".join(sample["labels"]) or "none: this model has no classes")
+        try:
+            text = input("a label, s: skip, d: delete, q: quit? ").strip()
+            if text == "q":
+                break
+            if text == "d":
+                _ask(arguments, {DATA: "forget", "which": {"key": sample["key"]}})
+            elif text == "s":
+                skipped += 1
+            else:
+                _label(arguments, sample["key"], text)
+        except EOFError:
+            break
+        except ControlError as error:
+            print(error)
+    else:
+        print("no further sample waits for a label")
+    return process.ExitCode.DONE
+
+
+def _label(arguments: argparse.Namespace, key: str | None, label: str) -> int:
+    done = _ask(arguments, {DATA: "label", "key": key, "label": label})
+    print(f"{done!r} is {label}" if done else "that sample is gone: the label was not used")
+    return process.ExitCode.DONE if done else process.ExitCode.REFUSED
+
+
+def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> Any:
+    """The answer of the running node, or from its state file; ControlError."""
+    end = keys.read(arguments.config)
+    answer = end.ask(request)
+    if answer is None:
+        from edge.config import read_node_config
+        from edge.data.labels import answer_stopped
+
+        answer = answer_stopped(read_node_config(arguments.config), request)
+    if DATA not in answer:
+        raise ControlError(answer.get("error", f"{end.name} is no node of this version"))
+    return answer[DATA]
+
+
+def _age(seconds: float | None) -> str:
+    return "unknown" if seconds is None else str(timedelta(seconds=round(seconds)))
+
+
+def _days(text: str) -> float:
+    """The seconds of `30d`."""
+    if not re.fullmatch(r"\d{1,5}d", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of days: 30d")
+    return float(text[:-1]) * DAY_S

@@ -1,0 +1,145 @@
+"""Files of sound, numbers and pictures as samples."""
+
+import importlib.util
+import os
+import wave
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.data.decode import SUFFIXES, read_sample
+from edge.data.live import folder
+from edge.data.logmel import log_mel, read_clip
+from edge.data.sources import Label, Sample
+from edge.errors import DataError
+
+GREY = np.arange(12, dtype=np.uint8).reshape(3, 4)
+ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def write_clip(path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(1).bytes(8000))
+
+
+def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> None:
+    made = source("folder", package(50, 32), path=str(tmp_path))
+    for name in ("yes/1.wav", "2/b.wav", "stop_7.wav", "other/c.wav", "notes.txt", "d.wav"):
+        write_clip(tmp_path / name)
+    (tmp_path / "bad.wav").write_bytes(b"RIFF")
+    assert made.poll(0.0) == []  # They may still be written to.
+    assert "last_refusal" not in made.status()  # That of the buffer would be hidden.
+    items = made.poll(1.0)
+    labels = {i.key.partition("@")[0]: int(i.targets["target"]) for i in items if type(i) is Label}
+    assert labels == {"yes/1.wav": 1, "2/b.wav": 2, "stop_7.wav": 2}
+    samples = [item for item in items if isinstance(item, Sample)]
+    assert len(samples) == 5
+    assert np.array_equal(samples[0].inputs["x"], log_mel(read_clip(tmp_path / "2/b.wav")))
+    assert made.status()["left_out"] == {"file that cannot be used": 1, "no label in the name": 2}
+    assert "bad.wav is no .wav file" in made.status()["last_refusal"]
+    write_clip(tmp_path / "e.wav")
+    assert made.poll(2.0) == made.poll(3.0)[1:] == []
+    again = source("folder", package(50, 32), path=str(tmp_path))
+    again.poll(0.0)
+    assert {item.key for item in items} < {item.key for item in again.poll(1.0)}
+
+
+def test_files_wait_where_there_are_too_many(source, package, tmp_path, monkeypatch) -> None:
+    for number in range(7):
+        np.save(tmp_path / f"{number}.npy", np.zeros(2))
+    made = source("folder", package(2), path=str(tmp_path), rate_max=2)
+    counts = [len(made.poll(float(second))) for second in range(6)]
+    assert counts == [0, 2, 2, 2, 1, 0]
+    monkeypatch.setattr(folder, "ENTRIES_MAX", 3)
+    with pytest.raises(DataError, match="over 3 files"):
+        made.poll(7.0)
+    made = source("folder", package(2), path=str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError):
+        made.poll(0.0)
+
+
+def test_a_folder_that_cannot_be_read_does_not_stop_the_others(
+    source, package, tmp_path, monkeypatch
+) -> None:
+    """For example lost+found, where the folder is a disk of its own."""
+    (tmp_path / "lost+found").mkdir()
+    np.save(tmp_path / "a.npy", np.zeros(2))
+    scandir = os.scandir
+
+    def refuse(path):
+        if path.name == "lost+found":
+            raise PermissionError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    made = source("folder", package(2), path=str(tmp_path))
+    made.poll(0.0)
+    assert len(made.poll(1.0)) == 1
+
+
+def test_a_file_of_another_kind_than_its_name_says_is_refused(package, tmp_path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros(2))
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(DataError, match=r"a\.npy is no \.npy file"):
+        read_sample(tmp_path / "a.npy", package(2))
+    (tmp_path / "c.ppm").write_bytes(b"P6 2 2 255\n" + GREY.tobytes())
+    with pytest.raises(DataError, match="shape"):  # red alone is no grey
+        read_sample(tmp_path / "c.ppm", package(2, 2))
+
+
+def test_arrays_and_pictures_of_the_models_shape(package, tmp_path) -> None:
+    def read(name: str, *shape: int) -> np.ndarray:
+        return read_sample(tmp_path / name, package(*shape))["x"]
+
+    np.save(tmp_path / "a.npy", np.arange(3))
+    np.savez(tmp_path / "a.npz", x=np.arange(3.0), other=np.zeros(9))
+    assert read("a.npy", 3).tolist() == read("a.npz", 3).tolist() == [0, 1, 2]
+    (tmp_path / "g.pgm").write_bytes(b"P5 # grey\n4 3\n255\n" + GREY.tobytes())
+    assert np.allclose(read("g.pgm", 3, 4) * 255, GREY)
+    assert np.allclose(read("g.pgm", 1, 3, 4)[0] * 255, GREY)
+    (tmp_path / "c.ppm").write_bytes(b"P6 2 2 255\n" + GREY.tobytes())
+    assert np.allclose(read("c.ppm", 2, 2, 3) * 255, GREY.reshape(2, 2, 3))
+    assert np.allclose(read("c.ppm", 3, 2, 2)[1] * 255, [[1, 4], [7, 10]])
+    for name, shape in (("a.npy", (4,)), ("a.npz", (4,)), ("g.pgm", (4, 3)), ("c.ppm", (12,))):
+        with pytest.raises(DataError, match=rf"{name} does not have the shape"):
+            read(name, *shape)
+    np.save(tmp_path / "n.npy", np.array([np.nan]))
+    with pytest.raises(DataError, match="NaN"):
+        read("n.npy", 1)
+    with pytest.raises(DataError, match=r"is no input for small: it may be \.wav"):
+        read("a.gif", 3)
+
+
+def test_pictures_of_other_kinds_need_pillow(package, tmp_path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG")
+    has_pillow = importlib.util.find_spec("PIL") is not None
+    with pytest.raises(DataError, match="damaged or no picture" if has_pillow else "pip install"):
+        read_sample(path, package(4, 4))
+    if has_pillow:
+        from PIL import Image
+
+        image = Image.fromarray(np.full((8, 8, 3), 51, np.uint8))
+        image.save(path, "BMP")  # Pillow reads slowly what some other formats may hold
+        with pytest.raises(DataError, match="damaged or no picture"):
+            read_sample(path, package(3, 4, 4))
+        image.save(path)
+        assert np.allclose(read_sample(path, package(3, 4, 4))["x"], 0.2)
+        assert np.allclose(read_sample(path, package(4, 4))["x"], 0.2)
+
+
+@given(
+    st.sampled_from(SUFFIXES),
+    st.binary(max_size=80) | st.binary(max_size=20).map(lambda rest: b"P6 2 1 255\n" + rest),
+)
+@ANY
+def test_any_bytes_are_a_sample_or_refused(package, tmp_path, suffix, data) -> None:
+    path = tmp_path / f"any{suffix}"
+    path.write_bytes(data)
+    with suppress(DataError):
+        assert read_sample(path, package(1, 2, 3))["x"].shape == (1, 2, 3)

@@ -1,0 +1,134 @@
+"""Words from a microphone: the gate on its own, and arecord with ALSA's file and null devices."""
+
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from edge.data.live.microphone import SILENT_S, EnergyGate
+from edge.data.logmel import CLIP, RATE
+from edge.errors import DataError
+
+ALSA = """
+pcm.quiet {{ type null }}
+pcm.words {{ type file  slave.pcm "quiet"  file "{outfile}"  infile "{infile}"  format "raw" }}
+"""
+RNG = np.random.default_rng(5)
+
+
+def noise(seconds: float, level: float = 0.01, rate: int = RATE) -> np.ndarray:
+    return (level * RNG.normal(size=round(seconds * rate))).astype(np.float32)
+
+
+def cut(*parts: np.ndarray, rate: int = RATE, pieces: int = 1000) -> list[np.ndarray]:
+    gate, sound = EnergyGate(rate, CLIP * rate // RATE), np.concatenate(parts)
+    return [clip for at in range(0, len(sound), pieces) for clip in gate.take(sound[at:][:pieces])]
+
+
+@pytest.mark.parametrize("pieces", [37, 1000, 100_000])
+def test_a_word_is_one_clip(pieces: int) -> None:
+    clips = cut(noise(1), noise(0.4, 0.3), noise(1), noise(0.5, 0.2), noise(1), pieces=pieces)
+    assert [round(len(clip) / RATE, 1) for clip in clips] == [0.4, 0.5]
+    assert np.abs(clips[0][: RATE // 50]).max() < 0.1 < np.abs(clips[0][RATE // 5 :]).max()
+
+
+def test_the_zeros_of_a_card_that_starts_are_no_silent_room() -> None:
+    assert not cut(np.zeros(8000, np.float32), noise(3.0))
+    assert len(cut(np.zeros(8000, np.float32), noise(1.0), noise(0.5, 0.3), noise(1.0))) == 1
+
+
+def test_a_long_word_is_cut_and_its_rest_left_out() -> None:
+    assert [len(clip) for clip in cut(noise(1), noise(1.8, 0.3), noise(1))] == [CLIP]
+
+
+def test_noise_clicks_and_silence_are_no_words() -> None:
+    assert cut(noise(10)) == []
+    assert cut(np.zeros(10 * RATE, np.float32)) == []
+    assert cut(noise(1), noise(0.02, 0.5), noise(1)) == []
+
+
+def test_a_louder_room_becomes_the_noise_floor() -> None:
+    clips = cut(noise(1), noise(20, 0.1), noise(0.5, 0.9), noise(1, 0.1))
+    assert len(clips) == 2  # the change, and the word
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that puts a Python program in the place of arecord."""
+
+    def install(code: str) -> None:
+        path = tmp_path / "arecord"
+        path.write_text(f"#!{sys.executable}\nimport os, sys, time\n{code}\n")
+        path.chmod(0o700)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return install
+
+
+def poll_until(source, eventually, count: int) -> list:
+    items: list = []
+
+    def enough() -> bool:
+        items.extend(source.poll(0.0))
+        return len(items) >= count
+
+    eventually(enough)
+    return items
+
+
+def test_words_of_a_program_in_odd_pieces(source, package, program) -> None:
+    word = np.concatenate([noise(1, rate=16_000), noise(0.4, 0.3, 16_000), noise(1, rate=16_000)])
+    data = (word * 32_767).astype("<i2").tobytes()
+    program("time.sleep(60)")
+    made = source("microphone", package(50, 32))
+    assert made.poll(0.0) == []
+    read_end, write_end = os.pipe()
+    made._pipe = read_end
+    samples = []
+    for at in range(0, len(data), 4095):
+        os.write(write_end, data[at : at + 4095])
+        samples += made.poll(0.0)
+    [sample] = samples
+    loud = (sample.inputs["x"] > 0.6).any(1)
+    assert not loud[0]
+    assert loud[3:20].all()
+    assert not loud[30:].any()
+    os.set_blocking(read_end, False)
+    assert made.poll(SILENT_S - 1) == []
+    with pytest.raises(DataError, match="arecord gives no sound from default"):
+        made.poll(2 * SILENT_S)
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_a_program_that_ends_is_started_again(source, package, program, eventually) -> None:
+    made = source("microphone", package(50, 32))
+    program("sys.exit(1)")
+    with pytest.raises(DataError, match="gives no sound"):
+        poll_until(made, eventually, 1)
+    assert made.poll(0.1) == []
+    program("time.sleep(60)")
+    assert made.poll(5.0) == []
+    assert made.status()["open"]
+    process = made._process
+    made.close()
+    assert process.returncode is not None
+
+
+def test_without_arecord_there_is_one_sentence(source, package, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match="apt install alsa-utils"):
+        source("microphone", package(50, 32)).poll(0.0)
+
+
+@pytest.mark.skipif(shutil.which("arecord") is None, reason="arecord is not installed")
+def test_arecord_on_alsas_own_devices(source, package, eventually, tmp_path, monkeypatch) -> None:
+    word = np.concatenate([noise(1, rate=16_000), noise(0.4, 0.3, 16_000)] * 40)
+    path = tmp_path / "sound.raw"
+    path.write_bytes((word * 32_767).astype("<i2").tobytes())
+    (tmp_path / "asound.conf").write_text(ALSA.format(infile=path, outfile=tmp_path / "out"))
+    monkeypatch.setenv("ALSA_CONFIG_PATH", str(tmp_path / "asound.conf"))
+    made = source("microphone", package(50, 32), device="words")
+    assert all(item.inputs["x"].shape == (50, 32) for item in poll_until(made, eventually, 2))

@@ -1,0 +1,218 @@
+"""Rows from a CSV file, a serial port and a broker, with their faults."""
+
+import json
+import os
+import pty
+import threading
+import tty
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from edge.config import read_node_config
+from edge.data.live.rows import READ_MAX
+from edge.data.sources import Label, Sample
+from edge.errors import DataError
+from edge.service import run_node
+from ternmesh.config import ConfigError
+from ternmesh_service.control_socket import ControlError, ask
+from transports.base import TransportError
+
+COLUMNS = ["1", "2"]
+
+
+def keys(items) -> list[object]:
+    """The inputs of samples, as a list of numbers."""
+    return [item.inputs["x"].tolist() for item in items if isinstance(item, Sample)]
+
+
+@pytest.fixture
+def csv(source, package, tmp_path):
+    path = tmp_path / "log.csv"
+
+    def make(text: str | None = "a,b\n1,2\n", **options):
+        if text is not None:
+            path.write_text(text)
+        columns = options.pop("columns", ["a", "b"])
+        return path, source("csv", package(2), path=str(path), columns=columns, **options)
+
+    return make
+
+
+def add(path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_rows_that_are_added_to_a_file(csv) -> None:
+    path, source = csv()
+    assert source.poll(0.0) == []  # What was there before is not read.
+    add(path, "3,4\n5,")
+    assert keys(source.poll(1.0)) == [[3.0, 4.0]]
+    add(path, "6\nbad,7\n")
+    assert keys(source.poll(2.0)) == [[5.0, 6.0]]
+    assert source.status() == {"open": True, "left_out": {"no number in column a": 1}}
+
+
+def test_half_a_line_at_the_begin_is_left_out(csv) -> None:
+    path, source = csv("b,a\n1,2")
+    assert source.poll(0.0) == []
+    add(path, "3\n4,5\n")
+    assert keys(source.poll(1.0)) == [[5.0, 4.0]]
+
+
+def test_a_file_that_is_replaced_or_emptied(csv) -> None:
+    path, source = csv()
+    source.poll(0.0)
+    add(path, "3,4\n")
+    os.replace(path, path.with_suffix(".old"))
+    path.write_text("b,a\n5,6\n7,8\n9,10\n")
+    assert keys(source.poll(1.0)) == [[3.0, 4.0]]  # the end of the old file
+    source.poll(2.0)
+    assert keys(source.poll(3.0)) == [[6.0, 5.0], [8.0, 7.0], [10.0, 9.0]]
+    path.write_text("7,8\n")
+    source.poll(4.0)
+    assert keys(source.poll(5.0)) == [[8.0, 7.0]]
+
+
+def test_a_file_that_is_missing_is_looked_for_more_and_more_rarely(csv) -> None:
+    path, source = csv(None)
+    failures = 0
+    for second in range(100):
+        try:
+            assert source.poll(float(second)) == []
+        except FileNotFoundError:
+            failures += 1
+    assert 5 <= failures <= 8
+    path.write_text("")
+    source.poll(200.0)
+    add(path, "a,b\n1,2\n")
+    assert keys(source.poll(201.0)) == [[1.0, 2.0]]
+
+
+def test_a_flood_is_read_in_parts_and_cut_to_rate_max(csv) -> None:
+    path, source = csv(rate_max=5.0)
+    source.poll(0.0)
+    add(path, "1,2\n" * READ_MAX)
+    polls = [len(source.poll(1.0 + second)) for second in range(6)]
+    assert polls == [5, 5, 5, 5, 0, 0]  # each read has READ_MAX bytes
+    assert source.status()["left_out"] == {"more than rate_max": READ_MAX - 20}
+
+
+def test_a_serial_sensor(source, package) -> None:
+    main, port = pty.openpty()
+    tty.setraw(main)
+    try:
+        sensor = source("serial", package(2), port=os.ttyname(port), columns=COLUMNS, rate_max=100)
+        assert sensor.poll(0.0) == []
+        os.write(main, b"9,9\r\n1,2\r\n\xff\xfe,4\r\n3,")
+        assert keys(sensor.poll(1.0)) == [[1.0, 2.0]]  # The first line may be half a line.
+        os.write(main, b"4\r\n")
+        assert keys(sensor.poll(2.0)) == [[3.0, 4.0]]
+        assert sum(sensor.status()["left_out"].values()) == 1
+    finally:
+        os.close(main)
+        os.close(port)
+    with pytest.raises(TransportError, match="unplugged"):
+        sensor.poll(3.0)
+    assert not sensor.status()["open"]
+    assert sensor.poll(3.1) == []
+    before = len(os.listdir("/proc/self/fd"))
+    for second in (10.0, 20.0, 40.0):
+        with pytest.raises(TransportError, match=r"no such device|not a serial port"):
+            sensor.poll(second)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> None:
+    topics = pytest.importorskip("transports.mqtt.topics")
+    broker = {"url": mosquitto.url, "topic": "hall/+", "label_topic": "hall-labels"}
+    sensor = source("mqtt", package(2), columns=["t", "u"], **broker)
+    items = list(sensor.poll(0.0))
+    person = topics.TopicClient(mosquitto.url)
+    person.open()
+    try:
+        eventually(lambda: person.connected and sensor.status()["broker"]["connected"])
+        row = json.dumps({"t": 1, "u": 2.5, "key": "first"})
+        person.publish("hall/air", f"{row}\nt,u\n3,4\n".encode())
+        for payload in (b'{"key": "first", "label": "yes"}', b'{"key": 1}', b"\xff", b"[]"):
+            person.publish("hall-labels", payload)
+        person.publish("hall-labels", b'{"key": "first", "label": "perhaps"}')
+
+        def enough() -> bool:
+            items.extend(sensor.poll(1.0))
+            return len(items) == 3 and sum(sensor.status()["left_out"].values()) == 4
+
+        eventually(enough)
+    finally:
+        person.close()
+    assert keys(items) == [[1.0, 2.5], [3.0, 4.0]]
+    assert [
+        (item.key, int(item.targets["target"])) for item in items if isinstance(item, Label)
+    ] == [("first", 1)]
+    sensor.close()
+    assert sensor.status()["broker"] is None
+
+
+def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("")
+    path = tmp_path / "node.toml"
+    path.write_text(
+        f'name = "ada"\nstate_dir = "state"\nmodel = "{tiny.folder}"\n'
+        '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\nsource = "csv"\npoll_s = 0.01\n'
+        '[data.options]\npath = "log.csv"\ncolumns = ["1", "2", "3"]\n'
+    )
+    config, stop = read_node_config(path), threading.Event()
+    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
+    thread.start()
+
+    def source() -> Any:
+        with suppress(ControlError):
+            return ask(tmp_path / "state" / "control.sock", {"command": "status"})["source"]
+        return {}
+
+    try:
+        eventually(lambda: source().get("open"))
+        add(log, "1,2,3\n4,5,6\n?\n7,8,9\n")
+        eventually(lambda: source()["samples"] == 2)
+        assert source()["left_out"] == {"no number in column 1": 1}
+    finally:
+        stop.set()
+        thread.join()
+    opened = {os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")}
+    assert str(log) not in opened
+    path.write_text(path.read_text().replace("columns", "colums"))
+    with pytest.raises(ConfigError, match=r"colums is not a setting: .* allows columns, horizon"):
+        read_node_config(path)
+
+
+class Broker:
+    """A client with a full queue."""
+
+    def __init__(self) -> None:
+        self.messages = [("a", b"1,2\n" * 3000), ("l", b'{"key": 0, "label": "yes"}')] * 20
+
+    def drain(self) -> list[tuple[str, bytes]]:
+        found, self.messages = self.messages, []
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_flood_of_a_broker_is_read_in_parts(source, package) -> None:
+    broker = {"url": "mqtt://localhost", "topic": "a", "label_topic": "l"}
+    sensor = source("mqtt", package(2), columns=COLUMNS, rate_max=1000, **broker)
+    sensor._client, sensor._is_open = Broker(), True
+    polls = [sensor.poll(float(second)) for second in range(5)]
+    read = sensor.left_out["more than rate_max"] + sum(len(keys(i)) for i in polls)
+    assert 0 < read <= 30_000  # of 60,000
+    polls += [sensor.poll(100.0) for _ in range(40)]
+    assert sum(isinstance(item, Label) for items in polls for item in items) == 20
+
+
+def test_a_topic_of_labels_has_no_wildcards(source, package) -> None:
+    with pytest.raises(DataError, match="only subscriptions may have them"):
+        source("mqtt", package(2), columns=COLUMNS, url="mqtt://a", topic="a/+", label_topic="l/+")

@@ -1,0 +1,173 @@
+"""Rows of text to samples and labels."""
+
+import json
+from collections import Counter
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.data.live.options import BUILT_IN, RowOptions, read_options
+from edge.data.live.rows import LINE_MAX, LineSplitter, RowMapper
+from edge.data.sources import Sample, make_source
+from edge.errors import DataError
+from ternmesh.config import ConfigError
+
+
+@pytest.fixture
+def mapper(package):
+    def make(shape=(2,), *, regression=False, columns=("a", "b"), **options) -> RowMapper:
+        made = RowOptions(columns=columns, **options)
+        numbers = count(1)
+        return RowMapper(
+            made, package(*shape, regression=regression), Counter(), lambda: f"k{next(numbers)}"
+        )
+
+    return make
+
+
+def take(mapper: RowMapper, *lines: str) -> list:
+    return [
+        (item.key, *(np.asarray(array).tolist() for array in item_arrays(item)))
+        for line in lines
+        for item in mapper.take(line.encode())
+    ]
+
+
+def item_arrays(item):
+    return (item.inputs if isinstance(item, Sample) else item.targets).values()
+
+
+def test_csv_with_a_header_json_and_places(mapper) -> None:
+    named = mapper()
+    assert take(named, "b,c,a", "2,9,1", '{"a": 3, "b": "4", "key": "mine"}') == [
+        ("k1", [1.0, 2.0]),
+        ("mine", [3.0, 4.0]),
+    ]
+    assert take(mapper(columns=("3", "1")), "1, 2, 3", "1,3,1") == [
+        ("k1", [3.0, 1.0]),
+        ("k2", [1.0, 1.0]),
+    ]
+
+
+def test_the_last_rows_are_one_sample_and_scaled(mapper) -> None:
+    rows = mapper((3, 2), columns=("1", "2"), scale={"1": [10, 2]})
+    assert take(rows, "10,1", "12,2") == []
+    assert take(rows, "14,3", "16,4") == [
+        ("k1", [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]),
+        ("k2", [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]]),
+    ]
+
+
+def test_a_later_reading_is_the_label(mapper) -> None:
+    options = {"columns": ("1", "2"), "target": "1", "horizon": 2, "scale": {"1": [0, 2]}}
+    rows = mapper(regression=True, **options)
+    items = take(rows, "2,0", "4,0", "6,0", "8,0")
+    assert [item for item in items if len(item[1]) == 1] == [("k1", [3.0]), ("k2", [4.0])]
+    assert [item[0] for item in items] == ["k1", "k2", "k3", "k1", "k4", "k2"]
+
+
+def test_the_key_of_a_row_may_be_zero(mapper) -> None:
+    rows = mapper()
+    lines = (json.dumps({"a": 1, "b": 2, "key": key}) for key in (0, "", None, "x"))
+    assert [item[0] for item in take(rows, *lines)] == ["0", "k1", "k2", "x"]
+
+
+def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper) -> None:
+    rows = mapper(columns=("1", "2"), target="3")
+    labels = [item[1] for item in take(rows, "1,2,yes", "1,2,0", "1,2,2.0") if item[1] in (0, 1, 2)]
+    assert labels == [1, 0, 2]
+    assert len(take(rows, "1,2,maybe", "1,2,7", "1,2,-1", "1,2,0.5", "1,2", "1,2,nan")) == 6
+    assert rows._left_out == {"no label in column 3": 6}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1,x", "no number in column b"),
+        ("nan,1", "no number in column a"),
+        ("1,1e999", "no number in column b"),
+        ("1", "line is no CSV of as many fields as the header, and no JSON"),
+        ('{"a": 1}', "no number in column b"),
+        ('{"a": 1, "b": [1]}', "no number in column b"),
+        ('{"a": ', "line is no CSV"),
+        ("{" * 5000, "line is no CSV"),
+        ("1," * LINE_MAX, "line is no CSV"),
+    ],
+)
+def test_what_is_no_row_is_counted(mapper, line: str, reason: str) -> None:
+    rows = mapper()
+    assert take(rows, "a,b", line) == []
+    assert [(next(iter(rows._left_out))[: len(reason)], rows._left_out.total())] == [(reason, 1)]
+    assert len(take(rows, "1,2")) == 1
+
+
+VALUES = st.sampled_from(["1", "nan", "-", '"', "yes", "1e400", ""]) | st.text(max_size=6)
+LINES = (
+    st.binary(max_size=40)
+    | st.lists(VALUES, max_size=4).map(",".join)
+    | st.dictionaries(st.sampled_from(["1", "2", "key"]), VALUES | st.floats()).map(json.dumps)
+)
+
+
+@given(st.lists(LINES, max_size=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_lines_are_rows_or_counted(mapper, lines) -> None:
+    rows = mapper((2,), columns=("1", "2"), target="1", horizon=1)
+    for line in lines:
+        before = rows._left_out.total()
+        data = line if isinstance(line, bytes) else line.encode(errors="surrogatepass")
+        items = rows.take(data)
+        assert items or rows._left_out.total() == before + 1 or not data.strip()
+        assert all(np.isfinite(array).all() for item in items for array in item_arrays(item))
+
+
+def test_lines_are_put_together_and_long_ones_left_out() -> None:
+    left_out: Counter[str] = Counter()
+    lines = LineSplitter(left_out, skips=True)
+    assert lines.take(b"half\nwhole\nbe") == [b"whole"]
+    assert lines.take(b"gin") == []
+    assert lines.take(b"ning\n\n") == [b"beginning", b""]
+    for _ in range(5):
+        assert lines.take(bytes(LINE_MAX)) == []
+    assert lines.take(b"end\nnext\n") == [b"next"]
+    assert left_out == {"line too long": 1}
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
+def test_lines_do_not_depend_on_the_pieces_they_come_in(data, cuts) -> None:
+    whole = LineSplitter(Counter(), skips=False).take(data)
+    splitter, lines, ends = LineSplitter(Counter(), skips=False), [], sorted([*cuts, 60])
+    for begin, end in zip([0, *ends], ends, strict=False):
+        lines += splitter.take(data[begin:end])
+    assert lines == whole
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        ("csv", {"path": "a"}, "data.options.columns is missing"),
+        ("csv", {"path": "a", "columns": ["a"], "pth": 1}, "allows columns, horizon, path, rate_m"),
+        ("csv", {"path": "a", "columns": ["a"], "scale": {"a": [1]}}, r"scale.a is \[1\]: it must"),
+        ("csv", {"path": "a", "columns": ["a"], "scale": {"a": [1, 0]}}, "std above 0"),
+        ("serial", {"port": "p", "columns": ["a"], "baud": 3}, "baud is 3: it must be 50 to"),
+        ("microphone", {"rate": "8k"}, "rate is '8k': it must be a whole number"),
+        ("folder", {"path": "a", "rate_max": 0}, "rate_max is 0.0: it must be"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(source, options, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_options(source, options)
+
+
+def test_models_that_a_source_cannot_feed_are_refused(package) -> None:
+    with pytest.raises(DataError, match="has 5 numbers, which rows of 2 columns cannot fill"):
+        make_source("csv", {"path": "a", "columns": ["a", "b"]}, package=package(5))
+    with pytest.raises(DataError, match="and x of small has"):
+        make_source("microphone", {}, package=package(5))
+    options = {"url": "mqtt://localhost", "topic": "a#", "columns": ["1"]}
+    with pytest.raises(DataError, match="topic 'a#': "):
+        make_source("mqtt", options, package=package(1))
+    assert set(BUILT_IN) == {"csv", "folder", "microphone", "mqtt", "serial"}

@@ -1,0 +1,334 @@
+"""Labels of people: who waits, who makes room, what is deleted, what a request is answered."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edge.data import replay as replay_module
+from edge.data.labels import HEIGHT, WIDTH, answer_data, picture
+from edge.data.replay import CLOCK_SET, DAY_S, EXPIRE_S, ITEMS_MAX, RATED_MAX, Feed, ReplayBuffer
+from edge.data.sources import Label, Sample
+from edge.errors import ModelError
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.state_file import STATE, StateFile
+
+
+class Clock:
+    """The wall clock of the buffer."""
+
+    def __init__(self) -> None:
+        self.now = float(CLOCK_SET)
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(replay_module, "time", made)
+    return made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFile]:
+    made = StateFile(tmp_path)
+    made.open()
+    yield made
+    made.close()
+
+
+def new_buffer(state: StateFile, package: ModelPackage, samples_max: int = 4) -> ReplayBuffer:
+    buffer = ReplayBuffer(state, package, samples_max, 1 << 30)
+    buffer.load()
+    return buffer
+
+
+@pytest.fixture
+def buffer(state: StateFile, classes: ModelPackage, clock: Clock) -> ReplayBuffer:
+    return new_buffer(state, classes)
+
+
+def sample(name: str, value: float = 0.0) -> Sample:
+    return Sample(name, {"x": np.full(6, value, np.float32)})
+
+
+def label(name: str, number: int) -> Label:
+    return Label(name, {"t": np.array(number)})
+
+
+def keys(buffer: ReplayBuffer, *, labelled: bool) -> set[str]:
+    groups = buffer.groups().items()
+    return {
+        buffer.key(row) for kind, rows in groups if (kind is not None) == labelled for row in rows
+    }
+
+
+def ages(buffer: ReplayBuffer) -> list[float | None]:
+    """The newest sample first."""
+    rows = sorted(row for rows in buffer.groups().values() for row in rows)
+    return [buffer.age_s(row) for row in reversed(rows)]
+
+
+def first_value(inputs: Any) -> Any:
+    return inputs["x"][:, 0]
+
+
+def test_the_most_certain_sample_makes_room(state, buffer, classes) -> None:
+    buffer.certainty = first_value
+    buffer.add([sample(str(n), n / 10) for n in (1, 9, 2, 8)])
+    buffer.add([sample("7", 0.7), sample("3", 0.3)])
+    assert [buffer.key(row) for row in buffer.least_certain()] == ["1", "2", "3", "7"]
+    buffer = new_buffer(state, classes)
+    buffer.add([sample("u")])  # without a certainty: it would go first, and it is the only one
+    assert keys(buffer, labelled=False) == {"1", "2", "3", "7"}
+    assert buffer.counters.expired == 1
+
+
+@pytest.mark.parametrize("values", [[np.nan, 2.0, -1.0], ModelError("no model")])
+def test_without_a_certainty_the_oldest_go(buffer, values, caplog) -> None:
+    def certainty(inputs: Any) -> Any:
+        if isinstance(values, ModelError):
+            raise values
+        return np.resize(values, len(inputs["x"]))
+
+    buffer.certainty = certainty
+    buffer.add([sample(str(n)) for n in range(6)])
+    assert keys(buffer, labelled=False) == {"2", "3", "4", "5"}
+    assert ("no model" in caplog.text) == isinstance(values, ModelError)
+
+
+def test_a_new_model_rates_a_bounded_number_of_the_newest(state, classes, clock) -> None:
+    buffer = new_buffer(state, classes, 1000)
+    buffer.add([sample(str(n)) for n in range(300)])
+    asked: list[int] = []
+
+    def certainty(inputs: Any) -> Any:
+        asked.append(len(inputs["x"]))
+        return np.linspace(0.0, 1.0, len(inputs["x"]))
+
+    buffer.certainty = certainty
+    buffer.rate()
+    assert asked == [RATED_MAX]
+    order = [buffer.key(row) for row in buffer.least_certain()]
+    assert (order[0], order[RATED_MAX - 1], order[RATED_MAX]) == ("172", "299", "171")
+    assert not state.changed  # a write for each in each round would wear a disk out
+
+
+def test_a_class_does_not_crowd_out_the_others(buffer) -> None:
+    for n, number in enumerate([0, 1, 2, 2, 2, 2, 2]):
+        buffer.add([sample(f"{n}-{number}"), label(f"{n}-{number}", number)])
+    assert keys(buffer, labelled=True) == {"0-0", "1-1", "5-2", "6-2"}
+    assert buffer.counters.evicted == 3
+    batch = buffer.batch(np.arange(len(buffer)))
+    assert batch["t"].tolist() == [0, 1, 2, 2]
+
+
+def test_a_person_corrects_a_label_and_a_source_does_not(buffer) -> None:
+    assert buffer.add([sample("a"), label("a", 1), label("a", 2)]).tolist() == [0]
+    assert (buffer.counters.unmatched, buffer.last_label) == (1, ("a", 1))
+    assert buffer.label(label("a", 2))
+    assert not buffer.label(label("gone", 2))
+    assert buffer.batch(np.array([0]))["t"].tolist() == [2]
+    counters = buffer.counters
+    assert (counters.labels, counters.corrected, counters.unmatched) == (1, 1, 2)
+    assert buffer.add([]).size == 0  # it was trained on before: it is no news for evaluation
+    buffer.add([sample("b")])
+    buffer.label(label("b", 0))
+    assert buffer.add([]).tolist() == [1]
+
+
+def test_old_samples_are_deleted_and_an_unset_clock_goes_by_order(buffer, clock) -> None:
+    buffer.keep_s = 30 * DAY_S
+    clock.now = 1000.0  # after a start without a network
+    buffer.add([sample("early"), label("early", 1)])
+    assert ages(buffer) == [None]
+    clock.now = CLOCK_SET + DAY_S
+    buffer.add([sample("first")])
+    clock.now += 20 * DAY_S
+    buffer.add([sample("second"), label("second", 0)])
+    assert ages(buffer) == [0.0, 20 * DAY_S, 20 * DAY_S]
+    clock.now = 2000.0 + EXPIRE_S
+    assert set(ages(buffer)) == {None}
+    buffer.add([sample("late")])
+    assert buffer.counters.outdated == 0
+    clock.now = CLOCK_SET + 32 * DAY_S
+    buffer.add([])
+    assert keys(buffer, labelled=True) | keys(buffer, labelled=False) == {"second", "late"}
+    assert (buffer.counters.outdated, len(buffer), buffer.waiting) == (2, 1, 1)
+
+
+class Flood:
+    def poll(self, now: float) -> list[Sample | Label]:
+        return [sample(f"{now}-{n}") for n in range(ITEMS_MAX + 1)]
+
+
+def test_a_flood_is_cut_and_counted(state, classes, clock) -> None:
+    buffer = new_buffer(state, classes, 100_000)
+    feed = Feed(Flood(), buffer, 1.0)
+    feed.poll(0.0)
+    assert (buffer.waiting, feed.floods) == (ITEMS_MAX, 1)
+
+
+# What the control socket is asked
+
+
+def ask(buffer: ReplayBuffer | None, what: str, **values: Any) -> Any:
+    answer = answer_data(buffer, {"data": what, **values}, lambda inputs: inputs["x"][:, :3])
+    return answer.get("data", answer.get("error"))
+
+
+def test_what_is_stored_is_counted_by_label(buffer, clock) -> None:
+    buffer.add([sample("a"), sample("b"), sample("c"), label("a", 1), label("b", 1)])
+    clock.now += 60
+    buffer.add([sample("d")])
+    waiting, ones = ask(buffer, "list")
+    assert waiting == {
+        "label": None, "samples": 2, "bytes": 48, "newest": "d", "newest_s": 0, "oldest_s": 60
+    }  # fmt: skip
+    assert (ones["label"], ones["samples"], ones["bytes"], ones["newest"]) == ("1", 2, 64, "b")
+
+
+def test_the_least_certain_sample_is_shown_first(buffer) -> None:
+    buffer.certainty = first_value
+    x = np.array([0.2, 0.9, 0.4, 0, 0, 0], np.float32)
+    buffer.add([sample("sure", 0.8), Sample("unsure", {"x": x})])
+    shown = ask(buffer, "next", place=0)
+    assert (shown["key"], shown["labels"], shown["guesses"]) == (
+        "unsure", ["0", "1", "2"], ["1", "2", "0"]
+    )  # fmt: skip
+    assert shown["certainty"] == pytest.approx(0.2)
+    assert shown["picture"]
+    assert ask(buffer, "next", place=1)["key"] == "sure"
+    assert ask(buffer, "next", place=2) is None
+
+
+def test_labels_by_name_or_number(buffer, monkeypatch) -> None:
+    buffer.add([sample("a"), sample("b")])
+    assert ask(buffer, "label", key="a", label="2") == "a"
+    assert ask(buffer, "label", key=None, label="1") == "b"
+    assert ask(buffer, "label", key=None, label="1") == "no sample waits for a label"
+    assert ask(buffer, "label", key="c", label="1") is None
+    assert buffer.counters.unmatched == 1
+    sentence = "'stop' is no label of tiny: it has 0, 1, 2"
+    assert ask(buffer, "label", key="a", label="stop") == sentence
+    monkeypatch.setattr(ModelPackage, "labels", ("go", "stop"), raising=False)
+    assert ask(buffer, "label", key="a", label="stop") == "a"
+    assert [group["label"] for group in ask(buffer, "list")] == ["stop"]
+
+
+def test_a_model_without_classes_is_not_labelled_by_hand(tiny, state) -> None:
+    buffer = new_buffer(state, tiny.package)
+    buffer.add([sample("a"), Label("a", {"t": np.zeros(3)}), sample("b")])
+    assert "is no label of tiny" in ask(buffer, "label", key="b", label="0")
+    assert [group["label"] for group in ask(buffer, "list")] == [None, "labelled"]
+    assert "files" in ask(None, "list")
+
+
+SECRET = np.frombuffer(b"a voice nobody may hear.", np.float32)
+
+
+@pytest.mark.parametrize(
+    ("which", "left"),
+    [
+        ({"key": "secret"}, {"old", "one", "new"}),
+        ({"label": "1"}, {"old", "new"}),
+        ({"unlabelled": True}, {"one", "secret"}),
+        ({"older_s": 3600}, {"one", "secret", "new"}),
+        ({"older_s": 3600, "label": "1"}, {"old", "one", "secret", "new"}),
+        ({}, set()),
+    ],
+)
+def test_forget_deletes_what_fits_all_that_is_given(buffer, clock, which, left) -> None:
+    buffer.add([sample("old")])
+    clock.now += 7200
+    buffer.add([Sample("secret", {"x": SECRET}), sample("one"), sample("new")])
+    buffer.add([label("one", 1), label("secret", 1)])
+    assert ask(buffer, "forget", which=which) == 4 - len(left)
+    assert keys(buffer, labelled=True) | keys(buffer, labelled=False) == left
+    assert len(buffer) == len(left & {"one", "secret"})
+
+
+def content(folder: Path) -> bytes:
+    """All bytes of the state file and its WAL."""
+    return b"".join(file.read_bytes() for file in folder.glob(f"{STATE}*"))
+
+
+@pytest.mark.parametrize("size", [6, 5000])
+def test_what_was_deleted_is_in_no_file(state, classes, tmp_path, size) -> None:
+    """Small samples leave copies in pages that were split, large ones in pages that are free."""
+    x = classes.batch_inputs[0]
+    wide = (replace(x, shape=(8, size)), classes.batch_inputs[1])
+    buffer = new_buffer(state, replace(classes, batch_inputs=wide), 1000)
+    secret = np.resize(SECRET, size)
+    state.rows("PRAGMA secure_delete = OFF")  # which leaves more, and sooner
+    for n in range(200):
+        other = np.full(size, n, np.float32)
+        arrived = Sample(f"key-of-{n}", {x.name: secret if n % 2 else other})
+        buffer.add([arrived, label(arrived.key, n % 3)] if n % 5 else [arrived])
+    buffer.label(label("key-of-7", 0))
+    assert SECRET.tobytes() in content(tmp_path)
+    rows = [row for group in buffer.groups().values() for row in group]
+    rows = [row for row in rows if int(buffer.key(row)[7:]) % 2]
+    assert buffer.forget(rows) == 100
+    assert SECRET.tobytes() not in content(tmp_path)
+    assert b"key-of-77" not in content(tmp_path)
+    assert len(buffer) + buffer.waiting == 100
+    state.close()
+    state.open()  # which compares all checksums
+
+
+@pytest.mark.parametrize(
+    ("array", "lines"),
+    [
+        (np.arange(8.0), ["       @", "      @@", "     @@@", "    @@@@"]),
+        (np.array([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]), ["@ =", " @="]),
+        (np.array([[[0, 1], [1, 0]]]), [" @", "@"]),
+        (np.zeros((2, 3, 4)), []),
+        (np.array(3.0), []),
+        (np.zeros((0, 4)), []),
+        (np.array([False, True]), None),
+    ],
+)
+def test_a_picture(array: np.ndarray, lines: list[str] | None) -> None:
+    shown = picture(array)
+    assert lines is None or shown[: len(lines)] == lines
+
+
+@given(arrays.arrays(st.sampled_from([np.float32, np.int64, np.uint8, np.bool_]),
+                     arrays.array_shapes(max_dims=3, max_side=100)))  # fmt: skip
+def test_any_finite_array_has_a_small_picture_or_none(array: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        shown = picture(np.nan_to_num(array))
+    assert len(shown) <= HEIGHT
+    assert max(map(len, shown), default=0) <= WIDTH
+
+
+def test_requests_do_not_read_all_rows(state, classes, clock) -> None:
+    """The loop of the node answers: a walk over a million rows would stop its traffic."""
+    buffer = new_buffer(state, classes, 1000)
+    for start in range(0, 600, 200):
+        items: list[Sample | Label] = [sample(str(start + n)) for n in range(200)]
+        buffer.add(items + [label(str(start + n), n % 3) for n in range(100)])
+    read = 0
+    ask_database = state.rows
+
+    def rows(sql: str, *values: object) -> list[Any]:
+        nonlocal read
+        found = ask_database(sql, *values)
+        read += len(found)
+        return found
+
+    state.rows = rows
+    assert sum(group["samples"] for group in ask(buffer, "list")) == 600
+    assert ask(buffer, "next", place=5)["key"] == "594"
+    assert ask(buffer, "label", key=None, label="0") == "599"
+    assert buffer.add([]).size == 1
+    assert read < 30

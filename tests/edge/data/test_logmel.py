@@ -1,0 +1,130 @@
+"""Log-mel features against a slow implementation, and .wav files."""
+
+import io
+import math
+import os
+import wave
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.data.logmel import CLIP, RATE, log_mel, read_clip, resample
+from edge.errors import DataError
+from models.zoo import package_path
+
+RNG = np.random.default_rng(3)
+FEATURES = package_path("keyword").parent / "fsdd" / "fsdd_logmel_dev.npz"
+RECORDINGS = Path(os.environ.get("TERNMESH_DATA", "../shared/data")) / "sensors" / "fsdd_wav"
+
+
+def slow_log_mel(sound: np.ndarray) -> np.ndarray:
+    """The same, term by term: a Fourier sum, triangles and logarithms of one number at a time."""
+    padded = [*map(float, sound), *[0.0] * CLIP][:CLIP]
+    mel = [2595 * math.log10(1 + hz / 700) for hz in (60.0, 3900.0)]
+    corners = [700 * (10 ** ((mel[0] + (mel[1] - mel[0]) * i / 33) / 2595) - 1) for i in range(34)]
+    turn = np.exp(-2j * np.pi * np.outer(np.arange(129), np.arange(240)) / 256)
+    rows = []
+    for frame in range(50):
+        part = padded[160 * frame : 160 * frame + 240]
+        windowed = [v * (0.5 - 0.5 * math.cos(2 * math.pi * n / 239)) for n, v in enumerate(part)]
+        power = [abs(value) ** 2 for value in turn @ np.array(windowed)]
+        row = []
+        for low, top, high in zip(corners, corners[1:], corners[2:], strict=False):
+            total = 1e-6
+            for bin_, energy in enumerate(power):
+                hz = bin_ * 8000 / 256
+                weight = min((hz - low) / (top - low), (high - hz) / (high - top))
+                total += max(0.0, weight) * energy
+            row.append(round((min(3.0, max(-6.0, math.log10(total))) + 6) / 9 * 255))
+        rows.append(row)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("length", [0, 100, 5145, CLIP, 12_000])
+def test_features_are_those_of_the_slow_implementation(length: int) -> None:
+    times = np.arange(length) / RATE
+    sound = 0.3 * np.sin(2 * np.pi * (200 + 900 * times) * times) + 0.01 * RNG.normal(size=length)
+    features = log_mel(sound.astype(np.float32))
+    assert features.shape == (50, 32)
+    assert features.dtype == np.float32
+    off = np.abs(np.round(features * 255) - slow_log_mel(sound.astype(np.float32)))
+    assert off.max() <= 1  # where a value lies between two steps
+    assert off.mean() < 0.01
+
+
+@pytest.mark.skipif(not RECORDINGS.is_dir(), reason="the recordings are not there")
+def test_features_of_recordings_are_those_of_the_shipped_data() -> None:
+    with np.load(FEATURES) as data:
+        x, y, index = data["x"], data["y"], data["index"]
+        speakers = data["speaker_names"][data["speaker"]]
+    found = 0
+    for want, *name in zip(x, y, speakers, index, strict=True):
+        path = RECORDINGS / f"{'_'.join(map(str, name))}.wav"
+        if path.exists():
+            assert np.array_equal(np.round(log_mel(read_clip(path)) * 255), want)
+            found += 1
+    assert found
+
+
+def write_wav(path: Path, rate: int, width: int, channels: int, sound: np.ndarray) -> Path:
+    scaled = np.repeat(np.round(sound * ((1 << (8 * width - 1)) - 1))[:, None], channels, 1)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, width, rate, 0, "NONE", ""))
+        if width == 3:
+            file.writeframes(bytes(3 * scaled.size))
+            return path
+        data = (scaled + 128).astype("u1") if width == 1 else scaled.astype(f"<i{width}")
+        file.writeframes(data.tobytes())
+    return path
+
+
+@pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 48_000])
+@pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (4, 1)])
+def test_a_tone_is_the_same_at_any_rate(tmp_path, rate, width, channels) -> None:
+    times = np.arange(rate) / rate
+    path = write_wav(tmp_path / "a.wav", rate, width, channels, 0.5 * np.sin(5000 * times))
+    sound = read_clip(path)
+    assert abs(len(sound) - RATE) <= 1
+    assert abs(sound[100:-100].mean()) < 0.001
+    error = sound - 0.5 * np.sin(5000 * np.arange(len(sound)) / RATE)
+    assert np.sqrt(np.mean(error[100:-100] ** 2)) < (0.05 if rate == 11_025 else 0.02)
+
+
+def test_what_is_above_the_new_range_is_filtered_out() -> None:
+    times = np.arange(48_000) / 48_000
+    high = np.sin(2 * np.pi * 5000 * times).astype(np.float32)  # would become 3 kHz
+    assert np.abs(resample(high, 48_000)[100:-100]).max() < 0.02
+
+
+def test_a_file_of_another_kind_is_one_sentence(tmp_path) -> None:
+    sound = np.zeros(80)
+    for path, sentence in (
+        (write_wav(tmp_path / "a.wav", 500, 2, 1, sound), "has 16 bits at 500 Hz"),
+        (write_wav(tmp_path / "b.wav", 8000, 3, 1, sound), "has 24 bits"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            read_clip(path)
+
+
+def wav_bytes() -> bytes:
+    with wave.open(memory := io.BytesIO(), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(64))
+    return memory.getvalue()
+
+
+@given(
+    st.binary(max_size=64) | st.integers(0, 63).map(lambda n: wav_bytes()[:n]),
+    st.integers(0, 60),
+    st.binary(max_size=8),
+)
+def test_any_bytes_are_sound_or_refused(tmp_path_factory, data, at, patch) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.wav"
+    for content in (data, wav_bytes()[:at] + patch + wav_bytes()[at + len(patch) :]):
+        path.write_bytes(content)
+        with suppress(DataError):
+            assert read_clip(path).dtype == np.float32

@@ -1,0 +1,183 @@
+"""Predictions with an adapter file that is replaced, also by bad ones."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.errors import ModelError, OutOfMemory
+from edge.onnx.session import Inference, LoadedModel, read_adapter, write_adapter
+from edge.predict import predictor as module
+from edge.predict.predictor import Predictor
+
+X = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 6)}
+
+
+def bare(loaded: LoadedModel, adapter: Path) -> np.ndarray:
+    inference = Inference(loaded.folder, loaded.package)
+    inference.use_adapter(adapter)
+    return inference.predict(X)["y"]
+
+
+def test_a_classifier_gives_labels_and_probabilities(classifier, adapter, write) -> None:
+    predictor = Predictor(classifier, adapter, top_k=2)
+    logits = bare(classifier, adapter).astype(np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(predictor.predict_now(X), expected, rtol=1e-6)
+    for row, found in zip(expected, predictor.predict(X), strict=True):
+        names = [classifier.package.labels[at] for at in np.argsort(-row)[:2]]
+        assert [label for label, _ in found.top] == names
+        assert (found.label, found.version, found.output) == (names[0], 1, None)
+        assert found.top[0][1] == pytest.approx(row.max())
+
+
+def test_a_label_below_the_threshold_is_not_given(classifier, adapter, write) -> None:
+    best = Predictor(classifier, adapter).predict_now(X).max(axis=1)
+    threshold = [0.0]
+    predictor = Predictor(classifier, adapter, threshold=lambda: threshold[0])
+    assert all(found.label for found in predictor.predict(X))
+    threshold[0] = float(np.mean(best))  # it may change at any time
+    assert [bool(one.label) for one in predictor.predict(X)] == list(best >= threshold[0])
+    assert all(found.top for found in predictor.predict(X))
+
+
+def test_a_regression_gives_its_output(tiny, adapter, write) -> None:
+    predictor = Predictor(tiny, adapter)
+    expected = bare(tiny, adapter)
+    np.testing.assert_array_equal(predictor.predict_now(X), expected)
+    for row, found in zip(expected, predictor.predict(X), strict=True):
+        np.testing.assert_array_equal(found.output, row)
+        assert (found.label, found.top) == (None, ())
+
+
+def test_classes_without_names_are_numbers(classifier, tiny, adapter, write) -> None:
+    plain = replace(classifier, package=replace(classifier.package, labels=()))
+    (first, _) = Predictor(plain, adapter, top_k=9).predict(X)
+    assert sorted(label for label, _ in first.top) == ["0", "1", "2"]
+
+
+def test_a_new_adapter_is_used_at_once(tiny, adapter, write) -> None:
+    predictor = Predictor(tiny, adapter)
+    for version in (1, 2, 3):
+        write(version)
+        assert predictor.predict(X)[0].version == version
+        np.testing.assert_array_equal(predictor.predict_now(X), bare(tiny, adapter))
+    assert predictor.bad_adapters == 0
+
+
+@pytest.mark.parametrize("bad", ["no adapter", "", "nan", "huge", "folder", "fifo", "other model"])
+def test_a_bad_adapter_changes_nothing(bad: str, tiny, adapter, write, caplog) -> None:
+    predictor = Predictor(tiny, adapter)
+    expected = predictor.predict_now(X)
+    if bad in ("nan", "huge"):
+        write(2, np.nan if bad == "nan" else 3e38)
+    else:
+        other = adapter.with_name("other")
+        if bad in ("folder", "fifo"):
+            adapter.unlink()
+            adapter.mkdir() if bad == "folder" else os.mkfifo(adapter)
+        elif bad == "other model":
+            package = replace(tiny.package, adapter=tiny.package.adapter[:1])
+            write_adapter(other, package, np.zeros(package.dimension, np.float32), 2)
+            other.replace(adapter)
+        else:
+            other.write_text(bad)
+            other.replace(adapter)
+    for _ in range(3):
+        np.testing.assert_array_equal(predictor.predict_now(X), expected)
+    assert (predictor.version, predictor.bad_adapters) == (1, 1)
+    assert caplog.text.count("the last good adapter") == 1
+    if bad != "folder":
+        write(3)
+        assert predictor.predict(X)[0].version == 3
+
+
+def test_a_file_that_is_cut_in_place_changes_nothing(tiny, adapter, write) -> None:
+    """A mapped file would end the process."""
+    predictor, inference = Predictor(tiny, adapter), Inference(tiny.folder, tiny.package)
+    inference.use_adapter(adapter)
+    expected = predictor.predict_now(X)
+    os.truncate(adapter, 0)
+    np.testing.assert_array_equal(predictor.predict_now(X), expected)
+    np.testing.assert_array_equal(inference.predict(X)["y"], expected)
+
+
+def test_a_model_that_gives_nan_for_ones_has_good_adapters(tiny, adapter, write) -> None:
+    predictor = Predictor(tiny, adapter)
+    run = predictor._inference.predict
+
+    def divides(inputs):
+        return {name: y / (inputs["x"] != 1).any() for name, y in run(inputs).items()}
+
+    predictor._inference.predict = divides  # type: ignore[method-assign]
+    with np.errstate(all="ignore"):
+        assert predictor.predict(X)[0].version == 1
+
+
+def test_short_memory_does_not_make_an_adapter_bad(tiny, adapter, write) -> None:
+    predictor = Predictor(tiny, adapter)
+    run, errors = predictor._inference.predict, [OutOfMemory("it needs more memory")]
+
+    def short(inputs):
+        if errors:
+            raise errors.pop()
+        return run(inputs)
+
+    predictor._inference.predict = short  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match="more memory"):
+        predictor.predict(X)
+    assert predictor.predict(X)[0].version == 1
+    assert predictor.bad_adapters == 0
+
+
+def test_an_adapter_that_is_deleted_stays_in_use(tiny, adapter, write) -> None:
+    predictor = Predictor(tiny, adapter)
+    expected = predictor.predict_now(X)
+    adapter.unlink()
+    np.testing.assert_array_equal(predictor.predict_now(X), expected)
+
+
+def test_without_an_adapter_there_is_a_sentence(tiny, adapter) -> None:
+    with pytest.raises(ModelError, match="no good adapter at"):
+        Predictor(tiny, adapter).predict_now(X)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    tiny, adapter, write, monkeypatch
+) -> None:
+    read = read_adapter
+    monkeypatch.setattr(module, "read_adapter", lambda *of: (read(*of), write(7))[0])
+    predictor = Predictor(tiny, adapter)
+    predictor.refresh()
+    assert predictor.version == 1
+    monkeypatch.undo()
+    assert predictor.predict(X)[0].version == 7
+
+
+def test_threads_never_see_half_a_swap(tiny, adapter, write) -> None:
+    """Each prediction is that of one adapter, and its version is the right one."""
+    expected = {}
+    for version in range(1, 6):
+        write(version)
+        expected[version] = bare(tiny, adapter)
+    predictor, stop, faults = Predictor(tiny, adapter), threading.Event(), []
+
+    def run() -> None:
+        while not stop.is_set():
+            found = predictor.predict(X)
+            same = np.array_equal(np.asarray(found[0].output), expected[found[0].version][0])
+            faults.extend([] if same else [found])
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for swap in range(100):
+        write(1 + swap % 5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert predictor.bad_adapters == 0

@@ -1,0 +1,270 @@
+"""A release that comes over the link to a board's disk: whole, cut off, damaged, bad."""
+
+import hashlib
+import os
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
+from edge.errors import NotSigned
+from edge.onnx.session import LoadedModel
+from edge.releases import incoming as module
+from edge.releases.incoming import FOLDER, STATE, SYMBOLS, Incoming
+from edge.releases.store import Releases, accept_unsigned
+from ternmesh.errors import WireError
+from ternmesh.federated.release_transfer import NAME_SIZE, layout_of
+from ternmesh.link.erasure_code import encode_symbols
+from ternmesh.release import Verify, succeed
+from ternmesh.wire.release import (
+    ACTIVE,
+    EVERYBODY,
+    ON_TRIAL,
+    PLACES,
+    WITHDRAWN,
+    Offer,
+    Symbol,
+    write_offer,
+    write_symbol,
+)
+from ternmesh_service.release_files import entries_of, pack_folder
+from transports.link_config import LinkConfig
+
+Release = Callable[..., Path]
+Disk = namedtuple("Disk", "total used free")
+
+
+class Board:
+    """A board's intake, which can be killed, and what its host would send."""
+
+    def __init__(self, folder: Path, model: Path, data: Path) -> None:
+        self.config = NodeConfig(
+            "ada",
+            str(folder / "state"),
+            str(model),
+            LinkConfig("mqtt://127.0.0.1:9"),
+            DataConfig(path=str(data)),
+            evaluate=EvaluateConfig(path=str(data)),
+            releases=ReleasesConfig(dir=str(folder / "releases"), insecure=True),
+        )
+        self.model = model
+        self.verify: Verify = accept_unsigned
+        self.rng = np.random.default_rng(0)
+        self.now = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """A new process."""
+        self.releases = Releases(Path(str(self.config.releases.dir)), self.verify)
+        self.incoming = Incoming(self.config, self.releases, self.verify, self.model, self.rng)
+        self.incoming.open("tiny", self.now)
+
+    def offer(self, release: Path, **changes: Any) -> Offer:
+        """Take the offer of a release; its object leaves out what the model in use has."""
+        self.data = pack_folder(release, entries_of(self.model))
+        digest, size = hashlib.sha256(self.data).digest(), len(self.data)
+        fields = ("tiny", 2, 1, ON_TRIAL, PLACES, EVERYBODY, 10)
+        self.sent = replace(Offer(digest, size, 64, *fields), **changes)
+        self.incoming.take(write_offer(self.sent), self.now)
+        return self.sent
+
+    def symbols(self, indexes: list[int] | range | None = None) -> None:
+        """Take symbols of the object; by default all source symbols."""
+        layout = layout_of(self.sent)
+        chosen = list(range(layout.count) if indexes is None else indexes)
+        found = encode_symbols(layout, self.sent.digest[:NAME_SIZE], self.data, chosen)
+        for index, symbol in zip(chosen, found, strict=True):
+            self.take(index, symbol)
+
+    def take(self, index: int, symbol: bytes) -> None:
+        body = write_symbol(Symbol(self.sent.digest[:2], index, symbol))
+        self.incoming.take(body, self.now)
+
+    def settle(self) -> dict[str, Any]:
+        """Serve it until its thread has nothing to do."""
+        for _ in range(2000):
+            self.incoming.turn(self.now)
+            self.now += 1.0
+            if self.incoming._thread is None and not self.incoming._outcome:
+                break
+            time.sleep(0.005)
+        report = self.incoming.report(self.now)
+        assert report is not None
+        return report
+
+
+@pytest.fixture
+def board(tiny: LoadedModel, tiny_data: dict[str, Any], tmp_path: Path) -> Board:
+    np.savez(tmp_path / "data.npz", **tiny_data)
+    return Board(tmp_path, tiny.folder, tmp_path / "data.npz")
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's answer without the child: `test_trial` has that."""
+    monkeypatch.setattr("edge.releases.rollout.try_model", lambda *_, **__: 0.010)
+
+
+def test_it_is_tried_and_then_installed_when_the_host_says_so(
+    board: Board, new_release: Release
+) -> None:
+    offer = board.offer(new_release(2), tries=0)
+    assert len(board.data) < 2000, "only the files that are new"
+    board.symbols()
+    assert board.settle()["state"] == "held"
+    board.incoming.take(write_offer(replace(offer, tries=PLACES, number=2)), board.now)
+    assert board.settle()["state"] == "tried good"
+    assert board.releases.installed() == [], "the node does not switch to it yet"
+    board.incoming.take(write_offer(replace(offer, stage=ACTIVE, number=3)), board.now)
+    assert board.settle()["state"] == "running"
+    assert board.releases.installed() == [2]
+    board.releases.begin()
+    board.releases.change(succeed)
+    board.begin()
+    assert board.settle()["state"] == "running"
+
+
+def test_a_kill_costs_what_was_not_written(board: Board, new_release: Release) -> None:
+    board.offer(new_release(2))
+    count = layout_of(board.sent).count
+    board.symbols(range(0, count, 2))
+    file = board.releases.folder / FOLDER / SYMBOLS
+    content = bytearray(file.read_bytes())
+    content[20] ^= 1  # of the first record
+    file.write_bytes(content[:-5])  # the last one was cut off
+    board.begin()
+    report = board.incoming.report(0.0)
+    assert report is not None
+    assert report["held"] == pytest.approx((len(range(0, count, 2)) - 2) / count, abs=0.01)
+    board.symbols()
+    assert board.settle()["state"] == "tried good"
+
+
+def test_repairs_stand_in_for_what_was_lost(board: Board, new_release: Release) -> None:
+    board.offer(new_release(2))
+    count = layout_of(board.sent).count
+    board.symbols([*range(3, count), *range(count, count + 3)])
+    assert board.settle()["state"] == "tried good"
+
+
+def test_a_forged_symbol_begins_it_anew(board: Board, new_release: Release) -> None:
+    board.offer(new_release(2))
+    board.take(0, bytes(64))
+    board.symbols()
+    report = board.settle()
+    assert (report["state"], report["held"]) == ("receiving", 0.0)
+    board.symbols()
+    assert board.settle()["state"] == "tried good"
+
+
+def unsigned(_content: bytes, _signatures: bytes) -> None:
+    raise NotSigned("this release is not signed by the host of this fleet")
+
+
+def test_bad_releases_are_reported_with_the_reason(board: Board, new_release: Release) -> None:
+    board.offer(new_release(2, loss_max=1e-6))
+    board.symbols()
+    report = board.settle()
+    assert report["state"] == "tried bad"
+    assert "its loss on" in report["reason"]
+    board.incoming._verify = unsigned
+    board.offer(new_release(3), version=3, number=2)
+    board.symbols()
+    report = board.settle()
+    assert report["state"] == "tried bad"
+    assert "not signed" in report["reason"]
+    board.incoming._verify = accept_unsigned
+    board.offer(new_release(4), version=5, number=3)
+    board.symbols()
+    assert "not the one of its offer" in board.settle()["reason"]
+    assert board.releases.installed() == []
+
+
+def test_a_trial_that_kills_the_node_is_not_tried_for_ever(
+    board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise SystemExit  # ends the thread without an outcome, as a kill of the process does
+
+    monkeypatch.setattr(module, "try_release", die)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    board.offer(new_release(2))
+    board.symbols()
+    while not (board.releases.folder / FOLDER / STATE).exists():
+        board.incoming.turn(board.now)
+    for _ in range(6):
+        for _ in range(5):
+            board.incoming.turn(board.now)
+            time.sleep(0.01)
+        board.begin()
+    report = board.settle()
+    assert report["state"] == "tried bad"
+    assert "died in 3 trials" in report["reason"]
+
+
+@pytest.mark.parametrize("kind", ["older", "other model", "too large", "older offer"])
+def test_what_is_refused_changes_nothing(
+    kind: str, board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {}
+    if kind == "older":
+        board.releases.install(new_release(7))
+        board.releases.begin()
+    elif kind == "other model":
+        changes["name"] = "huge"
+    elif kind == "too large":
+        monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(1, 1, 1_000_000))
+    else:
+        board.offer(new_release(2), number=9)
+    before = sorted(os.listdir(board.releases.folder))
+    with pytest.raises(WireError):
+        board.offer(new_release(3), number=8) if kind == "older offer" else board.offer(
+            new_release(3), **changes
+        )
+    board.symbols() if kind != "other model" else None
+    assert sorted(os.listdir(board.releases.folder)) == before
+    assert not (board.releases.folder / FOLDER / SYMBOLS).exists()
+
+
+def test_withdrawn_it_is_gone(board: Board, new_release: Release) -> None:
+    offer = board.offer(new_release(2), tries=0)
+    board.symbols()
+    assert board.settle()["state"] == "held"
+    board.incoming.take(write_offer(replace(offer, stage=WITHDRAWN, number=2)), board.now)
+    report = board.settle()
+    assert (report["state"], report["reason"]) == ("refused", "withdrawn")
+    assert sorted(os.listdir(board.releases.folder / FOLDER)) == ["offer", "state.json"]
+    board.incoming.take(write_offer(replace(offer, number=3)), board.now)
+    board.symbols()
+    assert board.settle()["state"] == "held", "the host has published it again"
+
+
+def test_damaged_files_begin_it_anew(board: Board, new_release: Release) -> None:
+    board.offer(new_release(2))
+    for name in ("offer", STATE):
+        (board.releases.folder / FOLDER / name).write_bytes(b"\xffnothing")
+        board.begin()
+    assert board.incoming.report(0.0) is None
+    board.offer(new_release(3), version=3)
+    board.symbols()
+    assert board.settle()["state"] == "tried good"
+
+
+def test_a_full_disk_is_said_and_nothing_is_raised(
+    board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.offer(new_release(2))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(board.incoming, "_write", full)
+    with pytest.raises(WireError):
+        board.symbols([0])
+    assert "No space left" in board.settle()["reason"]

@@ -1,0 +1,404 @@
+"""What training may use of a board: the rule, the readings, and a node that keeps to them."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.config import ResourcesConfig
+from edge.errors import OutOfMemory
+from edge.evaluation import SLICE_S
+from edge.node import Node
+from edge.onnx.session import write_adapter
+from edge.report import status, summary, values
+from edge.resources import (
+    BATCH_S,
+    FAILURES,
+    HOT,
+    REST_S,
+    RETRY_S,
+    SHORT_OF_MEMORY,
+    BatchSize,
+    Readings,
+    Throttle,
+    measure,
+    why_to_wait,
+)
+from ternmesh.federated.management import ACTIVITIES
+from ternmesh.plan import Plan
+from tests.edge.test_node import STEPS, World, make
+
+LIMITS = ResourcesConfig()
+
+
+def test_what_waits_ends_well_below_its_limit() -> None:
+    assert why_to_wait(Readings(), LIMITS) == {}
+    assert why_to_wait(Readings(80.0, 10.0), LIMITS) == {}
+    assert why_to_wait(Readings(83.2, 12.0), LIMITS) == {
+        HOT: "83 C, waits for 75 C",
+        SHORT_OF_MEMORY: "memory pressure 12 %, waits for 5 %",
+    }
+    assert set(why_to_wait(Readings(76.0, 6.0), LIMITS, {HOT: ""})) == {HOT}
+    assert set(why_to_wait(Readings(76.0, 6.0), LIMITS, {SHORT_OF_MEMORY: ""})) == {SHORT_OF_MEMORY}
+    assert why_to_wait(Readings(75.0, 5.0), LIMITS, {HOT: "", SHORT_OF_MEMORY: ""}) == {}
+    off = ResourcesConfig(temperature_max_c=0, memory_pressure_max=0)
+    assert why_to_wait(Readings(149.0, 100.0), off) == {}
+    assert {HOT, SHORT_OF_MEMORY} < set(ACTIVITIES)
+
+
+def tree(root: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+def pressure(some: float) -> str:
+    return f"some avg10={some} avg60=1.00 avg300=0.00 total=5\nfull avg10=99.00 avg60=0 total=0\n"
+
+
+def test_the_hottest_zone_and_the_higher_pressure_count(tmp_path: Path) -> None:
+    assert measure(tmp_path) == Readings(None, None)
+    zone = "sys/class/thermal/thermal_zone"
+    tree(
+        tmp_path,
+        {
+            **{f"{zone}0/temp": "51234\n", f"{zone}0/type": "cpu-thermal\n"},
+            **{f"{zone}1/temp": "49000\n", f"{zone}1/type": "gpu-thermal\n"},
+            **{f"{zone}2/temp": "100000\n", f"{zone}2/type": "PMIC-Die\n"},
+            **{f"{zone}3/temp": "-256000\n", f"{zone}4/temp": "1000000\n", f"{zone}5/temp": ""},
+            f"{zone}6/temp": b"\xff\xfe",
+            "proc/pressure/memory": pressure(2.5),
+            "proc/self/cgroup": "4:memory:/old\n0::/system.slice/ternmesh-node.service\n",
+        },
+    )
+    assert measure(tmp_path) == Readings(51.234, 2.5)
+    own = "sys/fs/cgroup/system.slice/ternmesh-node.service/memory.pressure"
+    tree(tmp_path, {own: pressure(7.25)})
+    assert measure(tmp_path).memory_pressure == 7.25
+    tree(tmp_path, {own: pressure(0.0)})
+    assert measure(tmp_path).memory_pressure == 2.5
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80))
+def test_no_content_of_the_kernel_stops_a_node(tmp_path_factory, temp, text) -> None:
+    root = tmp_path_factory.getbasetemp() / "any"
+    tree(root, {"sys/class/thermal/thermal_zone0/temp": temp, "proc/pressure/memory": text})
+    found = measure(root)
+    assert found.temperature_c is None or -40 <= found.temperature_c < 150
+
+
+def test_readings_are_rare_and_a_change_is_said_once(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    throttle, seen = Throttle(LIMITS), []
+    now = [79.0, 81.0, 84.0, 76.0, 74.0]
+    throttle.measure = lambda: seen.append(1) or Readings(now[len(seen) - 1])  # type: ignore[func-returns-value]
+    reasons = []
+    for tenths in range(50):
+        throttle.look(tenths / 10)
+        reasons.append(throttle.reason)
+    assert len(seen) == 5
+    assert list(dict.fromkeys(reasons)) == [
+        *("", "81 C, waits for 75 C", "84 C, waits for 75 C", "76 C, waits for 75 C")
+    ]
+    assert [record.message for record in caplog.records] == [
+        "this kernel has no PSI: memory pressure does not pause training here",
+        "training is paused: 81 C, waits for 75 C",
+        "training goes on",
+    ]
+
+
+def test_a_share_of_the_time_is_kept() -> None:
+    throttle = Throttle(ResourcesConfig(cpu_share=0.2))
+    assert throttle.wait_s(100.0) == 0.0
+    throttle.worked(100.0, 101.5)
+    assert throttle.wait_s(101.5) == pytest.approx(6.0)
+    assert throttle.wait_s(107.5) == pytest.approx(0.0, abs=1e-9)
+    whole = Throttle(LIMITS)
+    whole.worked(100.0, 101.5)
+    assert whole.wait_s(101.5) == 0.0
+
+
+def test_only_failures_in_a_row_lead_to_a_long_wait() -> None:
+    throttle, error = Throttle(LIMITS), MemoryError("too small")
+    throttle.measure = Readings
+    for now in (0.0, 20.0):
+        throttle.failed(error, now)
+    throttle.worked(40.0, 41.0)
+    throttle.failed(error, 50.0)
+    assert throttle.reason == "too little for a step, tries again in 10 s"
+    throttle.failed(error, 70.0)
+    throttle.failed(error, 90.0)
+    assert throttle.reason == "too little for a step, tries again in 600 s"
+
+
+def test_a_batch_grows_until_it_takes_its_time_and_shrinks_for_good_without_memory() -> None:
+    size = BatchSize(64)
+
+    def settle(seconds_each: float) -> int:
+        for _ in range(20):
+            size.took(size.samples, size.samples * seconds_each)
+        return size.samples
+
+    assert settle(0.0001) == 64
+    assert BATCH_S / 2 <= settle(0.003) * 0.003 <= BATCH_S
+    assert settle(10.0) == 1
+    size.took(0, 0.0)
+    assert size.samples == 1, "the rest of the samples says nothing"
+    settle(0.0)
+    assert size.failed()
+    assert settle(0.0) == 32
+    assert [size.failed() for _ in range(6)] == [True] * 5 + [False]
+
+
+@pytest.fixture
+def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
+    made = World(tiny, tiny_data, tmp_path)
+    yield made
+    made.close()
+
+
+def add(world: World, readings: list[Readings], plan: Plan | None = None, **limits: Any) -> Node:
+    """A node that measures what is last in `readings`."""
+    world.new_host(plan=plan)
+    config = replace(world.config("ada"), resources=ResourcesConfig(**limits))
+    node = world.add("ada", config)
+    node.throttle.measure = lambda: readings[-1]
+    return node
+
+
+def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world: World) -> None:
+    readings = [Readings(60.0, 0.0)]
+    node = add(world, readings)
+    world.until(lambda: node.trainer.progress[0] == 2)
+    readings.append(Readings(83.0, 0.0))
+    world.now += 1.0
+    for _ in range(30):
+        world.turn()
+        world.now += 1.0
+    assert node.trainer.progress == (2, STEPS)
+    shown = status(node)
+    assert (shown["activity"], shown["held_back"]) == (HOT, "83 C, waits for 75 C")
+    assert summary(node).startswith("paused: too hot, 83 C, waits for 75 C; global adapter")
+    assert ACTIVITIES[int(values(node, 0.0)["activity"] or 0)] == HOT
+    assert node._step._session is None, "its memory is free"
+    readings.append(Readings(74.0, 0.0))
+    world.until(lambda: node.protocol.finished)
+    assert status(node)["held_back"] == ""
+    assert [entry.version for entry in node.history][-1] == node.protocol.version
+
+
+def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World) -> None:
+    ada_readings = [Readings(60.0, 0.0)]
+    ada, bob = add(world, ada_readings), world.add("bob")
+    world.until(lambda: ada.trainer.progress[0] == 2)
+    ada_readings.append(Readings(90.0, 0.0))
+    world.now += 1.0
+    version = ada.protocol.version
+    assert not ada.protocol.residual.any()
+    world.until(lambda: ada.protocol.version > version and bob.protocol.version > version)
+    assert ada.protocol.residual.any(), "a later update carries it"
+    known = {entry.version for entry in ada.history}
+    assert ada.protocol.version not in known, "an evaluation waits, too"
+
+
+def test_memory_is_free_at_once_where_it_is_short(world: World) -> None:
+    readings = [Readings(60.0, 0.0)]
+    node = add(world, readings)
+    world.until(lambda: node.trainer.progress[0] == 2)
+    readings.append(Readings(60.0, 30.0))
+    world.now += 1.0
+    world.turn()
+    assert status(node)["activity"] == SHORT_OF_MEMORY
+    assert (node._step._session, node._inference._session) == (None, None)
+
+
+class Starved:
+    """A training step without memory, `times` times."""
+
+    def __init__(self, step: Any, times: int) -> None:
+        self.step, self.times, self.tries = step, times, 0
+
+    def run(self, adapter: Any, batch: Any) -> tuple[float, Any]:
+        self.tries += 1
+        if self.tries <= self.times:
+            raise (OutOfMemory("too small"), MemoryError("too small"))[self.tries % 2]
+        result: tuple[float, Any] = self.step.run(adapter, batch)
+        return result
+
+
+def test_a_step_without_memory_is_tried_again_and_then_seldom(world: World, caplog) -> None:
+    node = add(world, [Readings(60.0, 0.0)])
+    starved = Starved(node._step, FAILURES + 1)
+    node.trainer._step = starved
+    begins: list[float] = []
+    while not begins or world.now < begins[0] + RETRY_S * (FAILURES - 1) + 2 * REST_S + 60:
+        before = starved.tries
+        world.turn()
+        if before < starved.tries <= FAILURES + 2 and node.trainer.round is not None:
+            begins.append(world.now)
+            if starved.tries <= FAILURES:
+                assert status(node)["activity"] == SHORT_OF_MEMORY
+                assert "too little for a step, tries again in" in status(node)["held_back"]
+        world.now += 1.0
+    waits = [b - a for a, b in pairwise(begins)]
+    assert waits[: FAILURES - 1] == [pytest.approx(RETRY_S, abs=1.5)] * (FAILURES - 1)
+    assert waits[FAILURES - 1 : FAILURES + 1] == [pytest.approx(REST_S, abs=1.5)] * 2
+    assert "out of memory, failure 3 in a row: too small" in caplog.text
+    world.until(lambda: node.protocol.finished)
+    assert node.diverged == 0
+
+
+def test_a_share_of_the_time_leaves_the_loop_free(world: World) -> None:
+    node = add(world, [Readings(60.0, 0.0)], cpu_share=0.25)
+    step = node._step
+
+    class Slow:
+        def run(self, adapter: Any, batch: Any) -> Any:
+            world.now += 2.0
+            return step.run(adapter, batch)
+
+    node.trainer._step = Slow()
+    world.until(lambda: node.trainer.progress[0] == 1)
+    waits: list[float] = []
+    poll = node.driver.poll
+    node.driver.poll = lambda wait_s, *rest: waits.append(wait_s) or poll(0.0, *rest)  # type: ignore[method-assign, func-returns-value]
+    began, turns = world.now, 0
+    while node.trainer.progress[0] == 1:
+        world.host.turn()
+        node.turn()
+        world.now += 0.5
+        turns += 1
+    assert 6.0 <= world.now - began - 2.0 <= 7.0
+    assert turns > 10, "the loop turns in the pause"
+    assert waits[0] == 0.25
+    assert status(node)["activity"] == "training"
+
+
+def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world: World) -> None:
+    plan = make(rounds=3, steps=2)
+    node = add(world, [Readings(60.0, 0.0)], plan)
+    predict, parts = node._inference.predict, []
+
+    def slow(inputs: Any) -> Any:
+        count = len(inputs["x"])
+        world.now += 0.02 * count
+        parts.append(count)
+        return predict(inputs)
+
+    node._inference.predict = slow  # type: ignore[method-assign]
+    turns: list[float] = []
+    adapters: dict[int, Any] = {}
+    while not (node.protocol.finished and node.history.last and node.history.last.version == 3):
+        before = world.now
+        world.turn()
+        adapters[node.protocol.version] = node.global_adapter
+        turns.append(world.now - before)
+        world.now += 0.001
+        assert len(turns) < 2000
+    assert max(turns) <= 2 * SLICE_S + 0.02
+    assert max(parts) == 2, "20 ms a sample"
+    assert 2 <= len(list(node.history)) < 4, "rounds end sooner than evaluations"
+    node._inference.predict = predict  # type: ignore[method-assign]
+    for entry in node.history:
+        assert entry.metric == pytest.approx(error_of(node, adapters[entry.version]), rel=1e-5)
+
+
+def error_of(node: Node, adapter: Any) -> float:
+    """The metric of an adapter on the held-out samples."""
+    assert node.data.held_out is not None
+    whole = node.data.held_out.batch(np.arange(16))
+    write_adapter(node.config.adapter_path, node.package, adapter, 0)
+    node._inference.use_adapter(node.config.adapter_path)
+    return float(np.abs(node._inference.predict({"x": whole["x"]})["y"] - whole["t"]).mean())
+
+
+def test_an_evaluation_shrinks_its_batches_and_waits_where_one_sample_is_too_many(
+    world: World,
+) -> None:
+    node = add(world, [Readings(60.0, 0.0)])
+    predict, room, runs = node._inference.predict, [2, 2, 0, 0, 0, 1], []
+
+    def small(inputs: Any) -> Any:
+        runs.append(len(inputs["x"]))
+        if runs[-1] > (room.pop(0) if len(room) > 1 else room[0]):
+            raise OutOfMemory("too many")
+        return predict(inputs)
+
+    node._inference.predict = small  # type: ignore[method-assign]
+    world.until(lambda: bool(node.throttle.causes))
+    assert runs == [1, 2, 4, 2, 1], "two batches, and no room for the next"
+    world.until(lambda: node.protocol.finished)
+    first = next(iter(node.history))
+    node._inference.predict = predict  # type: ignore[method-assign]
+    error = error_of(node, node._initial)
+    assert first.version == 0
+    assert first.metric == pytest.approx(error, rel=1e-5), "each sample counts once"
+
+
+def test_an_evaluation_that_never_gets_memory_is_tried_seldom(world: World) -> None:
+    node, tries = add(world, [Readings(60.0, 0.0)]), []
+
+    def starved(inputs: Any) -> Any:
+        tries.append(world.now)
+        raise OutOfMemory("too many")
+
+    node._inference.predict = starved  # type: ignore[method-assign]
+    while len(tries) < FAILURES + 1:
+        world.turn()
+        world.now += 1.0
+    waits = [b - a for a, b in pairwise(tries)]
+    assert waits == [pytest.approx(wait, abs=1.5) for wait in (RETRY_S, RETRY_S, REST_S)]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.05])
+def test_the_evaluation_of_new_labels_keeps_to_its_share(world: World, share: float) -> None:
+    node = add(world, [Readings(60.0, 0.0)], make(rounds=2, steps=1000), cpu_share=share)
+    world.until(lambda: node.trainer.round is not None)
+    predict, spent, began = node._inference.predict, [], world.now
+    steps = node.trainer.progress[0]
+
+    def slow(inputs: Any) -> Any:
+        spent.append(0.1)
+        world.now += spent[-1]
+        return predict(inputs)
+
+    node._inference.predict = slow  # type: ignore[method-assign]
+    feed = Quiet()
+    feed.poll = lambda now: np.arange(3)  # type: ignore[method-assign]
+    node.data = replace(node.data, feed=feed, held_out=None)  # type: ignore[arg-type]
+    while world.now < began + 20.0:
+        node.turn()
+        world.now += 0.01
+    assert sum(spent) <= share * (world.now - began) + 0.2
+    assert len(spent) > 5
+    assert node.trainer.progress[0] > steps + 5, "training is not kept from its turn"
+
+
+class Quiet:
+    """A feed without news."""
+
+    buffer = SimpleNamespace(rate=lambda: None)
+
+    def poll(self, now: float) -> Any:
+        return np.empty(0, np.int64)
+
+    def wait_s(self, now: float) -> float:
+        return 1.0
+
+
+def test_a_lack_of_memory_costs_no_round_with_a_source_either(world: World) -> None:
+    node = add(world, [Readings(60.0, 0.0)])
+    node.data = replace(node.data, feed=Quiet())  # type: ignore[arg-type]
+    node.trainer._step = Starved(node._step, 2)
+    world.until(lambda: node.protocol.finished)
+    assert node.diverged == 0

@@ -1,0 +1,222 @@
+"""A run that takes along what the run before has learned: nodes, and hosts that lose it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import Advanced, GlobalUpdateMade, RunAdopted, WorkReady
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorState, new_coordinator_state
+from ternmesh.security.membership import HOST
+from ternmesh.wire import control
+from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh.wire.global_update import GlobalSnapshot
+from tests.sim.simdisks import HostDisk, NodeDisk
+
+MODEL = bytes(range(32))
+ROUNDS = 4
+New = Callable[..., Any]
+
+
+@pytest.fixture(params=[(), ("theo", "yan")], ids=["open", "keyed"])
+def bench(new_bench: New, request: Any) -> Any:
+    """Two nodes that have learned in two rounds; theo has submitted for the third one."""
+    made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=300, keys=request.param)
+    for name in ("theo", "yan"):
+        made.add(name)
+    live(made, 5)
+    play(made)
+    play(made)
+    made.nodes["theo"].submit(2, made.delta(7), made.now)
+    made.exchange()
+    return made
+
+
+def live(bench: Any, seconds: int) -> None:
+    for _ in range(seconds):
+        bench.wait(1.0)
+        bench.exchange()
+
+
+def play(bench: Any) -> None:
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(bench.host.version, bench.delta(seed), bench.now)
+    bench.exchange()
+
+
+def host_of(bench: Any, run: bytes, state: CoordinatorState, **changes: Any) -> Coordinator:
+    """Another process of the host."""
+    plan = replace(bench.plan, **changes)
+    security = bench.host_security(state.counter)
+    bench.host = Coordinator(plan, bench.host.settings, MODEL, run, state, security)
+    bench.events[HOST] = []
+    bench.host.start(bench.now)
+    bench.exchange()
+    return bench.host
+
+
+def carry(bench: Any, run: bytes = b"run-id-9") -> CoordinatorState:
+    """The host begins another run; returns the state that it began with."""
+    old = bench.host
+    state = replace(
+        new_coordinator_state(bench.plan.dimension),
+        model_q24=old.model_q24,
+        residual=old.residual,
+        counter=1 << 20,
+    )
+    host_of(bench, run, state)
+    return state
+
+
+def snapshots(bench: Any, name: str) -> int:
+    """How many global adapters a node has taken that were not in a global update."""
+    made = [event for event in bench.events[name] if isinstance(event, Advanced)]
+    return sum(not event.content for event in made)
+
+
+def test_a_carried_run_begins_with_the_adapter_and_each_residual(bench: Any) -> None:
+    # R6.11-1, R6.11-3, R6.11-4
+    learned, residual = bench.host.model_q24, bench.host.residual
+    pending = bench.nodes["theo"].pending
+    rest = bench.nodes["yan"].residual
+    carry(bench)
+    live(bench, 20)
+    host = bench.host
+    assert (host.version, host.phase) == (1, OPEN)
+    assert np.array_equal(host.model_q24, learned)
+    assert np.array_equal(host.residual, residual)
+    for name, node in bench.nodes.items():
+        assert (node.run, node.version) == (b"run-id-9", 1)
+        assert np.array_equal(node.model_q24, learned)
+        assert snapshots(bench, name) == 0
+        assert bench.last(name, WorkReady) == WorkReady(1), "no work was asked for before"
+    assert np.array_equal(bench.nodes["theo"].residual, pending.corrected)
+    assert np.array_equal(bench.nodes["yan"].residual, rest)
+    made = bench.last(HOST, GlobalUpdateMade)
+    assert (made.counted, made.missing) == ((), ())
+    assert len(made.content) < 300, "it holds the hash of the adapter, not the adapter"
+    play(bench)
+    play(bench)
+    play(bench)
+    assert host.phase == FINISHED
+
+
+def test_a_node_that_dies_between_the_runs_keeps_what_it_has_learned(bench: Any) -> None:
+    # R6.11-4
+    carried, learned = bench.nodes["theo"].pending.corrected, bench.host.model_q24
+    disk = NodeDisk(bench.plan.dimension)
+    for event in bench.events["theo"]:
+        disk.record(event)
+    count = len(bench.events["theo"])
+    yan = bench.nodes.pop("yan")  # the run cannot begin
+    carry(bench)
+    live(bench, 20)
+    assert bench.nodes["theo"].version == 0
+    for event in bench.events["theo"][count:]:
+        disk.record(event)
+    disk.commit()
+    state = replace(disk.committed, counter=1 << 20)
+    assert np.array_equal(state.before.residual, carried)
+    theo = bench.add("theo", state=state)
+    live(bench, 5)
+    bench.nodes["yan"] = yan
+    live(bench, 90)
+    assert (theo.version, yan.version) == (1, 1)
+    assert np.array_equal(theo.model_q24, learned)
+    assert np.array_equal(theo.residual, carried)
+    assert snapshots(bench, "theo") == snapshots(bench, "yan") == 0
+
+
+class OldNode(NodeProtocol):
+    """A node of the version before: it remembers nothing."""
+
+    before = property(lambda self: None, lambda self, _: None)
+
+
+@pytest.mark.parametrize("who", ["behind", "old", "away for a run"])
+def test_who_does_not_have_the_adapter_gets_a_snapshot(bench: Any, who: str) -> None:
+    # R6.11-5
+    yan = bench.nodes["yan"]
+    if who == "behind":
+        yan.model_q24 = yan.model_q24 + 1  # another adapter than the one of the last version
+    elif who == "old":
+        yan.__class__ = OldNode
+    else:
+        del bench.nodes["yan"]
+        bench.host.settings = replace(bench.host.settings, min_peers=1)
+        carry(bench, b"run-id-a")
+        live(bench, 20)
+        play(bench)
+        play(bench)
+        bench.nodes["yan"] = yan
+    learned = bench.host.model_q24
+    carry(bench)
+    live(bench, 120)
+    assert yan.version == bench.host.version == 1
+    assert np.array_equal(yan.model_q24, learned)
+    assert snapshots(bench, "yan") == 1
+    assert snapshots(bench, "theo") == 0
+    assert not yan.residual.any(), "a part of it may have been counted"
+
+
+def test_a_board_that_comes_later_applies_all_global_updates(bench: Any) -> None:  # R6.11-4
+    yan = bench.nodes.pop("yan")
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    carry(bench)
+    live(bench, 20)
+    play(bench)
+    bench.nodes["yan"] = yan
+    live(bench, 120)
+    assert yan.version == 2
+    assert np.array_equal(yan.model_q24, bench.host.model_q24)
+    assert snapshots(bench, "yan") == 0
+
+
+def test_a_run_that_takes_nothing_along_begins_with_zeros(bench: Any) -> None:  # R6.5-10
+    empty = replace(new_coordinator_state(bench.plan.dimension), counter=1 << 20)
+    host_of(bench, b"run-id-9", empty)
+    live(bench, 20)
+    for name, node in bench.nodes.items():
+        assert bench.last(name, WorkReady) == WorkReady(0)
+        assert node.before is None
+        assert not node.model_q24.any()
+        assert not node.residual.any()
+
+
+@pytest.mark.parametrize("rounds", [0, 1], ids=["at version 1", "later"])
+def test_a_host_that_has_lost_the_run_gets_the_adapter_back(bench: Any, rounds: int) -> None:
+    # R6.9-5, R6.11-6
+    carry(bench)
+    live(bench, 20)
+    for _ in range(rounds):
+        play(bench)
+    before = bench.host
+    empty = replace(new_coordinator_state(bench.plan.dimension), is_first=True, counter=1 << 21)
+    host = host_of(bench, b"run-id-b", empty)
+    live(bench, 200)
+    assert bench.count(HOST, RunAdopted) == 1
+    assert (host.run, host.version) == (b"run-id-9", 1 + rounds)
+    assert np.array_equal(host.model_q24, before.model_q24)
+    assert host.phase == OPEN
+    assert "ahead" not in host.refused
+
+
+def test_a_host_that_is_set_back_makes_the_same_first_global_update(bench: Any) -> None:
+    # R6.11-3
+    state = carry(bench)
+    disk = HostDisk(b"run-id-9", bench.plan)
+    disk.committed = disk.working = state
+    live(bench, 20)
+    play(bench)
+    version, name = bench.host.version, bench.host.global_hash
+    learned = bench.host.model_q24
+    host = host_of(bench, b"run-id-9", replace(state, counter=1 << 21))
+    live(bench, 200)
+    assert (host.version, host.global_hash) == (version, name)
+    assert np.array_equal(host.model_q24, learned)
+    assert not any(isinstance(event, GlobalSnapshot) for event in bench.events[HOST])
+    assert control.PHASES[host.phase] == "open"

@@ -1,0 +1,242 @@
+"""Runs without an end: what news is, silence without it, and the rounds of the host meanwhile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.consolidation import Consolidation
+from ternmesh.federated.events import Advanced, FellSilent, GlobalUpdateMade, RoundExtended
+from ternmesh.federated.news import News
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import NodeState
+from ternmesh.plan import make_plan
+from ternmesh.security.membership import HOST
+from ternmesh.wire import control
+from ternmesh.wire.control import OPEN, Silent
+from ternmesh.wire.frame import Header, seal_open
+
+PLAN = make_plan(4, rounds=0, local_steps=1, learning_rate=0.1, news_rounds=2)
+New = Callable[..., Any]
+
+
+def advanced(*, counts_own: bool = False, counts_nobody: bool = False) -> Advanced:
+    return Advanced(1, b"", None, None, False, b"", None, counts_own, counts_nobody)  # type: ignore[arg-type]
+
+
+class Member:
+    """What `round_to_train` needs of a node: in round 7 of a run without an end."""
+
+    plan, version, silent, received = PLAN, 7, False, False
+
+    def submit(self, round_number: int, delta: None, now: float) -> None:
+        assert (round_number, delta) == (7, None)
+        self.silent = True
+
+
+def trains(news: News) -> bool:
+    return news.round_to_train(Member(), 7, 0.0) == 7  # type: ignore[arg-type]
+
+
+def test_a_node_trains_in_so_many_counted_rounds_for_its_news() -> None:  # R6.7-8
+    news = News(samples_min=10)
+    for _ in range(2):
+        assert trains(news)
+        news.advanced(advanced())  # not counted: it does not learn the news
+        news.advanced(advanced(counts_own=True))
+    assert not trains(news)
+    news.add(9)
+    assert not trains(news)
+    news.add(1)
+    assert (trains(news), news.samples, news.rounds) == (True, 0, 0)
+
+
+def test_a_node_without_news_trains_after_its_silence_while_others_learn() -> None:  # R6.7-9
+    news, node = News(samples_min=10, rounds=2), Member()
+    news.advanced(advanced())
+    assert (news.round_to_train(node, 7, 0.0), node.silent) == (None, True)  # type: ignore[arg-type]
+    assert news.round_to_train(node, None, 0.0) is None  # type: ignore[arg-type]
+    node.received = True  # the host knows that what follows is no news
+    assert news.round_to_train(node, None, 0.0) == 7  # type: ignore[arg-type]
+    news.advanced(advanced(counts_nobody=True))
+    assert news.round_to_train(node, None, 0.0) is None  # type: ignore[arg-type]
+    news.add(10)
+    assert news.round_to_train(node, None, 0.0) == 7  # type: ignore[arg-type]
+
+
+def test_a_node_trains_in_each_round_of_a_run_with_an_end() -> None:
+    node = Member()
+    node.plan = make_plan(4, rounds=9, local_steps=1, learning_rate=0.1)
+    assert News(samples_min=1, rounds=99).round_to_train(node, 7, 0.0) == 7  # type: ignore[arg-type]
+    assert not node.silent
+
+
+def test_what_is_stored_comes_back_and_damage_is_ignored() -> None:
+    news, again = News(10, samples=3, rounds=7, others_learn=True), News(10)
+    again.load(news.stored())
+    assert again == news
+    again.load(b"damaged")
+    again.load(None)
+    assert again == news
+    again.begin_run()
+    assert again == News(10)
+
+
+@pytest.fixture
+def bench(new_bench: New) -> Any:
+    """Round 0 is open for theo and yan in a run without an end."""
+    plan = {"news_rounds": 3, "announce_s": 1000}
+    made = new_bench(rounds=0, min_peers=2, deadline_s=30, plan=plan)
+    for name in ("theo", "yan"):
+        made.add(name)
+    made.exchange()
+    return made
+
+
+def silence_all(bench: Any) -> None:
+    for node in bench.nodes.values():
+        node.submit(node.version, None, bench.now)
+    bench.exchange()
+
+
+def test_while_all_are_silent_the_round_stays_open(bench: Any) -> None:  # R6.2-15
+    silence_all(bench)
+    sent = len(bench.sent[HOST])
+    for _ in range(3):
+        bench.wait(31)
+        bench.exchange()
+    assert (bench.host.version, bench.host.phase) == (0, OPEN)
+    assert bench.count(HOST, RoundExtended) == 0
+    assert len(bench.sent[HOST]) == sent  # nor does the host say anything
+
+
+def learn(bench: Any) -> None:
+    """Theo has news and yan has none, in a round in which all train."""
+    bench.nodes["theo"].submit(bench.host.version, bench.delta(1), bench.now)
+    bench.nodes["yan"].submit(bench.host.version, None, bench.now)
+    bench.exchange()
+
+
+def test_while_others_learn_a_round_waits_for_those_without_news(bench: Any) -> None:  # R6.2-2
+    learn(bench)
+    assert bench.host.version == 1  # nobody had learned before
+    learn(bench)
+    assert bench.host.version == 1
+    bench.nodes["yan"].submit(1, bench.delta(2), bench.now)
+    bench.exchange()
+    assert (bench.host.version, len(bench.last(HOST, GlobalUpdateMade).counted)) == (2, 2)
+    learn(bench)
+    bench.wait(31)  # but not longer than until its deadline
+    bench.exchange()
+    assert (bench.host.version, len(bench.last(HOST, GlobalUpdateMade).counted)) == (3, 1)
+
+
+def test_after_the_news_the_fleet_goes_to_the_mean_and_is_quiet(bench: Any) -> None:  # R6.2-15
+    theo = bench.nodes["theo"]
+    learn(bench)
+    ends = [bench.host.model_q24]
+    silence_all(bench)
+    made = bench.last(HOST, GlobalUpdateMade)
+    assert (made.version, made.counted) == (2, ())
+    assert bench.last("theo", Advanced).counts_nobody
+    silence_all(bench)
+    assert theo.version == 2
+    learn(bench)
+    ends.append(bench.host.model_q24)
+    for _ in range(3):
+        silence_all(bench)
+    assert theo.version == 4
+    stored = bench.last(HOST, GlobalUpdateMade).mean
+    again = Consolidation(bench.plan.dimension, stored)
+    np.testing.assert_allclose(again.mean, np.mean(to_float(np.array(ends)), axis=0), rtol=1e-6)
+    assert again.count == 2
+    assert Consolidation(bench.plan.dimension, stored[1:]).count == 0
+
+
+def test_a_step_goes_a_quarter_of_the_way_to_the_mean_of_the_last_adapters() -> None:
+    found = Consolidation(2)
+    ends = np.array([[0, 1], [4, 1]]) << 24
+    assert not found.step(ends[0]).any()
+    np.testing.assert_allclose(found.step(ends[1]), [-0.5, 0])
+    for _ in range(200):
+        step = found.step(ends[1])
+    np.testing.assert_allclose(step, 0, atol=1e-6)  # old adapters do not count for ever
+
+
+def test_an_update_that_is_no_news_closes_no_round(bench: Any) -> None:  # R6.4-2
+    learn(bench)
+    yan = bench.nodes["yan"]
+    yan.submit(1, None, bench.now)
+    bench.exchange()
+    yan.submit(1, bench.delta(3), bench.now)
+    bench.exchange()
+    assert (bench.host.version, yan.received) == (1, True)
+    bench.nodes["theo"].submit(1, None, bench.now)
+    bench.exchange()
+    assert bench.last(HOST, GlobalUpdateMade).counted == ()
+    assert yan.residual.any()  # its work goes into a later update
+
+
+def test_a_silent_node_with_news_closes_the_round(bench: Any) -> None:  # R6.7-10
+    silence_all(bench)
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert [row.address for row in bench.last(HOST, GlobalUpdateMade).counted] == [theo.address]
+    assert bench.last("theo", Advanced).counts_own
+    assert not bench.last("yan", Advanced).counts_own
+    assert bench.nodes["yan"].version == 1
+
+
+def test_a_part_of_an_update_waits_for_the_rest(bench: Any) -> None:
+    silence_all(bench)
+    theo = bench.nodes["theo"]
+    theo.submit(0, bench.delta(1), bench.now)
+    frames = [frame for _, frame in bench.take("theo")]
+    bench.host.receive_frames("theo", frames[:2], bench.now)
+    assert bench.host.version == 0
+    bench.wait(31)
+    assert bench.host.version == 1  # what came by the deadline counts
+
+
+def test_only_the_first_silence_of_a_round_is_told(bench: Any) -> None:
+    silence_all(bench)
+    silence_all(bench)
+    bench.nodes["theo"].submit(7, None, bench.now)
+    assert bench.count("theo", FellSilent) == 1
+
+
+def test_a_silent_node_with_news_goes_on_after_a_restart(bench: Any) -> None:  # R6.7-10
+    silence_all(bench)
+    old = bench.nodes["theo"]
+    state = NodeState(old.model_q24, old.residual, old.run, old.address, old.plan, 0,
+                      old.global_hash, silent=True, counter=1 << 20)  # fmt: skip
+    theo: NodeProtocol = bench.add("theo", state=state)
+    bench.exchange()
+    assert theo.silent
+    theo.submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert (bench.host.version, theo.version) == (1, 1)
+
+
+def test_in_a_run_with_an_end_work_after_a_silence_waits(new_bench: New) -> None:
+    made = new_bench(rounds=5, plan={"silence": 1.0, "silence_rounds": 3})
+    theo = made.add("theo")
+    made.exchange()
+    theo.submit(0, made.delta(1), made.now)
+    made.exchange()
+    theo.submit(1, made.delta(2) * 0, made.now)
+    assert theo.silent
+    theo.submit(1, made.delta(3), made.now)
+    assert (theo.silent, theo.pending) == (True, None)
+
+
+def test_a_host_with_an_end_takes_no_silence_without_its_plan(new_bench: New) -> None:  # R6.7-1
+    made = new_bench(rounds=5)
+    made.add("theo")
+    made.exchange()
+    body = control.write_control(Silent(0))
+    made.host.receive_frames("theo", [seal_open(Header(1, 1 << 30), body)], made.now)
+    assert made.host.refused == {"kind": 1}

@@ -1,0 +1,143 @@
+"""`ternmesh predict`: of a node's socket, and by itself."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.data.sources import Sample
+from edge.onnx.session import load_model, write_adapter
+from edge.predict.predictor import Predictor
+from edge.predict.server import PredictionServer
+from models.zoo import fsdd_path, package_path
+from ternmesh_cli.main import main
+from ternmesh_cli.predict import figures_text
+
+CONFIG = """
+name = "theo"
+state_dir = "."
+model = "keyword"
+[link]
+url = "mqtt://127.0.0.1:1"
+[data]
+path = "unused"
+arrays = { features = "x", target = "y" }
+where = { speaker = "theo" }
+divide_by = 255
+"""
+ENABLED = "[predict]\nenabled = true\n"
+CLIPS = 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    loaded = load_model(package_path("keyword"))
+    write_adapter(tmp_path / "a.onnx_adapter", loaded.package, loaded.initial, 5)
+    (tmp_path / "node.toml").write_text(CONFIG + ENABLED)
+    np.savez(tmp_path / "clips.npz", x=np.load(fsdd_path("dev"))["x"][:CLIPS])
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[PredictionServer]:
+    loaded = load_model(package_path("keyword"))
+    made = PredictionServer(folder / "predict.sock", Predictor(loaded, folder / "a.onnx_adapter"))
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def predict(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    def run(*arguments: object, code: int = 0) -> Any:
+        assert main(["predict", *map(str, arguments)]) == code
+        shown = capsys.readouterr()
+        return shown.err if code else shown.out.splitlines()
+
+    return run
+
+
+def test_a_node_and_a_model_alone_say_the_same(folder: Path, server, predict) -> None:
+    clips, config = folder / "clips.npz", ("--config", folder / "node.toml")
+    alone = (*config, "--model", "keyword", "--adapter", folder / "a.onnx_adapter")
+    by_node = [json.loads(line) for line in predict(*config, clips, "--json")]
+    by_itself = [json.loads(line) for line in predict(*alone, clips, "--json")]
+    assert [one.pop("ms") > 0 for one in by_node] == CLIPS * [True]
+    assert [one.pop("ms") for one in by_itself] == CLIPS * [0]
+    assert by_node == by_itself
+    assert by_node[0]["id"] == "clips.npz:0"
+    assert by_node[0]["label"] == "zero"
+    assert by_node[0]["version"] == 5
+    assert predict(*config, clips)[0].startswith("clips.npz:0: zero 100.0%, ")
+
+
+def test_follow_shows_live_predictions_until_the_node_ends(
+    folder: Path, server, capsys: pytest.CaptureFixture[str], eventually
+) -> None:
+    found: list[str] = []
+    arguments = ("--config", str(folder / "node.toml"), "--follow")
+    thread = threading.Thread(target=lambda: found.append(str(main(["predict", *arguments]))))
+    thread.start()
+    eventually(lambda: any(client.asker.follows for client in server.clients))
+    server.predict_live([Sample("k1", {"features": np.zeros((50, 32))})])
+    eventually(lambda: server.status()["live"])
+    server.close()
+    thread.join()
+    shown = capsys.readouterr()
+    assert shown.out.startswith("k1: ")
+    assert "has closed the connection" in shown.err
+    assert found == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        ((), 2, "give --config"),
+        (("--config", "node.toml"), 2, "name files, or give --follow"),
+        (("--model", "keyword"), 2, "give --model and --adapter together"),
+        (("--config", "node.toml", "no.npz"), 1, "no node answers on"),
+        (("--config", "off.toml", "clips.npz"), 2, "write enabled = true under [predict]"),
+        (("--model", "keyword", "--adapter", "x", "clips.npz"), 1, "clips.npz has no array"),
+        (
+            ("--config", "node.toml", "--model", "keyword", "--adapter", "x", "clips.npz"),
+            1,
+            "no good adapter at x yet",
+        ),
+        (
+            ("--config", "node.toml", "--model", "keyword", "--adapter", "x", "clips.mp3"),
+            1,
+            "clips.mp3 is no input for",
+        ),
+    ],
+)
+def test_what_is_missing_is_a_sentence(
+    arguments: tuple[str, ...], code: int, why: str, folder: Path, predict, monkeypatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "off.toml").write_text(CONFIG)
+    assert why in predict(*arguments, code=code)
+
+
+def test_the_text_of_the_figures(server: PredictionServer) -> None:
+    assert next(figures_text(server.status())).startswith("0 predictions, by global adapter ")
+    status: dict[str, Any] = {
+        **server.status(),
+        **{"count": 7, "p50_ms": 1.25, "p99_ms": 3.0, "max_ms": 9.0, "version": 2, "failed": 1},
+        **{"refused": 2, "clients": 3, "clients_dropped": 4, "live_skipped": 5},
+        **{"bad_adapters": 6, "last_error": "it is bad"},
+        "live": {"id": "k1", "label": None, "uncertain": True, "top": [["one", 0.4]]},
+    }
+    assert list(figures_text(status)) == [
+        "7 predictions, in 1.25 ms (p99 3, longest 9), by global adapter 2; 1 failed, 2 refused; "
+        "3 clients",
+        "4 clients disconnected: they do not read their answers",
+        "5 live samples skipped: they come too fast",
+        "6 bad adapters: it is bad",
+        "live: k1: uncertain: one 40.0%",
+    ]
+    status["live"] = {"id": "k1", "error": "NaN"}
+    assert list(figures_text(status))[-1] == "live: k1: NaN"

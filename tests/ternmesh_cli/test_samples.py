@@ -1,0 +1,169 @@
+"""`ternmesh data` and `ternmesh label`, with a node that runs and one that does not."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.data.labels import answer_data
+from edge.data.replay import ReplayBuffer
+from edge.data.sources import Label, Sample
+from ternmesh_cli.main import main
+from ternmesh_service.config_file import load_model_package
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_store.state_file import STATE, StateFile
+
+CONFIG = """
+name = "ada"
+state_dir = "state"
+model = "keyword"
+[link]
+url = "mqtt://127.0.0.1:1"
+[data]
+source = "sensors:Sensor"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a stopped node with three waiting samples and a labelled one."""
+    path = tmp_path / "node.toml"
+    path.write_text(CONFIG)
+    with opened(path) as buffer:
+        clips = [Sample(key, {"features": np.eye(50, 32)}) for key in ("a", "b", "c", "d")]
+        buffer.add([*clips, Label("a", {"target": np.array(3)})])
+    return path
+
+
+@contextmanager
+def opened(config: Path) -> Iterator[ReplayBuffer]:
+    state = StateFile(config.parent / "state")
+    state.open()
+    buffer = ReplayBuffer(state, load_model_package("keyword"), 100, 1 << 20)
+    buffer.load()
+    yield buffer
+    state.close()
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def listed(config: Path, capsys: Any) -> dict[str | None, int]:
+    capsys.readouterr()
+    assert run("data", "list", "--config", config, "--json") == 0
+    return {group["label"]: group["samples"] for group in json.loads(capsys.readouterr().out)}
+
+
+def test_a_list_of_what_is_stored(config, capsys) -> None:
+    assert run("data", "list", "--config", config) == 0
+    head, waiting, three = capsys.readouterr().out.splitlines()
+    assert " ".join(head.split()) == "label samples bytes newest its age age of the oldest"
+    assert waiting.split()[:4] == ["(none)", "3", "19200", "'d'"]
+    assert three.split()[:4] == ["three", "1", "6408", "'a'"]
+
+
+def test_a_running_node_is_asked(config, capsys) -> None:
+    with opened(config) as buffer:
+        socket = config.parent / "state" / "control.sock"
+        answers = [answer_data(buffer, {"data": "list"})]
+        with ControlServer(socket, lambda _: answers[0]):
+            assert listed(config, capsys) == {None: 3, "three": 1}
+            answers[0] = {"error": "the samples of this node are files"}
+            assert run("data", "list", "--config", config) == 1
+            assert "are files" in capsys.readouterr().err
+            answers[0] = {"role": "host"}
+            assert run("data", "list", "--config", config) == 1
+            assert "no node of this version" in capsys.readouterr().err
+
+
+def test_labels_of_scripts(config, capsys) -> None:
+    assert run("label", "--config", config, "--last", "7") == 0
+    assert run("label", "--config", config, "a", "7") == 0
+    assert capsys.readouterr().out == "'d' is 7\n'a' is 7\n"
+    assert run("label", "--config", config, "gone", "7") == 1
+    assert "that sample is gone" in capsys.readouterr().out
+    assert run("label", "--config", config, "b", "ten") == 1
+    assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
+    assert run("label", "--config", config, "b") == 2
+    assert run("label", "--config", config, "b", "1", "--last", "1") == 2
+    assert listed(config, capsys) == {None: 2, "seven": 2}
+
+
+def test_labels_by_hand(config, capsys, monkeypatch) -> None:
+    """The newest first, as no certainty is known; a word that is no label is asked for again."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("noon\n9\ns\nd\n"))
+    assert run("label", "--config", config) == 0
+    shown = capsys.readouterr().out
+    assert "'noon' is no label of keyword" in shown
+    assert "'d' is 9" in shown
+    assert "no further sample waits" in shown
+    assert "'b', age 0:00:0" in shown
+    assert f"{' ' * 30}@@\n" in shown
+    assert listed(config, capsys) == {None: 1, "nine": 1, "three": 1}
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    assert run("label", "--config", config) == 0
+    assert "further" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "left"),
+    [
+        (["--key", "a"], 0, {None: 3}),
+        (["--label", "3"], 0, {None: 3}),
+        (["--unlabelled"], 0, {"three": 1}),
+        (["--older-than", "30d"], 0, {None: 3, "three": 1}),
+        (["--unlabelled", "--key", "b"], 0, {None: 2, "three": 1}),
+        (["--all", "--yes"], 0, {}),
+        (["--all"], 2, {None: 3, "three": 1}),
+        (["--all", "--yes", "--key", "a"], 2, {None: 3, "three": 1}),
+        ([], 2, {None: 3, "three": 1}),
+        (["--label", "x"], 1, {None: 3, "three": 1}),
+    ],
+)
+def test_forget(config, capsys, arguments, code, left) -> None:
+    assert run("data", "forget", "--config", config, *arguments) == code
+    assert listed(config, capsys) == left
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
+def test_all_is_asked_for_at_a_terminal(config, capsys, monkeypatch, answer, code) -> None:
+    terminal = io.StringIO(f"{answer}\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert run("data", "forget", "--config", config, "--all") == code
+    assert (listed(config, capsys) == {}) == (code == 0)
+
+
+def test_copies_that_may_hold_a_sample_are_named(config, capsys) -> None:
+    copy = config.parent / "state" / f"{STATE}.format-4"
+    copy.touch()
+    assert run("data", "forget", "--config", config, "--key", "a") == 0
+    assert f"may still hold them: {copy}" in capsys.readouterr().out
+
+
+def test_a_stopped_node_with_samples_of_another_model_keeps_them(config, capsys) -> None:
+    state = StateFile(config.parent / "state")
+    state.open()
+    state.write("UPDATE replay_value SET value = x'00'")
+    state.commit()
+    state.close()
+    assert run("data", "list", "--config", config) == 1
+    assert "its samples are not of keyword" in capsys.readouterr().err
+    state.open()
+    assert len(state.rows("SELECT id FROM replay_sample")) == 4
+    state.close()
+
+
+def test_a_node_that_has_not_run_has_none(config, capsys) -> None:
+    (config.parent / "state" / STATE).unlink()
+    assert run("data", "list", "--config", config) == 1
+    assert "has no samples of a source" in capsys.readouterr().err
+    assert run("data", "forget", "--config", config, "--older-than", "30d") == 1
+    with pytest.raises(SystemExit):
+        run("data", "forget", "--config", config, "--older-than", "a month")
