@@ -37,6 +37,7 @@ class EmbeddedBroker:
         self._loop = LoopThread("embedded-broker")
         self._broker: Any = None
         self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
@@ -81,18 +82,26 @@ class EmbeddedBroker:
     async def _stop(self) -> None:
         assert self._server is not None
         self._server.close()
+        for writer in self._writers:  # amqtt can leave a client open whose session only begins
+            writer.transport.abort()
         await self._broker.shutdown()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            await self._admit(reader, writer)
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head, version = await _peek(reader)
         except asyncio.IncompleteReadError:
-            writer.close()
             return
         if version > MQTT_311:
             # amqtt waits for ever for the end of such a CONNECT, whose layout it does not know.
             writer.write(REFUSE_VERSION)
-            writer.close()
             return
         await self._broker.external_connected(
             _Replay(head, reader), StreamWriterAdapter(writer), _LISTENER
