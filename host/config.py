@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from host.rules import load_rule
 from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, choices, limits, needs
 from ternmesh.errors import WireError
+from ternmesh.federated.robust import AggregationSettings
+from ternmesh.federated.rules import least_members
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
@@ -32,6 +35,11 @@ class RunConfig:
     With `rounds` 0 the run has no end. A board trains in `news_rounds` rounds for new samples, and
     its learning rate falls as it does over a run with an end; then only while others have news.
     While nobody has, the round stays open.
+
+    `aggregation` names the rule that makes a step of the nodes' updates: one of
+    `ternmesh.federated.rules`, of an installed package, or a function in `aggregation_file`, with
+    pre-steps before it ("nnm+median"). At most `byzantine` nodes are expected to lie. `memory` is
+    how much of a node's past updates such a rule sees: the decay of their mean, by round.
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -51,6 +59,10 @@ class RunConfig:
     nodes_max: int = field(default=1024, metadata=limits(1, 4096))
     chain_max: int = field(default=256, metadata=limits(1, 65_536))
     partial_aggregates: bool = False
+    aggregation: str = "weighted_mean"
+    aggregation_file: str = field(default="", metadata=PATH)
+    byzantine: int = field(default=0, metadata=limits(0, 1000))
+    memory: float = field(default=0.9, metadata=limits(0.0, 0.99))
     # The next three are for experiments only; 0: the value that fits the bearer.
     frame_mtu: int = field(default=0, metadata=limits(0, FRAME_MTU_MAX))
     announce_s: int = field(default=0, metadata=limits(0, 86_400))
@@ -86,6 +98,13 @@ def read_host_config(path: Path) -> HostConfig:
 
 def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
+    load_rule(config.run.aggregation, config.run.aggregation_file)
+    least = least_members(config.run.aggregation, config.run.byzantine)
+    if least > config.run.nodes_max:
+        raise ConfigError(
+            f"run.byzantine is {config.run.byzantine}: {config.run.aggregation} then needs {least} "
+            f"nodes, and run.nodes_max is {config.run.nodes_max}"
+        )
     config.security.check(has_radio=config.link.has_radio)
     plan_of(config.run, load_model_package(config.model).dimension, profile_of(config.link))
     if config.run.partial_aggregates and config.run.nodes_max > NODES_AGGREGATED_MAX:
@@ -124,6 +143,12 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
 
 def settings_of(run: RunConfig) -> CoordinatorSettings:
     """The coordinator's settings that are no part of the plan."""
+    rule = load_rule(run.aggregation, run.aggregation_file)
     return CoordinatorSettings(
-        run.min_peers, run.deadline_s, run.nodes_max, run.chain_max, run.partial_aggregates
+        run.min_peers,
+        run.deadline_s,
+        run.nodes_max,
+        run.chain_max,
+        run.partial_aggregates,
+        AggregationSettings(run.aggregation, rule, run.byzantine, run.memory),
     )

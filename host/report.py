@@ -1,6 +1,6 @@
 """The host's reports: costs of each round, log lines, and the answer to `ternmesh status`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -123,9 +123,14 @@ def status(
                 **_node(node, coordinator, now),
                 **asdict(tallies.get(node.name, Tally())),
                 **_drift(drifts.get(node.address, Drift())),
+                "influence": _influence(coordinator, node.address),
             }
             for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
         ],
+        "aggregation": {
+            "rule": coordinator.settings.aggregation.name,
+            "remark": coordinator.aggregation.remark,
+        },
         "behind": _behind(coordinator),
         "refused": refusals(coordinator.refused),
         "first_contacts": coordinator.refused[FIRST_CONTACT],
@@ -169,6 +174,21 @@ def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[st
         "refused": refusals(node.refused),
         "board": row(coordinator.management.boards[node.name], now),
     }
+
+
+def _influence(coordinator: Coordinator, address: int) -> dict[str, float] | None:
+    """How the node's own update counted in the newest round; None if it did not."""
+    found = coordinator.aggregation.influence.get(address)
+    return None if found is None else {k: round(v, 4) for k, v in asdict(found).items()}
+
+
+def influences(coordinator: Coordinator) -> Iterator[str]:
+    """A log line for each update that counted in the newest round."""
+    for address, found in coordinator.aggregation.influence.items():
+        yield (
+            f"{coordinator.nodes[address].name}: {found.share:.1%} of the round, norm "
+            f"{found.norm:.3g}, counted to {found.clipped:.0%}"
+        )
 
 
 def _drift(drift: Drift) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from host import management, membership
 from host.config import HostConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.releases import FOLDER, Publisher, active_model, signed_here
-from host.report import HISTORY_MAX, RoundCosts, describe, status, summary
+from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
 from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
@@ -98,6 +98,7 @@ class HostService:
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
         self._refusals = RefusalLog()
+        self._remark = ""  # why the rule for aggregation was not used
         self._gathering_at = clock() + GATHERING_S  # when it says what it waits for, once
 
     def start(self) -> None:
@@ -181,6 +182,11 @@ class HostService:
                 self._drift.close(event.version - 1, [c.address for c in event.counted])
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
+                self._lines += [(logging.DEBUG, line) for line in influences(self.coordinator)]
+                remark = self.coordinator.aggregation.remark
+                if remark and remark != self._remark:
+                    self._lines.append((logging.WARNING, f"{remark}: the weighted mean is taken"))
+                self._remark = remark
             case RoundOpened():
                 self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.coordinator, now)

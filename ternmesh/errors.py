@@ -5,6 +5,7 @@
     │   └── SealError       a frame whose tag is wrong; none of its content was used
     ├── CodecError          a vector that cannot be encoded (NaN, wrong length, out of range)
     ├── ModelPackageError   a model package with a wrong description, or with other files
+    ├── RuleError           an aggregation rule that cannot be used with these updates
     ├── SecurityError       an identity, code or member list that cannot be used (operator input)
     └── ConfigError         a configuration that cannot be used (ternmesh.config)
 
@@ -34,6 +35,10 @@ class CodecError(TernmeshError):
 
 class ModelPackageError(TernmeshError):
     """A model package cannot be used; the message names the wrong file or field."""
+
+
+class RuleError(TernmeshError):
+    """An aggregation rule cannot be used: unknown, too few updates, or a wrong result."""
 
 
 class SecurityError(TernmeshError):

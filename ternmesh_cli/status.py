@@ -37,6 +37,7 @@ NODE_HEADS = (
     "update",
     "counted",
     "missed",
+    "weight",  # of the newest round
     "samples",
     "up",
     "down",
@@ -157,12 +158,19 @@ def _host(answer: Answer) -> Iterator[str]:
     is_over = answer["phase"] == PHASES[FINISHED]
     rest = "the run is over" if is_over else f"{active} active, a round needs {answer['min_peers']}"
     yield f"{len(answer['nodes'])} nodes, {rest}"
+    if remark := answer.get("aggregation", {}).get("remark"):
+        yield f"{remark}: the weighted mean is taken"
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
         yield from _nodes(answer, is_over)
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
+        counted = {n["name"]: n["influence"] for n in answer["nodes"] if n.get("influence")}
+        if cut := [
+            f"{name} to {i['clipped']:.0%}" for name, i in counted.items() if i["clipped"] < 1
+        ]:
+            yield f"longer than updates usually are, and cut: {shortened(cut)}"
         if empty := [n["name"] for n in answer["nodes"] if n.get("empty")]:
             yield f"empty updates: {shortened(empty)}: does training diverge there? See its log"
         added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
@@ -448,6 +456,7 @@ def _counts(reasons: Mapping[str, int]) -> str:
 def _node_row(node: Answer, is_over: bool) -> tuple[str, ...]:
     heard = node["heard_s_ago"]
     active = "-" if is_over else "yes" if node["active"] else "no"
+    influence = node.get("influence")
     return (
         node["name"],
         "revoked" if node["revoked"] else active,
@@ -455,6 +464,7 @@ def _node_row(node: Answer, is_over: bool) -> tuple[str, ...]:
         node["delivered"],
         str(node["rounds_counted"]),
         str(node["rounds_missed"]),
+        "-" if influence is None else f"{influence['share']:.0%}",
         str(node["samples"]),
         _size(node["bytes_up"]),
         _size(node["bytes_down"]),

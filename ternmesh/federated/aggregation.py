@@ -1,12 +1,10 @@
-"""Combine updates into a global update; encode and decode both. Pure functions.
+"""Encode and decode updates and global updates. Pure functions.
 
 A global update is decoded in integer arithmetic, so the host and all nodes get the same global
 adapter bit for bit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
 
 from ternmesh.codec.encoder import (
     Hypervector,
@@ -19,7 +17,7 @@ from ternmesh.codec.encoder import (
     settle_residual,
 )
 from ternmesh.codec.permutation import order
-from ternmesh.codec.scale import SCALE_MAX, UNIT, add_q24, to_vector
+from ternmesh.codec.scale import SCALE_MAX, add_q24, to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated.state import Learned
 from ternmesh.plan import PERMILLE, Plan
@@ -112,37 +110,14 @@ def read_chunks(chunks: Iterable[Chunk], slicing: Slicing) -> Hypervector:
     return gather(slices, slicing)
 
 
-def combine(
-    updates: Sequence[tuple[int, Hypervector]], model_hash: bytes, round_number: int, plan: Plan
-) -> Vector:
-    """Return the mean of updates, weighted by samples, for each chunk.
-
-    The mean of a chunk is over the nodes that delivered this chunk; zero if no node did.
-    """
-    total = np.zeros(plan.dimension, dtype=np.int64)
-    weight = np.zeros(plan.up.count, dtype=np.int64)
-    for samples, vector in updates:
-        total += samples * vector.delta_q24()
-        weight += samples * vector.present
-    per_coordinate = np.repeat(np.maximum(weight, 1), plan.up_span)[: plan.dimension]
-    mean = np.empty(plan.dimension, dtype=np.float32)
-    mean[order(model_hash, round_number, plan.dimension)] = total / per_coordinate * UNIT
-    return mean
-
-
 def make_step(
-    updates: Sequence[tuple[int, Hypervector]],
-    residual: Vector,
-    model_hash: bytes,
-    version: int,
-    plan: Plan,
+    combined: Vector, residual: Vector, model_hash: bytes, version: int, plan: Plan
 ) -> tuple[tuple[bytes, ...], DeltaQ24, Vector]:
-    """Make the global update to `version` from the round's updates and the host's residual.
+    """Make the global update to `version` from the round's combined step and the host's residual.
 
     Return its chunks as frame bodies, its step, and the host's new residual.
     """
-    mean = combine(updates, model_hash, version - 1, plan)
-    corrected = add_residual(residual, mean)
+    corrected = add_residual(residual, combined)
     chunks = encode_step(corrected, model_hash, version, plan)
     delta_q24 = global_delta_q24(chunks, model_hash, version, plan)
     return chunks, delta_q24, settle_residual(corrected, to_vector(delta_q24))

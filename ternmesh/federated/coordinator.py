@@ -36,6 +36,7 @@ from ternmesh.federated.host_session import HostSession
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
 from ternmesh.federated.recovery import ASKS_MAX, Answer, Recovery, own_rows
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
+from ternmesh.federated.robust import RobustAggregation
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,
@@ -45,6 +46,7 @@ from ternmesh.federated.state import (
     RunStep,
     addresses_awaited,
     is_any_counted,
+    registered,
 )
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
@@ -84,11 +86,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         security: SecurityLayer = SECURITY_OPEN,
         pace: TimerSettings = NETWORK_TIMERS,
     ) -> None:
-        nodes = [
-            RegisteredNode(r.address, r.name, r.samples, r.counted, r.partial_aggregate)
-            for r in state.nodes
-        ]
-        registry = NodeRegistry(nodes, new=RegisteredNode)
+        registry = NodeRegistry(map(registered, state.nodes), new=RegisteredNode)
         super().__init__(model_hash, run, to_numbers(plan), registry, state.counter, security, pace)
         self.plan = plan
         self.settings = settings
@@ -111,6 +109,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         self._may_adopt = state.is_first
         self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
+        self.aggregation = RobustAggregation(plan, model_hash, settings.aggregation, run)
         self.consolidation = Consolidation(plan.dimension, state.mean)
         self._recovery = Recovery(plan, model_hash, pace.catch_up_s)
         self._deliveries = Deliveries()  # of a transport that retransmits
@@ -419,9 +418,9 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         for address in self._round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         version = self.version + 1
-        chunks, delta_q24, self.residual = make_step(
-            count.updates, self.residual, self._model_hash, version, self.plan
-        )
+        combined = self.aggregation.combine(count.updates, self.version)
+        made = make_step(combined, self.residual, self._model_hash, version, self.plan)
+        chunks, delta_q24, self.residual = made
         self.model_q24 = add_q24(self.model_q24, delta_q24)
         self._publish(version, chunks, count, now)
         if self.phase == OPEN:

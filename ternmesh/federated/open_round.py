@@ -14,6 +14,7 @@ import numpy as np
 from ternmesh.codec.encoder import Hypervector, decode_slice, gather
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
+from ternmesh.federated.robust import Update
 from ternmesh.plan import Plan
 from ternmesh.types import Trits
 from ternmesh.wire import control
@@ -116,6 +117,12 @@ class UpdateReassembler:
     def hypervector(self) -> Hypervector:
         """Return the hypervector of the chunks that have arrived."""
         return gather(list(self.decoded.values()), self.plan.up)
+
+    def update(self, address: int) -> Update:
+        """Return what this node, or the gateway in its name, adds to the round."""
+        assert self.manifest is not None
+        members = len(self.manifest.contributors) or 1
+        return Update(address, self.manifest.samples, self.hypervector(), members)
 
     def _add_manifest(self, item: Manifest) -> bool:
         if item.model != self.model:
@@ -238,7 +245,7 @@ class PartialAggregateReassembler(UpdateReassembler):
 class Count:
     """The content of a global update: the vectors, and the entries of nodes and gateways."""
 
-    updates: list[tuple[int, Hypervector]]  # with their weights
+    updates: list[Update]
     rows: dict[int, Counted]  # by node
     partial_aggregates: dict[int, Counted]  # by contributor: the entry of its partial aggregate
 
@@ -365,10 +372,9 @@ class OpenRound:
             if update.usable and address not in aggregates
         }
         rows = {address: item.counted(address) for address, item in (own | aggregates).items()}
-        counted = [*own.values()]
-        counted += [item for lead, item in sorted(aggregates.items()) if item.lead == lead]
+        leads = {lead: item for lead, item in sorted(aggregates.items()) if item.lead == lead}
         return Count(
-            [(item.manifest.samples, item.hypervector()) for item in counted if item.manifest],
+            [item.update(address) for address, item in (own | leads).items()],
             dict(sorted(rows.items())),
             {address: item.counted_itself() for address, item in aggregates.items()},
         )

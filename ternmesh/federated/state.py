@@ -9,6 +9,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.federated.events import Pending
+from ternmesh.federated.robust import AggregationSettings
 from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -143,6 +144,7 @@ class CoordinatorSettings:
     nodes_max: int = 1024
     chain_max: int = 256
     partial_aggregates: bool = False
+    aggregation: AggregationSettings = field(default_factory=AggregationSettings)
 
     @property
     def places(self) -> int:
@@ -239,6 +241,12 @@ class RegisteredNode:
         """
         if self.late and now >= self.late_until:
             self.late, self.late_until = self.late - 1, now + LATE_KEPT * deadline_s
+
+
+def registered(record: NodeRecord) -> RegisteredNode:
+    """Return a node as the coordinator continues with it."""
+    known = record.counted, record.partial_aggregate
+    return RegisteredNode(record.address, record.name, record.samples, *known)
 
 
 def is_any_counted(nodes: Iterable[RegisteredNode], round_number: int) -> bool:

@@ -165,6 +165,7 @@ def test_status_while_a_round_is_open(bench):
         "similarity_others": None,
         "drifting": None,
         "empty": False,
+        "influence": None,
         "board": bench.node("ada")["board"],
     }
     assert bench.node("ada")["bytes_up"] > 0
@@ -179,6 +180,7 @@ def test_a_run_to_its_end_with_every_byte_in_some_round(bench):
     assert [item["version"] for item in status["history"]] == [1, 2, 3]
     assert all(item["counted"] == ["ada", "bob"] for item in status["history"])
     assert bench.node("bob")["rounds_counted"] == 3
+    assert {bench.node(name)["influence"]["share"] for name in NAMES} == {0.5}
     for name in NAMES:
         up = bench.nodes[name].traffic["host"].bytes_out
         assert sum(item["bytes_up"][name] for item in status["history"]) == up

@@ -66,8 +66,8 @@ def counts_a_contributor_twice(patch: pytest.MonkeyPatch) -> None:
 
     def count_all(self: OpenRound) -> Count:
         found = count(self)
-        doubled = [i for c, i in self.updates.items() if i.usable and c in found.partial_aggregates]
-        extra = [(i.manifest.samples, i.hypervector()) for i in doubled if i.manifest]
+        own = self.updates.items()
+        extra = [i.update(c) for c, i in own if i.usable and c in found.partial_aggregates]
         return replace(found, updates=found.updates + extra)
 
     patch.setattr(OpenRound, "count", count_all)

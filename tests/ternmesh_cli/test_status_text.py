@@ -22,6 +22,7 @@ HOST: dict[str, Any] = {
     "phase": "open",
     "deadline_s": 12.4,
     "behind": None,
+    "aggregation": {"rule": "krum", "remark": "krum failed"},
     "min_peers": 2,
     "global_hash": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
     "refused": {"seal": 30, "old round": 2},
@@ -43,9 +44,10 @@ HOST: dict[str, Any] = {
             "similarity_own": 0.312,
             "similarity_others": -0.0421,
             "drifting": False,
+            "influence": {"share": 0.71234, "norm": 0.5, "clipped": 0.25},
         },
         {
-            "name": "yweweler",
+            "name": "yves",
             "context": 2,
             "samples": 40,
             "active": False,
@@ -65,9 +67,9 @@ HOST: dict[str, Any] = {
     "history": [
         {
             "version": version,
-            "counted": ["theo", "yweweler"] if version < 7 else ["theo"],
-            "missing": [] if version < 7 else ["yweweler"],
-            "bytes_up": {"theo": 1300, "yweweler": 1200},
+            "counted": ["theo", "yves"] if version < 7 else ["theo"],
+            "missing": [] if version < 7 else ["yves"],
+            "bytes_up": {"theo": 1300, "yves": 1200},
             "bytes_down": 4000,
             "seconds": 1.25,
         }
@@ -79,19 +81,21 @@ host of fleet garden, model keyword, run 0123456789abcdef
 connected to mqtt://b:1883 with MQTT 5
 global adapter 7 of 20 (a1b2c3d4e5f6), open, 12 s left
 2 nodes, 1 active, a round needs 2
-refused old round 2 from yweweler: {why("old round", on_host=True)}
+krum failed: the weighted mean is taken
+refused old round 2 from yves: {why("old round", on_host=True)}
 refused seal 30: {why("seal", on_host=True)}
 
-node      active  heard    update  counted  missed  samples  up      down     to past  to others
-theo      yes     0 s ago  whole   7        0       400      9724 B  10.5 kB  0.31     -0.04
-yweweler  no      never    none    6        1       40       8000 B  9000 B   -        -
+node  active  heard    update  counted  missed  weight  samples  up      down     to past  to others
+theo  yes     0 s ago  whole   7        0       71%     400      9724 B  10.5 kB  0.31     -0.04
+yves  no      never    none    6        1       -       40       8000 B  9000 B   -        -
+longer than updates usually are, and cut: theo to 25%
 
-version  seconds  counted         missing   up      down
-3        1.2      theo, yweweler  -         2500 B  4000 B
-4        1.2      theo, yweweler  -         2500 B  4000 B
-5        1.2      theo, yweweler  -         2500 B  4000 B
-6        1.2      theo, yweweler  -         2500 B  4000 B
-7        1.2      theo            yweweler  2500 B  4000 B"""
+version  seconds  counted     missing  up      down
+3        1.2      theo, yves  -        2500 B  4000 B
+4        1.2      theo, yves  -        2500 B  4000 B
+5        1.2      theo, yves  -        2500 B  4000 B
+6        1.2      theo, yves  -        2500 B  4000 B
+7        1.2      theo        yves     2500 B  4000 B"""
 
 NODE = {
     "role": "node",
@@ -156,6 +160,7 @@ def test_a_host_that_nobody_has_joined():
     assert list(describe(answer))[2:] == [
         "global adapter 7 of 20 (a1b2c3d4e5f6), gathering",
         "0 nodes, 0 active, a round needs 2",
+        "krum failed: the weighted mean is taken",
         f"refused old round 2: {why('old round', on_host=True)}",
         f"refused seal 30: {why('seal', on_host=True)}",
     ]
@@ -176,7 +181,7 @@ def test_after_the_run_no_node_is_called_inactive():
     nodes = [{**node, "active": False} for node in HOST["nodes"]]
     text = "\n".join(describe({**HOST, "phase": "finished", "deadline_s": None, "nodes": nodes}))
     assert "2 nodes, the run is over" in text
-    assert "theo      -       0 s ago" in text
+    assert "theo  -       0 s ago" in text
 
 
 def test_a_drifting_node_is_named():
@@ -280,7 +285,7 @@ def test_releases_of_the_model_are_shown():
 
 def test_nodes_in_a_partial_aggregate_are_named():
     nodes = [{**node, "partial_aggregate": 1} for node in HOST["nodes"]]
-    line = "counted last in a gateway's partial aggregate: theo, yweweler"
+    line = "counted last in a gateway's partial aggregate: theo, yves"
     assert line in list(describe({**HOST, "nodes": nodes}))
     assert line not in HOST_TEXT
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ternmesh.codec.encoder import scatter, zero_residual
+from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT
 from ternmesh.codec.votes import encode_votes
 from ternmesh.federated.aggregation import read_chunks
 from ternmesh.federated.events import CountersReserved
 from ternmesh.federated.open_round import UpdateReassembler
+from ternmesh.federated.robust import bound
 from ternmesh.federated.state import NO_RUN
 from ternmesh.plan import Plan
 from ternmesh.types import DeltaQ24, Vector
@@ -137,14 +138,21 @@ def make_partial_aggregate(
     board: str,
 ) -> PartialAggregate:
     """The partial aggregate of complete updates (two or more, by address) and of the residual."""
-    updates = [(i.manifest, i.hypervector()) for _, i in sorted(chosen.items()) if i.manifest]
-    rows = [Contribution(item.digest, item.samples) for item, _ in updates]
-    samples = sum(item.samples for item, _ in updates)
-    total = np.zeros(plan.dimension, dtype=np.int64)
-    for item, vector in updates:
-        total += item.samples * vector.delta_q24()
+    items = [chosen[address] for address in sorted(chosen)]
+    updates = [item.update(address) for address, item in sorted(chosen.items())]
+    weights, _, factors = bound(updates, ())
+    rows = [
+        Contribution(item.manifest.digest, max(1, int(weight)))
+        for item, weight in zip(items, weights, strict=True)
+        if item.manifest is not None
+    ]
+    samples = sum(row.samples for row in rows)
+    total = np.zeros(plan.dimension)
+    for row, factor, update in zip(rows, factors, updates, strict=True):
+        total += row.samples * factor * update.vector.delta_q24()
     places = order(model_hash, round_number, plan.dimension)
-    wanted = (residual + scatter(total, places) * UNIT).astype(np.float32)
+    wanted = np.empty_like(residual)
+    wanted[places] = residual[places] + total * UNIT
     mean = wanted / np.float32(samples)
     slices = encode_votes(mean, places, plan.up, plan.chunk_room, plan.scale_max)
     listed = write_contributions(round_number, rows)

@@ -75,7 +75,7 @@ def test_a_whole_bundle_stands_for_its_contributors() -> None:  # R6.8-2, R6.8-3
     assert arrived.present() == {2, 3}
     assert [arrived.delivered(c) for c in (1, 2, 3)] == ["none", "whole", "whole"]
     count = arrived.count()
-    assert [samples for samples, _ in count.updates] == [50]
+    assert [item.samples for item in count.updates] == [50]
     assert {c: row.digest for c, row in count.rows.items()} == {
         c: partial_aggregate.rows[c].digest for c in (2, 3)
     }
@@ -92,7 +92,7 @@ def test_a_node_is_never_counted_twice(order: str) -> None:  # R6.8-2
     for address, bodies in parts if order == "own first" else parts[1:] + parts[:1]:
         put(arrived, address, *bodies)
     count = arrived.count()
-    assert sorted(samples for samples, _ in count.updates) == [30, 40]
+    assert sorted(item.samples for item in count.updates) == [30, 40]
     assert list(count.rows) == [1, 2, 4]
     assert set(count.partial_aggregates) == {1, 2}
 

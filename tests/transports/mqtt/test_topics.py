@@ -85,7 +85,7 @@ def test_a_message_that_the_broker_does_not_allow_is_not_sent(
 
 def test_retained_messages_are_left_out(mosquitto, new_client, eventually) -> None:
     writer = new_client(mosquitto.url)
-    writer._connection._client.publish("a", b"old", 1, retain=True)
+    writer._connection._client.publish("a", b"old", 1, retain=True).wait_for_publish(20.0)
     assert writer.publish("b", b"after")
     reader = new_client(mosquitto.url, "a")
     writer._connection._client.publish("a", b"new", 1, retain=True)

@@ -1,0 +1,243 @@
+"""Robust aggregation on the host: what a member of the fleet can do to a round is bounded.
+
+Before any rule: the declared sample count of a node is capped at twice the fleet's median, and the
+norm of its update at what this round's other updates and the rounds before make plausible. After
+it: no round moves the global adapter further than a multiple of the recent steps.
+
+The updates of different nodes share few coordinates, and so do a node's of consecutive rounds. So
+rules that compare updates get a memory of each node: the exponential mean of its updates, in int8.
+
+Where a rule cannot be used, the weighted mean takes its place for the round, and `remark` says why.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.codec.encoder import Hypervector
+from ternmesh.codec.permutation import order
+from ternmesh.codec.scale import UNIT
+from ternmesh.errors import RuleError
+from ternmesh.federated.rules import Context, Rule, Weights, check_count, weighted_mean
+from ternmesh.plan import Plan
+from ternmesh.types import Vector
+
+SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians
+NORM_RATIO = 1.5  # the largest norm of an update, in medians of the round
+HISTORY_RATIO = 4.0  # ... and in medians of the rounds before
+STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
+HISTORY = 16  # rounds
+ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one node, or one gateway, adds to a round."""
+
+    address: int  # of the node, or of the first contributor
+    samples: int  # as declared
+    vector: Hypervector
+    members: int = 1  # how many nodes it stands for
+
+
+@dataclass(frozen=True, slots=True)
+class Influence:
+    """How an update counted in its round."""
+
+    share: float  # of the round's weight
+    norm: float  # of the update, as sent
+    clipped: float  # the factor by which it was made shorter; 1 if it was not
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationSettings:
+    """Which rule makes a step of a round's updates, and against how many liars.
+
+    `memory` is the decay of the nodes' memory; 0: rules get the updates of the round.
+    """
+
+    name: str = "weighted_mean"
+    rule: Rule = weighted_mean
+    byzantine: int = 0
+    memory: float = 0.9
+
+
+class Memory:
+    """The exponential mean of each node's updates: int8 [D] and a scale a node."""
+
+    def __init__(self, dimension: int, decay: float) -> None:
+        self._decay = decay
+        self._rows: dict[int, tuple[NDArray[np.int8], float, int]] = {}
+        self._new = np.zeros(dimension, np.int8), 0.0, 0
+
+    def add(self, address: int, update: Vector) -> Vector:
+        """Take in a node's update; return the mean of its updates, without a bias at the start."""
+        row, scale, count = self._rows.get(address, self._new)
+        total = row * np.float32(scale * self._decay) + update
+        scale = float(np.abs(total).max()) / 127 or 1.0
+        self._rows[address] = np.rint(total / np.float32(scale)).astype(np.int8), scale, count + 1
+        span = sum(self._decay**age for age in range(min(count + 1, 1000)))
+        mean: Vector = total / np.float32(span)
+        return mean
+
+
+class RobustAggregation:
+    """Makes a step of each round's updates, and keeps what bounds the next rounds.
+
+    What is drawn at random follows from the id of the run.
+    """
+
+    def __init__(
+        self, plan: Plan, model_hash: bytes, settings: AggregationSettings, run: bytes
+    ) -> None:
+        self.influence: dict[int, Influence] = {}  # of the newest round, by address
+        self.remark = ""  # why the rule was not used in the newest round
+        self._plan = plan
+        self._model_hash = model_hash
+        self._settings = settings
+        self._rng = np.random.default_rng(int.from_bytes(run, "little"))
+        self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
+        self._norms: deque[float] = deque(maxlen=HISTORY)
+        self._steps: deque[float] = deque(maxlen=HISTORY)
+        self._before: Vector | None = None
+
+    def combine(self, updates: Sequence[Update], round_number: int) -> Vector:
+        """Return the step of a round (float32 [D]); zeros if nobody sent an update."""
+        self.remark = ""
+        self.influence = {}
+        if not updates:
+            return np.zeros(self._plan.dimension, np.float32)
+        weights, norms, factors = bound(updates, list(self._norms))
+        self._norms.append(lower_median(norms))
+        for item, share, norm, factor in zip(
+            updates, weights / weights.sum(), norms, factors, strict=True
+        ):
+            self.influence[item.address] = Influence(float(share), float(norm), float(factor))
+        step = _weighted_mean(updates, weights, factors)
+        places = order(self._model_hash, round_number, self._plan.dimension)
+        if self._settings.name == "mean":
+            members = np.array([float(item.members) for item in updates])
+            step = _weighted_mean(updates, members, factors)
+        elif self._settings.name != "weighted_mean":  # these two need no matrix of all updates
+            step = self._by_rule(updates, weights, factors, step, places)
+        vector = np.empty_like(step)
+        vector[places] = step
+        return self._limit_step(vector)
+
+    def _by_rule(
+        self,
+        updates: Sequence[Update],
+        weights: Weights,
+        factors: Weights,
+        mean: Vector,
+        places: NDArray[np.int64],
+    ) -> Vector:
+        """The step by the rule, in slice order; the weighted mean where the rule fails."""
+        groups = self._groups(len(updates))
+        rows = np.zeros((int(groups.max()) + 1, mean.size), np.float32)
+        sums = np.bincount(groups, weights).astype(np.float64)
+        for item, weight, factor, group in zip(updates, weights, factors, groups, strict=True):
+            row = np.where(_present(item.vector), _floats(item.vector, factor), mean)
+            if self._memory is not None:
+                vector = np.empty_like(row)
+                vector[places] = row
+                row = self._memory.add(item.address, vector)[places]
+            rows[group] += np.float32(weight / sums[group]) * row
+        before = None if self._before is None else self._before[places]
+        settings = self._settings
+        context = Context(settings.byzantine, before, None, self._rng)
+        try:
+            check_count(settings.name, len(rows), settings.byzantine)
+            return _checked(settings.rule(rows, sums, context), mean.size)
+        except RuleError as error:
+            self.remark = str(error)
+        except Exception as error:  # noqa: BLE001  (a rule may be the owner's own code)
+            self.remark = f"{settings.name} failed: {type(error).__name__}: {error}"
+        return mean
+
+    def _groups(self, count: int) -> NDArray[np.int64]:
+        """The group of each update: one of its own, or one of `ROWS_MAX` at random."""
+        groups = np.arange(count) if count <= ROWS_MAX else self._rng.permutation(count) % ROWS_MAX
+        return groups.astype(np.int64)
+
+    def _limit_step(self, step: Vector) -> Vector:
+        norm = float(np.linalg.norm(step))
+        if self._steps:
+            limit = STEP_RATIO * float(np.median(self._steps))
+            if norm > limit:
+                step = step * np.float32(limit / norm)
+                norm = limit
+        if norm:
+            self._steps.append(norm)
+        self._before = step
+        return step
+
+
+def bound(updates: Sequence[Update], norms_before: Sequence[float]) -> tuple[Weights, ...]:
+    """Return weights, norms, and the factors that clip the updates of a round.
+
+    `norms_before` are the usual norms of the rounds before, newest last; none in a first round.
+    """
+    members = np.array([item.members for item in updates], np.float64)
+    samples = np.array([item.samples for item in updates]) / members
+    weights = members * np.minimum(samples, SAMPLES_RATIO * lower_median(samples))
+    norms = np.array([_norm(item.vector) for item in updates])
+    usual = lower_median(norms)
+    past = float(np.median(norms_before)) if norms_before else usual
+    # A board with news may send more than boards without, up to what boards with news have sent.
+    limit = NORM_RATIO * max(past, min(usual, HISTORY_RATIO * past))
+    return weights, norms, np.minimum(1.0, limit / np.maximum(norms, UNIT))
+
+
+def lower_median(values: NDArray[np.float64]) -> float:
+    """The median; of two in the middle the smaller, so that one of two nodes cannot raise it."""
+    return float(np.sort(values)[(values.size - 1) // 2])
+
+
+def _weighted_mean(updates: Sequence[Update], weights: Weights, factors: Weights) -> Vector:
+    """The mean, for each chunk over those that delivered it; zero where nobody did."""
+    slicing = updates[0].vector.slicing
+    total = np.zeros(slicing.dimension)
+    weight = np.zeros(slicing.count)
+    for item, own, factor in zip(updates, weights, factors, strict=True):
+        scales = item.vector.scales * (own * factor * UNIT)
+        total += item.vector.trits * np.repeat(scales, slicing.span)[: slicing.dimension]
+        weight += own * item.vector.present
+    weight[weight == 0] = 1.0
+    mean = total / np.repeat(weight, slicing.span)[: slicing.dimension]
+    return mean.astype(np.float32)
+
+
+def _norm(vector: Hypervector) -> float:
+    """The norm that the whole update would have, by the chunks that came."""
+    slicing = vector.slicing
+    starts = np.arange(0, slicing.dimension, slicing.span)
+    squares = np.add.reduceat(np.square(vector.trits, dtype=np.int64), starts)
+    energy = float(squares @ np.square(vector.scales * UNIT))
+    return float(np.sqrt(energy * slicing.count / max(1, int(vector.present.sum()))))
+
+
+def _floats(vector: Hypervector, factor: float) -> Vector:
+    slicing = vector.slicing
+    scales = (vector.scales * (factor * UNIT)).astype(np.float32)
+    floats: Vector = vector.trits * np.repeat(scales, slicing.span)[: slicing.dimension]
+    return floats
+
+
+def _present(vector: Hypervector) -> NDArray[np.bool_]:
+    return np.repeat(vector.present, vector.slicing.span)[: vector.slicing.dimension]
+
+
+def _checked(step: Vector, dimension: int) -> Vector:
+    """A rule's answer as float32 [D]; RuleError for anything else."""
+    array = np.asarray(step)
+    if array.shape != (dimension,) or array.dtype.kind != "f":
+        raise RuleError(
+            f"the rule returned {array.dtype} {array.shape}, and a step is float32 ({dimension},)"
+        )
+    if not np.isfinite(array).all():
+        raise RuleError("the rule returned NaN or infinity")
+    return array.astype(np.float32, copy=False)

@@ -1,0 +1,363 @@
+"""Aggregation rules: how the host turns the updates of a round into one step. Pure functions.
+
+A rule takes updates (float32 [n, D]), weights (float64 [n], above 0) and a `Context`, and returns
+a step (float32 [D]). Names are joined by "+": pre-steps, then one rule ("nnm+median"). `RuleError`
+says why a rule cannot work with what it was given.
+
+n updates come from n members, of which at most f ("byzantine") may lie. Rules that compare whole
+updates do it with one matrix of inner products, so their cost is that of one matrix product.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.errors import RuleError
+from ternmesh.types import Vector
+
+Updates = NDArray[np.float32]
+Weights = NDArray[np.float64]
+Square = NDArray[np.float64]  # [n, n]
+
+BLOCK = 1 << 15  # coordinates of one product
+SORT_BLOCK = 1 << 12  # coordinates that are sorted at once
+WEISZFELD_STEPS, WEISZFELD_SMALLEST = 100, 1e-6
+CLIPPING_STEPS = 3
+BUCKET = 2  # updates in one bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a rule may know besides the updates."""
+
+    byzantine: int = 0  # f: how many members may lie
+    before: Vector | None = None  # the step of the round before (float32 [D])
+    root: Vector | None = None  # the step that the host's own samples suggest (float32 [D])
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+
+Rule = Callable[[Updates, Weights, Context], Vector]
+PreStep = Callable[[Updates, Weights, Context], tuple[Updates, Weights]]
+
+
+# Rules
+
+
+def mean(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The mean, whatever the weights."""
+    return _combine(updates, np.ones(len(updates)))
+
+
+def weighted_mean(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The mean weighted by samples (FedAvg; McMahan et al., AISTATS 2017)."""
+    return _combine(updates, weights)
+
+
+def majority_vote(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The sign of the sum of signs, times the median of the members' mean magnitudes.
+
+    signSGD with majority vote (Bernstein et al., ICLR 2019).
+    """
+    votes = np.sign(updates)
+    counts = np.maximum(1, np.abs(votes).sum(axis=1))
+    magnitude = np.median(np.abs(updates).sum(axis=1, dtype=np.float64) / counts)
+    return _narrow(np.sign(votes.sum(axis=0)) * magnitude)
+
+
+def median(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The median of each coordinate (Yin et al., ICML 2018)."""
+    return _by_coordinate(updates, _middle)
+
+
+def trimmed_mean(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The mean of each coordinate without its f largest and f smallest (Yin et al., ICML 2018)."""
+    f, n = context.byzantine, len(updates)
+
+    def trim(values: Updates) -> Updates:
+        middle: Updates = values[:, f : n - f].mean(axis=1)
+        return middle
+
+    return _by_coordinate(updates, trim)
+
+
+def geometric_median(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The point of least summed distance, by smoothed Weiszfeld (RFA; Pillutla et al., 2022)."""
+    gram = inner_products(updates)
+    shares = weights / weights.sum()
+    for _ in range(WEISZFELD_STEPS):
+        toward = gram @ shares
+        squares = gram.diagonal() - 2 * toward + shares @ toward
+        distances = np.sqrt(np.maximum(squares, 0.0))
+        new = weights / np.maximum(distances, WEISZFELD_SMALLEST * (1 + distances.max()))
+        new /= new.sum()
+        if np.abs(new - shares).max() < WEISZFELD_SMALLEST:
+            break
+        shares = new
+    return _combine(updates, shares)
+
+
+def krum(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The update with the least summed distance to its n - f - 1 nearest (Blanchard et al., 2017).
+
+    Counted as in ByzFL: the paper has n - f - 2.
+    """
+    best: Vector = updates[np.argmin(_krum_scores(_squares(updates), context.byzantine))]
+    return best
+
+
+def multi_krum(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The mean of the n - f updates with the best scores of Krum (Blanchard et al., 2017)."""
+    f = context.byzantine
+    scores = _krum_scores(_squares(updates), f)
+    chosen = np.zeros(len(updates))
+    chosen[np.argsort(scores, kind="stable")[: len(updates) - f]] = 1.0
+    return _combine(updates, chosen)
+
+
+def bulyan(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """Krum again and again for n - 2f updates; of these the values nearest the median, without 2f.
+
+    El Mhamdi et al., "The hidden vulnerability of distributed learning in Byzantium", ICML 2018.
+    """
+    f = context.byzantine
+    squares = _squares(updates)
+    left = list(range(len(updates)))
+    chosen: list[int] = []
+    while len(chosen) < len(updates) - 2 * f:
+        scores = _krum_scores(squares[np.ix_(left, left)], f)
+        chosen.append(left.pop(int(np.argmin(scores))))
+    kept = len(chosen) - 2 * f
+
+    def near_median(values: Updates) -> Updates:
+        # The `kept` nearest to the median are neighbours: the window of the least total distance.
+        distances = np.abs(values - _middle(values)[:, None])
+        sums = np.cumsum(np.pad(distances, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
+        first = np.argmin(sums[:, kept:] - sums[:, :-kept], axis=1)
+        near = np.take_along_axis(values, first[:, None] + np.arange(kept), axis=1)
+        middle: Updates = near.mean(axis=1)
+        return middle
+
+    return _by_coordinate(updates[chosen], near_median)
+
+
+def centered_clipping(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """Move from the step before by the mean of clipped differences, three times.
+
+    The radius is the median distance. Karimireddy et al., "Learning from history", ICML 2021.
+    """
+    center = np.zeros(updates.shape[1], np.float32) if context.before is None else context.before
+    for _ in range(CLIPPING_STEPS):
+        differences = updates - center
+        norms = _norms(differences)
+        factors = _limit(norms, float(np.median(norms)))
+        center = center + _combine(differences, factors) * np.float32(factors.mean())
+    return _narrow(center)
+
+
+def normalized_mean(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """The mean of directions, times the median norm (normalised gradients; arXiv 2408.09539)."""
+    norms = _norms(updates)
+    shares = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
+    factor = np.median(norms) * shares.sum() / len(updates)
+    return _combine(updates, shares) * np.float32(factor) if shares.any() else _zeros(updates)
+
+
+def root_of_trust(updates: Updates, weights: Weights, context: Context) -> Vector:
+    """Updates of the root's norm, weighted by their positive cosine to the root.
+
+    The root is a step on samples of the host. FLTrust; Cao et al., NDSS 2021.
+    """
+    root = context.root
+    if root is None:
+        raise RuleError("root_of_trust needs samples of the host: set [run] root_samples")
+    if root.shape != updates.shape[1:]:
+        raise RuleError(f"the root has {root.size} numbers, and an update {updates.shape[1]}")
+    norms, root_norm = _norms(updates), float(np.linalg.norm(root))
+    trust = np.maximum(0.0, updates @ root / np.maximum(norms * root_norm, 1e-30))
+    if not trust.any():
+        return _zeros(updates)
+    shares = np.divide(trust, norms, out=np.zeros_like(norms), where=norms > 0)
+    return _combine(updates, shares) * np.float32(root_norm * shares.sum() / trust.sum())
+
+
+# Pre-steps
+
+
+def nnm(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
+    """Replace each update by the mean of its n - f nearest (Allouah et al., AISTATS 2023)."""
+    n, kept = len(updates), len(updates) - context.byzantine
+    nearest = np.argpartition(_squares(updates), kept - 1, axis=1)[:, :kept]
+    mixing = np.zeros((n, n), np.float32)
+    mixing[np.arange(n)[:, None], nearest] = 1 / kept
+    return mixing @ updates, np.ones(n)
+
+
+def bucketing(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
+    """Means of pairs drawn at random (Karimireddy et al., ICLR 2022)."""
+    groups = -(-len(updates) // BUCKET)
+    places = context.rng.permutation(len(updates)) % groups
+    mixing = np.zeros((groups, len(updates)), np.float32)
+    mixing[places, np.arange(len(updates))] = 1.0
+    totals = mixing.sum(axis=1)
+    return (mixing / totals[:, None]) @ updates, mixing @ weights
+
+
+def arc(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
+    """Clip the floor(2f/n (n - f)) longest to the next norm (Allouah et al., ICLR 2025)."""
+    n, f = len(updates), context.byzantine
+    clipped = int(2 * f / n * (n - f))
+    norms = _norms(updates)
+    limit = float(np.sort(norms)[n - clipped - 1])
+    return updates * _limit(norms, limit)[:, None].astype(np.float32), weights
+
+
+def clipping(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
+    """Clip every update to the median norm."""
+    norms = _norms(updates)
+    limit = float(np.sort(norms)[(len(norms) - 1) // 2])  # of two in the middle, the smaller
+    return updates * _limit(norms, limit)[:, None].astype(np.float32), weights
+
+
+RULES: Mapping[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        mean,
+        weighted_mean,
+        majority_vote,
+        median,
+        trimmed_mean,
+        geometric_median,
+        krum,
+        multi_krum,
+        bulyan,
+        centered_clipping,
+        normalized_mean,
+        root_of_trust,
+    )
+}
+PRE_STEPS: Mapping[str, PreStep] = {step.__name__: step for step in (nnm, bucketing, arc, clipping)}
+
+# The least n for f, by name: a * f + b
+_LEAST: Mapping[str, tuple[int, int]] = {
+    "median": (2, 1),
+    "trimmed_mean": (2, 1),
+    "geometric_median": (2, 1),
+    "centered_clipping": (2, 1),
+    "krum": (2, 3),
+    "multi_krum": (2, 3),
+    "bulyan": (4, 3),
+    "nnm": (2, 1),
+    "arc": (2, 1),
+}
+
+
+def least_members(name: str, byzantine: int) -> int:
+    """The least number of updates with which the rule called `name` withstands `byzantine`."""
+    parts = [_LEAST[part] for part in name.split("+") if part in _LEAST]
+    least = max((a * byzantine + b for a, b in parts), default=1)
+    return least * BUCKET if "bucketing" in name.split("+") else least
+
+
+def check_count(name: str, members: int, byzantine: int) -> None:
+    """Raise RuleError if the rule called `name` cannot withstand `byzantine` of `members`."""
+    least = least_members(name, byzantine)
+    if members < least:
+        raise RuleError(
+            f"{name} withstands {byzantine} liars among at least {least} members, and {members} "
+            "sent an update"
+        )
+
+
+def compose(name: str, rules: Mapping[str, Rule] = RULES) -> Rule:
+    """The rule called `name`; RuleError if there is none."""
+    *before, last = name.split("+")
+    if last not in rules or not all(part in PRE_STEPS for part in before):
+        raise RuleError(
+            f"there is no aggregation rule {name!r}: rules are {', '.join(rules)}; before a rule "
+            f"and a plus sign may stand {', '.join(PRE_STEPS)}"
+        )
+    pre_steps, rule = [PRE_STEPS[part] for part in before], rules[last]
+
+    def composed(updates: Updates, weights: Weights, context: Context) -> Vector:
+        for step in pre_steps:
+            updates, weights = step(updates, weights, context)
+        return rule(updates, weights, context)
+
+    return composed if pre_steps else rule
+
+
+# Arithmetic
+
+
+def inner_products(updates: Updates) -> Square:
+    """The inner products of all pairs, float64 [n, n], from blocks of float32 products."""
+    total = np.zeros((len(updates), len(updates)))
+    for at in range(0, updates.shape[1], BLOCK):
+        block = updates[:, at : at + BLOCK]
+        total += block @ block.T
+    return total
+
+
+def _squares(updates: Updates) -> Square:
+    """The squared distances of all pairs."""
+    gram = inner_products(updates)
+    own = gram.diagonal()
+    squares = np.maximum(own[:, None] + own[None, :] - 2 * gram, 0.0)
+    np.fill_diagonal(squares, 0.0)
+    return squares
+
+
+def _krum_scores(squares: Square, byzantine: int) -> Weights:
+    """The summed squared distance of each update to its n - f - 1 nearest others."""
+    kept = max(1, len(squares) - byzantine - 1)
+    scores: Weights = np.sort(squares, axis=1)[:, 1 : kept + 1].sum(axis=1)
+    return scores
+
+
+def _norms(updates: Updates) -> Weights:
+    norms: Weights = np.sqrt(np.einsum("nd,nd->n", updates, updates), dtype=np.float64)
+    return norms
+
+
+def _limit(norms: Weights, limit: float) -> Weights:
+    """The factors that make no norm longer than `limit`."""
+    return np.where(norms > limit, limit / np.maximum(norms, 1e-30), 1.0)
+
+
+def _combine(updates: Updates, weights: Weights) -> Vector:
+    """The weighted mean of the rows."""
+    total = float(weights.sum())
+    if not math.isfinite(total) or total <= 0:
+        raise RuleError("the weights of the updates add up to nothing")
+    return _narrow((weights / total).astype(np.float32) @ updates)
+
+
+def _by_coordinate(updates: Updates, function: Callable[[Updates], Updates]) -> Vector:
+    """Apply `function` to the sorted values of each coordinate (float32 [block, n] to [block]).
+
+    numpy sorts neighbours in memory several times as fast as columns.
+    """
+    out = np.empty(updates.shape[1], np.float32)
+    for at in range(0, out.size, SORT_BLOCK):
+        values = np.ascontiguousarray(updates[:, at : at + SORT_BLOCK].T)
+        values.sort(axis=1)
+        out[at : at + SORT_BLOCK] = function(values)
+    return out
+
+
+def _middle(values: Updates) -> Updates:
+    """The median of each row of sorted values."""
+    n = values.shape[1]
+    middle: Updates = (values[:, (n - 1) // 2] + values[:, n // 2]) / np.float32(2)
+    return middle
+
+
+def _zeros(updates: Updates) -> Vector:
+    return np.zeros(updates.shape[1], np.float32)
+
+
+def _narrow(vector: NDArray[np.floating]) -> Vector:
+    return vector.astype(np.float32, copy=False)

@@ -1,0 +1,94 @@
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import host.rules
+from host.config import RunConfig, read_host_config, settings_of
+from host.rules import load_rule
+from ternmesh.config import ConfigError
+from ternmesh.errors import RuleError
+from ternmesh.federated.rules import RULES, Context
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "aggregation" / "nearest_half.py"
+HOST = """
+state_dir = "state"
+model = "keyword"
+[link]
+url = "mqtt://127.0.0.1"
+[run]
+{}
+"""
+
+
+def test_the_example_keeps_the_half_that_agrees() -> None:
+    rule = load_rule("nearest_half", str(EXAMPLE))
+    updates = np.array([[1, 0.1], [1, 0], [1, -0.1], [-9, 3], [-9, -9]], np.float32)
+    weights = np.array([1.0, 2, 1, 5, 5])
+    assert rule(updates, weights, Context(2)).tolist() == [1, 0]
+    with pytest.raises(RuleError, match="more honest nodes"):
+        rule(updates, weights, Context(3))
+
+
+def test_pre_steps_stand_before_a_rule_of_a_file() -> None:
+    rule = load_rule("clipping+nearest_half", str(EXAMPLE))
+    assert rule(np.eye(4, dtype=np.float32), np.ones(4), Context()).shape == (4,)
+
+
+def test_a_package_names_its_rules_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(group: str, name: str) -> list[EntryPoint]:
+        assert group == "ternmesh.aggregation"
+        known = {"theirs": "ternmesh.federated.rules:median"}
+        return [EntryPoint(name, known[name], group)] if name in known else []
+
+    monkeypatch.setattr(host.rules, "entry_points", found)
+    assert load_rule("theirs") is RULES["median"]
+    with pytest.raises(ConfigError, match=r"run\.aggregation: .* 'others': rules are mean,"):
+        load_rule("others")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "write the path of a Python file"),
+        ("1 / 0", "failed: ZeroDivisionError: division by zero"),
+        ("import ("[:8], "failed: SyntaxError"),
+        ("other = 1", "has no function 'mine'"),
+        ("mine = 1", "has no function 'mine'"),
+    ],
+)
+def test_a_file_without_a_rule(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_rule("mine", str(tmp_path / "mine.py"))
+    assert "run.aggregation_file" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_the_settings_name_the_rule(tmp_path: Path) -> None:
+    path = tmp_path / "host.toml"
+    (tmp_path / "mine.py").write_text("def mine(updates, weights, context): return updates[0]")
+    path.write_text(
+        HOST.format('aggregation = "nnm+mine"\naggregation_file = "mine.py"\nbyzantine = 2')
+    )
+    found = settings_of(read_host_config(path).run).aggregation
+    assert (found.name, found.byzantine, found.memory) == ("nnm+mine", 2, 0.9)
+    assert settings_of(RunConfig()).aggregation.rule is RULES["weighted_mean"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('aggregation = "best"', "there is no aggregation rule 'best'"),
+        ('aggregation = "bulyan"\nbyzantine = 3\nnodes_max = 14', "bulyan then needs 15 nodes"),
+        ("byzantine = -1", "byzantine"),
+        ("memory = 1.0", "memory"),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path: Path, lines: str, said: str) -> None:
+    path = tmp_path / "host.toml"
+    path.write_text(HOST.format(lines))
+    with pytest.raises(ConfigError, match=said):
+        read_host_config(path)

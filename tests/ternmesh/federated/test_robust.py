@@ -1,0 +1,242 @@
+"""What bounds a member's influence on a round: caps, clipping, limits of steps, and fallbacks."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.codec.encoder import Hypervector
+from ternmesh.codec.scale import UNIT
+from ternmesh.federated import robust
+from ternmesh.federated.aggregation import encode_update, read_chunks, update_delta_q24
+from ternmesh.federated.robust import AggregationSettings, Memory, RobustAggregation, Update
+from ternmesh.federated.rules import RULES, Context, compose
+from ternmesh.plan import make_plan
+from ternmesh.wire.update import read_chunk
+
+MODEL, RUN = bytes(range(32)), bytes(8)
+PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
+
+
+def vector_of(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.01, 3000).astype(np.float32)
+
+
+def packet(vector: np.ndarray, round_number: int = 4, chunks: slice = slice(None)) -> Hypervector:
+    bodies = encode_update(vector, MODEL, round_number, PLAN)[chunks]
+    return read_chunks(map(read_chunk, bodies), PLAN.up)
+
+
+def decoded(vector: np.ndarray, round_number: int = 4) -> np.ndarray:
+    return update_delta_q24(encode_update(vector, MODEL, round_number, PLAN), MODEL, 4, PLAN) * UNIT
+
+
+def new(name: str = "weighted_mean", byzantine: int = 0, memory: float = 0.0) -> RobustAggregation:
+    rule = RULES.get(name) or compose(name)
+    return RobustAggregation(PLAN, MODEL, AggregationSettings(name, rule, byzantine, memory), RUN)
+
+
+def own(rule: Callable[..., object]) -> RobustAggregation:
+    settings = AggregationSettings("own", rule, 0, 0.0)  # type: ignore[arg-type]
+    return RobustAggregation(PLAN, MODEL, settings, RUN)
+
+
+def updates_of(*vectors: np.ndarray, samples: int = 100) -> list[Update]:
+    return [Update(i + 1, samples, packet(vector)) for i, vector in enumerate(vectors)]
+
+
+@given(st.lists(st.tuples(st.integers(80, 120), st.integers(0, 99)), min_size=1, max_size=5))
+def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None:  # R6.2-7
+    updates = [
+        Update(i, samples, packet(vector_of(seed))) for i, (samples, seed) in enumerate(nodes)
+    ]
+    mean = new().combine(updates, 4)
+    weights = np.array([samples for samples, _ in nodes], float)
+    wanted = np.average([decoded(vector_of(seed)) for _, seed in nodes], axis=0, weights=weights)
+    assert np.allclose(mean, wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["weighted_mean", "mean"])
+def test_a_chunk_that_few_delivered_is_the_mean_over_those(name: str) -> None:  # R6.2-7
+    a, b = vector_of(1), vector_of(2)
+    mean = new(name).combine(
+        [Update(1, 100, packet(a)), Update(2, 100, packet(b, chunks=slice(1, None)))], 4
+    )
+    first = update_delta_q24(encode_update(a, MODEL, 4, PLAN)[:1], MODEL, 4, PLAN) * UNIT
+    assert np.allclose(mean[first != 0], first[first != 0], atol=1e-6)
+    assert not new(name).combine([], 4).any()
+
+
+def test_declared_samples_are_capped_at_twice_the_median() -> None:
+    aggregation = new()
+    updates = updates_of(*map(vector_of, range(3)))
+    updates[2] = Update(3, 1 << 20, updates[2].vector)
+    aggregation.combine(updates, 4)
+    assert [aggregation.influence[i].share for i in (1, 2, 3)] == [0.25, 0.25, 0.5]
+    bundle = Update(3, 300, updates[2].vector, members=3)  # what three nodes declare, and no more
+    aggregation.combine([*updates[:2], bundle], 4)
+    assert aggregation.influence[3].share == 0.6
+    aggregation.combine([*updates[:2], Update(3, 1 << 20, bundle.vector, members=3)], 4)
+    assert aggregation.influence[3].share == 0.75
+
+
+def test_a_long_update_is_clipped_from_the_first_round_on() -> None:
+    honest = [vector_of(i) for i in range(4)]
+    wanted = new().combine(updates_of(*honest), 4)
+    for size in (10, 50):
+        aggregation = new()
+        step = aggregation.combine(updates_of(*honest, -size * vector_of(9)), 4)
+        clipped = aggregation.influence[5]
+        assert clipped.clipped * clipped.norm == pytest.approx(
+            1.5 * np.linalg.norm(decoded(honest[0])), rel=0.1
+        )
+        assert all(aggregation.influence[i].clipped == 1 for i in (1, 2, 3, 4))
+        assert np.linalg.norm(step - wanted) < np.linalg.norm(wanted)
+
+
+def test_one_of_two_nodes_cannot_raise_the_limit() -> None:
+    aggregation = new()
+    aggregation.combine(updates_of(vector_of(1), 50 * vector_of(2)), 4)
+    assert aggregation.influence[2].clipped < 0.04
+    assert aggregation.influence[1].clipped == 1
+
+
+def test_a_lone_node_is_judged_by_the_rounds_before() -> None:
+    aggregation = new()
+    for _ in range(3):
+        aggregation.combine(updates_of(vector_of(1)), 4)
+    aggregation.combine(updates_of(50 * vector_of(1)), 4)
+    assert aggregation.influence[1].clipped == pytest.approx(6 / 50, rel=0.05)
+
+
+def test_a_board_with_news_is_not_cut_down_to_those_without() -> None:
+    aggregation = new()
+    for _ in range(5):
+        aggregation.combine(updates_of(*map(vector_of, range(5))), 4)
+    quiet = [0.01 * vector_of(i) for i in range(4)]
+    aggregation.combine(updates_of(*quiet, vector_of(9)), 4)
+    assert aggregation.influence[5].clipped == 1
+
+
+def test_no_round_moves_further_than_a_multiple_of_the_recent_steps() -> None:
+    aggregation = new()
+    steps = [np.linalg.norm(aggregation.combine(updates_of(vector_of(i)), 4)) for i in range(5)]
+    everyone_lies = updates_of(*[50 * vector_of(1)] * 5)
+    assert np.linalg.norm(aggregation.combine(everyone_lies, 4)) <= 4.01 * np.median(steps)
+    assert np.linalg.norm(new().combine(everyone_lies, 4)) > 20 * np.median(steps)
+
+
+def test_a_missing_chunk_does_not_make_an_update_look_short() -> None:
+    aggregation = new()
+    half = PLAN.up.count // 2
+    parts = [
+        Update(1, 100, packet(vector_of(1))),
+        Update(2, 100, packet(vector_of(1), chunks=slice(half))),
+    ]
+    aggregation.combine(parts, 4)
+    norms = [aggregation.influence[i].norm for i in (1, 2)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.15)
+
+
+def test_a_memory_is_the_mean_of_the_past_within_eight_bits() -> None:
+    memory = Memory(3000, 0.8)
+    past = [vector_of(i) for i in range(12)]
+    for i in range(12):
+        memory.add(2, vector_of(100 + i))
+        found = memory.add(1, past[i])
+    weights = 0.8 ** np.arange(12)[::-1]
+    wanted = np.average(past, axis=0, weights=weights)
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+    assert np.allclose(Memory(3000, 0.8).add(1, past[0]), past[0])  # no bias at the start
+
+
+def test_sparse_packets_of_honest_nodes_show_in_their_memory() -> None:
+    """The liar sends the opposite; one round's packets hardly overlap, the memory does."""
+    plan = make_plan(3000, rounds=9, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.95)
+    settings = AggregationSettings("multi_krum", RULES["multi_krum"], 2, 0.9)
+    aggregation = RobustAggregation(plan, MODEL, settings, RUN)
+    truth = vector_of(0)
+    residuals = [0 * truth for _ in range(7)]
+    agreement = []
+    for round_number in range(12):
+        updates = []
+        for i in range(7):
+            sign = -1 if i < 2 else 1
+            wanted = residuals[i] + sign * truth + 0.5 * vector_of(100 * round_number + i)
+            bodies = encode_update(wanted, MODEL, round_number, plan)
+            residuals[i] = wanted - (
+                update_delta_q24(bodies, MODEL, round_number, plan) * UNIT
+            ).astype(np.float32)
+            updates.append(Update(i, 100, read_chunks(map(read_chunk, bodies), plan.up)))
+        step = aggregation.combine(updates, round_number)
+        agreement.append(float(step @ truth / np.linalg.norm(step) / np.linalg.norm(truth)))
+    assert aggregation.remark == ""
+    assert min(agreement[-4:]) > 0.6
+
+
+def test_too_few_updates_take_the_weighted_mean_and_say_so() -> None:
+    updates = updates_of(*map(vector_of, range(3)))
+    aggregation = new("krum", byzantine=1)
+    step = aggregation.combine(updates, 4)
+    assert aggregation.remark == (
+        "krum withstands 1 liars among at least 5 members, and 3 sent an update"
+    )
+    assert np.array_equal(step, new().combine(updates, 4))
+    aggregation.combine(updates_of(*map(vector_of, range(5))), 4)
+    assert aggregation.remark == ""
+
+
+def boom(*_: object) -> np.ndarray:
+    raise KeyError("nothing")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (boom, "own failed: KeyError: 'nothing'"),
+        (lambda updates, *_: updates[0] * np.nan, "returned NaN"),
+        (lambda updates, *_: updates, r"float32 \(3, 3000\)"),
+        (lambda *_: None, r"object \(\)"),
+        (lambda updates, *_: updates[0] > 0, "bool"),
+    ],
+)
+def test_a_rule_of_the_owner_that_fails_takes_the_weighted_mean(
+    rule: Callable[..., object], said: str
+) -> None:
+    updates = updates_of(*map(vector_of, range(3)))
+    aggregation = own(rule)
+    assert np.array_equal(aggregation.combine(updates, 4), new().combine(updates, 4))
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(aggregation.remark)
+
+
+def test_many_updates_are_averaged_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robust, "ROWS_MAX", 4)
+    seen: list[tuple[int, ...]] = []
+
+    def look(updates: np.ndarray, weights: np.ndarray, _: Context) -> np.ndarray:
+        seen.append(updates.shape)
+        return np.average(updates, axis=0, weights=weights).astype(np.float32)
+
+    updates = updates_of(*map(vector_of, range(10)))
+    assert np.allclose(own(look).combine(updates, 4), new().combine(updates, 4), atol=1e-6)
+    assert seen == [(4, 3000)]
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_makes_a_step_of_packets(name: str) -> None:
+    aggregation = new(name, byzantine=1, memory=0.9)
+    for round_number in range(3):
+        vectors = [vector_of(50) + vector_of(i) for i in range(9)]
+        step = aggregation.combine(updates_of(*vectors), round_number)
+        assert (aggregation.remark != "") == (name == "root_of_trust")
+    assert float(step @ vector_of(50)) != 0
+
+
+def test_the_order_of_updates_does_not_matter() -> None:
+    updates = updates_of(*map(vector_of, range(3)))
+    steps = [new().combine(list(mixed), 4) for mixed in itertools.permutations(updates)]
+    assert all(np.allclose(step, steps[0], atol=1e-7) for step in steps)
