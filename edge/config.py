@@ -65,12 +65,14 @@ class EvaluateConfig(NpzSettings):
 
     Without `path`, samples of a source are evaluated when their labels come, before training. `use`
     says which global adapter other programs find in current.onnx_adapter; the node trains from the
-    newest in any case.
+    newest in any case. `report`: whether the host gets loss and accuracy with each update; without
+    `path` it never does.
     """
 
     path: str | None = field(default=None, metadata=PATH)
     samples_max: int = field(default=1000, metadata=limits(1, 1_000_000))
     use: str = field(default=NEWEST, metadata=choices(NEWEST, BEST))
+    report: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.sources import input_specs, target_specs
-from edge.errors import DataError, OutOfMemory
+from edge.errors import DataError, ModelError, OutOfMemory
 from edge.onnx.session import Inference
 from edge.resources import BatchSize
 from edge.trainer import Dataset
@@ -55,6 +55,7 @@ class Evaluator:
         self._inputs = [spec.name for spec in input_specs(package)]
         self._target = next((spec.name for spec in target_specs(package)), "")
         self._total = 0.0  # sum of the scores since the last `take`
+        self._losses = 0.0
         self._count = 0
 
     def evaluate(self, data: Dataset, indexes: NDArray[np.int64]) -> Iterator[None]:
@@ -75,18 +76,28 @@ class Evaluator:
             output = outputs[self._package.outputs[0].name]
             values = scores(self._package.metric, output, batch[self._target])
             self._total += float(values.sum())
+            self._losses += len(values) * self._loss(output, batch[self._target])
             self._count += len(values)
             indexes = indexes[part.size :]
             self._batch_size.took(part.size, self._clock() - began)
             self._beat()
             yield
 
-    def take(self) -> float | None:
-        """The mean score since the last call; None without samples or if it is not finite."""
-        mean = self._total / self._count if self._count else math.nan
-        self._total = 0.0
+    def take(self) -> tuple[float | None, float | None]:
+        """The mean score and loss since the last call; None without samples or if not finite."""
+        totals = self._total, self._losses
+        means = [total / self._count if self._count else math.nan for total in totals]
+        self._total = self._losses = 0.0
         self._count = 0
-        return mean if math.isfinite(mean) else None
+        score, loss = (mean if math.isfinite(mean) else None for mean in means)
+        return score, loss
+
+    def _loss(self, output: Array, target: Array) -> float:
+        """The mean loss of a batch; NaN for outputs of another form, such as sequences."""
+        try:
+            return batch_loss(self._package.metric, output, target)
+        except ModelError:
+            return math.nan
 
 
 def scores(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
@@ -102,6 +113,31 @@ def scores(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
         values = np.abs(output.reshape(target.shape).astype(np.float64) - target)
     means: NDArray[np.float64] = values.reshape(len(values), -1).mean(axis=1)
     return means
+
+
+def batch_loss(metric: str, output: Array, target: Array) -> float:
+    """The mean loss of a batch; ModelError if output and target do not fit the metric.
+
+    It is the cross-entropy of logits for "accuracy" (output [n, classes], target [n]), otherwise
+    the mean absolute error (as many outputs as targets).
+    """
+    output = output.astype(np.float64)
+    if metric != "accuracy":
+        if output.size != target.size:
+            raise ModelError(f"outputs have shape {output.shape}, their targets {target.shape}")
+        return float(np.abs(output.reshape(target.shape) - target).mean())
+    if output.ndim != 2 or target.shape != output.shape[:1]:
+        raise ModelError(
+            f"a cross-entropy takes logits [n, classes] and targets [n], not {output.shape} and "
+            f'{target.shape}: set training.mode = "gradient"'
+        )
+    classes = target.astype(np.int64)
+    if classes.min() < 0 or classes.max() >= output.shape[1]:
+        raise ModelError(f"a target is outside the {output.shape[1]} classes of the model")
+    with np.errstate(invalid="ignore"):  # infinite logits give a loss that is not finite
+        logits = output - output.max(axis=1, keepdims=True)
+    chosen = np.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
+    return float((np.log(np.exp(logits).sum(axis=1)) - chosen).mean())
 
 
 def spread(count: int, count_max: int) -> NDArray[np.int64]:
@@ -123,6 +159,7 @@ class HistoryEntry:
     bytes_up: int  # on the bearer
     bytes_down: int
     seconds: float
+    metric_loss: float | None = None  # of the samples that gave `metric`
 
 
 class History:

@@ -37,6 +37,7 @@ from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
+from ternmesh.federated.evaluation import Evaluation, Values, write_values
 from ternmesh.federated.events import (
     Advanced,
     Decommissioned,
@@ -327,13 +328,15 @@ class Node:
         self._busy_at = now
         traffic = list(self.driver.traffic.values())
         moved = (sum(t.bytes_out for t in traffic), sum(t.bytes_in for t in traffic))
+        metric, metric_loss = self._evaluator.take()
         entry = HistoryEntry(
             version=version,
-            metric=self._evaluator.take(),
+            metric=metric,
             loss=loss,
             bytes_up=moved[0] - self._marked_bytes[0],
             bytes_down=moved[1] - self._marked_bytes[1],
             seconds=round(now - self._marked_at, 3),
+            metric_loss=metric_loss,
         )
         if held_out is not None and entry.metric is not None:
             self._keep_best(BestAdapter(version, entry.metric, model_q24))
@@ -388,7 +391,7 @@ class Node:
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None and self._advance(evaluation):
             self._evaluation = evaluation
-        if self.is_training:
+        if self.is_training and self._evaluation is None:  # the update reports the evaluation
             self._train()
         self.throttle.worked(began, self._clock())
         return True
@@ -424,12 +427,22 @@ class Node:
             return
         self._loss = self.trainer.loss
         self.protocol.samples = _weight(self.data)
+        self.protocol.evaluation = self._evaluated(round_number)
         try:
             self.protocol.submit(round_number, self.trainer.delta(), self._clock())
         except CodecError as error:
             self._lose_round(error)
         else:
             self.trainer.stop()
+
+    def _evaluated(self, version: int) -> Values:
+        """What the host is told of a global adapter; nothing without held-out samples."""
+        last = self.history.last
+        is_known = last is not None and last.version == version and self.data.held_out is not None
+        if last is None or not (is_known and self.config.evaluate.report):
+            return ()
+        accuracy = last.metric if self.package.metric == "accuracy" else None
+        return write_values(Evaluation(last.metric_loss, accuracy))
 
     def _lose_round(self, error: Exception) -> None:
         """Count a round without a delta.

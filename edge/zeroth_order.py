@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge.config import ZEROTH_ORDER, NodeConfig
 from edge.data.sources import input_specs, target_specs
 from edge.errors import ModelError
-from edge.evaluation import Array
+from edge.evaluation import batch_loss
 from edge.onnx.session import Inference, LoadedModel, TrainStep
 from edge.trainer import Arrays, Vector
 from ternmesh.generator import derive_key, seeded_signs
@@ -132,28 +132,3 @@ def estimate(seed: bytes, adapter: Vector, slopes: Slopes) -> Vector:
     for slope, z in zip(slopes, directions(seed, adapter, slopes.size), strict=True):
         gradient += np.float32(slope / slopes.size) * z
     return gradient
-
-
-def batch_loss(metric: str, output: Array, target: Array) -> float:
-    """The mean loss of a batch; ModelError if output and target do not fit the metric.
-
-    It is the cross-entropy of logits for "accuracy" (output [n, classes], target [n]), otherwise
-    the mean absolute error (as many outputs as targets).
-    """
-    output = output.astype(np.float64)
-    if metric != "accuracy":
-        if output.size != target.size:
-            raise ModelError(f"outputs have shape {output.shape}, their targets {target.shape}")
-        return float(np.abs(output.reshape(target.shape) - target).mean())
-    if output.ndim != 2 or target.shape != output.shape[:1]:
-        raise ModelError(
-            f"a cross-entropy takes logits [n, classes] and targets [n], not {output.shape} and "
-            f'{target.shape}: set training.mode = "gradient"'
-        )
-    classes = target.astype(np.int64)
-    if classes.min() < 0 or classes.max() >= output.shape[1]:
-        raise ModelError(f"a target is outside the {output.shape[1]} classes of the model")
-    with np.errstate(invalid="ignore"):  # infinite logits give a loss that is not finite
-        logits = output - output.max(axis=1, keepdims=True)
-    chosen = np.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
-    return float((np.log(np.exp(logits).sum(axis=1)) - chosen).mean())

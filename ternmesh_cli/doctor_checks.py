@@ -178,7 +178,8 @@ def broker(subject: Subject) -> Iterator[Result]:
         asked = replace(link_settings(link, role), client_id=name, session_expiry_s=0)
         transport = MqttTransport(asked)
         transport.open()
-        first = error = f"not connected to {asked.broker} yet"
+        first: object = f"not connected to {asked.broker} yet"
+        error = first
         give_up_at = time.monotonic() + BROKER_S
         while not transport.connected and time.monotonic() < give_up_at:
             time.sleep(0.05)

@@ -45,7 +45,7 @@ NODE_HEADS = (
     "to others",  # and to those of other nodes
     "software",  # shown where it is not the host's everywhere
 )
-ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down")
+ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down", "loss", "accuracy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,8 +180,12 @@ def _host(answer: Answer) -> Iterator[str]:
         yield from published(answer["release"])
     if answer["history"]:
         yield ""
-        shown = answer["history"][-ROUNDS_SHOWN:]
-        yield from table(ROUND_HEADS, [_round_row(item) for item in shown])
+        # A round tells how good the global adapter before it is.
+        later = [*answer["history"][1:], {}]
+        shown = list(zip(answer["history"], later, strict=True))[-ROUNDS_SHOWN:]
+        evaluated = any(item.get("evaluations") for item in answer["history"])
+        cells = len(ROUND_HEADS) if evaluated else len(ROUND_HEADS) - 2
+        yield from table(ROUND_HEADS[:cells], [_round_row(*item)[:cells] for item in shown])
 
 
 def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
@@ -477,7 +481,8 @@ def _similarity(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _round_row(item: Answer) -> tuple[str, ...]:
+def _round_row(item: Answer, later: Answer) -> tuple[str, ...]:
+    loss, accuracy = later.get("loss"), later.get("accuracy")
     return (
         str(item["version"]),
         f"{item['seconds']:.1f}",
@@ -485,6 +490,8 @@ def _round_row(item: Answer) -> tuple[str, ...]:
         shortened(item["missing"]) or "-",
         _size(sum(item["bytes_up"].values())),
         _size(item["bytes_down"]),
+        "-" if loss is None else f"{loss:.3f}",
+        "-" if accuracy is None else f"{accuracy:.1%}",
     )
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ternmesh.federated.events import (
     BoardChanged,
@@ -66,6 +67,9 @@ class StoredRound:
     bytes_up: Mapping[str, int]  # by node, while the round was open
     bytes_down: int  # to all nodes, the global update included
     seconds: float  # without the time that the host was down
+    loss: float | None = None  # median of the nodes, for the global adapter of the version before
+    accuracy: float | None = None
+    evaluations: int = 0  # how many nodes reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +244,8 @@ class HostStore(Store):
     def history(self, rounds_max: int = ROUNDS_MAX) -> list[StoredRound]:
         """The newest closed rounds, oldest first."""
         found = self._database.rows(
-            "SELECT version, counted, missing, seconds FROM host_round WHERE counted IS NOT NULL "
-            "ORDER BY version DESC LIMIT ?",
+            "SELECT version, counted, missing, seconds, loss, accuracy, evaluations "
+            "FROM host_round WHERE counted IS NOT NULL ORDER BY version DESC LIMIT ?",
             rounds_max,
         )
         return [self._round(*row) for row in reversed(found)]
@@ -325,27 +329,35 @@ class HostStore(Store):
     def _close_round(self, event: GlobalUpdateMade) -> None:
         names: dict[int, str] = dict(self._database.rows("SELECT address, name FROM host_node"))
         self._database.write(
-            "INSERT INTO host_round (version, counted, missing) VALUES (?, ?, ?) ON CONFLICT "
-            "DO UPDATE SET counted = excluded.counted, missing = excluded.missing",
+            "INSERT INTO host_round (version, counted, missing, loss, accuracy, evaluations) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET counted = excluded.counted, "
+            "missing = excluded.missing, loss = excluded.loss, accuracy = excluded.accuracy, "
+            "evaluations = excluded.evaluations",
             event.version,
             json.dumps([names[entry.address] for entry in event.counted]),
             json.dumps([names[address] for address in event.missing]),
+            event.evaluation.loss,
+            event.evaluation.accuracy,
+            event.evaluation.nodes,
         )
         for table in ("host_round", "host_traffic"):
             oldest = event.version - ROUNDS_MAX
             self._database.write(f"DELETE FROM {table} WHERE version <= ?", oldest)
 
-    def _round(self, version: int, counted: str, missing: str, seconds: float) -> StoredRound:
+    def _round(
+        self, version: int, counted: str, missing: str, seconds: float, *evaluation: Any
+    ) -> StoredRound:
         traffic = self._database.rows(
             "SELECT peer, bytes_up, bytes_down FROM host_traffic WHERE version = ?", version
         )
         return StoredRound(
-            version=version,
-            counted=tuple(json.loads(counted)),
-            missing=tuple(json.loads(missing)),
-            bytes_up={peer: up for peer, up, _ in traffic if up},
-            bytes_down=sum(down for _, _, down in traffic),
-            seconds=seconds,
+            version,
+            tuple(json.loads(counted)),
+            tuple(json.loads(missing)),
+            {peer: up for peer, up, _ in traffic if up},
+            sum(down for _, _, down in traffic),
+            seconds,
+            *evaluation,
         )
 
     def _nodes(self) -> Iterable[NodeRecord]:

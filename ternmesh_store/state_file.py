@@ -111,7 +111,8 @@ _HOST = (
     "CREATE TABLE host_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE host_body (position INTEGER PRIMARY KEY, address INTEGER, body BLOB)",
     """CREATE TABLE host_round (
-        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0
+        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0,
+        loss REAL, accuracy REAL, evaluations INTEGER NOT NULL DEFAULT 0
     )""",
     """CREATE TABLE host_traffic (
         version INTEGER, peer TEXT,
@@ -134,12 +135,16 @@ _TO_5 = (
     _SAMPLE,
     "INSERT INTO replay_sample SELECT id, key, 0, 2, targets, inputs FROM replay_older",
     "DROP TABLE replay_older",
+    "ALTER TABLE host_round ADD COLUMN loss REAL",
+    "ALTER TABLE host_round ADD COLUMN accuracy REAL",
+    "ALTER TABLE host_round ADD COLUMN evaluations INTEGER NOT NULL DEFAULT 0",
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
     version=5,  # a change of any table takes the next number, and an entry in migrations
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
-    # From format 3 on an upgrade keeps the state. 4: reports, settings; 5: time and certainty
+    # From format 3 on an upgrade keeps the state. 4: reports, settings; 5: time and certainty of
+    # samples, evaluations
     migrations={4: (), 5: _TO_5},
     advice=f"bring back a copy (`ternmesh restore --force`): a backup, or {STATE}.format-N of a "
     "format that this one reads",

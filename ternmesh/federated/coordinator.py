@@ -470,6 +470,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             partial_aggregates=tuple(count.partial_aggregates.items()),
             given_by=given_by,
             mean=b"" if count.rows or self.plan.rounds else self.consolidation.stored(),
+            evaluation=count.evaluation,
         )
         self._events.append(made)
         self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)

@@ -7,6 +7,7 @@ frame reports a change that a crash could undo.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.plan import Plan
 from ternmesh.security.sealing import Change
 from ternmesh.types import ModelQ24, Vector
@@ -230,6 +231,7 @@ class GlobalUpdateMade:
     partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
     given_by: str = ""  # the node that gave it back to a host that had lost it
     mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)
+    evaluation: Evaluation = NOT_EVALUATED  # by the nodes, of the global adapter before
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,10 +53,12 @@ def make_update(
     samples: int,
     plan: Plan,
     sign: Sign = _unsigned,
+    evaluation: tuple[tuple[int, int], ...] = (),
 ) -> Pending:
     """Make the update that carries as much of `corrected` as the plan allows.
 
-    `sign` gets a manifest and the hash of all chunks, and returns the signed manifest.
+    `evaluation` is that of the global adapter before. `sign` gets a manifest and the hash of all
+    chunks, and returns the signed manifest.
     """
     chunks = encode_update(corrected, model_hash, round_number, plan)
     digest = update_digest(chunks)
@@ -66,6 +68,7 @@ def make_update(
         samples=samples,
         digest=digest,
         chunks=len(chunks),
+        evaluation=evaluation,
     )
     head = sign(head, update_hash(chunks))
     return Pending(round_number, corrected, digest, (write_manifest(head), *chunks))

@@ -97,6 +97,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self.silences = state.silences
         self._chain = UpdateChain(state.global_hash, state.chain, CHAIN_MAX, CHAIN_BYTES_MAX)
         self.before = state.before
+        self.evaluation: tuple[tuple[int, int], ...] = ()  # set before `submit`
         # Of this process
         self.target = state.version  # the newest version that this node knows of
         self._is_adrift = False  # a global update does not fit the adapter: a snapshot is needed
@@ -162,7 +163,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
             self._fall_silent(corrected, now)
             return
-        rest = self.samples, plan, self._sign(round_number)
+        rest = self.samples, plan, self._sign(round_number), self.evaluation
         self.pending = make_update(corrected, self._model_hash, round_number, *rest)
         self.silences = 0
         self._take_step(NodeStep.UPDATE_MADE)

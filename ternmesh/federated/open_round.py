@@ -14,6 +14,7 @@ import numpy as np
 from ternmesh.codec.encoder import Hypervector, decode_slice, gather
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
+from ternmesh.federated.evaluation import Evaluation, of_fleet, read_values
 from ternmesh.federated.robust import Update
 from ternmesh.plan import Plan
 from ternmesh.types import Trits
@@ -122,7 +123,8 @@ class UpdateReassembler:
         """Return what this node, or the gateway in its name, adds to the round."""
         assert self.manifest is not None
         members = len(self.manifest.contributors) or 1
-        return Update(address, self.manifest.samples, self.hypervector(), members)
+        evaluation = read_values(self.manifest.evaluation)
+        return Update(address, self.manifest.samples, self.hypervector(), members, evaluation)
 
     def _add_manifest(self, item: Manifest) -> bool:
         if item.model != self.model:
@@ -248,6 +250,11 @@ class Count:
     updates: list[Update]
     rows: dict[int, Counted]  # by node
     partial_aggregates: dict[int, Counted]  # by contributor: the entry of its partial aggregate
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What the nodes report of the global adapter before this round."""
+        return of_fleet([update.evaluation for update in self.updates])
 
 
 class OpenRound:

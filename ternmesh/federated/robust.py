@@ -21,6 +21,7 @@ from ternmesh.codec.encoder import Hypervector
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import RuleError
+from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.rules import Context, Rule, Weights, check_count, weighted_mean
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
@@ -41,6 +42,7 @@ class Update:
     samples: int  # as declared
     vector: Hypervector
     members: int = 1  # how many nodes it stands for
+    evaluation: Evaluation = NOT_EVALUATED  # of the global adapter before
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,16 @@ NO_SIGNATURE = bytes(SIGNATURE_SIZE)
 CONTRIBUTORS_MIN = 2
 CONTRIBUTORS_MAX = 32
 SAMPLES_MAX = 1 << 20
+EVALUATION_MAX = 15  # bytes after its length
 
 _MANIFEST_HEAD = struct.Struct("<BH8sI4sHB")
+_VALUE = struct.Struct("<BH")  # of an evaluation: key and value
 _CHUNK_HEAD = struct.Struct("<BHHHHB")
 _CONTRIBUTIONS_HEAD = struct.Struct("<BH")
 _CONTRIBUTION = struct.Struct(f"<{DIGEST_SIZE}s3s")
-MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # without contributors
+MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # without contributors and evaluation
 CHUNK_HEAD_SIZE = _CHUNK_HEAD.size
+_HAS_EVALUATION = 0x80  # flag in the number of contributors
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,13 @@ class Manifest:
     digest: bytes  # of all chunks (`update_digest`)
     chunks: int  # how many
     contributors: tuple[int, ...] = ()  # addresses; empty for a node's own update
+    evaluation: tuple[tuple[int, int], ...] = ()  # by rising key; empty for a partial aggregate
     signature: bytes = NO_SIGNATURE
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The body of a manifest, 86 bytes without contributors."""
+    """The body of a manifest: 86 bytes, 93 with two values of an evaluation."""
+    evaluation = write_evaluation(manifest.evaluation)
     head = _MANIFEST_HEAD.pack(
         MANIFEST_KIND,
         manifest.round_low,
@@ -66,30 +71,55 @@ def write_manifest(manifest: Manifest) -> bytes:
         manifest.samples,
         manifest.digest,
         manifest.chunks,
-        len(manifest.contributors),
+        len(manifest.contributors) | (_HAS_EVALUATION if evaluation else 0),
     )
     contributors = struct.pack(f"<{len(manifest.contributors)}H", *manifest.contributors)
-    return head + contributors + manifest.signature
+    length = bytes([len(evaluation)]) if evaluation else b""
+    return head + contributors + length + evaluation + manifest.signature
 
 
 def read_manifest(body: bytes) -> Manifest:
     """The manifest in a body; WireError. The signature is not checked here."""
     if len(body) < _MANIFEST_HEAD.size or body[0] != MANIFEST_KIND:
         raise WireError("length", "a manifest is shorter than its header")
-    _, low, model, samples, digest, chunks, count = _MANIFEST_HEAD.unpack_from(body)
-    if len(body) != MANIFEST_SIZE_MIN + 2 * count:
+    _, low, model, samples, digest, chunks, number = _MANIFEST_HEAD.unpack_from(body)
+    count = number & ~_HAS_EVALUATION
+    end = _MANIFEST_HEAD.size + 2 * count
+    rest = body[end:-SIGNATURE_SIZE]
+    if len(body) < end + SIGNATURE_SIZE or bool(rest) != (number > count):
         raise WireError("length", "a manifest's length does not fit its number of contributors")
+    evaluation = _read_evaluation(rest) if rest else ()
     if count > CONTRIBUTORS_MAX or not 0 < samples <= SAMPLES_MAX:
         raise WireError("manifest", "a manifest's contributors or samples are out of range")
     contributors = struct.unpack_from(f"<{count}H", body, _MANIFEST_HEAD.size)
     if list(contributors) != sorted(set(contributors)):
         raise WireError("manifest", "a manifest must list its contributors once, in rising order")
-    return Manifest(low, model, samples, digest, chunks, contributors, body[-SIGNATURE_SIZE:])
+    if evaluation and contributors:
+        raise WireError("manifest", "a partial aggregate must have no evaluation")
+    signature = body[-SIGNATURE_SIZE:]
+    return Manifest(low, model, samples, digest, chunks, contributors, evaluation, signature)
+
+
+def write_evaluation(values: Iterable[tuple[int, int]]) -> bytes:
+    """Keys and values as bytes, as they are signed."""
+    return b"".join(_VALUE.pack(key, value) for key, value in values)
+
+
+def _read_evaluation(data: bytes) -> tuple[tuple[int, int], ...]:
+    """The keys and values after their length; WireError."""
+    if len(data) != 1 + data[0] or not 0 < data[0] <= EVALUATION_MAX or data[0] % _VALUE.size:
+        raise WireError("length", "an evaluation has one to five values of three bytes")
+    values = tuple(_VALUE.iter_unpack(data[1:]))
+    keys = [key for key, _ in values]
+    if keys != sorted(set(keys)):
+        raise WireError("manifest", "an evaluation must list its keys once, in rising order")
+    return values
 
 
 def has_contributors(body: bytes) -> bool:
     """Whether the body of a manifest, not yet checked, belongs to a partial aggregate."""
-    return len(body) >= _MANIFEST_HEAD.size and body[_MANIFEST_HEAD.size - 1] > 0
+    number = body[_MANIFEST_HEAD.size - 1] if len(body) >= _MANIFEST_HEAD.size else 0
+    return number & ~_HAS_EVALUATION > 0
 
 
 def update_hash(chunks: Sequence[bytes]) -> bytes:

@@ -429,7 +429,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
     node = world.add("ada", config)
     # Before each evaluation the node drops what one without an end has left.
     scores = iter(one for score in [5.0, 3.0, 2.0, 4.0, 3.5] for one in (None, score))
-    node._evaluator.take = lambda: next(scores)  # type: ignore[method-assign]
+    node._evaluator.take = lambda: (next(scores), None)  # type: ignore[method-assign]
     world.until(lambda: node.protocol.finished)
 
     def versions() -> tuple[int, int]:
@@ -450,7 +450,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
     assert len(list(Path(config.state_dir).glob("*.onnx_adapter"))) == 2
     assert status(node)["best"] == {"version": 2, "metric": 2.0}
     world.new_host(run=b"second  ", plan=make(rounds=2))
-    node._evaluator.take = lambda: 9.0  # type: ignore[method-assign]
+    node._evaluator.take = lambda: (9.0, None)  # type: ignore[method-assign]
 
     def joined() -> bool:
         world.now += 1.0

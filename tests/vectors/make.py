@@ -240,8 +240,9 @@ def packets() -> Entries:
     """Shares, manifests and the digest of a packet."""
     chunks, head = packet()
     gateway = Manifest(
-        65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, (1, 2, 0x7FFE), bytes(range(64))
+        65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, (1, 2, 0x7FFE), (), bytes(range(64))
     )
+    evaluated = replace(head, evaluation=((1, 325), (2, 9417)))
     return {
         "update": {"round": 5, "shares": [body.hex() for body in chunks]},
         "digest": {
@@ -251,6 +252,7 @@ def packets() -> Entries:
         },
         "manifest": _manifest(head),
         "manifest of a gateway": _manifest(gateway),
+        "manifest with an evaluation": _manifest(evaluated),
         "bundle": partial_aggregate(),
     }
 
@@ -669,7 +671,10 @@ def _ternary(words: Any, one_in: int) -> list[int]:
 
 
 def _manifest(item: Manifest) -> dict[str, Any]:
-    return {"fields": _plain(asdict(item)), "bytes": write_manifest(item).hex()}
+    fields = _plain(asdict(item))
+    if not item.evaluation:
+        del fields["evaluation"]  # a field that came later
+    return {"fields": fields, "bytes": write_manifest(item).hex()}
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
