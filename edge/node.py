@@ -391,7 +391,7 @@ class Node:
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None and self._advance(evaluation):
             self._evaluation = evaluation
-        if self.is_training and self._evaluation is None:  # the update reports the evaluation
+        if self.is_training:
             self._train()
         self.throttle.worked(began, self._clock())
         return True

@@ -45,7 +45,7 @@ NODE_HEADS = (
     "to others",  # and to those of other nodes
     "software",  # shown where it is not the host's everywhere
 )
-ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down", "loss", "accuracy")
+ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down", "loss before", "accuracy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,26 +166,17 @@ def _host(answer: Answer) -> Iterator[str]:
         yield from _nodes(answer, is_over)
         if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
             yield f"drifting: {shortened(drifting)}"
-        counted = {n["name"]: n["influence"] for n in answer["nodes"] if n.get("influence")}
-        if cut := [
-            f"{name} to {i['clipped']:.0%}" for name, i in counted.items() if i["clipped"] < 1
-        ]:
-            yield f"longer than updates usually are, and cut: {shortened(cut)}"
         if empty := [n["name"] for n in answer["nodes"] if n.get("empty")]:
             yield f"empty updates: {shortened(empty)}: does training diverge there? See its log"
-        added = [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]
-        if added:
+        if added := [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]:
             yield f"counted last in a gateway's partial aggregate: {shortened(added)}"
     if answer.get("release") is not None:
         yield from published(answer["release"])
     if answer["history"]:
         yield ""
-        # A round tells how good the global adapter before it is.
-        later = [*answer["history"][1:], {}]
-        shown = list(zip(answer["history"], later, strict=True))[-ROUNDS_SHOWN:]
-        evaluated = any(item.get("evaluations") for item in answer["history"])
-        cells = len(ROUND_HEADS) if evaluated else len(ROUND_HEADS) - 2
-        yield from table(ROUND_HEADS[:cells], [_round_row(*item)[:cells] for item in shown])
+        shown = answer["history"][-ROUNDS_SHOWN:]
+        cells = None if any(item.get("evaluations") for item in shown) else -2
+        yield from table(ROUND_HEADS[:cells], [_round_row(item)[:cells] for item in shown])
 
 
 def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
@@ -200,7 +191,10 @@ def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
     ]
     shown = len(NODE_HEADS) - (not others)
     yield from table(NODE_HEADS[:shown], [cells[:shown] for cells in rows])
+    factors = {n["name"]: n["influence"]["clipped"] for n in nodes if n.get("influence")}
+    cut = [f"{name} to {factor:.0%}" for name, factor in factors.items() if factor < 1]
     for sentence, names in (
+        ("longer than updates usually are, and cut", cut),
         (f"other versions than this host's {own}", others),
         (NO_REPORT, [name for name, board in boards.items() if board["software"] is None]),
         ("settings not taken yet", [name for name, board in boards.items() if board["behind"]]),
@@ -481,8 +475,8 @@ def _similarity(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _round_row(item: Answer, later: Answer) -> tuple[str, ...]:
-    loss, accuracy = later.get("loss"), later.get("accuracy")
+def _round_row(item: Answer) -> tuple[str, ...]:
+    loss, accuracy = item.get("loss"), item.get("accuracy")
     return (
         str(item["version"]),
         f"{item['seconds']:.1f}",

@@ -92,6 +92,10 @@ _GATEWAY = (
     "CREATE TABLE gateway_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE gateway_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
+_ROUND = """CREATE TABLE host_round (
+        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0,
+        loss REAL, accuracy REAL, evaluations INTEGER NOT NULL DEFAULT 0
+    )"""
 _HOST = (
     """CREATE TABLE host_run (
         model BLOB NOT NULL, run BLOB NOT NULL, plan TEXT NOT NULL,
@@ -110,10 +114,7 @@ _HOST = (
     )""",
     "CREATE TABLE host_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE host_body (position INTEGER PRIMARY KEY, address INTEGER, body BLOB)",
-    """CREATE TABLE host_round (
-        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0,
-        loss REAL, accuracy REAL, evaluations INTEGER NOT NULL DEFAULT 0
-    )""",
+    _ROUND,
     """CREATE TABLE host_traffic (
         version INTEGER, peer TEXT,
         bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL,
@@ -135,9 +136,11 @@ _TO_5 = (
     _SAMPLE,
     "INSERT INTO replay_sample SELECT id, key, 0, 2, targets, inputs FROM replay_older",
     "DROP TABLE replay_older",
-    "ALTER TABLE host_round ADD COLUMN loss REAL",
-    "ALTER TABLE host_round ADD COLUMN accuracy REAL",
-    "ALTER TABLE host_round ADD COLUMN evaluations INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE host_round RENAME TO host_older",
+    _ROUND,
+    "INSERT INTO host_round SELECT version, counted, missing, seconds, NULL, NULL, 0 "
+    "FROM host_older",
+    "DROP TABLE host_older",
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"

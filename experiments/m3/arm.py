@@ -43,7 +43,7 @@ class AccuracyMeter:
         count = len(self._data)
         for _ in self._evaluator.evaluate(self._data, spread(count, count)):
             pass
-        return self._evaluator.take() or 0.0
+        return self._evaluator.take()[0] or 0.0
 
 
 def finished_result(experiment: Experiment, arm: Arm) -> ArmResult | None:

@@ -7,9 +7,10 @@ import pytest
 from edge.config import ZEROTH_ORDER, DataConfig, NodeConfig, TrainingConfig
 from edge.data.sources import FolderData
 from edge.errors import ModelError
+from edge.evaluation import batch_loss
 from edge.onnx.session import Inference, LoadedModel, TrainStep, load_model
 from edge.trainer import AdamSettings, Trainer, round_rng
-from edge.zeroth_order import ZerothOrder, batch_loss, directions, estimate, make_step
+from edge.zeroth_order import ZerothOrder, directions, estimate, make_step
 from models.zoo import package_path
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.plan import make_plan

@@ -248,12 +248,18 @@ def test_samples_of_format_4_are_all_there_in_ours(tmp_path: Path) -> None:
     older = """CREATE TABLE replay_sample (
         id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, inputs BLOB NOT NULL, targets BLOB
     )"""
-    tables = (older, *(sql for sql in SCHEMA.statements if "replay_sample" not in sql))
+    rounds = """CREATE TABLE host_round (
+        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL
+    )"""
+    changed = ("replay_sample", "host_round")
+    kept = (sql for sql in SCHEMA.statements if not any(name in sql for name in changed))
+    tables = (older, rounds, *kept)
     with closing(Database(tmp_path / STATE, replace(SCHEMA, version=4, statements=tables))) as old:
         old.open()
         old.insert("replay_sample", 3, "a", b"inputs", None)
         old.insert("replay_sample", 7, "b", bytes(9000), b"targets")
         old.insert("security_member", "ada", b"identity")
+        old.insert("host_round", 1, "[]", "[]", 0.5)
         old.commit()
     state = StateFile(tmp_path)
     for _ in range(2):  # the second one compares all checksums
@@ -264,6 +270,7 @@ def test_samples_of_format_4_are_all_there_in_ours(tmp_path: Path) -> None:
             (7, "b", 0, 2.0, b"targets", bytes(9000)),
         ]
         assert state.rows("SELECT name FROM security_member") == [("ada",)]
+        assert state.rows("SELECT loss, accuracy, evaluations FROM host_round") == [(None, None, 0)]
         state.close()
 
 

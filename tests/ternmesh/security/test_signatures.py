@@ -68,6 +68,7 @@ def test_a_packets_signature_covers_all_that_counts() -> None:
         replace(signed, samples=121),
         replace(signed, chunks=3),
         replace(signed, contributors=(1, 2)),
+        replace(signed, evaluation=((1, 325),)),
         replace(signed, signature=bytes(64)),
     ):
         with bad():

@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from ternmesh.wire.update import (
     Contribution,
     Manifest,
     contributors_max,
+    has_contributors,
     read_bitmap,
     read_chunk,
     read_contributions,
@@ -38,6 +40,12 @@ manifests = st.builds(
     contributors=st.sets(st.integers(0, 0xFFFF), max_size=32).map(lambda s: tuple(sorted(s))),
     signature=st.binary(min_size=64, max_size=64),
 )
+values = st.dictionaries(st.integers(0, 255), st.integers(0, 0xFFFF), min_size=1, max_size=5)
+evaluated = st.builds(
+    lambda item, given: replace(item, contributors=(), evaluation=tuple(sorted(given.items()))),
+    manifests,
+    values,
+)
 
 
 @given(manifests)
@@ -47,6 +55,14 @@ def test_a_manifest_reads_as_written(item: Manifest) -> None:
     assert read_manifest(body) == item
 
 
+@given(evaluated)
+def test_a_manifest_with_an_evaluation_reads_as_written(item: Manifest) -> None:
+    body = write_manifest(item)
+    assert len(body) == 22 + 1 + 3 * len(item.evaluation) + 64
+    assert read_manifest(body) == item
+    assert not has_contributors(body)
+
+
 @given(st.binary(max_size=200) | st.binary(max_size=160).map(lambda data: b"\x03" + data))
 def test_any_bytes_are_a_manifest_or_a_wire_error(data: bytes) -> None:
     try:
@@ -54,6 +70,12 @@ def test_any_bytes_are_a_manifest_or_a_wire_error(data: bytes) -> None:
     except WireError:
         return
     assert write_manifest(item) == data
+
+
+PLAIN = write_manifest(Manifest(1, b"modelmod", 10, b"abcd", 3))
+EVALUATED = write_manifest(
+    Manifest(1, b"modelmod", 10, b"abcd", 3, evaluation=((1, 325), (2, 9417)))
+)
 
 
 def damaged(at: int, data: bytes) -> bytes:
@@ -75,9 +97,17 @@ def damaged(at: int, data: bytes) -> bytes:
         (damaged(22, b"\x05"), "manifest"),  # a contributor twice
         (damaged(22, b"\x09"), "manifest"),  # out of order
         (b"\x03" + bytes(20) + b"\x21" + bytes(66 + 64), "manifest"),  # 33 of them
+        (EVALUATED[:21] + b"\x00" + EVALUATED[22:], "length"),  # an evaluation without its flag
+        (PLAIN[:21] + b"\x80" + PLAIN[22:], "length"),  # a flag without an evaluation
+        (EVALUATED[:22] + b"\x05" + EVALUATED[23:], "length"),
+        (EVALUATED[:22] + b"\x00" + bytes(64), "length"),  # no value
+        (EVALUATED[:22] + b"\x04" + bytes(4 + 64), "length"),  # no whole values
+        (EVALUATED[:22] + b"\x12" + bytes(18 + 64), "length"),  # six values
+        (EVALUATED[:26] + b"\x01" + EVALUATED[27:], "manifest"),  # a key twice
+        (EVALUATED[:21] + b"\x81\x05\x00" + EVALUATED[22:], "manifest"),  # of a gateway
     ],
 )
-def test_why_a_manifest_is_refused(body: bytes, reason: str) -> None:  # R4.2-1
+def test_why_a_manifest_is_refused(body: bytes, reason: str) -> None:  # R4.2-1, R4.2-5
     with pytest.raises(WireError) as caught:
         read_manifest(body)
     assert caught.value.reason == reason
