@@ -31,6 +31,7 @@ from edge.service import open_data
 from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
 from ternmesh.federated.state import CoordinatorSettings, CoordinatorState, new_coordinator_state
@@ -67,6 +68,7 @@ class Host:
             plan, settings, model, run, state or new_coordinator_state(plan.dimension)
         )
         self.counted: Counter[int] = Counter()  # rounds by address
+        self.evaluations: list[Evaluation] = []  # by version of the global adapter
         end = world.hub.host()
         end.open()
         self.driver = Driver(self.coordinator, end, lambda: world.now)
@@ -78,6 +80,7 @@ class Host:
     def _note(self, event: object) -> None:
         if isinstance(event, GlobalUpdateMade):
             self.counted.update(entry.address for entry in event.counted)
+            self.evaluations.append(event.evaluation)
 
 
 class World:
@@ -180,6 +183,24 @@ def test_two_nodes_learn_together_to_the_end(world: World) -> None:
         assert entries[-1].loss < entries[1].loss
         assert sum(entry.bytes_up for entry in entries[1:]) > 0
         assert node.diverged == 0
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_the_host_hears_how_good_the_global_adapter_is(world: World, report: bool) -> None:
+    world.new_host(min_peers=2)
+    for name in ("ada", "bob"):
+        config = world.config(name)
+        world.add(name, replace(config, evaluate=replace(config.evaluate, report=report)))
+    world.until(lambda: all(node.protocol.finished for node in world.nodes.values()))
+    found = world.host.evaluations
+    if not report:
+        assert {item.nodes for item in found} == {0}
+        return
+    assert [item.nodes for item in found] == [2] * ROUNDS
+    losses = [[entry.metric_loss for entry in node.history] for node in world.nodes.values()]
+    wanted = np.mean(np.array(losses, float), axis=0)[:ROUNDS]
+    assert [item.loss for item in found] == pytest.approx(wanted, abs=0.001)
+    assert {item.accuracy for item in found} == {None}  # this model has another metric
 
 
 def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:

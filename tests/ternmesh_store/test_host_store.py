@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import (
     BoardChanged,
     BodyAccepted,
@@ -274,9 +275,11 @@ def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):
     )
     assert store.history() == [first], "the round that is still open is no history"
     both = (COUNTED, replace(COUNTED, address=2))
-    store.record(global_hash(2, counted=both, missing=()))
+    made = replace(global_hash(2, counted=both, missing=()), evaluation=Evaluation(0.4, 0.9, 2))
+    store.record(made)
     assert store.history()[0] == first
-    assert store.history(1) == [StoredRound(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0)]
+    second = StoredRound(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0, 0.4, 0.9, 2)
+    assert store.history(1) == [second]
     assert store.tallies() == {
         "ada": Tally(rounds_counted=2, rounds_missed=0, bytes_up=111, bytes_down=5),
         "bob": Tally(rounds_counted=1, rounds_missed=1, bytes_up=200, bytes_down=9),
