@@ -438,8 +438,9 @@ class Node:
     def _evaluated(self, version: int) -> Values:
         """What the host is told of a global adapter; nothing without held-out samples."""
         last = self.history.last
-        is_known = last is not None and last.version == version and self.data.held_out is not None
-        if last is None or not (is_known and self.config.evaluate.report):
+        if self.data.held_out is None or not self.config.evaluate.report:
+            return ()
+        if last is None or last.version != version:
             return ()
         accuracy = last.metric if self.package.metric == "accuracy" else None
         return write_values(Evaluation(last.metric_loss, accuracy))

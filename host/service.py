@@ -182,7 +182,8 @@ class HostService:
                 self._drift.close(event.version - 1, [c.address for c in event.counted])
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
-                self._lines += [(logging.DEBUG, line) for line in influences(self.coordinator)]
+                if _log.isEnabledFor(logging.DEBUG):
+                    self._lines += [(logging.DEBUG, line) for line in influences(self.coordinator)]
                 remark = self.coordinator.aggregation.remark
                 if remark and remark != self._remark:
                     self._lines.append((logging.WARNING, f"{remark}: the weighted mean is taken"))

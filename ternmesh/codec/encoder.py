@@ -11,6 +11,7 @@ al., "Error feedback fixes SignSGD", ICML 2019.
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from ternmesh.codec.entropy_coder import CODEBOOK, Coded, bits_per_trit, decode_
 from ternmesh.codec.scale import SCALE_MAX, UNIT, decode_scale, encode_scale, floor_scale
 from ternmesh.errors import CodecError
 from ternmesh.types import DeltaQ24, Places, Trits, Vector
+
+Number = TypeVar("Number", bound=np.generic)
 
 SPAN_MAX = 0xFFFF  # coordinates of a slice: a chunk counts its nonzeros in two bytes
 SPARE_BYTES = 1  # coded slices of the same density differ by a few bits
@@ -40,6 +43,10 @@ class Slicing:
     def size(self, index: int) -> int:
         """Coordinates in slice `index`: fewer in the last one."""
         return min(self.span, self.dimension - index * self.span)
+
+    def spread(self, by_slice: NDArray[Number]) -> NDArray[Number]:
+        """The number of each slice at all of its coordinates, [count] to [D]."""
+        return np.repeat(by_slice, self.span)[: self.dimension]
 
     def cut(self, vector: Vector, order: Places) -> list[Vector]:
         """The values of each slice of a vector; CodecError for NaN or infinity."""
@@ -69,7 +76,7 @@ class Hypervector:
 
     def delta_q24(self) -> DeltaQ24:
         """trit * scale of each coordinate, in slice order."""
-        return self.trits * np.repeat(self.scales, self.slicing.span)[: self.slicing.dimension]
+        return self.trits * self.slicing.spread(self.scales)
 
 
 def choose_span(dimension: int, room: int, zeros: float) -> int:
@@ -134,10 +141,10 @@ def gather(slices: list[tuple[int, Trits, int]], slicing: Slicing) -> Hypervecto
     return Hypervector(slicing, trits, scales, present)
 
 
-def scatter(delta_q24: DeltaQ24, order: Places) -> DeltaQ24:
+def scatter(numbers: NDArray[Number], order: Places) -> NDArray[Number]:
     """Numbers in slice order moved back to the order of the adapter vector."""
-    vector = np.empty_like(delta_q24)
-    vector[order] = delta_q24
+    vector = np.empty_like(numbers)
+    vector[order] = numbers
     return vector
 
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ternmesh.codec.encoder import Hypervector
+from ternmesh.codec.encoder import Hypervector, scatter
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import RuleError
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.rules import Context, Rule, Weights, check_count, weighted_mean
 from ternmesh.plan import Plan
-from ternmesh.types import Vector
+from ternmesh.types import Places, Vector
 
 SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians
 NORM_RATIO = 1.5  # the largest norm of an update, in medians of the round
@@ -81,8 +81,8 @@ class Memory:
         total = row * np.float32(scale * self._decay) + update
         scale = float(np.abs(total).max()) / 127 or 1.0
         self._rows[address] = np.rint(total / np.float32(scale)).astype(np.int8), scale, count + 1
-        span = sum(self._decay**age for age in range(min(count + 1, 1000)))
-        mean: Vector = total / np.float32(span)
+        weights = (1 - self._decay ** (count + 1)) / (1 - self._decay)  # the sum of all so far
+        mean: Vector = total / np.float32(weights)
         return mean
 
 
@@ -113,21 +113,18 @@ class RobustAggregation:
         if not updates:
             return np.zeros(self._plan.dimension, np.float32)
         weights, norms, factors = bound(updates, list(self._norms))
+        if self._settings.name == "mean":
+            weights = np.array([float(item.members) for item in updates])
         self._norms.append(lower_median(norms))
         for item, share, norm, factor in zip(
             updates, weights / weights.sum(), norms, factors, strict=True
         ):
             self.influence[item.address] = Influence(float(share), float(norm), float(factor))
-        step = _weighted_mean(updates, weights, factors)
+        mean = _weighted_mean(updates, weights, factors)
         places = order(self._model_hash, round_number, self._plan.dimension)
-        if self._settings.name == "mean":
-            members = np.array([float(item.members) for item in updates])
-            step = _weighted_mean(updates, members, factors)
-        elif self._settings.name != "weighted_mean":  # these two need no matrix of all updates
-            step = self._by_rule(updates, weights, factors, step, places)
-        vector = np.empty_like(step)
-        vector[places] = step
-        return self._limit_step(vector)
+        if self._settings.name in ("mean", "weighted_mean"):  # they need no matrix of all updates
+            return self._limit_step(scatter(mean, places))
+        return self._limit_step(self._by_rule(updates, weights, factors, mean, places))
 
     def _by_rule(
         self,
@@ -135,22 +132,20 @@ class RobustAggregation:
         weights: Weights,
         factors: Weights,
         mean: Vector,
-        places: NDArray[np.int64],
+        places: Places,
     ) -> Vector:
-        """The step by the rule, in slice order; the weighted mean where the rule fails."""
+        """The step by the rule; the weighted mean, given in slice order, where the rule fails."""
         groups = self._groups(len(updates))
         rows = np.zeros((int(groups.max()) + 1, mean.size), np.float32)
         sums = np.bincount(groups, weights).astype(np.float64)
         for item, weight, factor, group in zip(updates, weights, factors, groups, strict=True):
-            row = np.where(_present(item.vector), _floats(item.vector, factor), mean)
+            is_present = item.vector.slicing.spread(item.vector.present)
+            row = scatter(np.where(is_present, _clipped(item.vector, factor), mean), places)
             if self._memory is not None:
-                vector = np.empty_like(row)
-                vector[places] = row
-                row = self._memory.add(item.address, vector)[places]
+                row = self._memory.add(item.address, row)
             rows[group] += np.float32(weight / sums[group]) * row
-        before = None if self._before is None else self._before[places]
         settings = self._settings
-        context = Context(settings.byzantine, before, None, self._rng)
+        context = Context(settings.byzantine, self._before, None, self._rng)
         try:
             check_count(settings.name, len(rows), settings.byzantine)
             return _checked(settings.rule(rows, sums, context), mean.size)
@@ -158,7 +153,7 @@ class RobustAggregation:
             self.remark = str(error)
         except Exception as error:  # noqa: BLE001  (a rule may be the owner's own code)
             self.remark = f"{settings.name} failed: {type(error).__name__}: {error}"
-        return mean
+        return scatter(mean, places)
 
     def _groups(self, count: int) -> NDArray[np.int64]:
         """The group of each update: one of its own, or one of `ROWS_MAX` at random."""
@@ -205,12 +200,10 @@ def _weighted_mean(updates: Sequence[Update], weights: Weights, factors: Weights
     total = np.zeros(slicing.dimension)
     weight = np.zeros(slicing.count)
     for item, own, factor in zip(updates, weights, factors, strict=True):
-        scales = item.vector.scales * (own * factor * UNIT)
-        total += item.vector.trits * np.repeat(scales, slicing.span)[: slicing.dimension]
+        total += item.vector.trits * slicing.spread(item.vector.scales * (own * factor * UNIT))
         weight += own * item.vector.present
     weight[weight == 0] = 1.0
-    mean = total / np.repeat(weight, slicing.span)[: slicing.dimension]
-    return mean.astype(np.float32)
+    return (total / slicing.spread(weight)).astype(np.float32)
 
 
 def _norm(vector: Hypervector) -> float:
@@ -222,15 +215,10 @@ def _norm(vector: Hypervector) -> float:
     return float(np.sqrt(energy * slicing.count / max(1, int(vector.present.sum()))))
 
 
-def _floats(vector: Hypervector, factor: float) -> Vector:
-    slicing = vector.slicing
+def _clipped(vector: Hypervector, factor: float) -> Vector:
     scales = (vector.scales * (factor * UNIT)).astype(np.float32)
-    floats: Vector = vector.trits * np.repeat(scales, slicing.span)[: slicing.dimension]
-    return floats
-
-
-def _present(vector: Hypervector) -> NDArray[np.bool_]:
-    return np.repeat(vector.present, vector.slicing.span)[: vector.slicing.dimension]
+    clipped: Vector = vector.trits * vector.slicing.spread(scales)
+    return clipped
 
 
 def _checked(step: Vector, dimension: int) -> Vector:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ternmesh.codec.encoder import zero_residual
+from ternmesh.codec.encoder import scatter, zero_residual
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT
 from ternmesh.codec.votes import encode_votes
@@ -151,8 +151,7 @@ def make_partial_aggregate(
     for row, factor, update in zip(rows, factors, updates, strict=True):
         total += row.samples * factor * update.vector.delta_q24()
     places = order(model_hash, round_number, plan.dimension)
-    wanted = np.empty_like(residual)
-    wanted[places] = residual[places] + total * UNIT
+    wanted = (residual + scatter(total, places) * UNIT).astype(np.float32)
     mean = wanted / np.float32(samples)
     slices = encode_votes(mean, places, plan.up, plan.chunk_room, plan.scale_max)
     listed = write_contributions(round_number, rows)
@@ -186,10 +185,8 @@ def settle_partial_aggregate(
     sent = partial_aggregate_q24(chunks, plan) * UNIT * partial_aggregate.samples
     places = order(model_hash, partial_aggregate.round, plan.dimension)
     after = partial_aggregate.wanted[places] - sent
-    is_counted = np.repeat(counted, plan.up_span)[: plan.dimension]
-    settled = np.empty_like(residual)
-    settled[places] = np.where(is_counted, after, residual[places])
-    return settled
+    is_counted = plan.up.spread(counted)
+    return scatter(np.where(is_counted, after, residual[places]), places).astype(np.float32)
 
 
 def partial_aggregate_q24(chunks: Sequence[bytes], plan: Plan) -> DeltaQ24:
