@@ -172,7 +172,7 @@ def root_of_trust(updates: Updates, weights: Weights, context: Context) -> Vecto
     """
     root = context.root
     if root is None:
-        raise RuleError("root_of_trust needs samples of the host: set [run] root_samples")
+        raise RuleError("root_of_trust needs a step on samples of the host, and none was given")
     if root.shape != updates.shape[1:]:
         raise RuleError(f"the root has {root.size} numbers, and an update {updates.shape[1]}")
     norms, root_norm = _norms(updates), float(np.linalg.norm(root))

@@ -124,7 +124,7 @@ def test_the_root_decides_direction_and_length() -> None:
     x = np.stack([5 * root, -100 * root, 0.1 * root])
     assert np.allclose(apply("root_of_trust", x, root=root), root, atol=1e-5)
     assert not apply("root_of_trust", -x[[0, 2]], root=root).any()
-    with pytest.raises(RuleError, match="root_samples"):
+    with pytest.raises(RuleError, match="step on samples of the host, and none was given"):
         apply("root_of_trust", x)
     with pytest.raises(RuleError, match="39 numbers"):
         apply("root_of_trust", x, root=root[1:])
