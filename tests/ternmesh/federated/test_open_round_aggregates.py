@@ -85,6 +85,23 @@ def test_a_whole_bundle_stands_for_its_contributors() -> None:  # R6.8-2, R6.8-3
     assert receipt == control.Receipt(0, partial_aggregate.rows[3].digest, row.have)
 
 
+def test_a_gateway_bounds_its_boards_as_the_host_does() -> None:
+    honest = aggregate_of(1, 2, 3)
+    intakes = {}
+    for address, factor, samples in ((1, 1, 10), (2, 1, 20), (3, 30, SAMPLES_MAX - 30)):
+        rng = np.random.default_rng(address)
+        vector = (factor * rng.standard_t(3, DIMENSION) * 0.01).astype(np.float32)
+        intakes[address] = UpdateReassembler(PLAN, MODEL[:8], 0)
+        for body in make_update(vector, MODEL, 0, samples, PLAN).bodies:
+            intakes[address].add(body)
+    residual = new_node_state(DIMENSION).residual
+    made = make_partial_aggregate(choose(intakes, PLAN), residual, MODEL, 0, PLAN, "ada")
+    assert [row.samples for row in made.rows.values()] == [10, 20, 40]
+    assert made.samples == read_manifest(made.bodies[0]).samples == 70
+    length = np.linalg.norm(made.wanted / made.samples)
+    assert length < 1.5 * np.linalg.norm(honest.wanted / honest.samples)
+
+
 @pytest.mark.parametrize("order", ["own first", "bundle first"])
 def test_a_node_is_never_counted_twice(order: str) -> None:  # R6.8-2
     arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
