@@ -16,26 +16,24 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from ternmesh.codec.encoder import add_residual, zero_residual
+from collections.abc import Mapping
+
+from ternmesh.codec.encoder import add_residual
 from ternmesh.codec.scale import add_q24
-from ternmesh.deliveries import Deliveries, Delivery
+from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_step, make_step
 from ternmesh.federated.consolidation import Consolidation
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
-    HostEvent,
     NodeJoined,
     RoundExtended,
     RoundOpened,
-    RunAdopted,
     UpdateForgotten,
 )
-from ternmesh.federated.host_session import HostSession
+from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
-from ternmesh.federated.recovery import ASKS_MAX, Answer, Recovery, own_rows
-from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.robust import RobustAggregation
 from ternmesh.federated.state import (
     RUN_LEGAL,
@@ -46,34 +44,28 @@ from ternmesh.federated.state import (
     RunStep,
     addresses_awaited,
     is_any_counted,
-    registered,
 )
-from ternmesh.plan import Plan, genesis, to_numbers
+from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
 from ternmesh.security.authenticator import SecurityLayer
 from ternmesh.security.membership import ALL
-from ternmesh.timers import NETWORK_TIMERS, RateLimiter, TimerSettings, earliest
+from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN, Announce, Hello, Receipt
+from ternmesh.wire.control import GATHERING, OPEN, Announce, Hello, Receipt
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 from ternmesh.wire.global_update import (
-    Certificate,
-    GlobalSnapshot,
+    Counted,
     GlobalUpdate,
-    certify,
     hash_adapter,
     hash_global_update,
-    split_certificate,
-    write_global_snapshot,
     write_global_update,
 )
 from ternmesh.wire.update import MANIFEST_KIND
 
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
-CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
 
 
-class Coordinator(HostSession[RegisteredNode, HostEvent]):
+class Coordinator(HostRun):
     """One run over one fleet."""
 
     def __init__(
@@ -86,34 +78,16 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         security: SecurityLayer = SECURITY_OPEN,
         pace: TimerSettings = NETWORK_TIMERS,
     ) -> None:
-        registry = NodeRegistry(map(registered, state.nodes), new=RegisteredNode)
-        super().__init__(model_hash, run, to_numbers(plan), registry, state.counter, security, pace)
-        self.plan = plan
-        self.settings = settings
-        self._model_hash = model_hash
-        self._origin = genesis(model_hash, run, plan)
-        # Kept on disk by the program, as `CoordinatorState`
-        self.phase = state.phase
-        self.version = state.version
-        self.global_hash = state.global_hash or self._origin
-        self.model_q24 = state.model_q24
-        self.residual = state.residual
-        self._chain = UpdateChain(self._origin, state.chain, settings.chain_max)
+        super().__init__(plan, settings, model_hash, run, state, security, pace)
         # Bodies on disk have a receipt: they count, even if partial aggregates are disabled now.
         stored = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
         self._round = self._new_round(may_be_aggregated=settings.partial_aggregates or stored)
         for place, body in state.bodies:
             self._round.add(place, body)
         # Of this process
-        self._round_ms = min(control.INTEGER_MAX, round(1000 * settings.deadline_s))
-        self._may_adopt = state.is_first
-        self._catch_ups = RateLimiter(CATCH_UP_MIN_S)
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
         self.aggregation = RobustAggregation(plan, model_hash, settings.aggregation, run)
         self.consolidation = Consolidation(plan.dimension, state.mean)
-        self._recovery = Recovery(plan, model_hash, pace.catch_up_s)
-        self._deliveries = Deliveries()  # of a transport that retransmits
-        self._catch_up_s = pace.catch_up_s
         # Timers
         self.deadline = 0.0  # the deadline of the open round
         self._announce_at = 0.0
@@ -244,116 +218,18 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
         if self.phase == OPEN:
             self._answer(node.address)
 
-    def _catch_up(self, node: RegisteredNode, hello: Hello, now: float) -> None:
-        """Send a node the global updates that it lacks, unless they are being sent already."""
-        own = hello.version, hello.global_hash
-        version, known = own if hello.run == self.run else (0, self._chain.hash_of(0))
-        is_up_to_date = version == self.version and known == self.global_hash
-        is_on_its_way = self._deliveries.is_held(node.name) or self._deliveries.was_delivered(
-            node.name, now - self._catch_up_s
-        )
-        if is_up_to_date or is_on_its_way or not self._catch_ups.allow(node.name, now):
-            return
-        address = node.address | DOWN
-        if self._outgoing.holds(address, fragments.KIND):  # the slowest check, so the last one
-            return
-        for content in self._missing(node, version, known):
-            objects = self._authenticator.objects_to_send(self.run, content)
-            self._outgoing.cut(node.name, address, objects, self.plan.frame_mtu)
-
-    def _missing(self, node: RegisteredNode, version: int, known: bytes | None) -> list[bytes]:
-        """Return the global updates that a node lacks, or a snapshot if that is smaller."""
-        steps = self._chain.between(version, known, self.version)
-        if steps is not None and sum(map(len, steps)) <= 4 * self.plan.dimension:
-            return [self._certified(split_certificate(step)[0]) for step in steps]
-        global_snapshot = GlobalSnapshot(
-            version=self.version,
-            global_hash=self.global_hash,
-            model=self._model,
-            finished=self.phase == FINISHED,
-            deadline_ms=self._round_ms,  # not the time left: the bytes must not depend on the time
-            counted=tuple(row for row in (node.counted, node.partial_aggregate) if row is not None),
-            state=self.model_q24,
-        )
-        return [self._certified(write_global_snapshot(global_snapshot))]
-
-    # Recovering
-
-    @property
-    def recovering(self) -> bool:
-        """Whether a node may have global updates that the host has lost."""
-        return self._recovery.source is not None
-
-    @property
-    def ahead(self) -> list[str]:
-        """The nodes with a newer global update that nobody has given back."""
-        return self._recovery.unmet(self.version)
-
-    def _adopt(self, hello: Hello) -> None:
-        """Go on with the node's run: the host has lost its own, and gets it back as a claim."""
-        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
-        self.run = hello.run
-        self._sealing.bind(self.run)
-        self.global_hash = self._origin = genesis(self._model_hash, self.run, self.plan)
-        self._chain = UpdateChain(self._origin, (), self.settings.chain_max)
-        self._may_adopt = False
-        self._events.append(RunAdopted(self.run, hello.name))
-
-    def _hear_claim(self, hello: Hello, now: float) -> None:
-        """Ask the node for what the host lacks instead of a welcome. Raises WireError."""
-        is_possible = hello.version <= self.plan.last_version
-        if not (is_possible and self._recovery.claim(hello.name, hello.version, now)):
-            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
-
-    def _ask_if_due(self, now: float) -> None:
-        """Ask the node with the newer version; give its claim up after too many questions."""
-        recovery = self._recovery
-        if recovery.at is None or now < recovery.at:
-            return
-        if recovery.tries >= ASKS_MAX:
-            self._refuse(recovery.give_up(now), "ahead", now)
-        node = self.nodes.named(recovery.source or "")
-        if node is None:
-            self._lead_on(now)
-            return
-        recovery.asked(node.name, self.version, now)
-        question = control.write_control(control.Wanted(node.address, self.version))
-        self._outgoing.push(node.name, UNASSIGNED, [question])
-
-    def _receive_fragment(self, node: RegisteredNode, body: bytes, now: float) -> None:
-        if node.name not in self._recovery.givers:
-            raise WireError("kind", "a fragment that this host did not ask for")
-        if node.name != self._recovery.source:
-            node.refused["duplicate"] += 1  # the host has it already, or has given up
-            return
-        held = self.version, self.model_q24
-        answer = self._recovery.add(body, held, self._origin, self._check_own)
-        if answer is not None:
-            self._take_back(answer, node.name, now)
-
-    def _take_back(self, answer: Answer, giver: str, now: float) -> None:
-        """Apply a global update that this host has made, and lost."""
-        step, link, self.model_q24 = answer
-        if step.version != self.version + 1:
-            self._chain.clear()
-        if self.phase == GATHERING:
-            self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
-        self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
-        self._move_on(link, Count([], own_rows(step.counted, self.nodes), {}), (), giver)
-        self._recovery.advanced(self.version, now)
-        if not self.recovering:
-            self._lead_on(now)
-
-    def _check_own(self, data: bytes, content: bytes, certificate: Certificate) -> None:
-        beside = self._authenticator.objects_to_send(self.run, data)[:-1]
-        self._authenticator.check_certificate(self.run, content, certificate, beside)
+    # Rounds
 
     def _lead_on(self, now: float) -> None:
         if self.phase == OPEN:
             self._open_round(now)
         self._announce(now)
 
-    # Rounds
+    def _begin_round(self) -> None:
+        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
+
+    def _given_back(self, link: ChainLink, rows: Mapping[int, Counted], giver: str) -> None:
+        self._move_on(link, Count([], dict(rows), {}), (), giver)
 
     def _advance(self, now: float) -> None:
         """Open the first round or close the open round, if its condition is met."""
@@ -473,10 +349,7 @@ class Coordinator(HostSession[RegisteredNode, HostEvent]):
             evaluation=count.evaluation,
         )
         self._events.append(made)
-        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
-
-    def _certified(self, content: bytes) -> bytes:
-        return certify(content, self._authenticator.certify(self.run, content))
+        self._begin_round()
 
     # Sending
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ternmesh.federated import coordinator
+from ternmesh.federated import host_run
 from ternmesh.federated.events import BodyAccepted
 from ternmesh.federated.gateway import aggregator, partial_aggregate
 from ternmesh.federated.gateway.partial_aggregate import (
@@ -148,7 +148,7 @@ def snapshot_without_the_bundle(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say in which bundle its node was counted."""
     write = write_global_snapshot
     patch.setattr(
-        coordinator, "write_global_snapshot", lambda s: write(replace(s, counted=s.counted[:1]))
+        host_run, "write_global_snapshot", lambda s: write(replace(s, counted=s.counted[:1]))
     )
 
 

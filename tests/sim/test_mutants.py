@@ -13,7 +13,7 @@ import pytest
 from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated import coordinator, local_update, node, session
+from ternmesh.federated import coordinator, host_run, local_update, node, session
 from ternmesh.federated.aggregation import update_delta_q24
 from ternmesh.federated.events import ResidualChanged
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
@@ -155,7 +155,7 @@ def _aim(self: node.NodeProtocol, phase: int) -> None:
 def snapshot_without_the_list(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say what was counted of the node that it is sent to."""
     write = write_global_snapshot
-    patch.setattr(coordinator, "write_global_snapshot", lambda s: write(replace(s, counted=())))
+    patch.setattr(host_run, "write_global_snapshot", lambda s: write(replace(s, counted=())))
 
 
 def loses_late_work(patch: pytest.MonkeyPatch) -> None:
