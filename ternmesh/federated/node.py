@@ -9,56 +9,29 @@ work for a round, after a `WorkReady`. `state.NODE_LEGAL` has the phases of a no
                                └─── global update applied ─────┘
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from ternmesh.codec.encoder import add_residual, zero_residual
-from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
+from ternmesh.codec.encoder import zero_residual
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import follow
-from ternmesh.federated.events import (
-    Advanced,
-    FellSilent,
-    Joined,
-    NodeEvent,
-    ResidualChanged,
-    UpdateMade,
-    UpdateReceived,
-    WorkReady,
-)
+from ternmesh.federated.events import Advanced, Joined, WorkReady
 from ternmesh.federated.global_reassembler import GlobalReassembler
-from ternmesh.federated.local_update import (
-    Sign,
-    is_too_little,
-    is_whole_receipt,
-    make_update,
-    settle_update,
-    sign_again,
-    update_bodies,
-)
+from ternmesh.federated.node_work import NodeWork
 from ternmesh.federated.recovery import steps_after
 from ternmesh.federated.registry import UpdateChain
-from ternmesh.federated.session import NodeSession
-from ternmesh.federated.state import NODE_LEGAL, ChainLink, Learned, NodePhase, NodeState, NodeStep
+from ternmesh.federated.state import ChainLink, Learned, NodePhase, NodeState, NodeStep
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
-from ternmesh.timers import (
-    ANNOUNCES_MISSED,
-    NETWORK_TIMERS,
-    Backoff,
-    RateLimiter,
-    TimerSettings,
-    earliest,
-)
-from ternmesh.types import ModelQ24, Vector
+from ternmesh.timers import ANNOUNCES_MISSED, NETWORK_TIMERS, RateLimiter, TimerSettings, earliest
+from ternmesh.types import ModelQ24
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
-from ternmesh.wire.global_update import NO_GLOBAL_HASH, Counted, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.global_update import NO_GLOBAL_HASH, GlobalSnapshot, GlobalUpdate
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
@@ -67,7 +40,7 @@ ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for i
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 
-class NodeProtocol(NodeSession[NodeEvent, Plan]):
+class NodeProtocol(NodeWork):
     """One node. `ternmesh.federated.state.NodeState` and `NodeSession` explain the arguments."""
 
     def __init__(
@@ -82,23 +55,9 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         security: SecurityLayer = OPEN,
         frame_max: Callable[[], int] = lambda: FRAME_MAX,
     ) -> None:
-        rest = rng, state.run, state.counter, security, pace, frame_max
-        super().__init__(name, model_hash, samples, instance, *rest)
-        # Kept on disk by the program, as `NodeState`
-        self.address = state.address
-        self.plan = state.plan
-        self.node_phase = state.phase
-        self.version = state.version
-        self.global_hash = state.global_hash
-        self.model_q24 = state.model_q24
-        self.residual = state.residual
-        self.pending = state.pending
-        self.received = state.received  # the host has all of the pending update, or the silence
-        self.silences = state.silences
+        rest = rng, pace, security, frame_max
+        super().__init__(name, model_hash, samples, instance, state, *rest)
         self._chain = UpdateChain(state.global_hash, state.chain, CHAIN_MAX, CHAIN_BYTES_MAX)
-        self.before = state.before
-        self.evaluation: tuple[tuple[int, int], ...] = ()  # set before `submit`
-        # Of this process
         self.target = state.version  # the newest version that this node knows of
         self._is_adrift = False  # a global update does not fit the adapter: a snapshot is needed
         self._offered = -1  # the version of the last `WorkReady`
@@ -108,27 +67,7 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         self._other_runs = RateLimiter(float("inf"), OTHER_RUNS_MAX)
         self._given = RateLimiter(GIVEN_MIN_S, CHAIN_MAX)  # by version of the host
         self._reassembler = GlobalReassembler(self.model_q24.size, model_hash)
-        # Timers
-        self._update_timer = Backoff(pace.update_s, pace.update_longest_s, rng)
         self._catch_up_s = pace.catch_up_s
-        # Of a transport that retransmits
-        self._deliveries = Deliveries()
-        self._work_sent_at = 0.0  # when the update or the silence was last sent
-
-        if self.plan is not None and self.version == 0:
-            self.global_hash = genesis(model_hash, self.run, self.plan)
-        if self.pending is not None:  # it may have been made under other keys
-            self.pending = sign_again(self.pending, self._sign(self.pending.round))
-
-    @property
-    def silent(self) -> bool:
-        """Whether the delta of this round was too small for an update."""
-        return self.node_phase is NodePhase.SILENT
-
-    @property
-    def finished(self) -> bool:
-        """Whether the last global update of the run was applied."""
-        return self.node_phase is NodePhase.FINISHED
 
     # What the program calls
 
@@ -136,51 +75,6 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         """Begin: send a hello at once."""
         self._heard_at = now
         super().start(now)
-
-    def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
-        """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
-
-        A delta that comes too late or is too small for an update stays in the residual. Without an
-        end, None makes the node silent before it submits a delta. Raises CodecError for NaN.
-        """
-        if delta is None:
-            if round_number == self.version and self.node_phase is NodePhase.UP_TO_DATE:
-                self._fall_silent(self.residual, now)
-            return
-        if self.pending is not None:
-            corrected = add_residual(self.pending.corrected, delta)
-            self.pending = replace(self.pending, corrected=corrected)
-            self._events.append(UpdateMade(self.pending))
-            return
-        corrected = add_residual(self.residual, delta)
-        plan, may_submit = self.plan, NodeStep.UPDATE_MADE in NODE_LEGAL[self.node_phase]
-        is_late = round_number != self.version or not may_submit
-        if plan is None or is_late or (self.silent and plan.rounds > 0):
-            self.residual = corrected
-            self._events.append(ResidualChanged(corrected))
-            return
-        silence = self.management.settings.get("silence")
-        if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
-            self._fall_silent(corrected, now)
-            return
-        rest = self.samples, plan, self._sign(round_number), self.evaluation
-        self.pending = make_update(corrected, self._model_hash, round_number, *rest)
-        self.silences = 0
-        self._take_step(NodeStep.UPDATE_MADE)
-        self._events.append(UpdateMade(self.pending))
-        self._send_new_work(now)
-
-    def _fall_silent(self, corrected: Vector, now: float) -> None:
-        self.residual = corrected
-        self.silences += 1
-        self._take_step(NodeStep.TOO_LITTLE)
-        self._events.append(FellSilent(self.version, corrected, self.silences))
-        self._send_new_work(now)
-
-    def _send_new_work(self, now: float) -> None:
-        self.received = False
-        self._update_timer.stop()
-        self._send_work(now)
 
     # Timers
 
@@ -200,20 +94,6 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         if self._update_timer.due(now) and not self._deliveries.is_held(HOST):
             self._send_work(now)
         self._ask(now)
-
-    def handle_delivery(self, delivery: Delivery, now: float) -> None:
-        """Note a delivery report of a transport that retransmits messages to the host.
-
-        While the transport holds the update, the node does not repeat it. After delivery the node
-        waits longer for the receipt. If the update is lost, the node sends it again at once.
-        """
-        self._deliveries.note(delivery, now)
-        if self._deliveries.is_held(HOST):
-            return
-        if delivery.state is DeliveryState.LOST:
-            self._send_work(now)
-        elif self._work_bodies():
-            self._update_timer.again(now)
 
     def _doubts_at(self) -> float | None:
         """Return when the host has sent nothing for so long that it may have lost this node.
@@ -341,21 +221,6 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         if self.version < self.target:
             self._hello_timer.by(now + self._catch_up_s * (0.5 + self._rng.random()))
 
-    def _receive_receipt(self, message: Receipt) -> None:
-        pending = self.pending
-        if pending is None or message.round != pending.round:
-            return
-        is_whole = is_whole_receipt(message, pending, self._known_plan)
-        if is_whole and not self.received:
-            self._work_received()
-            self._events.append(UpdateReceived(pending.round))
-
-    def _work_received(self) -> None:
-        """Stop repeating the update or the silence: the host has saved it."""
-        self.received = True
-        self._update_timer.stop()
-        self._refused_timer.stop()
-
     def _give_back(self, message: Wanted, now: float) -> None:
         """Send a host that is behind the next global updates, or the adapter with the newest."""
         steps = steps_after(message.version, self._chain, self.version, self.model_q24)
@@ -441,14 +306,6 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
         )
         self._events.append(advanced)
 
-    def _settle(self, counted: Sequence[Counted]) -> bool:
-        """Keep what was not counted of the pending update in the residual; False if nothing was."""
-        pending, rest = self.pending, (self.address, self._model_hash, self._known_plan)
-        if pending is None:
-            return False
-        self.residual, self.pending = settle_update(pending, counted, *rest), None
-        return self.residual is not pending.corrected
-
     # Work
 
     def _frames_taken(self) -> None:
@@ -459,42 +316,3 @@ class NodeProtocol(NodeSession[NodeEvent, Plan]):
             self._offered = self.version
             self.before = None  # this run begins from nothing
             self._events.append(WorkReady(self.version))
-
-    def _send_work(self, now: float) -> None:
-        """Send the update or the silence; repeat it until the host has saved it.
-
-        A silence is treated as an update of one body. If a silence were sent once and lost, a host
-        that needs every node (`min_peers`) could wait forever.
-        """
-        bodies = self._work_bodies()
-        if not bodies:
-            self._update_timer.stop()
-            return
-        self._outgoing.discard(self.address)
-        self._outgoing.push(HOST, self.address, bodies)
-        self._update_timer.again(now)
-        self._work_sent_at = now
-
-    def _work_bodies(self) -> tuple[bytes, ...]:
-        """Return the update or silence that the host may not have; empty if there is none."""
-        if self.received or not self.joined or self.management.paused:
-            return ()
-        if self.pending is not None:
-            return update_bodies(self.pending, self._known_plan)
-        return (control.write_control(Silent(self.version)),) if self.silent else ()
-
-    def _is_on_its_way(self, now: float) -> bool:
-        """Whether a transport holds the update, or delivered it and its receipt is not overdue."""
-        if self._deliveries.is_held(HOST):
-            return True
-        due_at = self._update_timer.at
-        is_delivered = self._deliveries.was_delivered(HOST, self._work_sent_at)
-        return is_delivered and due_at is not None and now < due_at
-
-    # Inside
-
-    def _sign(self, round_number: int) -> Sign:
-        return partial(self._authenticator.sign_update, self.run, round_number)
-
-    def _take_step(self, step: NodeStep) -> None:
-        self.node_phase = NODE_LEGAL[self.node_phase][step]

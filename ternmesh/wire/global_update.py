@@ -2,6 +2,7 @@
 
 A global update leads from one version of the global adapter to the next: it holds the combined
 update as chunks, the list of counted updates, and the hash of the global adapter that it leads to.
+It may also hold a probe: chunks of a vector that the nodes evaluate with the adapter, and drop.
 A global snapshot holds the whole global adapter, for a node that is too many versions behind. Both
 objects end with a certificate: 1 to 16 signatures. The hash of an object does not cover its
 certificate. A given adapter is for a host that has lost its own: a global update that the host has
@@ -54,6 +55,7 @@ class GlobalUpdate:
     deadline_ms: int  # the deadline of the round that this version opens
     counted: tuple[Counted, ...]
     chunks: tuple[bytes, ...]
+    probe: tuple[bytes, ...] = ()  # chunks of a node's recent updates, coded like an update
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,18 @@ UNCERTIFIED: Certificate = ((0, NO_SIGNATURE),)
 
 def write_global_update(step: GlobalUpdate) -> bytes:
     """Return the bytes of a global update, without its certificate."""
-    chunks = b"".join(_LENGTH.pack(len(body)) + body for body in step.chunks)
-    return _head(UPDATE, step, step.adapter_hash) + _LENGTH.pack(len(step.chunks)) + chunks
+    probe = _chunks(step.probe) if step.probe else b""
+    return _head(UPDATE, step, step.adapter_hash) + _chunks(step.chunks) + probe
 
 
 def write_global_snapshot(snapshot: GlobalSnapshot) -> bytes:
     """Return the bytes of a global snapshot, without its certificate."""
     return _head(SNAPSHOT, snapshot, snapshot.global_hash) + snapshot.state.astype("<i4").tobytes()
+
+
+def _chunks(chunks: tuple[bytes, ...]) -> bytes:
+    rows = b"".join(_LENGTH.pack(len(body)) + body for body in chunks)
+    return _LENGTH.pack(len(chunks)) + rows
 
 
 def _head(kind: int, item: GlobalUpdate | GlobalSnapshot, link: bytes) -> bytes:
@@ -144,7 +151,11 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
         raise WireError("reference", "an object ends inside its header")
     fields = _read_head(content[_START.size : end])
     if kind == UPDATE:
-        return GlobalUpdate(*fields, chunks=_read_chunks(content[end:]))
+        chunks, end = _read_chunks(content, end)
+        probe, end = _read_chunks(content, end) if end < len(content) else ((), end)
+        if end != len(content):
+            raise WireError("reference", "bytes are left over at the end of a global update")
+        return GlobalUpdate(*fields, chunks=chunks, probe=probe)
     if kind == SNAPSHOT:
         if len(content) - end != 4 * dimension:
             raise WireError("vector length", f"a global snapshot here has {dimension} numbers")
@@ -158,7 +169,7 @@ _Head = tuple[int, bytes, bytes, bool, int, tuple[Counted, ...]]
 
 
 def object_max(dimension: int, chunks: int, frame_mtu: int) -> int:
-    """Return the largest length of an object, in bytes, if a global update has `chunks` chunks."""
+    """Return the largest length of an object, in bytes; a global update has `chunks` chunks."""
     content = 4 * dimension + _START.size + _LENGTH.size + chunks * (_LENGTH.size + frame_mtu)
     return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER_SIZE
 
@@ -186,14 +197,15 @@ def _read_counted(row: object) -> Counted:
     raise WireError("reference", "an entry of the list of counted updates is not valid")
 
 
-def _read_chunks(data: bytes) -> tuple[bytes, ...]:
-    if len(data) < _LENGTH.size:
+def _read_chunks(data: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
+    """The chunks from a position on, and the position after them."""
+    if at + _LENGTH.size > len(data):
         raise WireError("reference", "a global update ends before its chunks")
-    (count,) = _LENGTH.unpack_from(data)
+    (count,) = _LENGTH.unpack_from(data, at)
     if count > CHUNKS_MAX:
         raise WireError("reference", f"a global update has at most {CHUNKS_MAX} chunks")
     chunks = []
-    at = _LENGTH.size
+    at += _LENGTH.size
     for _ in range(count):
         if at + _LENGTH.size > len(data):
             raise WireError("reference", "a global update ends before its chunks")
@@ -202,6 +214,4 @@ def _read_chunks(data: bytes) -> tuple[bytes, ...]:
         if at > len(data):
             raise WireError("reference", "a global update ends inside a chunk")
         chunks.append(data[at - length : at])
-    if at != len(data):
-        raise WireError("reference", "bytes are left over after the last chunk of a global update")
-    return tuple(chunks)
+    return tuple(chunks), at
