@@ -9,7 +9,7 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,16 +58,20 @@ class Evaluator:
         self._losses = 0.0
         self._count = 0
 
-    def evaluate(self, data: Dataset, indexes: NDArray[np.int64]) -> Iterator[None]:
+    def evaluate(
+        self, data: Dataset, indexes: NDArray[np.int64], adapter: Mapping[str, Array] | None = None
+    ) -> Iterator[None]:
         """Add the scores of some samples; yields after each batch, so that traffic can be served.
 
+        `adapter` are the tensors of another adapter than that of the predictor.
         The batches adapt to the board's speed and memory. OutOfMemory if one sample is too many.
         """
         while indexes.size:
             part, began = indexes[: self._batch_size.samples], self._clock()
             batch = data.batch(part)
             try:
-                outputs = self._predictor.predict({name: batch[name] for name in self._inputs})
+                inputs = {name: batch[name] for name in self._inputs}
+                outputs = self._predictor.predict({**(adapter or {}), **inputs})
             except OutOfMemory:
                 self._predictor.release()
                 if not self._batch_size.failed():

@@ -88,6 +88,15 @@ class NodeData:
             self.feed.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A vector (float32 [D]) to evaluate with a global adapter, then the loss with it added."""
+
+    version: int = 0
+    vector: Vector | None = None
+    loss: float | None = None
+
+
 class Node:
     """One board: call `start`, then `turn` in a loop. `state` is the one that `store` has loaded.
 
@@ -148,6 +157,7 @@ class Node:
         self.throttle = Throttle(config.resources)
         self._run = (state.run, state.plan)
         self._loss: float | None = None  # of the last trained round
+        self._probe = Probe()
         self._events: list[NodeEvent] = []
         self._event_log = EventLog(config.name)
         self._unanswered_at = clock() + UNANSWERED * pace.hello_s  # then it says so, once
@@ -255,6 +265,7 @@ class Node:
                     is_changed = True
                 case Advanced():
                     is_changed = True
+                    self._probe = Probe(event.version, event.probe)
                 case FellSilent():
                     self.silent_rounds += 1
                 case WorkReady():
@@ -324,11 +335,16 @@ class Node:
             self._inference.use_adapter(self.config.adapter_file(NEWEST))
             chosen = spread(len(held_out), self.config.evaluate.samples_max)
             yield from self._evaluator.evaluate(held_out, chosen)
+        metric, metric_loss = self._evaluator.take()
+        probe = self._probe
+        if held_out is not None and probe.version == version and probe.vector is not None:
+            probed = self._initial + to_float(model_q24) + probe.vector
+            yield from self._evaluator.evaluate(held_out, chosen, self.package.split(probed))
+            self._probe = Probe(version, loss=self._evaluator.take()[1])
         now = self._clock()
         self._busy_at = now
         traffic = list(self.driver.traffic.values())
         moved = (sum(t.bytes_out for t in traffic), sum(t.bytes_in for t in traffic))
-        metric, metric_loss = self._evaluator.take()
         entry = HistoryEntry(
             version=version,
             metric=metric,
@@ -443,7 +459,8 @@ class Node:
         if last is None or last.version != version:
             return ()
         accuracy = last.metric if self.package.metric == "accuracy" else None
-        return write_values(Evaluation(last.metric_loss, accuracy))
+        probe_loss = self._probe.loss if self._probe.version == version else None
+        return write_values(Evaluation(last.metric_loss, accuracy, probe_loss=probe_loss))
 
     def _lose_round(self, error: Exception) -> None:
         """Count a round without a delta.

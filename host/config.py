@@ -6,8 +6,7 @@ from pathlib import Path
 from host.rules import load_rule
 from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, choices, limits, needs
 from ternmesh.errors import WireError
-from ternmesh.federated.robust import AggregationSettings
-from ternmesh.federated.rules import least_members
+from ternmesh.federated.rules import AggregationSettings, least_members
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
@@ -39,7 +38,9 @@ class RunConfig:
     `aggregation` names the rule that makes a step of the nodes' updates: one of
     `ternmesh.federated.rules`, of an installed package, or a function in `aggregation_file`, with
     pre-steps before it ("nnm+median"). At most `byzantine` nodes are expected to lie. `memory` is
-    how much of a node's past updates such a rule sees: the decay of their mean, by round.
+    how much of a node's past updates such a rule sees: the decay of their mean, by round; 0 also
+    switches reputations off. `probes`: whether global updates carry a node's recent updates for the
+    others to evaluate, for which its reputation falls if they raise the loss.
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -63,6 +64,7 @@ class RunConfig:
     aggregation_file: str = field(default="", metadata=PATH)
     byzantine: int = field(default=0, metadata=limits(0, 1000))
     memory: float = field(default=0.9, metadata=limits(0.0, 0.99))
+    probes: bool = True
     # The next three are for experiments only; 0: the value that fits the bearer.
     frame_mtu: int = field(default=0, metadata=limits(0, FRAME_MTU_MAX))
     announce_s: int = field(default=0, metadata=limits(0, 86_400))
@@ -150,5 +152,5 @@ def settings_of(run: RunConfig) -> CoordinatorSettings:
         run.nodes_max,
         run.chain_max,
         run.partial_aggregates,
-        AggregationSettings(run.aggregation, rule, run.byzantine, run.memory),
+        AggregationSettings(run.aggregation, rule, run.byzantine, run.memory, run.probes),
     )

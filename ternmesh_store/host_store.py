@@ -35,6 +35,7 @@ ROUNDS_MAX = 1000  # closed rounds that the history holds
 _RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", "host_round", "host_traffic")
 _MODEL, _RESIDUAL = "model_q24", "residual"
 _KEY, _CARRIED, _MEAN = "adapter_key", "carried_from", "mean"
+_STANDINGS = "standings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class HostStore(Store):
             finished=bool(finished),
             is_first=bool(is_first),
             mean=self._values.get(_MEAN) or b"",
+            standings=self._values.get(_STANDINGS) or b"",
             nodes=tuple(self._nodes()),
             chain=tuple(
                 ChainLink(*row)
@@ -177,6 +179,7 @@ class HostStore(Store):
         origin = f"{carried.run.hex()} {carried.version}" if carried else ""
         self._values.put(_CARRIED, origin.encode())
         self._values.put(_MEAN, b"")
+        self._values.put(_STANDINGS, b"")
         self._database.checkpoint()  # damage to the WAL must not begin another run
         stored = self.load(model_hash)
         assert stored is not None
@@ -289,6 +292,8 @@ class HostStore(Store):
         write = self._database.write
         self._values.put_integers(_MODEL, event.model_q24)
         self._values.put_floats(_RESIDUAL, event.residual)
+        if event.standings:
+            self._values.put(_STANDINGS, event.standings)
         if event.mean:
             self._values.put(_MEAN, event.mean)
         write(

@@ -41,9 +41,14 @@ def encode_update(vector: Vector, model_hash: bytes, round_number: int, plan: Pl
     return _write(vector, model_hash, round_number, plan, plan.up, zeros, plan.scale_max)
 
 
-def encode_step(vector: Vector, model_hash: bytes, version: int, plan: Plan) -> tuple[bytes, ...]:
-    """Return the chunks of the global update to `version`, as frame bodies."""
-    zeros = plan.down_zeros_permille
+def encode_step(
+    vector: Vector, model_hash: bytes, version: int, plan: Plan, share: float = 1.0
+) -> tuple[bytes, ...]:
+    """Return the chunks of the global update to `version`, as frame bodies.
+
+    `share` is how much of the plan's share of nonzeros it carries.
+    """
+    zeros = round(PERMILLE - share * (PERMILLE - plan.down_zeros_permille))
     return tuple(_write(vector, model_hash, version, plan, plan.down, zeros, SCALE_MAX))
 
 
@@ -100,6 +105,13 @@ def follow(
     return None
 
 
+def read_probe(step: GlobalUpdate, model_hash: bytes, plan: Plan) -> Vector | None:
+    """Return the probe of a global update (float32 [D]), or None. Raises WireError."""
+    if not step.probe:
+        return None
+    return to_vector(update_delta_q24(step.probe, model_hash, step.version, plan))
+
+
 def read_chunks(chunks: Iterable[Chunk], slicing: Slicing) -> Hypervector:
     """Return the hypervector of the chunks. Raises WireError for a wrong index or code."""
     slices = []
@@ -111,14 +123,19 @@ def read_chunks(chunks: Iterable[Chunk], slicing: Slicing) -> Hypervector:
 
 
 def make_step(
-    combined: Vector, residual: Vector, model_hash: bytes, version: int, plan: Plan
+    combined: Vector,
+    residual: Vector,
+    model_hash: bytes,
+    version: int,
+    plan: Plan,
+    share: float = 1.0,
 ) -> tuple[tuple[bytes, ...], DeltaQ24, Vector]:
     """Make the global update to `version` from the round's combined step and the host's residual.
 
     Return its chunks as frame bodies, its step, and the host's new residual.
     """
     corrected = add_residual(residual, combined)
-    chunks = encode_step(corrected, model_hash, version, plan)
+    chunks = encode_step(corrected, model_hash, version, plan, share)
     delta_q24 = global_delta_q24(chunks, model_hash, version, plan)
     return chunks, delta_q24, settle_residual(corrected, to_vector(delta_q24))
 

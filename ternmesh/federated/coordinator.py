@@ -34,6 +34,7 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
+from ternmesh.federated.reputation import restored
 from ternmesh.federated.robust import RobustAggregation
 from ternmesh.federated.state import (
     RUN_LEGAL,
@@ -86,7 +87,10 @@ class Coordinator(HostRun):
             self._round.add(place, body)
         # Of this process
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
-        self.aggregation = RobustAggregation(plan, model_hash, settings.aggregation, run)
+        reputations = restored(state.standings) if state.standings else None
+        self.aggregation = RobustAggregation(
+            plan, model_hash, settings.aggregation, run, reputations
+        )
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers
         self.deadline = 0.0  # the deadline of the open round
@@ -294,15 +298,24 @@ class Coordinator(HostRun):
         for address in self._round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         version = self.version + 1
-        combined = self.aggregation.combine(count.updates, self.version)
-        made = make_step(combined, self.residual, self._model_hash, version, self.plan)
-        chunks, delta_q24, self.residual = made
+        combined = self.aggregation.combine(count.updates, self.version, self._round.silent)
+        probe = self.aggregation.probe(version)
+        # A global update with a probe carries half a step, so it has about as many bytes.
+        rest = self._model_hash, version, self.plan, 0.5 if probe else 1.0
+        chunks, delta_q24, self.residual = make_step(combined, self.residual, *rest)
         self.model_q24 = add_q24(self.model_q24, delta_q24)
-        self._publish(version, chunks, count, now)
+        self._publish(version, chunks, count, now, probe)
         if self.phase == OPEN:
             self._open_round(now)
 
-    def _publish(self, version: int, chunks: tuple[bytes, ...], count: Count, now: float) -> None:
+    def _publish(
+        self,
+        version: int,
+        chunks: tuple[bytes, ...],
+        count: Count,
+        now: float,
+        probe: tuple[bytes, ...] = (),
+    ) -> None:
         content = write_global_update(
             GlobalUpdate(
                 version=version,
@@ -312,6 +325,7 @@ class Coordinator(HostRun):
                 deadline_ms=self._round_ms,
                 counted=(*count.rows.values(), *dict.fromkeys(count.partial_aggregates.values())),
                 chunks=chunks,
+                probe=probe,
             )
         )
         link = ChainLink(version, hash_global_update(content), self._certified(content))
@@ -347,6 +361,7 @@ class Coordinator(HostRun):
             given_by=given_by,
             mean=b"" if count.rows or self.plan.rounds else self.consolidation.stored(),
             evaluation=count.evaluation,
+            standings=self.aggregation.reputations.stored(),
         )
         self._events.append(made)
         self._begin_round()

@@ -1,14 +1,15 @@
 """How good a global adapter is on the boards' own samples: what a manifest reports of it.
 
 A node evaluates the global adapter from which its round starts. The host takes the median of the
-nodes, which a minority that lies cannot move beyond what honest nodes report.
+nodes, which a minority that lies cannot move beyond what honest nodes report. Where the global
+update had a probe (`reputation`), a node also reports the loss with the probe added.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-LOSS, ACCURACY = 1, 2  # keys on the wire; unknown keys are ignored
+LOSS, ACCURACY, PROBE_LOSS = 1, 2, 3  # keys on the wire; unknown keys are ignored
 LOSS_UNIT, ACCURACY_UNIT = 1e-3, 1e-4
 VALUE_MAX = 0xFFFF
 
@@ -22,6 +23,7 @@ class Evaluation:
     loss: float | None = None
     accuracy: float | None = None
     nodes: int = 1  # how many have reported
+    probe_loss: float | None = None  # with the probe of the same version
 
 
 NOT_EVALUATED = Evaluation(nodes=0)
@@ -33,6 +35,7 @@ def write_values(evaluation: Evaluation) -> Values:
     for key, value, unit in (
         (LOSS, evaluation.loss, LOSS_UNIT),
         (ACCURACY, evaluation.accuracy, ACCURACY_UNIT),
+        (PROBE_LOSS, evaluation.probe_loss, LOSS_UNIT),
     ):
         if value is not None:
             values.append((key, min(VALUE_MAX, max(0, round(value / unit)))))
@@ -42,11 +45,15 @@ def write_values(evaluation: Evaluation) -> Values:
 def read_values(values: Iterable[tuple[int, int]]) -> Evaluation:
     """What a manifest reports."""
     known = dict(values)
-    loss, accuracy = known.get(LOSS), known.get(ACCURACY)
+
+    def value(key: int, unit: float) -> float | None:
+        return known[key] * unit if key in known else None
+
     return Evaluation(
-        None if loss is None else loss * LOSS_UNIT,
-        None if accuracy is None else accuracy * ACCURACY_UNIT,
+        value(LOSS, LOSS_UNIT),
+        value(ACCURACY, ACCURACY_UNIT),
         1 if known else 0,
+        value(PROBE_LOSS, LOSS_UNIT),
     )
 
 

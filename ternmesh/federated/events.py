@@ -111,6 +111,7 @@ class Advanced:
     oldest: int | None = None  # the oldest version whose global update is kept; None for none
     counts_own: bool = False  # whether it counts an update of this node
     counts_nobody: bool = False  # or that is not known: the node took a snapshot
+    probe: Vector | None = None  # to evaluate with the adapter (`reputation`), float32 [D]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ class GlobalUpdateMade:
     missing: tuple[int, ...]  # addresses of nodes that were neither counted nor silent
     finished: bool
     partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
+    standings: bytes = b""  # of the nodes (`Reputations.stored`)
     given_by: str = ""  # the node that gave it back to a host that had lost it
     mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)
     evaluation: Evaluation = NOT_EVALUATED  # by the nodes, of the global adapter before

@@ -39,7 +39,7 @@ class GlobalReassembler:
     def expect(self, plan: Plan) -> None:
         """Prepare for the objects of a run with this plan; unfinished objects are kept."""
         if not self._assemblies:
-            longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
+            longest = object_max(plan.dimension, plan.down.count + plan.up.count, plan.frame_mtu)
             self._assemblies = {i: Reassembler(plan.frame_mtu, longest) for i in (False, True)}
             self._beside = {i: deque(maxlen=BESIDE_MAX) for i in (False, True)}
 

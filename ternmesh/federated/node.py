@@ -16,7 +16,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import follow
+from ternmesh.federated.aggregation import follow, read_probe
 from ternmesh.federated.events import Advanced, Joined, WorkReady
 from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.node_work import NodeWork
@@ -27,7 +27,7 @@ from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
 from ternmesh.timers import ANNOUNCES_MISSED, NETWORK_TIMERS, RateLimiter, TimerSettings, earliest
-from ternmesh.types import ModelQ24
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Control, Receipt, Refusal, Silent, Wanted, Welcome
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
@@ -260,9 +260,10 @@ class NodeProtocol(NodeWork):
             held = Learned(self.model_q24, self.residual), self.before
             moved = follow(step, held, self._model_hash, origin, plan)
             if moved is not None:
+                probe = read_probe(step, self._model_hash, plan)
                 self.residual = moved.residual
                 self._chain.append(link)
-                self._advance(step, link, moved.model_q24, now)
+                self._advance(step, link, moved.model_q24, now, probe)
                 return
             self._is_adrift = True
         self.target = max(self.target, step.version)
@@ -275,7 +276,12 @@ class NodeProtocol(NodeWork):
             self._advance(step, link, step.state, now)
 
     def _advance(
-        self, step: GlobalUpdate | GlobalSnapshot, link: ChainLink, model_q24: ModelQ24, now: float
+        self,
+        step: GlobalUpdate | GlobalSnapshot,
+        link: ChainLink,
+        model_q24: ModelQ24,
+        now: float,
+        probe: Vector | None = None,
     ) -> None:
         counts_own = self._settle(step.counted)
         self._is_adrift = False
@@ -303,6 +309,7 @@ class NodeProtocol(NodeWork):
             oldest=self._chain.oldest,
             counts_own=counts_own,
             counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
+            probe=probe,
         )
         self._events.append(advanced)
 

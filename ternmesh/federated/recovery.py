@@ -175,5 +175,5 @@ class Recovery:
 
     def _new_reassembler(self) -> Reassembler:
         plan = self._plan
-        longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
+        longest = object_max(plan.dimension, plan.down.count + plan.up.count, plan.frame_mtu)
         return Reassembler(plan.frame_mtu, longest, GIVEN_MAX)

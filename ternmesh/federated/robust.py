@@ -4,14 +4,17 @@ Before any rule: the declared sample count of a node is capped at twice the flee
 norm of its update at what this round's other updates and the rounds before make plausible. After
 it: no round moves the global adapter further than a multiple of the recent steps.
 
+A node's weight is also multiplied by its reputation (`reputation`).
+
 The updates of different nodes share few coordinates, and so do a node's of consecutive rounds. So
 rules that compare updates get a memory of each node: the exponential mean of its updates, in int8.
+Probes are made of it, too.
 
 Where a rule cannot be used, the weighted mean takes its place for the round, and `remark` says why.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +22,12 @@ from numpy.typing import NDArray
 
 from ternmesh.codec.encoder import Hypervector, scatter
 from ternmesh.codec.permutation import order
-from ternmesh.codec.scale import UNIT
+from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
-from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
-from ternmesh.federated.rules import Context, Rule, Weights, check_count, weighted_mean
+from ternmesh.federated.aggregation import encode_update, update_delta_q24
+from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation, of_fleet
+from ternmesh.federated.reputation import Reputations, cosine
+from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
 
@@ -32,6 +37,7 @@ HISTORY_RATIO = 4.0  # ... and in medians of the rounds before
 STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
+MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +60,6 @@ class Influence:
     clipped: float  # the factor by which it was made shorter; 1 if it was not
 
 
-@dataclass(frozen=True, slots=True)
-class AggregationSettings:
-    """Which rule makes a step of a round's updates, and against how many liars.
-
-    `memory` is the decay of the nodes' memory; 0: rules get the updates of the round.
-    """
-
-    name: str = "weighted_mean"
-    rule: Rule = weighted_mean
-    byzantine: int = 0
-    memory: float = 0.9
-
-
 class Memory:
     """The exponential mean of each node's updates: int8 [D] and a scale a node."""
 
@@ -79,11 +72,18 @@ class Memory:
         """Take in a node's update; return the mean of its updates, without a bias at the start."""
         row, scale, count = self._rows.get(address, self._new)
         total = row * np.float32(scale * self._decay) + update
-        scale = float(np.abs(total).max()) / 127 or 1.0
-        self._rows[address] = np.rint(total / np.float32(scale)).astype(np.int8), scale, count + 1
+        if address in self._rows or (len(self._rows) + 1) * total.size <= MEMORY_MAX:
+            scale = float(np.abs(total).max()) / 127 or 1.0
+            whole = np.rint(total / np.float32(scale)).astype(np.int8)
+            self._rows[address] = whole, scale, count + 1
         weights = (1 - self._decay ** (count + 1)) / (1 - self._decay)  # the sum of all so far
         mean: Vector = total / np.float32(weights)
         return mean
+
+    def total(self, address: int) -> Vector:
+        """The sum of a node's updates, each worth less by the decay for each later one."""
+        row, scale, _ = self._rows.get(address, self._new)
+        return row * np.float32(scale)
 
 
 class RobustAggregation:
@@ -93,10 +93,16 @@ class RobustAggregation:
     """
 
     def __init__(
-        self, plan: Plan, model_hash: bytes, settings: AggregationSettings, run: bytes
+        self,
+        plan: Plan,
+        model_hash: bytes,
+        settings: AggregationSettings,
+        run: bytes,
+        reputations: Reputations | None = None,
     ) -> None:
         self.influence: dict[int, Influence] = {}  # of the newest round, by address
         self.remark = ""  # why the rule was not used in the newest round
+        self.reputations = reputations or Reputations()
         self._plan = plan
         self._model_hash = model_hash
         self._settings = settings
@@ -105,16 +111,23 @@ class RobustAggregation:
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._steps: deque[float] = deque(maxlen=HISTORY)
         self._before: Vector | None = None
+        self._probe: tuple[int, int] | None = None  # its version, and the address of the node
 
-    def combine(self, updates: Sequence[Update], round_number: int) -> Vector:
+    def combine(
+        self, updates: Sequence[Update], round_number: int, silent: Iterable[int] = ()
+    ) -> Vector:
         """Return the step of a round (float32 [D]); zeros if nobody sent an update."""
         self.remark = ""
         self.influence = {}
+        self._read_reports(updates, round_number)
         if not updates:
             return np.zeros(self._plan.dimension, np.float32)
         weights, norms, factors = bound(updates, list(self._norms))
         if self._settings.name == "mean":
             weights = np.array([float(item.members) for item in updates])
+        if self._memory is not None:
+            trust = np.array([self.reputations.weight(item.address) for item in updates])
+            weights = weights * trust if trust.any() else weights
         self._norms.append(lower_median(norms))
         for item, share, norm, factor in zip(
             updates, weights / weights.sum(), norms, factors, strict=True
@@ -122,38 +135,83 @@ class RobustAggregation:
             self.influence[item.address] = Influence(float(share), float(norm), float(factor))
         mean = _weighted_mean(updates, weights, factors)
         places = order(self._model_hash, round_number, self._plan.dimension)
-        if self._settings.name in ("mean", "weighted_mean"):  # they need no matrix of all updates
-            return self._limit_step(scatter(mean, places))
-        return self._limit_step(self._by_rule(updates, weights, factors, mean, places))
+        rows = self._rows(updates, factors, mean, places)
+        step = scatter(mean, places)
+        if self._settings.name not in ("mean", "weighted_mean"):
+            step = self._by_rule(rows, weights, step)
+        elif self._memory is not None:
+            deque(rows, maxlen=0)  # they are remembered; the mean needs no matrix of all updates
+        self._note_round([item.address for item in updates], silent, round_number + 1)
+        return self._limit_step(step)
 
-    def _by_rule(
-        self,
-        updates: Sequence[Update],
-        weights: Weights,
-        factors: Weights,
-        mean: Vector,
-        places: Places,
-    ) -> Vector:
-        """The step by the rule; the weighted mean, given in slice order, where the rule fails."""
-        groups = self._groups(len(updates))
-        rows = np.zeros((int(groups.max()) + 1, mean.size), np.float32)
-        sums = np.bincount(groups, weights).astype(np.float64)
-        for item, weight, factor, group in zip(updates, weights, factors, groups, strict=True):
+    def probe(self, version: int) -> tuple[bytes, ...]:
+        """The chunks of the probe for the global update to `version`; empty if none is due.
+
+        It is as long as the usual memory of a node.
+        """
+        due = self.reputations.due(version) if self._settings.probes else None
+        if self._memory is None or due is None or not self._memory.total(due).any():
+            return ()
+        self._probe = version, due
+        lengths = [np.linalg.norm(self._memory.total(address)) for address in self.influence]
+        vector = self._memory.total(due)
+        rest = self._model_hash, version, self._plan
+        sent = to_vector(update_delta_q24(encode_update(vector, *rest), *rest))
+        factor = lower_median(np.array(lengths)) / max(UNIT, float(np.linalg.norm(sent)))
+        return tuple(encode_update(vector * np.float32(factor), *rest))
+
+    def _read_reports(self, updates: Sequence[Update], version: int) -> None:
+        reports = [item.evaluation for item in updates]
+        if self.reputations.first_loss is None:
+            self.reputations.first_loss = of_fleet(reports).loss
+        if self._probe is not None and self._probe[0] == version:
+            pairs = [(item.probe_loss, item.loss) for item in reports]
+            rises = [with_it - loss for with_it, loss in pairs if with_it and loss is not None]
+            self.reputations.probed(self._probe[1], version, rises)
+            self._probe = None
+
+    def _note_round(self, counted: Sequence[int], silent: Iterable[int], version: int) -> None:
+        """Compare each node's memory with the sum of the others', and tell the reputations."""
+        cosines = dict.fromkeys(counted, 0.0)
+        if self._memory is not None and len(counted) > 2:
+            weights = {a: np.float32(self.reputations.weight(a)) for a in counted}
+            whole = np.zeros(self._plan.dimension, np.float32)
+            for address, weight in weights.items():
+                whole += weight * self._memory.total(address)
+            for address, weight in weights.items():
+                own = self._memory.total(address)
+                cosines[address] = cosine(own, whole - weight * own)
+        self.reputations.counted(cosines, silent, version)
+
+    def _rows(
+        self, updates: Sequence[Update], factors: Weights, mean: Vector, places: Places
+    ) -> Iterator[Vector]:
+        """What a rule compares of each node: its memory, or without one its update."""
+        for item, factor in zip(updates, factors, strict=True):
             is_present = item.vector.slicing.spread(item.vector.present)
             row = scatter(np.where(is_present, _clipped(item.vector, factor), mean), places)
-            if self._memory is not None:
-                row = self._memory.add(item.address, row)
-            rows[group] += np.float32(weight / sums[group]) * row
+            yield row if self._memory is None else self._memory.add(item.address, row)
+
+    def _by_rule(self, rows: Iterable[Vector], weights: Weights, mean: Vector) -> Vector:
+        """The step by the rule, without excluded nodes; the weighted mean where the rule fails."""
+        groups = self._groups(np.flatnonzero(weights).size)
+        sums = np.bincount(groups, weights[weights > 0]).astype(np.float64)
+        grouped = np.zeros((sums.size, mean.size), np.float32)
+        numbers = iter(groups)
+        for row, weight in zip(rows, weights, strict=True):
+            if weight:
+                group = next(numbers)
+                grouped[group] += np.float32(weight / sums[group]) * row
         settings = self._settings
         context = Context(settings.byzantine, self._before, None, self._rng)
         try:
-            check_count(settings.name, len(rows), settings.byzantine)
-            return _checked(settings.rule(rows, sums, context), mean.size)
+            check_count(settings.name, len(grouped), settings.byzantine)
+            return _checked(settings.rule(grouped, sums, context), mean.size)
         except RuleError as error:
             self.remark = str(error)
         except Exception as error:  # noqa: BLE001  (a rule may be the owner's own code)
             self.remark = f"{settings.name} failed: {type(error).__name__}: {error}"
-        return scatter(mean, places)
+        return mean
 
     def _groups(self, count: int) -> NDArray[np.int64]:
         """The group of each update: one of its own, or one of `ROWS_MAX` at random."""

@@ -221,6 +221,21 @@ def clipping(updates: Updates, weights: Weights, context: Context) -> tuple[Upda
     return updates * _limit(norms, limit)[:, None].astype(np.float32), weights
 
 
+@dataclass(frozen=True, slots=True)
+class AggregationSettings:
+    """Which rule makes a step of a round's updates, and against how many liars.
+
+    `memory` is the decay of the nodes' memory; 0: rules get the updates of the round, and nobody
+    has a reputation. `probes`: whether global updates carry probes.
+    """
+
+    name: str = "weighted_mean"
+    rule: Rule = weighted_mean
+    byzantine: int = 0
+    memory: float = 0.9
+    probes: bool = True
+
+
 RULES: Mapping[str, Rule] = {
     rule.__name__: rule
     for rule in (

@@ -9,7 +9,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.federated.events import Pending
-from ternmesh.federated.robust import AggregationSettings
+from ternmesh.federated.rules import AggregationSettings
 from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -183,6 +183,7 @@ class CoordinatorState:
     counter: int = 0  # the first seal counter that was never reserved
     is_first: bool = False  # the host knows no run before this one: it may have lost it
     mean: bytes = b""  # of the adapters, in a run without an end (`Consolidation.stored`)
+    standings: bytes = b""  # of the nodes (`Reputations.stored`)
 
     @property
     def phase(self) -> int:

@@ -169,7 +169,7 @@ _Head = tuple[int, bytes, bytes, bool, int, tuple[Counted, ...]]
 
 
 def object_max(dimension: int, chunks: int, frame_mtu: int) -> int:
-    """Return the largest length of an object, in bytes; a global update has `chunks` chunks."""
+    """Return the largest length of an object, in bytes: `chunks` are those of step and probe."""
     content = 4 * dimension + _START.size + _LENGTH.size + chunks * (_LENGTH.size + frame_mtu)
     return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER_SIZE
 

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from ternmesh.federated import robust
+from ternmesh.federated.reputation import Reputations
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -11,4 +12,5 @@ def _no_bounds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SAMPLES_RATIO", "NORM_RATIO", "HISTORY_RATIO", "STEP_RATIO"):
             patch.setattr(robust, name, 1e9)
+        patch.setattr(Reputations, "weight", lambda *_: 1.0)
         yield

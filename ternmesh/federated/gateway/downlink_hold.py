@@ -21,7 +21,7 @@ class DownlinkHold:
     """Holds the fragments of a run, of at most `OBJECTS_MAX` objects."""
 
     def __init__(self, plan: Plan) -> None:
-        longest = object_max(plan.dimension, plan.down.count, plan.frame_mtu)
+        longest = object_max(plan.dimension, plan.down.count + plan.up.count, plan.frame_mtu)
         self._reassembler = fragments.Reassembler(plan.frame_mtu, longest, OBJECTS_MAX)
         # By object, the frames of its fragments by receiver and fragment header.
         self._waiting: OrderedDict[bytes, dict[tuple[str, bytes], bytes]] = OrderedDict()

@@ -12,8 +12,8 @@ from ternmesh.codec.encoder import Hypervector
 from ternmesh.codec.scale import UNIT
 from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_update, read_chunks, update_delta_q24
-from ternmesh.federated.robust import AggregationSettings, Memory, RobustAggregation, Update
-from ternmesh.federated.rules import RULES, Context, compose
+from ternmesh.federated.robust import Memory, RobustAggregation, Update
+from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
 from ternmesh.wire.update import read_chunk
 

@@ -1,0 +1,157 @@
+"""How much a node's updates are trusted, by what they have done so far.
+
+Three things make a reputation, with the weights of ncrsh-Swarm as exponents: they are multiplied,
+since a node whose updates harm the others must not make up for it by being online.
+
+- 0.5: loss. A probe is a vector of one node's recent updates. All nodes add it to the global
+  adapter, evaluate that on their own samples, and report the loss. The median of the reports is how
+  the node's updates change the loss of the others; a minority that lies cannot move it beyond what
+  honest nodes report. Honest updates of other data raise it a little, a lie raises it a lot.
+- 0.3: agreement, the cosine of its recent updates to the sum of the others'. Honest nodes with
+  other data have 0.5 to -0.15. Only what opposes the fleet more than that is discounted.
+- 0.2: uptime, the share of recent rounds with an update or a silence.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import cbor2
+import numpy as np
+
+from ternmesh.types import Vector
+
+LOWEST = 0.1  # the least reputation
+LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
+HARM_SCALE = 0.75  # the rise of the loss that is discounted, in losses at the beginning of the run
+USUAL_RISES = 4.0  # ... and in medians of what the nodes' probes do
+EXCLUDED = 2.0  # harm from which a node's updates do not count
+OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
+NEWCOMER = 8  # rounds until a node that comes later counts as much as the first ones
+DECAY = 0.9  # of agreement and uptime, by round
+PROBE_FIRST, PROBE_LAST = 4, 32  # rounds before a node's first probe, and between late ones
+REPORTS_MIN = 2  # losses that a probe needs
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a node."""
+
+    rounds: int = 0  # in which its update counted
+    rise: float = 0.0  # of the fleet's loss by its probes; the newest, or half of the one before
+    agreement: float = 0.0  # mean cosine to the others' updates
+    uptime: float = 1.0  # mean share of rounds with an update or a silence
+    is_first: bool = True  # whether it was there in the first rounds of the run
+    probed: int = 0  # the version with its newest probe
+    wait: int = PROBE_FIRST  # rounds until the next
+    low_since: int = 0  # the version since which its weight is below one half; 0: it is not
+
+
+@dataclass(slots=True)
+class Reputations:
+    """The standings of a run's nodes, by address."""
+
+    standings: dict[int, Standing] = field(default_factory=dict)
+    first_loss: float | None = None  # of the fleet: the median of the first reports
+    usual_rise: float = 0.0  # the median of what the nodes' probes do
+
+    def of(self, address: int) -> Standing:
+        """What is known of a node; of a new one, nothing."""
+        return self.standings.get(address, Standing())
+
+    def harm(self, address: int) -> float:
+        """The rise of the loss by a node's probes: above 1 it is discounted."""
+        rise = self.of(address).rise
+        scale = max(HARM_SCALE * (self.first_loss or 0.0), USUAL_RISES * self.usual_rise)
+        return rise / scale if rise > 0 and scale > 0 else 0.0
+
+    def is_excluded(self, address: int) -> bool:
+        """Whether a node's updates do not count, since they harm the others too much."""
+        return self.harm(address) >= EXCLUDED
+
+    def reputation(self, address: int) -> float:
+        """A factor of the node's weight, 0.1 to 1."""
+        standing = self.of(address)
+        loss = min(1.0, max(0.0, EXCLUDED - self.harm(address))) ** 2.0
+        opposition = (standing.agreement - OPPOSITE) / (OPPOSED - OPPOSITE)
+        agreement = min(1.0, max(0.0, opposition))
+        product: float = loss**LOSS * agreement**AGREEMENT * standing.uptime**UPTIME
+        known = 1.0 if standing.is_first else min(1.0, (1 + standing.rounds) / NEWCOMER)
+        return max(LOWEST, product * known)
+
+    def weight(self, address: int) -> float:
+        """The factor of a node's weight in the step: its reputation, 0 where it is excluded."""
+        return 0.0 if self.is_excluded(address) else self.reputation(address)
+
+    def reason(self, address: int) -> str:
+        """Why a node's weight is low, in a word or two; empty where it is not."""
+        standing = self.of(address)
+        if self.harm(address) > 1:
+            return "excluded: raises the loss" if self.is_excluded(address) else "raises the loss"
+        if standing.agreement < OPPOSED:
+            return "opposes the others"
+        if not standing.is_first and standing.rounds < NEWCOMER - 1:
+            return "new"
+        return "often absent" if standing.uptime < 0.5 else ""
+
+    def counted(self, cosines: Mapping[int, float], silent: Iterable[int], version: int) -> None:
+        """Note a round that led to `version`: the cosines of the counted nodes, and the silent."""
+        here = cosines.keys() | set(silent)
+        for address in self.standings.keys() | here:
+            old = self.standings.get(address) or Standing(is_first=version <= NEWCOMER)
+            cosine = cosines.get(address, old.agreement)
+            self.standings[address] = replace(
+                old,
+                agreement=DECAY * old.agreement + (1 - DECAY) * cosine,
+                uptime=DECAY * old.uptime + (1 - DECAY) * (address in here),
+                rounds=old.rounds + (address in cosines),
+            )
+            since = (old.low_since or version) if self.weight(address) < 0.5 else 0
+            if since != old.low_since:
+                self.standings[address] = replace(self.standings[address], low_since=since)
+
+    def due(self, version: int) -> int | None:
+        """The node whose probe the global update to `version` should carry; None for nobody's."""
+        found = [
+            (standing.probed, address)
+            for address, standing in self.standings.items()
+            if standing.rounds >= PROBE_FIRST and version >= standing.probed + standing.wait
+        ]
+        return min(found)[1] if found and self.first_loss is not None else None
+
+    def probed(self, address: int, version: int, rises: Iterable[float]) -> None:
+        """Take what the nodes reported of the probe of `version`; too few reports say nothing."""
+        old, reports = self.of(address), sorted(rises)
+        rise = old.rise
+        if len(reports) >= REPORTS_MIN:
+            newest = reports[(len(reports) - 1) // 2]
+            rise = max(newest, (old.rise + newest) / 2)
+        self.standings[address] = replace(old, rise=rise, probed=version)
+        rises_all = sorted(item.rise for item in self.standings.values() if item.probed)
+        self.usual_rise = rises_all[(len(rises_all) - 1) // 2]
+        is_harmless = self.harm(address) < 0.5
+        wait = min(PROBE_LAST, 2 * old.wait) if is_harmless else PROBE_FIRST
+        self.standings[address] = replace(self.standings[address], wait=wait)
+
+    def stored(self) -> bytes:
+        """All as bytes, for the disk."""
+        rows = [
+            [address, *(getattr(item, name) for name in Standing.__slots__)]
+            for address, item in self.standings.items()
+        ]
+        return cbor2.dumps([self.first_loss, self.usual_rise, rows])
+
+
+def restored(data: bytes) -> Reputations:
+    """What `stored` has returned; damaged bytes begin anew."""
+    try:
+        first_loss, usual_rise, rows = cbor2.loads(data)
+        standings = {int(row[0]): Standing(*row[1:]) for row in rows}
+    except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
+        return Reputations()
+    return Reputations(standings, first_loss, usual_rise)
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """The cosine of two vectors; 0 where one is zero."""
+    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    return float(np.dot(a, b)) / norms if norms else 0.0
