@@ -228,22 +228,29 @@ class Board:
 
     def poll(self) -> bool:
         """Serve the network, then train if there is a round to train for."""
-        moved = self.driver.poll(0.0, self._take, lambda: None)
+        moved = self.driver.poll(0.0, self.take, lambda: None)
         plan, offered = self.member.plan, self._round
         number, self._round = self._news.round_to_train(self.member, offered, self._clock()), None
         if number is None or plan is None:
             return moved or offered is not None
-        global_hash = self._initial + to_float(self.member.model_q24)
-        rng = round_rng(self._seed, self.member.name, number)
-        self._trainer.begin(
-            number, global_hash + self.member.residual, plan, rng, self._news.rounds
-        )
-        while self._trainer.step():
-            pass
-        self.member.submit(number, self._trainer.delta(), self._clock())
+        self.work(number, plan)
         return True
 
-    def _take(self, event: NodeEvent) -> None:
+    def work(self, number: int, plan: Plan) -> None:
+        """Train for a round, and submit the result."""
+        self.member.submit(number, self.train(number, plan), self._clock())
+
+    def train(self, number: int, plan: Plan) -> Vector:
+        """What the training of a round changes (float32, D)."""
+        start = self._initial + to_float(self.member.model_q24) + self.member.residual
+        rng = round_rng(self._seed, self.member.name, number)
+        self._trainer.begin(number, start, plan, rng, self._news.rounds)
+        while self._trainer.step():
+            pass
+        return self._trainer.delta()
+
+    def take(self, event: NodeEvent) -> None:
+        """Note an event of the protocol."""
         if isinstance(event, WorkReady):
             self._round = event.round
         elif isinstance(event, Advanced):

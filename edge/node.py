@@ -458,8 +458,10 @@ class Node:
             return ()
         if last is None or last.version != version:
             return ()
-        accuracy = last.metric if self.package.metric == "accuracy" else None
         probe_loss = self._probe.loss if self._probe.version == version else None
+        # In place of the accuracy, so that no report is longer than others
+        is_told = self.package.metric == "accuracy" and probe_loss is None
+        accuracy = last.metric if is_told else None
         return write_values(Evaluation(last.metric_loss, accuracy, probe_loss=probe_loss))
 
     def _lose_round(self, error: Exception) -> None:

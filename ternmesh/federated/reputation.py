@@ -23,13 +23,16 @@ from ternmesh.types import Vector
 LOWEST = 0.1  # the least reputation
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
 HARM_SCALE = 0.75  # the rise of the loss that is discounted, in losses at the beginning of the run
-USUAL_RISES = 4.0  # ... and in medians of what the nodes' probes do
+LOSS_MIN = 1.0  # ... which count as at least this
 EXCLUDED = 2.0  # harm from which a node's updates do not count
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
 NEWCOMER = 8  # rounds until a node that comes later counts as much as the first ones
 DECAY = 0.9  # of agreement and uptime, by round
-PROBE_FIRST, PROBE_LAST = 4, 32  # rounds before a node's first probe, and between late ones
+MEMORY = 0.9  # of a rise, by probe
+EARLY = 16  # rounds with many probes
+PROBE_FIRST, PROBE_LAST = 4, 16  # rounds before a node's first probe, and between late ones
 REPORTS_MIN = 2  # losses that a probe needs
+TRUSTED_MIN = 3  # reports that suffice without those of excluded nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Standing:
     """What is known of a node."""
 
     rounds: int = 0  # in which its update counted
-    rise: float = 0.0  # of the fleet's loss by its probes; the newest, or half of the one before
+    rise: float = 0.0  # of the fleet's loss by its probes: up at once, down slowly
     agreement: float = 0.0  # mean cosine to the others' updates
     uptime: float = 1.0  # mean share of rounds with an update or a silence
     is_first: bool = True  # whether it was there in the first rounds of the run
@@ -52,17 +55,21 @@ class Reputations:
 
     standings: dict[int, Standing] = field(default_factory=dict)
     first_loss: float | None = None  # of the fleet: the median of the first reports
-    usual_rise: float = 0.0  # the median of what the nodes' probes do
+    _harms: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._judge()
 
     def of(self, address: int) -> Standing:
         """What is known of a node; of a new one, nothing."""
         return self.standings.get(address, Standing())
 
     def harm(self, address: int) -> float:
-        """The rise of the loss by a node's probes: above 1 it is discounted."""
-        rise = self.of(address).rise
-        scale = max(HARM_SCALE * (self.first_loss or 0.0), USUAL_RISES * self.usual_rise)
-        return rise / scale if rise > 0 and scale > 0 else 0.0
+        """The rise of the loss by a node's probes: above 1 it is discounted.
+
+        At most a minority has any: the nodes with the largest rises.
+        """
+        return self._harms.get(address, 0.0)
 
     def is_excluded(self, address: int) -> bool:
         """Whether a node's updates do not count, since they harm the others too much."""
@@ -118,19 +125,32 @@ class Reputations:
         ]
         return min(found)[1] if found and self.first_loss is not None else None
 
-    def probed(self, address: int, version: int, rises: Iterable[float]) -> None:
-        """Take what the nodes reported of the probe of `version`; too few reports say nothing."""
-        old, reports = self.of(address), sorted(rises)
+    def probed(self, address: int, version: int, rises: Mapping[int, float]) -> None:
+        """Take what the nodes reported of the probe of `version`; too few reports say nothing.
+
+        Reports of excluded nodes do not count if enough others have reported.
+        """
+        trusted = [rise for node, rise in rises.items() if not self.is_excluded(node)]
+        is_enough = len(trusted) >= max(TRUSTED_MIN, len(rises) / 2)
+        reports = sorted(trusted if is_enough else rises.values())
+        old = self.of(address)
         rise = old.rise
         if len(reports) >= REPORTS_MIN:
             newest = reports[(len(reports) - 1) // 2]
-            rise = max(newest, (old.rise + newest) / 2)
-        self.standings[address] = replace(old, rise=rise, probed=version)
-        rises_all = sorted(item.rise for item in self.standings.values() if item.probed)
-        self.usual_rise = rises_all[(len(rises_all) - 1) // 2]
-        is_harmless = self.harm(address) < 0.5
-        wait = min(PROBE_LAST, 2 * old.wait) if is_harmless else PROBE_FIRST
-        self.standings[address] = replace(self.standings[address], wait=wait)
+            rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
+        wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
+        self.standings[address] = replace(old, rise=rise, probed=version, wait=wait)
+        self._judge()
+        if self.harm(address) > 0.5:
+            self.standings[address] = replace(self.standings[address], wait=PROBE_FIRST)
+
+    def _judge(self) -> None:
+        """Compare the rises with the loss at the beginning."""
+        known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
+        scale = HARM_SCALE * max(LOSS_MIN, self.first_loss or 0.0)
+        present = sum(item.uptime > 0.5 for item in self.standings.values())
+        worst = known[::-1][: max(0, (present - 1) // 2)]
+        self._harms = {address: rise / scale for rise, address in worst if rise > 0}
 
     def stored(self) -> bytes:
         """All as bytes, for the disk."""
@@ -138,17 +158,17 @@ class Reputations:
             [address, *(getattr(item, name) for name in Standing.__slots__)]
             for address, item in self.standings.items()
         ]
-        return cbor2.dumps([self.first_loss, self.usual_rise, rows])
+        return cbor2.dumps([self.first_loss, rows])
 
 
 def restored(data: bytes) -> Reputations:
     """What `stored` has returned; damaged bytes begin anew."""
     try:
-        first_loss, usual_rise, rows = cbor2.loads(data)
+        first_loss, rows = cbor2.loads(data)
         standings = {int(row[0]): Standing(*row[1:]) for row in rows}
     except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
         return Reputations()
-    return Reputations(standings, first_loss, usual_rise)
+    return Reputations(standings, first_loss)
 
 
 def cosine(a: Vector, b: Vector) -> float:

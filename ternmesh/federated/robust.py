@@ -165,8 +165,11 @@ class RobustAggregation:
         if self.reputations.first_loss is None:
             self.reputations.first_loss = of_fleet(reports).loss
         if self._probe is not None and self._probe[0] == version:
-            pairs = [(item.probe_loss, item.loss) for item in reports]
-            rises = [with_it - loss for with_it, loss in pairs if with_it and loss is not None]
+            rises = {
+                item.address: item.evaluation.probe_loss - item.evaluation.loss
+                for item in updates
+                if item.evaluation.probe_loss is not None and item.evaluation.loss is not None
+            }
             self.reputations.probed(self._probe[1], version, rises)
             self._probe = None
 

@@ -1,0 +1,225 @@
+"""One fleet with liars: `python -m bench.robust_worker BOARDS LIARS SEED ATTACK ROUNDS RULE`.
+
+It prints one JSON line: accuracy after every tenth round, and weights of liars and honest boards.
+The attack "alone" is the fleet of the honest boards. Liars know all honest updates of the round,
+and report that honest boards' probes ruin the model and that their own are perfect.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.demo import clips_of
+from bench.fleet import DEADLINE_S, Board, Clips, Clock, gradient_step, run_until_finished
+from edge.evaluation import batch_loss
+from edge.onnx.session import Inference, LoadedModel, load_model
+from edge.trainer import AdamSettings, Trainer
+from host.config import RunConfig, plan_of
+from host.rules import load_rule
+from models.zoo import package_path
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.evaluation import Evaluation, write_values
+from ternmesh.federated.events import Advanced, HostEvent, NodeEvent
+from ternmesh.federated.rules import AggregationSettings
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.plan import Plan
+from ternmesh.wire.update import SAMPLES_MAX
+from ternmesh_cli.demo.fleet import BOARDS, RUN
+from transports.driver import Driver
+from transports.loopback import LoopbackHub, LoopbackTransport
+
+Vector = NDArray[np.float32]
+HELD_OUT = 32  # clips of each board that it evaluates on
+TRAINED = 320  # clips of each voice that boards hold; the others are for the claim
+CLASSES, BANDS = 10, 4
+WORST = 65.0  # a loss that a liar reports
+
+
+class Judge:
+    """Accuracy and loss of an adapter."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._inference = Inference(loaded.folder, loaded.package)
+        self._package, self._initial = loaded.package, loaded.initial
+        self._input = loaded.package.inputs[0].name
+
+    def __call__(self, adapter: Vector, clips: Clips) -> tuple[float, float]:
+        """Mean loss, and the share of hits."""
+        inputs = {self._input: clips.arrays["features"]}
+        tensors = self._package.split(self._initial + adapter)
+        [logits] = self._inference.predict({**tensors, **inputs}).values()
+        target = clips.arrays["target"]
+        hits = float((logits.argmax(axis=1) == target).mean())
+        return batch_loss("accuracy", logits, target), hits
+
+
+class Member(Board):
+    """A board that reports the loss of global adapters and of probes."""
+
+    def __init__(self, judge: Judge, held_out: Clips, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.judge, self.held_out = judge, held_out
+        self.probe: Vector | None = None
+        self.sent = np.zeros(0, np.float32)  # the whole vector of the newest round
+
+    def take(self, event: NodeEvent) -> None:
+        """Note an event of the protocol."""
+        super().take(event)
+        if isinstance(event, Advanced):
+            self.probe = event.probe
+
+    def work(self, number: int, plan: Plan) -> None:
+        """Train for a round, report, and submit the result."""
+        adapter = to_float(self.member.model_q24)
+        loss, hits = self.judge(adapter, self.held_out)
+        probed = None if self.probe is None else self.judge(adapter + self.probe, self.held_out)[0]
+        self.member.evaluation = write_values(Evaluation(loss, hits, probe_loss=probed))
+        delta = self.train(number, plan)
+        self.sent = self.member.residual + delta
+        self.member.submit(number, delta, self._clock())
+
+
+class Liar(Member):
+    """A board that submits what an attack makes of its own and the honest boards' updates."""
+
+    attack: Callable[[Vector, list[Vector], int], Vector]
+    honest: Sequence[Member]
+    is_own_probe: Callable[[], bool]
+
+    def work(self, number: int, plan: Plan) -> None:
+        """Lie in the report and in the update."""
+        loss, probed = (WORST, 0.001) if self.is_own_probe() else (0.001, WORST)
+        told = Evaluation(loss, 1.0, probe_loss=None if self.probe is None else probed)
+        self.member.evaluation = write_values(told)
+        own = self.train(number, plan) + self.member.residual
+        vector = type(self).attack(own, [board.sent for board in self.honest], number)
+        self.member.residual = np.zeros_like(own)
+        self.member.submit(number, vector.astype(np.float32), self._clock())
+
+
+def _scaled(vector: Vector, like: Vector) -> Vector:
+    return vector * np.float32(np.linalg.norm(like) / np.linalg.norm(vector))
+
+
+_NOISE = np.random.default_rng(5).standard_normal(1 << 16).astype(np.float32)
+ATTACKS: dict[str, Callable[[Vector, list[Vector], int], Vector]] = {
+    "sign_flip": lambda own, honest, _: -own,
+    "sign_flip_x10": lambda own, honest, _: -10 * own,
+    "labels": lambda own, honest, _: own,  # trained on labels + 1
+    "samples": lambda own, honest, _: -own,  # declares 2**20 samples
+    "noise": lambda own, honest, number: np.sign(_NOISE[: own.size]) if number == 15 else own,
+    "ipm": lambda own, honest, _: -0.5 * np.mean(honest, axis=0),
+    "foe": lambda own, honest, _: -1.1 * np.mean(honest, axis=0),
+    "alie": lambda own, honest, _: np.mean(honest, axis=0) - 1.5 * np.std(honest, axis=0),
+    "optimised_alie": lambda own, honest, _: np.mean(honest, axis=0) - 6 * np.std(honest, axis=0),
+    "mimic": lambda own, honest, _: honest[0],
+    "slow_poison": lambda own, honest, _: own + 0.5 * _scaled(_NOISE[: own.size], own),
+    "withholding": lambda own, honest, _: own,  # sends manifests only
+}
+NONE, UNUSUAL = "alone", "unusual"  # no liar at all; one honest board with shifted mel bands
+
+
+def boards_of(count: int, seed: int) -> tuple[list[tuple[Clips, Clips]], Clips]:
+    """Clips to train and to evaluate on of each board, voices in turn; and those for the claim."""
+    rng = np.random.default_rng((seed, 77))
+    shares: list[list[Clips]] = []
+    rest = []
+    for voice, name in enumerate(BOARDS):
+        clips, dev = clips_of("train", name), clips_of("dev", name)
+        mixed = rng.permutation(len(clips))
+        parts = np.array_split(mixed[:TRAINED], len(range(voice, count, len(BOARDS))))
+        shares.append([Clips(clips.batch(part)) for part in parts])
+        rest += [dev, Clips(clips.batch(mixed[TRAINED:]))]
+    found = [shares[i % len(BOARDS)][i // len(BOARDS)] for i in range(count)]
+    split = [(_part(clips, HELD_OUT, None), _part(clips, 0, HELD_OUT)) for clips in found]
+    claimed = {key: np.concatenate([c.arrays[key] for c in rest]) for key in rest[0].arrays}
+    return split, Clips(claimed)
+
+
+def _part(clips: Clips, first: int, last: int | None) -> Clips:
+    return Clips({key: array[first:last] for key, array in clips.arrays.items()})
+
+
+def _changed(clips: Clips, attack: str) -> Clips:
+    arrays = dict(clips.arrays)
+    if attack == "labels":
+        arrays["target"] = (arrays["target"] + 1) % CLASSES
+    if attack == UNUSUAL:
+        bands = arrays["features"]
+        arrays["features"] = np.pad(bands[:, :, BANDS:], ((0, 0), (0, 0), (0, BANDS)))
+    return Clips(arrays)
+
+
+def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str) -> dict[str, Any]:
+    """Train one fleet."""
+    loaded = load_model(package_path("keyword"))
+    plan = plan_of(RunConfig(**{**RUN, "rounds": rounds}), loaded.package.dimension)
+    split, claimed = boards_of(boards, seed)
+    judge, clock, hub = Judge(loaded), Clock(), LoopbackHub()
+    name, _, byzantine = rule.partition(":")
+    known = AggregationSettings(name, load_rule(name), int(byzantine or 0))
+    host = Coordinator(
+        plan,
+        CoordinatorSettings(boards - liars, DEADLINE_S, aggregation=known),
+        loaded.package.model_hash(),
+        (seed + 1).to_bytes(8, "little"),
+        new_coordinator_state(plan.dimension),
+    )
+    driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
+    fleet: list[Member] = []
+    first = liars if attack == NONE else 0
+    for index, (own, held_out) in list(enumerate(split))[first:]:
+        is_liar = index < liars
+        if is_liar:
+            own, held_out = _changed(own, attack), _changed(held_out, attack)
+        kind = Liar if is_liar and attack != UNUSUAL else Member
+        trainer = Trainer(gradient_step(loaded, ""), own, loaded.package.batch, AdamSettings())
+        link = LoopbackTransport(hub, f"board-{index}")
+        samples = SAMPLES_MAX if is_liar and attack == "samples" else len(own)
+        rest = link, f"board-{index}", loaded, trainer, samples, seed, clock
+        fleet.append(kind(judge, held_out, *rest))
+    fleet.sort(key=lambda board: isinstance(board, Liar))  # liars last: they know the others
+    names = {f"board-{index}" for index in range(first, liars)}
+    _arm(fleet, attack, host)
+    host.start(clock.now)
+    driver.transport.open()
+    for board in fleet:
+        board.driver.transport.open()
+        board.member.start(clock.now)
+    curve = []
+    for stop in range(10, rounds + 1, 10):
+        run_until_finished(driver, fleet, clock, stop)
+        curve.append(round(100 * judge(to_float(host.model_q24), claimed)[1], 2))
+    weights = {
+        host.nodes[a].name: round(host.aggregation.reputations.weight(a), 3) for a in host.nodes
+    }
+    return {
+        "accuracy": curve[-1],
+        "curve": curve,
+        "liars": [weights[name] for name in sorted(names) if name in weights],
+        "honest": [weight for name, weight in sorted(weights.items()) if name not in names],
+    }
+
+
+def _arm(fleet: Sequence[Member], attack: str, host: Coordinator) -> None:
+    liars = [board for board in fleet if isinstance(board, Liar)]
+    honest = [board for board in fleet if not isinstance(board, Liar)]
+    names = {board.member.name for board in liars}
+
+    def is_own_probe() -> bool:
+        probe = host.aggregation._probe
+        return probe is not None and host.nodes[probe[1]].name in names
+
+    for board in liars:
+        type(board).attack = staticmethod(ATTACKS[attack])
+        board.honest, board.is_own_probe = honest, is_own_probe
+
+
+if __name__ == "__main__":
+    counts = [int(word) for word in (*sys.argv[1:4], sys.argv[5])]
+    print(json.dumps(run(*counts[:3], sys.argv[4], counts[3], sys.argv[6])))
