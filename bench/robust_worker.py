@@ -37,7 +37,7 @@ Vector = NDArray[np.float32]
 HELD_OUT = 32  # clips of each board that it evaluates on
 TRAINED = 320  # clips of each voice that boards hold; the others are for the claim
 CLASSES, BANDS = 10, 4
-WORST = 65.0  # a loss that a liar reports
+WORST = 32.0  # the effect that a liar reports
 
 
 class Judge:
@@ -75,13 +75,22 @@ class Member(Board):
 
     def work(self, number: int, plan: Plan) -> None:
         """Train for a round, report, and submit the result."""
-        adapter = to_float(self.member.model_q24)
-        loss, hits = self.judge(adapter, self.held_out)
-        probed = None if self.probe is None else self.judge(adapter + self.probe, self.held_out)[0]
-        self.member.evaluation = write_values(Evaluation(loss, hits, probe_loss=probed))
+        self.report()
         delta = self.train(number, plan)
         self.sent = self.member.residual + delta
         self.member.submit(number, delta, self._clock())
+
+    def report(self) -> None:
+        """Evaluate the global adapter, and the probe if there is one."""
+        adapter = to_float(self.member.model_q24)
+        loss, hits = self.judge(adapter, self.held_out)
+        effect = None
+        if self.probe is not None:
+            ways = [
+                self.judge(adapter + way, self.held_out)[0] for way in (self.probe, -self.probe)
+            ]
+            effect = (ways[0] - ways[1]) / 2
+        self.member.evaluation = write_values(Evaluation(loss, hits, probe=effect))
 
 
 class Liar(Member):
@@ -90,12 +99,15 @@ class Liar(Member):
     attack: Callable[[Vector, list[Vector], int], Vector]
     honest: Sequence[Member]
     is_own_probe: Callable[[], bool]
+    lies_in_reports: bool
 
     def work(self, number: int, plan: Plan) -> None:
         """Lie in the report and in the update."""
-        loss, probed = (WORST, 0.001) if self.is_own_probe() else (0.001, WORST)
-        told = Evaluation(loss, 1.0, probe_loss=None if self.probe is None else probed)
-        self.member.evaluation = write_values(told)
+        self.report()
+        if self.lies_in_reports:
+            effect = -WORST if self.is_own_probe() else WORST
+            told = Evaluation(0.0, 1.0, probe=None if self.probe is None else effect)
+            self.member.evaluation = write_values(told)
         own = self.train(number, plan) + self.member.residual
         vector = type(self).attack(own, [board.sent for board in self.honest], number)
         self.member.residual = np.zeros_like(own)
@@ -121,6 +133,7 @@ ATTACKS: dict[str, Callable[[Vector, list[Vector], int], Vector]] = {
     "slow_poison": lambda own, honest, _: own + 0.5 * _scaled(_NOISE[: own.size], own),
     "withholding": lambda own, honest, _: own,  # sends manifests only
 }
+LYING = "lying_"  # before the name of an attack: liars also lie in their reports
 NONE, UNUSUAL = "alone", "unusual"  # no liar at all; one honest board with shifted mel bands
 
 
@@ -176,7 +189,8 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     for index, (own, held_out) in list(enumerate(split))[first:]:
         is_liar = index < liars
         if is_liar:
-            own, held_out = _changed(own, attack), _changed(held_out, attack)
+            changes = attack.removeprefix(LYING)
+            own, held_out = _changed(own, changes), _changed(held_out, changes)
         kind = Liar if is_liar and attack != UNUSUAL else Member
         trainer = Trainer(gradient_step(loaded, ""), own, loaded.package.batch, AdamSettings())
         link = LoopbackTransport(hub, f"board-{index}")
@@ -185,7 +199,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
         fleet.append(kind(judge, held_out, *rest))
     fleet.sort(key=lambda board: isinstance(board, Liar))  # liars last: they know the others
     names = {f"board-{index}" for index in range(first, liars)}
-    _arm(fleet, attack, host)
+    _arm(fleet, attack.removeprefix(LYING), host, attack.startswith(LYING))
     host.start(clock.now)
     driver.transport.open()
     for board in fleet:
@@ -206,7 +220,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     }
 
 
-def _arm(fleet: Sequence[Member], attack: str, host: Coordinator) -> None:
+def _arm(fleet: Sequence[Member], attack: str, host: Coordinator, lies_in_reports: bool) -> None:
     liars = [board for board in fleet if isinstance(board, Liar)]
     honest = [board for board in fleet if not isinstance(board, Liar)]
     names = {board.member.name for board in liars}
@@ -218,6 +232,7 @@ def _arm(fleet: Sequence[Member], attack: str, host: Coordinator) -> None:
     for board in liars:
         type(board).attack = staticmethod(ATTACKS[attack])
         board.honest, board.is_own_probe = honest, is_own_probe
+        board.lies_in_reports = lies_in_reports
 
 
 if __name__ == "__main__":

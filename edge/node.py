@@ -90,11 +90,11 @@ class NodeData:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A vector (float32 [D]) to evaluate with a global adapter, then the loss with it added."""
+    """A vector (float32 [D]) to evaluate with a global adapter, and then its effect."""
 
     version: int = 0
     vector: Vector | None = None
-    loss: float | None = None
+    effect: float | None = None  # half of the loss with it added minus that with it taken away
 
 
 class Node:
@@ -338,9 +338,13 @@ class Node:
         metric, metric_loss = self._evaluator.take()
         probe = self._probe
         if held_out is not None and probe.version == version and probe.vector is not None:
-            probed = self._initial + to_float(model_q24) + probe.vector
-            yield from self._evaluator.evaluate(held_out, chosen, self.package.split(probed))
-            self._probe = Probe(version, loss=self._evaluator.take()[1])
+            losses = []
+            for way in (probe.vector, -probe.vector):
+                tensors = self.package.split(self._initial + to_float(model_q24) + way)
+                yield from self._evaluator.evaluate(held_out, chosen, tensors)
+                losses.append(self._evaluator.take()[1])
+            if None not in losses:
+                self._probe = Probe(version, effect=(losses[0] - losses[1]) / 2)
         now = self._clock()
         self._busy_at = now
         traffic = list(self.driver.traffic.values())
@@ -458,11 +462,11 @@ class Node:
             return ()
         if last is None or last.version != version:
             return ()
-        probe_loss = self._probe.loss if self._probe.version == version else None
+        effect = self._probe.effect if self._probe.version == version else None
         # In place of the accuracy, so that no report is longer than others
-        is_told = self.package.metric == "accuracy" and probe_loss is None
+        is_told = self.package.metric == "accuracy" and effect is None
         accuracy = last.metric if is_told else None
-        return write_values(Evaluation(last.metric_loss, accuracy, probe_loss=probe_loss))
+        return write_values(Evaluation(last.metric_loss, accuracy, probe=effect))
 
     def _lose_round(self, error: Exception) -> None:
         """Count a round without a delta.

@@ -7,7 +7,6 @@ from typing import Any
 from host.management import row
 from ternmesh import __version__
 from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.drift import Drift
 from ternmesh.federated.events import (
     FIRST_CONTACT,
     GlobalUpdateMade,
@@ -98,7 +97,6 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
 def status(
     coordinator: Coordinator,
     tallies: Mapping[str, Tally],
-    drifts: Mapping[int, Drift],
     history: Sequence[StoredRound],
     now: float,
 ) -> dict[str, Any]:
@@ -122,7 +120,7 @@ def status(
             {
                 **_node(node, coordinator, now),
                 **asdict(tallies.get(node.name, Tally())),
-                **_drift(drifts.get(node.address, Drift())),
+                "standing": standing(coordinator, node.address),
                 "influence": _influence(coordinator, node.address),
             }
             for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
@@ -191,14 +189,18 @@ def influences(coordinator: Coordinator) -> Iterator[str]:
         )
 
 
-def _drift(drift: Drift) -> dict[str, Any]:
-    own = drift.similarity_own
-    others = drift.similarity_others
+def standing(coordinator: Coordinator, address: int) -> dict[str, Any]:
+    """How much a node is trusted, and why it is not; `since` is a version, 0 for none."""
+    known = coordinator.aggregation.reputations
+    cosine = known.cosines.get(address)
     return {
-        "similarity_own": None if own is None else round(own, 3),
-        "similarity_others": None if others is None else round(others, 3),
-        "drifting": drift.drifting,
-        "empty": drift.empty,
+        "weight": round(known.weight(address), 3),
+        "reason": known.reason(address),
+        "since": known.of(address).low_since,
+        "agreement": None if cosine is None else round(cosine, 3),
+        "uptime": round(known.of(address).uptime, 3),
+        "harm": round(known.harm(address), 3),
+        "unlike": address in known.unlike(),
     }
 
 

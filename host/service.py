@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,7 @@ from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, s
 from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.drift import DriftWatch
-from ternmesh.federated.events import (
-    OLD_MEMBERS,
-    BodyAccepted,
-    GlobalUpdateMade,
-    HostEvent,
-    Refused,
-    RoundOpened,
-    UpdateForgotten,
-)
+from ternmesh.federated.events import OLD_MEMBERS, GlobalUpdateMade, HostEvent, Refused, RoundOpened
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
@@ -90,7 +81,7 @@ class HostService:
         self.releases = releases
         self._store = store
         self._clock = clock
-        self._drift = DriftWatch(stored.plan, model_hash)  # starts empty with each process
+        self._low: dict[int, str] = {}  # why nodes are trusted little, by address
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
         self._lines: list[tuple[int, str]] = []  # level and text, logged once the disk has it
@@ -153,11 +144,7 @@ class HostService:
     def status(self) -> dict[str, Any]:
         """The state of the run, ready for JSON."""
         return status(
-            self.coordinator,
-            self._store.tallies(),
-            self._drift.found,
-            list(self._history),
-            self._clock(),
+            self.coordinator, self._store.tallies(), list(self._history), self._clock()
         ) | {"carried_from": self._store.carried_from or None}
 
     def may_leave(self) -> bool:
@@ -173,13 +160,9 @@ class HostService:
         self._store.record(event)
         self._keyring.record(event)
         match event:
-            case BodyAccepted():
-                self._drift.accept(event.address, event.body)
-            case UpdateForgotten():
-                self._drift.forget(event.address)
             case GlobalUpdateMade():
                 self._has_closed = True
-                self._drift.close(event.version - 1, [c.address for c in event.counted])
+                self._lines += self._changed_trust()
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
                 if _log.isEnabledFor(logging.DEBUG):
@@ -193,6 +176,18 @@ class HostService:
         line = describe(event, self.coordinator, now)
         if line is not None:
             self._lines.append((self._level(event), line))
+
+    def _changed_trust(self) -> Iterator[tuple[int, str]]:
+        """A line for each node that is trusted little from now on, or no longer."""
+        reputations, nodes = self.coordinator.aggregation.reputations, self.coordinator.nodes
+        low = {a: reputations.reason(a) for a, s in reputations.standings.items() if s.low_since}
+        for address in low.keys() - self._low.keys():
+            weight = reputations.weight(address)
+            line = f"{nodes[address].name} counts {weight:.0%} from now on: {low[address]}"
+            yield logging.WARNING, line
+        for address in self._low.keys() - low.keys():
+            yield logging.INFO, f"{nodes[address].name} counts in full again"
+        self._low = low
 
     def _commit(self) -> None:
         if self._store.changed:  # refusals alone must not wear the disk

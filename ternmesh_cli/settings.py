@@ -9,7 +9,8 @@ from ternmesh.config import ConfigError
 from ternmesh.federated.management import LIMITS, WORDS, are_allowed, settings_text
 from ternmesh.security.membership import ALL
 from ternmesh_cli.process import add_config, add_json
-from ternmesh_cli.status import NO_REPORT, ask_boards, table
+from ternmesh_cli.status import ask_boards
+from ternmesh_cli.status_nodes import NO_REPORT, table
 
 DEFAULT = "default"  # as the board's own configuration says
 TAKEN_S = 5.0  # how long to wait until all boards have taken what was set

@@ -17,35 +17,26 @@ from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_cli.keys import read, read_end, socket_of
 from ternmesh_cli.predict import figures_text
 from ternmesh_cli.process import add_json, as_run
+from ternmesh_cli.status_nodes import (
+    NO_REPORT,
+    ROUND_HEADS,
+    Answer,
+    distrusted,
+    nodes,
+    round_row,
+    size,
+    table,
+)
 from ternmesh_service.control_socket import BOARDS, ControlError, ask
 
 WATCH_S = 2.0
 REPORT_S = 10.0  # how long to wait for the report of a board
 POLL_S = 0.2
-NO_REPORT = "no report yet: away, on a slow link, or of an older version"
 CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 ROUNDS_SHOWN = 5
 RELEASES_SHOWN = 3  # refused ones
 HASH_SHOWN = 12  # hex digits
 JOINING = "joining"  # the activity of a node that the host has not welcomed
-
-Answer = Mapping[str, Any]
-NODE_HEADS = (
-    "node",
-    "active",
-    "heard",
-    "update",
-    "counted",
-    "missed",
-    "weight",  # of the newest round
-    "samples",
-    "up",
-    "down",
-    "to past",  # similarity to its own earlier updates
-    "to others",  # and to those of other nodes
-    "software",  # shown where it is not the host's everywhere
-)
-ROUND_HEADS = ("version", "seconds", "counted", "missing", "up", "down", "loss before", "accuracy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,11 +154,8 @@ def _host(answer: Answer) -> Iterator[str]:
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
-        yield from _nodes(answer, is_over)
-        if drifting := [n["name"] for n in answer["nodes"] if n["drifting"]]:
-            yield f"drifting: {shortened(drifting)}"
-        if empty := [n["name"] for n in answer["nodes"] if n.get("empty")]:
-            yield f"empty updates: {shortened(empty)}: does training diverge there? See its log"
+        yield from nodes(answer, is_over)
+        yield from distrusted(answer["nodes"])
         if added := [n["name"] for n in answer["nodes"] if n.get("partial_aggregate") is not None]:
             yield f"counted last in a gateway's partial aggregate: {shortened(added)}"
     if answer.get("release") is not None:
@@ -176,32 +164,7 @@ def _host(answer: Answer) -> Iterator[str]:
         yield ""
         shown = answer["history"][-ROUNDS_SHOWN:]
         cells = None if any(item.get("evaluations") for item in shown) else -2
-        yield from table(ROUND_HEADS[:cells], [_round_row(item)[:cells] for item in shown])
-
-
-def _nodes(answer: Answer, is_over: bool) -> Iterator[str]:
-    """The table, with a column for the software where that is not the host's everywhere."""
-    nodes = answer["nodes"]
-    own = answer.get("software")
-    boards = {n["name"]: n["board"] for n in nodes if "board" in n and not n["revoked"]}
-    others = [name for name, board in boards.items() if board["software"] not in (None, own)]
-    rows = [
-        (*_node_row(node, is_over), boards.get(node["name"], {}).get("software") or "-")
-        for node in nodes
-    ]
-    shown = len(NODE_HEADS) - (not others)
-    yield from table(NODE_HEADS[:shown], [cells[:shown] for cells in rows])
-    factors = {n["name"]: n["influence"]["clipped"] for n in nodes if n.get("influence")}
-    cut = [f"{name} to {factor:.0%}" for name, factor in factors.items() if factor < 1]
-    for sentence, names in (
-        ("longer than updates usually are, and cut", cut),
-        (f"other versions than this host's {own}", others),
-        (NO_REPORT, [name for name, board in boards.items() if board["software"] is None]),
-        ("settings not taken yet", [name for name, board in boards.items() if board["behind"]]),
-        ("paused", [name for name, board in boards.items() if board["in_force"].get("pause")]),
-    ):
-        if names:
-            yield f"{sentence}: {shortened(names)}"
+        yield from table(ROUND_HEADS[:cells], [round_row(item)[:cells] for item in shown])
 
 
 def _node(answer: Answer) -> Iterator[str]:
@@ -216,7 +179,7 @@ def _node(answer: Answer) -> Iterator[str]:
     if "by_label" in (source := answer.get("source") or {}):
         yield _samples(source)
     up = "handed to the link" if "link" in answer["transport"] else "up"  # on the air or not yet
-    yield f"{up} {_size(answer['bytes_up'])}, down {_size(answer['bytes_down'])} since it started"
+    yield f"{up} {size(answer['bytes_up'])}, down {size(answer['bytes_down'])} since it started"
     if answer["diverged"]:
         yield f"rounds without a delta, as training diverged: {answer['diverged']}; {DIVERGED}"
     yield from _refusals(answer, on_host=False)
@@ -227,7 +190,7 @@ def _node(answer: Answer) -> Iterator[str]:
     outbox = answer["outbox"]
     if outbox is not None:
         fate = "received by the host" if outbox["received"] else "no receipt yet"
-        yield f"outbox: the update of round {outbox['round'] + 1}, {_size(outbox['bytes'])}, {fate}"
+        yield f"outbox: the update of round {outbox['round'] + 1}, {size(outbox['bytes'])}, {fate}"
     releases = answer.get("releases")
     if releases is not None:
         yield from _releases(releases)
@@ -335,7 +298,7 @@ def published(release: Answer | None) -> Iterator[str]:
         return
     why_not = f": {release['reason']}" if release["reason"] else ""
     yield (
-        f"release {release['version']} is {release['stage']}{why_not}; {_size(release['bytes'])}, "
+        f"release {release['version']} is {release['stage']}{why_not}; {size(release['bytes'])}, "
         f"about {release['eta_s']:.0f} s of sending left"
     )
     for name, board in sorted(release["boards"].items()):
@@ -449,52 +412,3 @@ def _refusals(answer: Answer, peers: Sequence[Answer] = (), *, on_host: bool) ->
 
 def _counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-
-
-def _node_row(node: Answer, is_over: bool) -> tuple[str, ...]:
-    heard = node["heard_s_ago"]
-    active = "-" if is_over else "yes" if node["active"] else "no"
-    influence = node.get("influence")
-    return (
-        node["name"],
-        "revoked" if node["revoked"] else active,
-        "never" if heard is None else f"{heard:.0f} s ago",
-        node["delivered"],
-        str(node["rounds_counted"]),
-        str(node["rounds_missed"]),
-        "-" if influence is None else f"{influence['share']:.0%}",
-        str(node["samples"]),
-        _size(node["bytes_up"]),
-        _size(node["bytes_down"]),
-        _similarity(node["similarity_own"]),
-        _similarity(node["similarity_others"]),
-    )
-
-
-def _similarity(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _round_row(item: Answer) -> tuple[str, ...]:
-    loss, accuracy = item.get("loss"), item.get("accuracy")
-    return (
-        str(item["version"]),
-        f"{item['seconds']:.1f}",
-        shortened(item["counted"]),
-        shortened(item["missing"]) or "-",
-        _size(sum(item["bytes_up"].values())),
-        _size(item["bytes_down"]),
-        "-" if loss is None else f"{loss:.3f}",
-        "-" if accuracy is None else f"{accuracy:.1%}",
-    )
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in (heads, *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
-
-
-def _size(count: int) -> str:
-    return f"{count} B" if count < 10_000 else f"{count / 1000:.1f} kB"

@@ -2,16 +2,17 @@
 
 A node evaluates the global adapter from which its round starts. The host takes the median of the
 nodes, which a minority that lies cannot move beyond what honest nodes report. Where the global
-update had a probe (`reputation`), a node also reports the loss with the probe added.
+update had a probe (`reputation`), a node also reports the effect of it.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-LOSS, ACCURACY, PROBE_LOSS = 1, 2, 3  # keys on the wire; unknown keys are ignored
+LOSS, ACCURACY, PROBE = 1, 2, 3  # keys on the wire; unknown keys are ignored
 LOSS_UNIT, ACCURACY_UNIT = 1e-3, 1e-4
 VALUE_MAX = 0xFFFF
+PROBE_ZERO = 0x8000  # the value of an effect of zero, in units of a loss
 
 Values = tuple[tuple[int, int], ...]
 
@@ -23,7 +24,7 @@ class Evaluation:
     loss: float | None = None
     accuracy: float | None = None
     nodes: int = 1  # how many have reported
-    probe_loss: float | None = None  # with the probe of the same version
+    probe: float | None = None  # the effect of the probe: half of loss(+) - loss(-)
 
 
 NOT_EVALUATED = Evaluation(nodes=0)
@@ -35,10 +36,12 @@ def write_values(evaluation: Evaluation) -> Values:
     for key, value, unit in (
         (LOSS, evaluation.loss, LOSS_UNIT),
         (ACCURACY, evaluation.accuracy, ACCURACY_UNIT),
-        (PROBE_LOSS, evaluation.probe_loss, LOSS_UNIT),
     ):
         if value is not None:
             values.append((key, min(VALUE_MAX, max(0, round(value / unit)))))
+    if evaluation.probe is not None:
+        effect = PROBE_ZERO + round(evaluation.probe / LOSS_UNIT)
+        values.append((PROBE, min(VALUE_MAX, max(0, effect))))
     return tuple(values)
 
 
@@ -46,14 +49,14 @@ def read_values(values: Iterable[tuple[int, int]]) -> Evaluation:
     """What a manifest reports."""
     known = dict(values)
 
-    def value(key: int, unit: float) -> float | None:
-        return known[key] * unit if key in known else None
+    def value(key: int, unit: float, zero: int = 0) -> float | None:
+        return (known[key] - zero) * unit if key in known else None
 
     return Evaluation(
         value(LOSS, LOSS_UNIT),
         value(ACCURACY, ACCURACY_UNIT),
         1 if known else 0,
-        value(PROBE_LOSS, LOSS_UNIT),
+        value(PROBE, LOSS_UNIT, PROBE_ZERO),
     )
 
 

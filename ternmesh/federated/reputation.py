@@ -3,13 +3,18 @@
 Three things make a reputation, with the weights of ncrsh-Swarm as exponents: they are multiplied,
 since a node whose updates harm the others must not make up for it by being online.
 
-- 0.5: loss. A probe is a vector of one node's recent updates. All nodes add it to the global
-  adapter, evaluate that on their own samples, and report the loss. The median of the reports is how
-  the node's updates change the loss of the others; a minority that lies cannot move it beyond what
-  honest nodes report. Honest updates of other data raise it a little, a lie raises it a lot.
+- 0.5: loss. A probe is a vector of one node's recent updates. All nodes evaluate the global adapter
+  with the probe added, and with it taken away, on their own samples: half of the difference is its
+  effect on the loss. The median of the reports is what the node's updates do to the others; a
+  minority that lies cannot move it beyond what honest nodes report. Honest updates of other data
+  raise the loss a little, a lie raises it a lot.
 - 0.3: agreement, the cosine of its recent updates to the sum of the others'. Honest nodes with
-  other data have 0.5 to -0.15. Only what opposes the fleet more than that is discounted.
+  other data have 0.5 to -0.15. What opposes the fleet more than that is discounted; what agrees
+  less than half as much as is usual counts down to one half, since it may be honest.
 - 0.2: uptime, the share of recent rounds with an update or a silence.
+
+Nodes whose recent updates are nearly the same share one weight and one report, as in FoolsGold
+(Fung, Yoon and Beschastnikh, "The limitations of federated learning in Sybil settings", RAID 2020).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,18 +26,22 @@ import numpy as np
 from ternmesh.types import Vector
 
 LOWEST = 0.1  # the least reputation
+LOW = 0.6  # below it the owner is told
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
-HARM_SCALE = 0.75  # the rise of the loss that is discounted, in losses at the beginning of the run
+HARM_SCALE = 0.4  # the rise of the loss that is discounted, in losses at the beginning of the run
 LOSS_MIN = 1.0  # ... which count as at least this
 EXCLUDED = 2.0  # harm from which a node's updates do not count
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
+AGREED_MIN = 0.05  # the usual agreement from which on less than half of it is discounted
+UNLIKE = 0.1  # the least agreement of a node that does not oppose the others: its root is 0.5
 NEWCOMER = 8  # rounds until a node that comes later counts as much as the first ones
 DECAY = 0.9  # of agreement and uptime, by round
 MEMORY = 0.9  # of a rise, by probe
 EARLY = 16  # rounds with many probes
 PROBE_FIRST, PROBE_LAST = 4, 16  # rounds before a node's first probe, and between late ones
+FLEET_MIN, DEVIATIONS, MARGIN_MIN = 4, 2.5, 0.15  # of a node that is unlike the others
 REPORTS_MIN = 2  # losses that a probe needs
-TRUSTED_MIN = 3  # reports that suffice without those of excluded nodes
+TRUSTED_MIN, TRUSTED_SHARE = 3, 2 / 3  # reports that suffice without those of excluded nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class Standing:
     is_first: bool = True  # whether it was there in the first rounds of the run
     probed: int = 0  # the version with its newest probe
     wait: int = PROBE_FIRST  # rounds until the next
-    low_since: int = 0  # the version since which its weight is below one half; 0: it is not
+    low_since: int = 0  # the version since which its weight is low; 0: it is not
 
 
 @dataclass(slots=True)
@@ -55,6 +64,9 @@ class Reputations:
 
     standings: dict[int, Standing] = field(default_factory=dict)
     first_loss: float | None = None  # of the fleet: the median of the first reports
+    cosines: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the newest round
+    usual_agreement: float = 0.0  # the median of the nodes'
+    copies: Mapping[int, int] = field(default_factory=dict, compare=False)  # nodes with its updates
     _harms: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,69 +92,105 @@ class Reputations:
         standing = self.of(address)
         loss = min(1.0, max(0.0, EXCLUDED - self.harm(address))) ** 2.0
         opposition = (standing.agreement - OPPOSITE) / (OPPOSED - OPPOSITE)
-        agreement = min(1.0, max(0.0, opposition))
+        agreement = min(1.0, max(0.0, opposition), self._likeness(address))
         product: float = loss**LOSS * agreement**AGREEMENT * standing.uptime**UPTIME
         known = 1.0 if standing.is_first else min(1.0, (1 + standing.rounds) / NEWCOMER)
         return max(LOWEST, product * known)
 
+    def _likeness(self, address: int) -> float:
+        """How much a node agrees with the others, of half of what is usual: 0.1 to 1."""
+        if self.usual_agreement < AGREED_MIN:
+            return 1.0
+        return max(UNLIKE, 2 * self.of(address).agreement / self.usual_agreement)
+
     def weight(self, address: int) -> float:
         """The factor of a node's weight in the step: its reputation, 0 where it is excluded."""
-        return 0.0 if self.is_excluded(address) else self.reputation(address)
+        if self.is_excluded(address):
+            return 0.0
+        return self.reputation(address) / self.copies.get(address, 1)
 
     def reason(self, address: int) -> str:
         """Why a node's weight is low, in a word or two; empty where it is not."""
         standing = self.of(address)
         if self.harm(address) > 1:
             return "excluded: raises the loss" if self.is_excluded(address) else "raises the loss"
+        if self.copies.get(address, 1) > 1:
+            return "sends what another sends"
         if standing.agreement < OPPOSED:
             return "opposes the others"
+        if self._likeness(address) < 0.5:
+            return "is unlike the others"
         if not standing.is_first and standing.rounds < NEWCOMER - 1:
             return "new"
         return "often absent" if standing.uptime < 0.5 else ""
 
     def counted(self, cosines: Mapping[int, float], silent: Iterable[int], version: int) -> None:
         """Note a round that led to `version`: the cosines of the counted nodes, and the silent."""
+        self.cosines = cosines
         here = cosines.keys() | set(silent)
         for address in self.standings.keys() | here:
             old = self.standings.get(address) or Standing(is_first=version <= NEWCOMER)
             cosine = cosines.get(address, old.agreement)
+            before = old.agreement if old.rounds else cosine
             self.standings[address] = replace(
                 old,
-                agreement=DECAY * old.agreement + (1 - DECAY) * cosine,
+                agreement=DECAY * before + (1 - DECAY) * cosine,
                 uptime=DECAY * old.uptime + (1 - DECAY) * (address in here),
                 rounds=old.rounds + (address in cosines),
             )
-            since = (old.low_since or version) if self.weight(address) < 0.5 else 0
+        known = [item.agreement for item in self.standings.values()]
+        self.usual_agreement = float(np.median(known)) if known else 0.0
+        for address, old in self.standings.items():
+            since = (old.low_since or version) if self.weight(address) < LOW else 0
             if since != old.low_since:
                 self.standings[address] = replace(self.standings[address], low_since=since)
 
-    def due(self, version: int) -> int | None:
-        """The node whose probe the global update to `version` should carry; None for nobody's."""
+    def unlike(self) -> list[int]:
+        """The nodes whose updates are less like the others' than the fleet's are to each other.
+
+        They are below the median cosine by 2.5 deviations (1.4826 times the median absolute
+        deviation) and by `MARGIN_MIN`: a fixed limit would not work, as all fall in a long run.
+        """
+        if len(self.cosines) < FLEET_MIN:
+            return []
+        values = np.array(list(self.cosines.values()))
+        deviation = 1.4826 * np.median(np.abs(values - np.median(values)))
+        limit = np.median(values) - max(MARGIN_MIN, DEVIATIONS * deviation)
+        return [address for address, value in self.cosines.items() if value < limit]
+
+    def due(self, nodes: Iterable[int], version: int) -> int | None:
+        """Which of these nodes the global update to `version` should probe; None for nobody.
+
+        The one that was not probed for longest, and of these the one that agrees least.
+        """
         found = [
-            (standing.probed, address)
-            for address, standing in self.standings.items()
-            if standing.rounds >= PROBE_FIRST and version >= standing.probed + standing.wait
+            (known.probed, known.agreement, address)
+            for address, known in ((a, self.of(a)) for a in nodes)
+            if version >= known.probed + known.wait
         ]
-        return min(found)[1] if found and self.first_loss is not None else None
+        return min(found)[2] if found and self.first_loss is not None else None
 
     def probed(self, address: int, version: int, rises: Mapping[int, float]) -> None:
         """Take what the nodes reported of the probe of `version`; too few reports say nothing.
 
         Reports of excluded nodes do not count if enough others have reported.
         """
-        trusted = [rise for node, rise in rises.items() if not self.is_excluded(node)]
-        is_enough = len(trusted) >= max(TRUSTED_MIN, len(rises) / 2)
-        reports = sorted(trusted if is_enough else rises.values())
+        trusted = [node for node in rises if not self.is_excluded(node)]
+        # Where lies have excluded honest nodes, these must be heard.
+        is_enough = len(trusted) >= max(TRUSTED_MIN, TRUSTED_SHARE * len(rises))
+        reports = [(rises[a], 1 / self.copies.get(a, 1)) for a in (trusted if is_enough else rises)]
         old = self.of(address)
         rise = old.rise
         if len(reports) >= REPORTS_MIN:
-            newest = reports[(len(reports) - 1) // 2]
+            newest = weighted_median(reports)
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
         self.standings[address] = replace(old, rise=rise, probed=version, wait=wait)
         self._judge()
         if self.harm(address) > 0.5:
-            self.standings[address] = replace(self.standings[address], wait=PROBE_FIRST)
+            # An excluded node's probes say less as the fleet goes on without it.
+            wait = 2 * PROBE_FIRST if self.is_excluded(address) else PROBE_FIRST
+            self.standings[address] = replace(self.standings[address], wait=wait)
 
     def _judge(self) -> None:
         """Compare the rises with the loss at the beginning."""
@@ -158,17 +206,24 @@ class Reputations:
             [address, *(getattr(item, name) for name in Standing.__slots__)]
             for address, item in self.standings.items()
         ]
-        return cbor2.dumps([self.first_loss, rows])
+        return cbor2.dumps([self.first_loss, self.usual_agreement, rows])
 
 
 def restored(data: bytes) -> Reputations:
     """What `stored` has returned; damaged bytes begin anew."""
     try:
-        first_loss, rows = cbor2.loads(data)
+        first_loss, usual, rows = cbor2.loads(data)
         standings = {int(row[0]): Standing(*row[1:]) for row in rows}
     except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
         return Reputations()
-    return Reputations(standings, first_loss)
+    return Reputations(standings, first_loss, usual_agreement=usual)
+
+
+def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
+    """The median of values with weights; of two in the middle the smaller."""
+    values, weights = zip(*sorted(pairs), strict=True)
+    so_far = np.cumsum(weights)
+    return float(values[int(np.searchsorted(so_far, so_far[-1] / 2 - 1e-9))])
 
 
 def cosine(a: Vector, b: Vector) -> float:

@@ -26,7 +26,7 @@ from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation, of_fleet
-from ternmesh.federated.reputation import Reputations, cosine
+from ternmesh.federated.reputation import PROBE_FIRST, Reputations, cosine
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
@@ -37,6 +37,7 @@ HISTORY_RATIO = 4.0  # ... and in medians of the rounds before
 STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
+COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
 MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 
 
@@ -79,6 +80,10 @@ class Memory:
         weights = (1 - self._decay ** (count + 1)) / (1 - self._decay)  # the sum of all so far
         mean: Vector = total / np.float32(weights)
         return mean
+
+    def rounds(self, address: int) -> int:
+        """How many updates of a node are in its memory."""
+        return self._rows.get(address, self._new)[2]
 
     def total(self, address: int) -> Vector:
         """The sum of a node's updates, each worth less by the decay for each later one."""
@@ -149,8 +154,11 @@ class RobustAggregation:
 
         It is as long as the usual memory of a node.
         """
-        due = self.reputations.due(version) if self._settings.probes else None
-        if self._memory is None or due is None or not self._memory.total(due).any():
+        if self._memory is None or not self._settings.probes:
+            return ()
+        known = [a for a in self.influence if self._memory.rounds(a) >= PROBE_FIRST]
+        due = self.reputations.due(known, version)
+        if due is None:
             return ()
         self._probe = version, due
         lengths = [np.linalg.norm(self._memory.total(address)) for address in self.influence]
@@ -166,9 +174,9 @@ class RobustAggregation:
             self.reputations.first_loss = of_fleet(reports).loss
         if self._probe is not None and self._probe[0] == version:
             rises = {
-                item.address: item.evaluation.probe_loss - item.evaluation.loss
+                item.address: item.evaluation.probe
                 for item in updates
-                if item.evaluation.probe_loss is not None and item.evaluation.loss is not None
+                if item.evaluation.probe is not None
             }
             self.reputations.probed(self._probe[1], version, rises)
             self._probe = None
@@ -184,7 +192,17 @@ class RobustAggregation:
             for address, weight in weights.items():
                 own = self._memory.total(address)
                 cosines[address] = cosine(own, whole - weight * own)
+            self.reputations.copies = self._copies(counted)
         self.reputations.counted(cosines, silent, version)
+
+    def _copies(self, nodes: Sequence[int]) -> dict[int, int]:
+        """How many nodes send nearly what each sends; where they are too many to compare, 1."""
+        if self._memory is None or len(nodes) > ROWS_MAX:
+            return {}
+        totals = np.stack([self._memory.total(address) for address in nodes])
+        totals /= np.maximum(UNIT, np.linalg.norm(totals, axis=1, keepdims=True))
+        counts = (totals @ totals.T > COPY).sum(axis=1)
+        return {address: max(1, int(count)) for address, count in zip(nodes, counts, strict=True)}
 
     def _rows(
         self, updates: Sequence[Update], factors: Weights, mean: Vector, places: Places

@@ -30,10 +30,12 @@ from edge.report import status, summary
 from edge.service import open_data
 from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
+from ternmesh.federated import robust
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
+from ternmesh.federated.reputation import Reputations, Standing
 from ternmesh.federated.state import CoordinatorSettings, CoordinatorState, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh_store.node_store import NodeStore
@@ -201,6 +203,31 @@ def test_the_host_hears_how_good_the_global_adapter_is(world: World, report: boo
     wanted = np.mean(np.array(losses, float), axis=0)[:ROUNDS]
     assert [item.loss for item in found] == pytest.approx(wanted, abs=0.001)
     assert {item.accuracy for item in found} == {None}  # this model has another metric
+
+
+def test_a_board_reports_the_effect_of_a_probe(world: World) -> None:
+    world.new_host(min_peers=2)
+    world.host.coordinator.aggregation.reputations.standings = {
+        address: Standing(wait=1) for address in (1, 2)
+    }
+    told: list[tuple[int, dict[int, float]]] = []
+    reputations = world.host.coordinator.aggregation.reputations
+    world.host.coordinator.aggregation.reputations = reputations
+    reports = type(reputations).probed
+
+    def note(self: Reputations, address: int, version: int, rises: dict[int, float]) -> None:
+        told.append((version, dict(rises)))
+        reports(self, address, version, rises)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reputations, "probed", note)
+        patch.setattr(robust, "PROBE_FIRST", 1)
+        for name in ("ada", "bob"):
+            world.add(name)
+        world.until(lambda: all(node.protocol.finished for node in world.nodes.values()))
+    assert told
+    assert all(set(rises) == {1, 2} for _, rises in told)
+    assert any(rise < 0 for _, rises in told for rise in rises.values()), "updates help"
 
 
 def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:

@@ -12,7 +12,8 @@ from ternmesh import __version__
 from ternmesh.federated.management import ACTIVITIES, LIMITS, VALUES, BoardManagement, settings_text
 from ternmesh.wire.control import Report, write_control
 from ternmesh.wire.frame import UNASSIGNED
-from ternmesh_cli.status import NO_REPORT, describe
+from ternmesh_cli.status import describe
+from ternmesh_cli.status_nodes import NO_REPORT
 from ternmesh_store.state_file import StateFile
 from tests.host.test_service import SETTINGS, Bench
 

@@ -14,10 +14,11 @@ import pytest
 from host.runs import continue_or_begin
 from host.service import HostService
 from ternmesh.config import ConfigError
-from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, UpdateForgotten, WorkReady
+from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, WorkReady
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
+from ternmesh.federated.reputation import Standing
 from ternmesh.federated.state import CoordinatorSettings, NodeRecord, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -161,10 +162,15 @@ def test_status_while_a_round_is_open(bench):
         "rounds_missed": 0,
         "bytes_up": bench.node("ada")["bytes_up"],
         "bytes_down": bench.node("ada")["bytes_down"],
-        "similarity_own": None,
-        "similarity_others": None,
-        "drifting": None,
-        "empty": False,
+        "standing": {
+            "weight": 1.0,
+            "reason": "",
+            "since": 0,
+            "agreement": None,
+            "uptime": 1.0,
+            "harm": 0.0,
+            "unlike": False,
+        },
         "influence": None,
         "board": bench.node("ada")["board"],
     }
@@ -214,8 +220,8 @@ def test_seconds_are_those_of_the_open_round(bench):
     assert history[0]["seconds"] == pytest.approx(2.0), "a kill takes what was not committed"
 
 
-def test_a_board_that_turns_round_is_seen_to_drift(bench):
-    bench.boot(replace(PLAN, rounds=12))
+def test_a_board_that_turns_round_is_seen_to_be_unlike_the_others(bench):
+    bench.boot(replace(PLAN, rounds=14))
     rng = np.random.default_rng(0)
     names = (*NAMES, "cleo", "dan", "eve")
     heavy = {name: rng.standard_t(2, DIMENSION).astype(np.float32) for name in (*names, "all")}
@@ -233,13 +239,28 @@ def test_a_board_that_turns_round_is_seen_to_drift(bench):
     bench.service.coordinator.settings = replace(SETTINGS, min_peers=len(names))
     bench.settle()
     status = json.loads(json.dumps(bench.service.status()))
-    assert status["version"] == 12
-    assert [n["name"] for n in status["nodes"] if n["drifting"]] == ["eve"]
-    assert bench.node("eve")["similarity_own"] < 0 < bench.node("ada")["similarity_own"]
-    assert bench.node("eve")["similarity_others"] < 0 < bench.node("ada")["similarity_others"]
-    bench.boot(replace(PLAN, rounds=12))
-    eve = bench.node("eve")
-    assert (eve["similarity_own"], eve["similarity_others"], eve["drifting"]) == (None,) * 3
+    assert status["version"] == 14
+    standings = {node["name"]: node["standing"] for node in status["nodes"]}
+    assert [name for name, known in standings.items() if known["unlike"]] == ["eve"]
+    assert standings["eve"]["agreement"] < 0.5 < standings["ada"]["agreement"]
+    assert bench.service.coordinator.aggregation.reputations.of(5).agreement < 0.9
+    bench.boot(replace(PLAN, rounds=14))
+    known = bench.node("eve")["standing"]
+    assert (known["agreement"], known["unlike"]) == (None, False)
+
+
+def test_a_node_that_is_trusted_little_is_told_once_and_so_is_its_return(bench, caplog):
+    caplog.set_level(logging.INFO)
+    bench.join("ada")
+    bench.join("bob")
+    known = bench.service.coordinator.aggregation.reputations
+    known.first_loss = 1.0
+    known.standings = {n: Standing(rise=9.0 * (n == 1), probed=1) for n in (1, 2, 3)}
+    known.__post_init__()
+    bench.settle()
+    assert caplog.text.count("ada counts 0% from now on: excluded: raises the loss") == 1
+    bench.boot()
+    assert bench.node("ada")["standing"]["weight"] == 0, "it is kept on disk"
 
 
 def test_a_board_whose_updates_hold_nothing_is_named(bench):
@@ -253,19 +274,10 @@ def test_a_board_whose_updates_hold_nothing_is_named(bench):
 
     bench.work = work
     bench.settle()
-    assert [bench.node(name)["empty"] for name in NAMES] == [False, True]
+    assert [bench.node(name)["influence"]["norm"] > 0 for name in NAMES] == [True, False]
     link = {"connected": True, "protocol": "5", "broker": "b"}
     answer = {"fleet": "f", "model": "m", "transport": link}
     assert "empty updates: bob: does" in "\n".join(describe({**bench.service.status(), **answer}))
-
-
-def test_a_forgotten_update_does_not_count_for_drift(bench):
-    bench.join("ada")
-    bench.settle()
-    told: list[Any] = []
-    bench.service._drift.forget = told.append
-    bench.service._handle(UpdateForgotten(1, 0))
-    assert told == [1]
 
 
 def test_a_global_update_is_logged_once_it_is_on_disk(bench, caplog, monkeypatch):

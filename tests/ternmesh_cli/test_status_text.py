@@ -12,6 +12,15 @@ from ternmesh_cli.status import describe
 from ternmesh_service.control_socket import ControlError
 
 LINK = {"broker": "mqtt://b:1883", "connected": True, "protocol": "5", "last_error": None}
+STANDING = {
+    "weight": 0.95,
+    "reason": "",
+    "since": 0,
+    "agreement": -0.0421,
+    "uptime": 1.0,
+    "harm": 0.0,
+    "unlike": False,
+}
 HOST: dict[str, Any] = {
     "role": "host",
     "fleet": "garden",
@@ -41,9 +50,7 @@ HOST: dict[str, Any] = {
             "rounds_missed": 0,
             "bytes_up": 9724,
             "bytes_down": 10_500,
-            "similarity_own": 0.312,
-            "similarity_others": -0.0421,
-            "drifting": False,
+            "standing": STANDING,
             "influence": {"share": 0.71234, "norm": 0.5, "clipped": 0.25},
         },
         {
@@ -59,9 +66,7 @@ HOST: dict[str, Any] = {
             "rounds_missed": 1,
             "bytes_up": 8000,
             "bytes_down": 9000,
-            "similarity_own": None,
-            "similarity_others": None,
-            "drifting": None,
+            "standing": {**STANDING, "agreement": None},
         },
     ],
     "history": [
@@ -85,9 +90,9 @@ krum failed: the weighted mean is taken
 refused old round 2 from yves: {why("old round", on_host=True)}
 refused seal 30: {why("seal", on_host=True)}
 
-node  active  heard    update  counted  missed  weight  samples  up      down     to past  to others
-theo  yes     0 s ago  whole   7        0       71%     400      9724 B  10.5 kB  0.31     -0.04
-yves  no      never    none    6        1       -       40       8000 B  9000 B   -        -
+node  active  heard    update  counted  missed  weight  samples  up      down     trust  to others
+theo  yes     0 s ago  whole   7        0       71%     400      9724 B  10.5 kB  95%    -0.04
+yves  no      never    none    6        1       -       40       8000 B  9000 B   95%    -
 longer than updates usually are, and cut: theo to 25%
 
 version  seconds  counted     missing  up      down
@@ -184,15 +189,17 @@ def test_after_the_run_no_node_is_called_inactive():
     assert "theo  -       0 s ago" in text
 
 
-def test_a_drifting_node_is_named():
-    theo = {**HOST["nodes"][0], "similarity_own": -0.02, "drifting": True}
+def test_who_is_trusted_little_or_unlike_the_others_is_named():
+    low = {**STANDING, "weight": 0.0, "since": 12, "reason": "excluded: raises the loss"}
+    theo = {**HOST["nodes"][0], "standing": {**low, "unlike": True}}
     lines = list(describe({**HOST, "nodes": [theo, HOST["nodes"][1]]}))
-    assert "drifting: theo" in lines
+    assert "unlike the others: theo" in lines
+    assert "theo counts 0% since global update 12: excluded: raises the loss" in lines
 
 
 def test_fifty_boards_stay_readable():
     names = [f"board-{number:02}" for number in range(50)]
-    row = {**HOST["nodes"][0], "refused": {"suite": 1}, "drifting": True}
+    row = {**HOST["nodes"][0], "refused": {"suite": 1}, "standing": {**STANDING, "unlike": True}}
     nodes = [{**row, "name": name} for name in names]
     nodes[7] |= {"revoked": True, "active": False}
     item = {**HOST["history"][0], "counted": names[::-1], "missing": names}
@@ -200,7 +207,7 @@ def test_fifty_boards_stay_readable():
     lines = list(describe(shown))
     some = "board-00, board-01, board-02 and 47 more"
     assert f"refused suite 50 from {some}: {why('suite', on_host=True)}" in lines
-    assert f"drifting: {some}" in lines
+    assert f"unlike the others: {some}" in lines
     assert sum(line.count(some) for line in lines) == 4
     assert [line.split()[:2] for line in lines if "revoked" in line] == [["board-07", "revoked"]]
     assert max(map(len, lines)) < 200

@@ -8,19 +8,24 @@ some = st.none() | st.floats(0, 60)
 shares = st.none() | st.floats(0, 1)
 
 
-@given(some, shares)
-def test_values_are_those_written(loss: float | None, accuracy: float | None) -> None:
-    values = write_values(Evaluation(loss, accuracy))
+@given(some, shares, st.none() | st.floats(-32, 32))
+def test_values_are_those_written(
+    loss: float | None, accuracy: float | None, probe: float | None
+) -> None:
+    values = write_values(Evaluation(loss, accuracy, probe=probe))
     found = read_values(values)
     assert [key for key, _ in values] == sorted({key for key, _ in values})
     assert (found.loss is None, found.accuracy is None) == (loss is None, accuracy is None)
     assert found.loss == pytest.approx(loss, abs=0.0006)
     assert found.accuracy == pytest.approx(accuracy, abs=0.00006)
+    assert found.probe == pytest.approx(probe, abs=0.0006)
     assert found.nodes == (1 if values else 0)
 
 
 def test_a_large_loss_is_the_largest_and_other_keys_are_ignored() -> None:  # R4.2-5
     assert write_values(Evaluation(1e9)) == ((1, 0xFFFF),)
+    assert write_values(Evaluation(probe=-1e9)) == ((3, 0),)
+    assert write_values(Evaluation(probe=1e9)) == ((3, 0xFFFF),)
     assert read_values([(0, 7), (2, 5000), (200, 1)]) == Evaluation(None, 0.5)
 
 

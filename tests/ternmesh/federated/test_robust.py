@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ternmesh.codec.encoder import Hypervector
 from ternmesh.codec.scale import UNIT
 from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_update, read_chunks, update_delta_q24
+from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.robust import Memory, RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
@@ -240,3 +242,92 @@ def test_the_order_of_updates_does_not_matter() -> None:
     updates = updates_of(*map(vector_of, range(3)))
     steps = [new().combine(list(mixed), 4) for mixed in itertools.permutations(updates)]
     assert all(np.allclose(step, steps[0], atol=1e-7) for step in steps)
+
+
+def told(update: Update, effect: float | None, loss: float = 1.0) -> Update:
+    return replace(update, evaluation=Evaluation(loss, probe=effect))
+
+
+def run_with_a_liar(
+    rounds: int, byzantine: int = 0, name: str = "weighted_mean"
+) -> list[np.ndarray]:
+    """Steps of four nodes, of which the third sends the opposite; nodes report a linear loss."""
+    aggregation = new(name, byzantine=byzantine, memory=0.9)
+    steps: list[np.ndarray] = []
+    probe: tuple[bytes, ...] = ()
+    for version in range(rounds):
+        effect = None
+        if probe:
+            vector = update_delta_q24(probe, MODEL, version, PLAN) * UNIT
+            effect = -float(vector @ vector_of(0)) * 1e3
+        vectors = [vector_of(0) + 0.5 * vector_of(10 * version + i) for i in range(4)]
+        vectors[2] = -vectors[2]
+        bodies = [
+            encode_update(vector.astype(np.float32), MODEL, version, PLAN) for vector in vectors
+        ]
+        packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
+        updates = [told(Update(i + 1, 100, p), effect) for i, p in enumerate(packets)]
+        steps.append(aggregation.combine(updates, version))
+        probe = aggregation.probe(version + 1)
+        assert len(probe) in (0, PLAN.up.count)
+    shares = [aggregation.influence[i].share for i in (1, 2, 3, 4)]
+    assert shares == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3], abs=1e-3)
+    return steps
+
+
+def test_a_liar_is_found_by_its_probe_and_does_not_count() -> None:
+    steps = run_with_a_liar(12)
+    gains = [float(step @ vector_of(0)) for step in steps]
+    assert np.mean(gains[-3:]) > 1.3 * np.mean(gains[:3])
+
+
+def test_a_rule_does_not_see_who_is_excluded() -> None:
+    run_with_a_liar(12, byzantine=1, name="median")
+
+
+def test_probes_need_reports_memory_and_the_setting() -> None:
+    updates = updates_of(*map(vector_of, range(3)))
+    for memory, is_on, reports in ((0.0, True, True), (0.9, False, True), (0.9, True, False)):
+        settings = AggregationSettings(memory=memory, probes=is_on)
+        aggregation = RobustAggregation(PLAN, MODEL, settings, RUN)
+        for version in range(9):
+            aggregation.combine([told(u, None) for u in updates] if reports else updates, version)
+            assert aggregation.probe(version + 1) == ()
+
+
+def test_a_probe_is_as_long_as_the_usual_memory() -> None:
+    aggregation = new(memory=0.9)
+    vectors = [vector_of(0), vector_of(1), 0.1 * vector_of(2)]
+    for version in range(4):
+        bodies = [encode_update(vector, MODEL, version, PLAN) for vector in vectors]
+        packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
+        updates = [told(Update(i + 1, 100, p), None) for i, p in enumerate(packets)]
+        aggregation.combine(updates, version)
+    lengths = []
+    for version in (4, 5, 6):
+        probe = aggregation.probe(version)
+        assert aggregation.probe(version) == probe, "the same until it was reported on"
+        lengths.append(np.linalg.norm(update_delta_q24(probe, MODEL, version, PLAN) * UNIT))
+        due = aggregation.reputations.due((1, 2, 3), version)
+        assert due is not None
+        aggregation.reputations.probed(due, version, {})
+    assert lengths == pytest.approx([lengths[0]] * 3, rel=0.05)
+
+
+def test_nodes_that_send_the_same_are_seen() -> None:
+    aggregation = new(memory=0.9)
+    for version in range(3):
+        vectors = [vector_of(3 * version + i) for i in range(3)]
+        bodies = [encode_update(v, MODEL, version, PLAN) for v in (*vectors, vectors[2])]
+        packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
+        aggregation.combine([Update(i + 1, 100, p) for i, p in enumerate(packets)], version)
+    assert aggregation.reputations.copies == {1: 1, 2: 1, 3: 2, 4: 2}
+
+
+def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robust, "MEMORY_MAX", 2 * 3000)
+    memory = Memory(3000, 0.9)
+    for address in (1, 2, 3):
+        memory.add(address, vector_of(address))
+    assert [memory.rounds(address) for address in (1, 2, 3)] == [1, 1, 0]
+    assert not memory.total(3).any()

@@ -29,7 +29,7 @@ head = {
 }
 hashes = st.binary(min_size=16, max_size=16)
 chunks = st.lists(st.binary(max_size=40), max_size=5).map(tuple)
-references = st.builds(GlobalUpdate, adapter_hash=hashes, chunks=chunks, **head)
+references = st.builds(GlobalUpdate, adapter_hash=hashes, chunks=chunks, probe=chunks, **head)
 
 
 @given(references)
@@ -144,6 +144,9 @@ HOSTILE = {
     "a share cut short": with_head(GOOD, b"\x01\x00\x05\x00abc"),
     "a share of 65,535 bytes": with_head(GOOD, b"\x01\x00\xff\xffabc"),
     "a trailing byte": with_head(GOOD, b"\x00\x00\x00"),
+    "a probe without chunks": with_head(GOOD, b"\x00\x00\x00\x00"),
+    "a byte after the probe": with_head(GOOD, b"\x00\x00\x01\x00\x01\x00a\x00"),
+    "a probe cut short": with_head(GOOD, b"\x00\x00\x01\x00\x05\x00abc"),
 }
 
 

@@ -1,0 +1,156 @@
+"""Reputations: what lowers a node's weight, and what must not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.federated import reputation
+from ternmesh.federated.reputation import Reputations, Standing, cosine, restored
+
+NODES = range(1, 7)
+
+
+def fleet(rounds: int = 8, **cosines: float) -> Reputations:
+    """Six nodes after some rounds; `cosines` by "n1", "n2" and so on."""
+    found = Reputations(first_loss=1.2)
+    for version in range(1, rounds + 1):
+        found.counted({node: cosines.get(f"n{node}", 0.1) for node in NODES}, (), version)
+    return found
+
+
+def reports(*rises: float) -> dict[int, float]:
+    return dict(enumerate(rises, start=1))
+
+
+def test_a_node_whose_probes_raise_the_loss_is_excluded_and_comes_back() -> None:
+    found = fleet()
+    assert found.weight(1) == pytest.approx(1.0)
+    found.probed(1, 9, reports(-3.0, 0.5, 0.6, 0.7, 0.9, 9.0))  # the third of six counts
+    assert found.weight(1) == pytest.approx(2 - 0.6 / 0.48, abs=0.01)
+    found.probed(1, 13, reports(-3.0, 2.0, 2.2, 2.4, 2.5, 9.0))
+    assert found.is_excluded(1)
+    assert found.weight(1) == 0.0
+    assert found.reputation(1) == reputation.LOWEST
+    assert found.reason(1) == "excluded: raises the loss"
+    for _ in range(30):
+        found.probed(1, 17, reports(*[-0.1] * 6))
+    assert found.weight(1) == pytest.approx(1.0)
+    assert found.reason(1) == ""
+
+
+@given(st.lists(st.floats(-65, 65), min_size=3, max_size=3), st.integers(1, 6))
+def test_a_minority_moves_a_rise_no_further_than_honest_reports(lies: list[float], at: int) -> None:
+    found = fleet()
+    honest = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    found.probed(at, 9, dict(enumerate([*honest, *lies])))
+    assert 0.1 <= found.of(at).rise <= 0.6
+
+
+def test_a_minority_at_most_is_discounted() -> None:
+    found = fleet()
+    for node in NODES:
+        found.probed(node, 9, reports(*[node + 5.0] * 6))
+    assert [node for node in NODES if found.is_excluded(node)] == [5, 6]
+    assert all(found.weight(node) == pytest.approx(1.0) for node in (1, 2, 3, 4))
+
+
+def test_reports_of_excluded_nodes_do_not_count_where_enough_others_report() -> None:
+    found = fleet()
+    found.probed(1, 9, reports(*[5.0] * 6))
+    found.probed(2, 9, {1: 60.0, 2: -0.1, 3: 0.2})
+    assert found.of(2).rise == pytest.approx(0.2), "two others are too few"
+    found.probed(3, 9, {1: 60.0, 2: -0.1, 3: 0.2, 4: 0.3})
+    assert found.of(3).rise == pytest.approx(0.2)
+    found.probed(4, 9, {1: -60.0, 2: 0.1, 3: 0.2, 4: 0.3})
+    assert found.of(4).rise == pytest.approx(0.2)
+
+
+def test_nodes_that_send_the_same_share_one_weight_and_one_report() -> None:
+    found = fleet()
+    found.copies = {1: 1, 2: 1, 3: 1, 4: 3, 5: 3, 6: 3}
+    assert found.weight(1) == pytest.approx(1.0)
+    assert found.weight(5) == pytest.approx(1 / 3)
+    assert found.reason(5) == "sends what another sends"
+    found.probed(1, 9, reports(0.1, 0.2, 0.3, 9.0, 9.0, 9.0))
+    assert found.of(1).rise == pytest.approx(0.2)
+
+
+def test_one_report_says_nothing() -> None:
+    found = fleet()
+    found.probed(1, 9, {1: 50.0})
+    assert found.of(1).rise == 0
+    assert found.of(1).probed == 9
+
+
+def test_a_small_loss_at_the_beginning_does_not_make_a_rise_large() -> None:
+    found = fleet()
+    found.first_loss = 0.01  # a run that begins with a good model
+    found.probed(1, 9, reports(*[0.3] * 6))
+    assert found.weight(1) == pytest.approx(1.0)
+
+
+def test_only_what_opposes_the_others_is_discounted() -> None:
+    found = fleet(30, n1=-0.9, n2=-0.15)
+    assert found.weight(1) == reputation.LOWEST
+    assert found.reason(1) == "opposes the others"
+    assert found.of(1).low_since > 0
+    assert found.weight(2) == pytest.approx(0.5, abs=0.01), "it may be honest"
+    assert found.reason(2) == "is unlike the others"
+    assert found.weight(3) == pytest.approx(1.0)
+    assert found.of(3).low_since == 0
+
+
+def test_where_the_others_do_not_agree_either_nobody_is_unlike_them() -> None:
+    found = fleet(30, **{"n1": -0.1, **{f"n{node}": 0.03 for node in (2, 3, 4, 5, 6)}})
+    assert found.weight(1) == pytest.approx(1.0)
+
+
+def test_a_node_that_comes_later_begins_low_and_rises() -> None:
+    found = fleet(20)
+    weights = []
+    for version in range(21, 30):
+        found.counted(dict.fromkeys(range(1, 8), 0.1), (), version)
+        weights.append(found.weight(7))
+    assert weights[0] == pytest.approx(2 / 8)
+    assert weights == sorted(weights)
+    assert weights[-1] == pytest.approx(1.0)
+    assert found.reason(7) == ""
+
+
+def test_uptime_counts_silences_as_present() -> None:
+    found = fleet(8)
+    for version in range(9, 60):
+        found.counted(dict.fromkeys((1, 2), 0.1), (3,), version)
+    assert found.weight(1) == found.weight(3) == pytest.approx(1.0)
+    assert found.weight(4) < 0.5
+    assert found.reason(4) == "often absent"
+
+
+def test_probes_take_turns_and_become_rare() -> None:
+    found = fleet()
+    probed = []
+    for version in range(8, 100):
+        node = found.due(NODES, version)
+        if node is not None:
+            probed.append((version, node))
+            found.probed(node, version, reports(*[0.1] * 6))
+    assert [node for _, node in probed[:6]] == list(NODES)
+    assert {node for _, node in probed[-6:]} == set(NODES)
+    assert 90 * len(NODES) / 16 - 20 < len(probed) < 90 * len(NODES) / 16 + 20
+    assert Reputations().due(NODES, 50) is None  # nobody reports a loss
+
+
+def test_the_disk_keeps_all() -> None:
+    found = fleet(12, n1=-0.5)
+    found.probed(2, 9, reports(*[5.0] * 6))
+    again = restored(found.stored())
+    assert again == found
+    assert again.weight(2) == 0.0
+    for damaged in (b"", b"\xff", b"\x80", b"\x82\x01\x02", found.stored()[:-1]):
+        assert restored(damaged) == Reputations()
+
+
+def test_a_new_node_is_unknown() -> None:
+    assert Reputations().of(3) == Standing()
+    assert cosine(np.zeros(3, np.float32), np.ones(3, np.float32)) == 0.0
