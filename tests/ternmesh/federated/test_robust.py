@@ -278,7 +278,7 @@ def run_with_a_liar(
 def test_a_liar_is_found_by_its_probe_and_does_not_count() -> None:
     steps = run_with_a_liar(12)
     gains = [float(step @ vector_of(0)) for step in steps]
-    assert np.mean(gains[-3:]) > 1.3 * np.mean(gains[:3])
+    assert min(gains[-3:]) > 1.3 * gains[0]
 
 
 def test_a_rule_does_not_see_who_is_excluded() -> None:
