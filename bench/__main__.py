@@ -32,6 +32,7 @@ NAMES = (
     "split",
     "convergence",
     "endless",
+    "robust",
     "house",
 )
 

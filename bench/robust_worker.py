@@ -8,6 +8,7 @@ and report that honest boards' probes ruin the model and that their own are perf
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Judge:
 class Member(Board):
     """A board that reports the loss of global adapters and of probes."""
 
-    def __init__(self, judge: Judge, held_out: Clips, *rest: Any) -> None:
+    def __init__(self, judge: Judge, held_out: Clips, rest: tuple[Any, ...]) -> None:
         super().__init__(*rest)
         self.judge, self.held_out = judge, held_out
         self.probe: Vector | None = None
@@ -93,45 +94,74 @@ class Member(Board):
         self.member.evaluation = write_values(Evaluation(loss, hits, probe=effect))
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a liar knows: its own honest update, those of the honest boards, and the round."""
+
+    own: Vector
+    honest: list[Vector]
+    round: int
+
+    @property
+    def mean(self) -> Vector:
+        """Of the honest updates."""
+        mean: Vector = np.mean(self.honest, axis=0, dtype=np.float32)
+        return mean
+
+    @property
+    def deviation(self) -> Vector:
+        """The standard deviation of each number of the honest updates."""
+        deviation: Vector = np.std(self.honest, axis=0, dtype=np.float32)
+        return deviation
+
+
 class Liar(Member):
     """A board that submits what an attack makes of its own and the honest boards' updates."""
 
-    attack: Callable[[Vector, list[Vector], int], Vector]
+    attack: Callable[[Seen], Vector]
     honest: Sequence[Member]
     is_own_probe: Callable[[], bool]
     lies_in_reports: bool
+    withholds: bool
 
     def work(self, number: int, plan: Plan) -> None:
-        """Lie in the report and in the update."""
+        """Lie in the update, and perhaps in the report."""
         self.report()
         if self.lies_in_reports:
             effect = -WORST if self.is_own_probe() else WORST
             told = Evaluation(0.0, 1.0, probe=None if self.probe is None else effect)
             self.member.evaluation = write_values(told)
         own = self.train(number, plan) + self.member.residual
-        vector = type(self).attack(own, [board.sent for board in self.honest], number)
+        vector = self.attack(Seen(own, [board.sent for board in self.honest], number))
         self.member.residual = np.zeros_like(own)
         self.member.submit(number, vector.astype(np.float32), self._clock())
+        if self.withholds and self.member.pending is not None:
+            manifest = self.member.pending.bodies[:1]
+            self.member.pending = replace(self.member.pending, bodies=manifest)
+            self.member._outgoing.discard(self.member.address)
 
 
 def _scaled(vector: Vector, like: Vector) -> Vector:
     return vector * np.float32(np.linalg.norm(like) / np.linalg.norm(vector))
 
 
-_NOISE = np.random.default_rng(5).standard_normal(1 << 16).astype(np.float32)
-ATTACKS: dict[str, Callable[[Vector, list[Vector], int], Vector]] = {
-    "sign_flip": lambda own, honest, _: -own,
-    "sign_flip_x10": lambda own, honest, _: -10 * own,
-    "labels": lambda own, honest, _: own,  # trained on labels + 1
-    "samples": lambda own, honest, _: -own,  # declares 2**20 samples
-    "noise": lambda own, honest, number: np.sign(_NOISE[: own.size]) if number == 15 else own,
-    "ipm": lambda own, honest, _: -0.5 * np.mean(honest, axis=0),
-    "foe": lambda own, honest, _: -1.1 * np.mean(honest, axis=0),
-    "alie": lambda own, honest, _: np.mean(honest, axis=0) - 1.5 * np.std(honest, axis=0),
-    "optimised_alie": lambda own, honest, _: np.mean(honest, axis=0) - 6 * np.std(honest, axis=0),
-    "mimic": lambda own, honest, _: honest[0],
-    "slow_poison": lambda own, honest, _: own + 0.5 * _scaled(_NOISE[: own.size], own),
-    "withholding": lambda own, honest, _: own,  # sends manifests only
+def _noise(seen: Seen) -> Vector:
+    return np.random.default_rng(5).standard_normal(seen.own.size).astype(np.float32)
+
+
+ATTACKS: dict[str, Callable[[Seen], Vector]] = {
+    "sign_flip": lambda seen: -seen.own,
+    "sign_flip_x10": lambda seen: -10 * seen.own,
+    "labels": lambda seen: seen.own,  # trained on labels + 1
+    "samples": lambda seen: -seen.own,  # declares 2**20 samples
+    "noise": lambda seen: np.sign(_noise(seen)) if seen.round == 15 else seen.own,
+    "ipm": lambda seen: -0.5 * seen.mean,
+    "foe": lambda seen: -1.1 * seen.mean,
+    "alie": lambda seen: seen.mean - 1.5 * seen.deviation,
+    "optimised_alie": lambda seen: seen.mean - 6 * seen.deviation,
+    "mimic": lambda seen: seen.honest[0],
+    "slow_poison": lambda seen: seen.own + 0.5 * _scaled(_noise(seen), seen.own),
+    "withholding": lambda seen: seen.own,  # sends manifests only
 }
 LYING = "lying_"  # before the name of an attack: liars also lie in their reports
 NONE, UNUSUAL = "alone", "unusual"  # no liar at all; one honest board with shifted mel bands
@@ -175,7 +205,9 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     split, claimed = boards_of(boards, seed)
     judge, clock, hub = Judge(loaded), Clock(), LoopbackHub()
     name, _, byzantine = rule.partition(":")
-    known = AggregationSettings(name, load_rule(name), int(byzantine or 0))
+    known = AggregationSettings(memory=0.0)
+    if name != "no_trust":
+        known = AggregationSettings(name, load_rule(name), int(byzantine or 0))
     host = Coordinator(
         plan,
         CoordinatorSettings(boards - liars, DEADLINE_S, aggregation=known),
@@ -196,7 +228,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
         link = LoopbackTransport(hub, f"board-{index}")
         samples = SAMPLES_MAX if is_liar and attack == "samples" else len(own)
         rest = link, f"board-{index}", loaded, trainer, samples, seed, clock
-        fleet.append(kind(judge, held_out, *rest))
+        fleet.append(kind(judge, held_out, rest))
     fleet.sort(key=lambda board: isinstance(board, Liar))  # liars last: they know the others
     names = {f"board-{index}" for index in range(first, liars)}
     _arm(fleet, attack.removeprefix(LYING), host, attack.startswith(LYING))
@@ -209,11 +241,18 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     for stop in range(10, rounds + 1, 10):
         run_until_finished(driver, fleet, clock, stop)
         curve.append(round(100 * judge(to_float(host.model_q24), claimed)[1], 2))
+    own_clips = next(b.held_out for b in fleet if b.member.name == f"board-{first}")
+    start = np.zeros(plan.dimension, np.float32)
+    own_before_and_after = [
+        round(100 * judge(adapter, own_clips)[1], 2)
+        for adapter in (start, to_float(host.model_q24))
+    ]
     weights = {
         host.nodes[a].name: round(host.aggregation.reputations.weight(a), 3) for a in host.nodes
     }
     return {
         "accuracy": curve[-1],
+        "own": own_before_and_after,  # of the first board, on its held-out clips
         "curve": curve,
         "liars": [weights[name] for name in sorted(names) if name in weights],
         "honest": [weight for name, weight in sorted(weights.items()) if name not in names],
@@ -230,11 +269,11 @@ def _arm(fleet: Sequence[Member], attack: str, host: Coordinator, lies_in_report
         return probe is not None and host.nodes[probe[1]].name in names
 
     for board in liars:
-        type(board).attack = staticmethod(ATTACKS[attack])
+        board.attack, board.withholds = ATTACKS[attack], attack == "withholding"
         board.honest, board.is_own_probe = honest, is_own_probe
         board.lies_in_reports = lies_in_reports
 
 
 if __name__ == "__main__":
-    counts = [int(word) for word in (*sys.argv[1:4], sys.argv[5])]
-    print(json.dumps(run(*counts[:3], sys.argv[4], counts[3], sys.argv[6])))
+    boards, liars, seed = map(int, sys.argv[1:4])
+    print(json.dumps(run(boards, liars, seed, sys.argv[4], int(sys.argv[5]), sys.argv[6])))

@@ -63,7 +63,8 @@ class Reputations:
     """The standings of a run's nodes, by address."""
 
     standings: dict[int, Standing] = field(default_factory=dict)
-    first_loss: float | None = None  # of the fleet: the median of the first reports
+    # The lower quartile of the first reports: who lies must not raise it.
+    first_loss: float | None = None
     cosines: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the newest round
     usual_agreement: float = 0.0  # the median of the nodes'
     copies: Mapping[int, int] = field(default_factory=dict, compare=False)  # nodes with its updates

@@ -25,7 +25,7 @@ from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
-from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation, of_fleet
+from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.reputation import PROBE_FIRST, Reputations, cosine
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count
 from ternmesh.plan import Plan
@@ -170,8 +170,9 @@ class RobustAggregation:
 
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]
-        if self.reputations.first_loss is None:
-            self.reputations.first_loss = of_fleet(reports).loss
+        losses = sorted(item.loss for item in reports if item.loss is not None)
+        if self.reputations.first_loss is None and losses:
+            self.reputations.first_loss = losses[len(losses) // 4]
         if self._probe is not None and self._probe[0] == version:
             rises = {
                 item.address: item.evaluation.probe
