@@ -26,7 +26,7 @@ def measure(*, quick: bool) -> Result:
     before = accuracy(loaded, loaded.initial, dev)
     after, peer, up, down = [], [], [], []
     for seed in range(SEEDS_QUICK if quick else SEEDS):
-        ours = run_fleet(loaded, train, plan, seed, keys=True)
+        ours = run_fleet(loaded, train, plan, seed, keys=True, held_out=dev)
         after.append(accuracy(loaded, ours.vector, dev))
         peer.append(accuracy(loaded, average_in_float(loaded, train, plan, seed), dev))
         up.append(ours.bytes_up)

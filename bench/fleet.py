@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.keys import keyed
+from edge.evaluation import batch_loss
 from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
 from edge.trainer import AdamSettings, Step, Trainer, round_rng
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
@@ -76,6 +78,24 @@ def gradient_step(loaded: LoadedModel, _name: str) -> Step:
     return TrainStep(loaded.folder, loaded.package, 1)
 
 
+class Judge:
+    """Accuracy and loss of an adapter."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._inference = Inference(loaded.folder, loaded.package)
+        self._package, self._initial = loaded.package, loaded.initial
+        self._input = loaded.package.inputs[0].name
+
+    def __call__(self, adapter: Vector, clips: Clips) -> tuple[float, float]:
+        """Mean loss, and the share of hits."""
+        inputs = {self._input: clips.arrays["features"]}
+        tensors = self._package.split(self._initial + adapter)
+        [logits] = self._inference.predict({**tensors, **inputs}).values()
+        target = clips.arrays["target"]
+        hits = float((logits.argmax(axis=1) == target).mean())
+        return batch_loss("accuracy", logits, target), hits
+
+
 MakeStep = Callable[[LoadedModel, str], Step]
 
 
@@ -102,8 +122,11 @@ def run_fleet(
     drop: float = 0.0,
     keep_moments: bool = False,
     keys: bool = False,
+    held_out: Sequence[Clips] = (),
 ) -> FleetRun:
     """Train one board per element of `data` through the whole protocol.
+
+    With `held_out`, boards report how good global adapters and probes are on it.
 
     Each frame of a packet is lost with the probability `drop`; a round then closes before anything
     is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
@@ -128,6 +151,8 @@ def run_fleet(
             keep_moments=keep_moments,
         )
         board = Board(link, name, loaded, trainer, len(clips), seed, clock, security(name))
+        if held_out:
+            board.judge, board.held_out = Judge(loaded), held_out[index]
         boards.append(board)
     host.start(clock.now)
     host_driver.transport.open()
@@ -225,6 +250,10 @@ class Board:
         self._trainer, self._clock = trainer, clock
         self._round: int | None = None
         self._news = News(samples)
+        self.judge: Judge | None = None  # with `held_out`: it reports on global adapters
+        self.held_out = Clips({})
+        self.probe: Vector | None = None
+        self.sent = np.zeros(0, np.float32)  # the whole vector of the newest round
 
     def poll(self) -> bool:
         """Serve the network, then train if there is a round to train for."""
@@ -237,8 +266,23 @@ class Board:
         return True
 
     def work(self, number: int, plan: Plan) -> None:
-        """Train for a round, and submit the result."""
-        self.member.submit(number, self.train(number, plan), self._clock())
+        """Train for a round, report, and submit the result."""
+        self.report()
+        delta = self.train(number, plan)
+        self.sent = self.member.residual + delta
+        self.member.submit(number, delta, self._clock())
+
+    def report(self) -> None:
+        """Evaluate the global adapter, and the probe if there is one, as a node does."""
+        if self.judge is None:
+            return
+        adapter = to_float(self.member.model_q24)
+        loss, hits = self.judge(adapter, self.held_out)
+        told = Evaluation(loss, hits)
+        if self.probe is not None:
+            ways = [self.judge(adapter + w, self.held_out)[0] for w in (self.probe, -self.probe)]
+            told = Evaluation(loss, probe=(ways[0] - ways[1]) / 2)
+        self.member.evaluation = write_values(told)
 
     def train(self, number: int, plan: Plan) -> Vector:
         """What the training of a round changes (float32, D)."""
@@ -255,6 +299,7 @@ class Board:
             self._round = event.round
         elif isinstance(event, Advanced):
             self._news.advanced(event)
+            self.probe = event.probe
 
 
 def average_in_float(

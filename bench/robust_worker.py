@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.demo import clips_of
-from bench.fleet import DEADLINE_S, Board, Clips, Clock, gradient_step, run_until_finished
-from edge.evaluation import batch_loss
-from edge.onnx.session import Inference, LoadedModel, load_model
+from bench.fleet import DEADLINE_S, Board, Clips, Clock, Judge, gradient_step, run_until_finished
+from edge.onnx.session import load_model
 from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of
 from host.rules import load_rule
@@ -25,7 +24,7 @@ from models.zoo import package_path
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation, write_values
-from ternmesh.federated.events import Advanced, HostEvent, NodeEvent
+from ternmesh.federated.events import HostEvent
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.plan import Plan
@@ -39,59 +38,6 @@ HELD_OUT = 32  # clips of each board that it evaluates on
 TRAINED = 320  # clips of each voice that boards hold; the others are for the claim
 CLASSES, BANDS = 10, 4
 WORST = 32.0  # the effect that a liar reports
-
-
-class Judge:
-    """Accuracy and loss of an adapter."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._inference = Inference(loaded.folder, loaded.package)
-        self._package, self._initial = loaded.package, loaded.initial
-        self._input = loaded.package.inputs[0].name
-
-    def __call__(self, adapter: Vector, clips: Clips) -> tuple[float, float]:
-        """Mean loss, and the share of hits."""
-        inputs = {self._input: clips.arrays["features"]}
-        tensors = self._package.split(self._initial + adapter)
-        [logits] = self._inference.predict({**tensors, **inputs}).values()
-        target = clips.arrays["target"]
-        hits = float((logits.argmax(axis=1) == target).mean())
-        return batch_loss("accuracy", logits, target), hits
-
-
-class Member(Board):
-    """A board that reports the loss of global adapters and of probes."""
-
-    def __init__(self, judge: Judge, held_out: Clips, rest: tuple[Any, ...]) -> None:
-        super().__init__(*rest)
-        self.judge, self.held_out = judge, held_out
-        self.probe: Vector | None = None
-        self.sent = np.zeros(0, np.float32)  # the whole vector of the newest round
-
-    def take(self, event: NodeEvent) -> None:
-        """Note an event of the protocol."""
-        super().take(event)
-        if isinstance(event, Advanced):
-            self.probe = event.probe
-
-    def work(self, number: int, plan: Plan) -> None:
-        """Train for a round, report, and submit the result."""
-        self.report()
-        delta = self.train(number, plan)
-        self.sent = self.member.residual + delta
-        self.member.submit(number, delta, self._clock())
-
-    def report(self) -> None:
-        """Evaluate the global adapter, and the probe if there is one."""
-        adapter = to_float(self.member.model_q24)
-        loss, hits = self.judge(adapter, self.held_out)
-        effect = None
-        if self.probe is not None:
-            ways = [
-                self.judge(adapter + way, self.held_out)[0] for way in (self.probe, -self.probe)
-            ]
-            effect = (ways[0] - ways[1]) / 2
-        self.member.evaluation = write_values(Evaluation(loss, hits, probe=effect))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +61,11 @@ class Seen:
         return deviation
 
 
-class Liar(Member):
+class Liar(Board):
     """A board that submits what an attack makes of its own and the honest boards' updates."""
 
     attack: Callable[[Seen], Vector]
-    honest: Sequence[Member]
+    honest: Sequence[Board]
     is_own_probe: Callable[[], bool]
     lies_in_reports: bool
     withholds: bool
@@ -216,19 +162,21 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
         new_coordinator_state(plan.dimension),
     )
     driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
-    fleet: list[Member] = []
+    fleet: list[Board] = []
     first = liars if attack == NONE else 0
     for index, (own, held_out) in list(enumerate(split))[first:]:
         is_liar = index < liars
         if is_liar:
             changes = attack.removeprefix(LYING)
             own, held_out = _changed(own, changes), _changed(held_out, changes)
-        kind = Liar if is_liar and attack != UNUSUAL else Member
+        kind = Liar if is_liar and attack != UNUSUAL else Board
         trainer = Trainer(gradient_step(loaded, ""), own, loaded.package.batch, AdamSettings())
         link = LoopbackTransport(hub, f"board-{index}")
         samples = SAMPLES_MAX if is_liar and attack == "samples" else len(own)
         rest = link, f"board-{index}", loaded, trainer, samples, seed, clock
-        fleet.append(kind(judge, held_out, rest))
+        board = kind(*rest)
+        board.judge, board.held_out = judge, held_out
+        fleet.append(board)
     fleet.sort(key=lambda board: isinstance(board, Liar))  # liars last: they know the others
     names = {f"board-{index}" for index in range(first, liars)}
     _arm(fleet, attack.removeprefix(LYING), host, attack.startswith(LYING))
@@ -259,7 +207,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     }
 
 
-def _arm(fleet: Sequence[Member], attack: str, host: Coordinator, lies_in_reports: bool) -> None:
+def _arm(fleet: Sequence[Board], attack: str, host: Coordinator, lies_in_reports: bool) -> None:
     liars = [board for board in fleet if isinstance(board, Liar)]
     honest = [board for board in fleet if not isinstance(board, Liar)]
     names = {board.member.name for board in liars}
