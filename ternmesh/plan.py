@@ -22,6 +22,7 @@ FRAME_MTU_MAX = FRAME_MAX
 DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
 PERMILLE = 1000
+PROBE_OVERHEAD = 70  # bytes of a probe beside its code
 MANIFEST_REPEATS_MAX = 3
 VERSION_MAX = 0xFFFFFFFF
 GLOBAL_SNAPSHOT_HEAD_MAX = 2048  # header with one counted entry, and the longest certificate
@@ -83,6 +84,23 @@ class Plan:
     def down(self) -> Slicing:
         """The slicing of a global update."""
         return Slicing(self.dimension, self.down_span)
+
+    @property
+    def zeros_beside_probe_permille(self) -> int:
+        """The share of zeros of a global update that leaves room for a probe, of 1,000.
+
+        At least a quarter of its usual nonzeros remain.
+        """
+        fewest = PERMILLE - (PERMILLE - self.down_zeros_permille) // 4
+        down, up = (
+            self.dimension * bits_per_trit(zeros / PERMILLE) / 8
+            for zeros in (self.down_zeros_permille, self.up_zeros_permille)
+        )
+        room = down - up - PROBE_OVERHEAD
+        for zeros in range(self.down_zeros_permille, fewest):
+            if self.dimension * bits_per_trit(zeros / PERMILLE) / 8 <= room:
+                return zeros
+        return fewest
 
     @property
     def chunk_room(self) -> int:

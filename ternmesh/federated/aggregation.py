@@ -42,13 +42,13 @@ def encode_update(vector: Vector, model_hash: bytes, round_number: int, plan: Pl
 
 
 def encode_step(
-    vector: Vector, model_hash: bytes, version: int, plan: Plan, share: float = 1.0
+    vector: Vector, model_hash: bytes, version: int, plan: Plan, *, has_probe: bool = False
 ) -> tuple[bytes, ...]:
     """Return the chunks of the global update to `version`, as frame bodies.
 
-    `share` is how much of the plan's share of nonzeros it carries.
+    Beside a probe it carries fewer nonzeros, so that both together have as many bytes.
     """
-    zeros = round(PERMILLE - share * (PERMILLE - plan.down_zeros_permille))
+    zeros = plan.zeros_beside_probe_permille if has_probe else plan.down_zeros_permille
     return tuple(_write(vector, model_hash, version, plan, plan.down, zeros, SCALE_MAX))
 
 
@@ -128,14 +128,15 @@ def make_step(
     model_hash: bytes,
     version: int,
     plan: Plan,
-    share: float = 1.0,
+    *,
+    has_probe: bool = False,
 ) -> tuple[tuple[bytes, ...], DeltaQ24, Vector]:
     """Make the global update to `version` from the round's combined step and the host's residual.
 
     Return its chunks as frame bodies, its step, and the host's new residual.
     """
     corrected = add_residual(residual, combined)
-    chunks = encode_step(corrected, model_hash, version, plan, share)
+    chunks = encode_step(corrected, model_hash, version, plan, has_probe=has_probe)
     delta_q24 = global_delta_q24(chunks, model_hash, version, plan)
     return chunks, delta_q24, settle_residual(corrected, to_vector(delta_q24))
 

@@ -300,9 +300,9 @@ class Coordinator(HostRun):
         version = self.version + 1
         combined = self.aggregation.combine(count.updates, self.version, self._round.silent)
         probe = self.aggregation.probe(version)
-        # A global update with a probe carries half a step, so it has about as many bytes.
-        rest = self._model_hash, version, self.plan, 0.5 if probe else 1.0
-        chunks, delta_q24, self.residual = make_step(combined, self.residual, *rest)
+        rest = self._model_hash, version, self.plan
+        made = make_step(combined, self.residual, *rest, has_probe=bool(probe))
+        chunks, delta_q24, self.residual = made
         self.model_q24 = add_q24(self.model_q24, delta_q24)
         self._publish(version, chunks, count, now, probe)
         if self.phase == OPEN:

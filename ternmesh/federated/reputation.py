@@ -28,7 +28,7 @@ from ternmesh.types import Vector
 LOWEST = 0.1  # the least reputation
 LOW = 0.6  # below it the owner is told
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
-HARM_SCALE = 0.4  # the rise of the loss that is discounted, in losses at the beginning of the run
+HARM_SCALE = 0.5  # the rise of the loss that is discounted, in losses at the beginning of the run
 LOSS_MIN = 1.0  # ... which count as at least this
 EXCLUDED = 2.0  # harm from which a node's updates do not count
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
