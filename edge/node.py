@@ -337,13 +337,14 @@ class Node:
             yield from self._evaluator.evaluate(held_out, chosen)
         metric, metric_loss = self._evaluator.take()
         probe = self._probe
-        if held_out is not None and probe.version == version and probe.vector is not None:
+        is_asked = probe.version == version and self.config.evaluate.report
+        if held_out is not None and is_asked and probe.vector is not None:
             losses = []
             for way in (probe.vector, -probe.vector):
                 tensors = self.package.split(self._initial + to_float(model_q24) + way)
                 yield from self._evaluator.evaluate(held_out, chosen, tensors)
-                losses.append(self._evaluator.take()[1])
-            if None not in losses:
+                losses += [loss for loss in self._evaluator.take()[1:] if loss is not None]
+            if len(losses) == 2:
                 self._probe = Probe(version, effect=(losses[0] - losses[1]) / 2)
         now = self._clock()
         self._busy_at = now
