@@ -40,7 +40,8 @@ class RunConfig:
     pre-steps before it ("nnm+median"). At most `byzantine` nodes are expected to lie. `memory` is
     how much of a node's past updates such a rule sees: the decay of their mean, by round; 0 also
     switches reputations off. `probes`: whether global updates carry a node's recent updates for the
-    others to evaluate, for which its reputation falls if they raise the loss.
+    others to evaluate, for which its reputation falls if they raise the loss. `pinned` names nodes
+    that count in full, `muted` nodes that count nothing, whatever their reputation.
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -65,6 +66,8 @@ class RunConfig:
     byzantine: int = field(default=0, metadata=limits(0, 1000))
     memory: float = field(default=0.9, metadata=limits(0.0, 0.99))
     probes: bool = True
+    pinned: tuple[str, ...] = ()
+    muted: tuple[str, ...] = ()
     # The next three are for experiments only; 0: the value that fits the bearer.
     frame_mtu: int = field(default=0, metadata=limits(0, FRAME_MTU_MAX))
     announce_s: int = field(default=0, metadata=limits(0, 86_400))
@@ -107,6 +110,8 @@ def _check(config: HostConfig) -> HostConfig:
             f"run.byzantine is {config.run.byzantine}: {config.run.aggregation} then needs {least} "
             f"nodes, and run.nodes_max is {config.run.nodes_max}"
         )
+    if both := set(config.run.pinned) & set(config.run.muted):
+        raise ConfigError(f"run.pinned and run.muted both name {min(both)!r}: take it out of one")
     config.security.check(has_radio=config.link.has_radio)
     plan_of(config.run, load_model_package(config.model).dimension, profile_of(config.link))
     if config.run.partial_aggregates and config.run.nodes_max > NODES_AGGREGATED_MAX:
@@ -152,5 +157,12 @@ def settings_of(run: RunConfig) -> CoordinatorSettings:
         run.nodes_max,
         run.chain_max,
         run.partial_aggregates,
-        AggregationSettings(run.aggregation, rule, run.byzantine, run.memory, run.probes),
+        AggregationSettings(
+            run.aggregation,
+            rule,
+            run.byzantine,
+            run.memory,
+            run.probes,
+            dict.fromkeys(run.pinned, 1.0) | dict.fromkeys(run.muted, 0.0),
+        ),
     )

@@ -298,6 +298,11 @@ class Coordinator(HostRun):
         for address in self._round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         version = self.version + 1
+        fixed = self.settings.aggregation.fixed
+        named = {name: self.nodes.named(name) for name in fixed}
+        self.aggregation.reputations.fixed = {
+            node.address: fixed[name] for name, node in named.items() if node is not None
+        }
         combined = self.aggregation.combine(count.updates, self.version, self._round.silent)
         probe = self.aggregation.probe(version)
         rest = self._model_hash, version, self.plan

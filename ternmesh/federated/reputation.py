@@ -67,6 +67,7 @@ class Reputations:
     first_loss: float | None = None
     cosines: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the newest round
     usual_agreement: float = 0.0  # the median of the nodes'
+    fixed: Mapping[int, float] = field(default_factory=dict, compare=False)  # by the owner
     copies: Mapping[int, int] = field(default_factory=dict, compare=False)  # nodes with its updates
     _harms: dict[int, float] = field(default_factory=dict)
 
@@ -105,7 +106,12 @@ class Reputations:
         return max(UNLIKE, 2 * self.of(address).agreement / self.usual_agreement)
 
     def weight(self, address: int) -> float:
-        """The factor of a node's weight in the step: its reputation, 0 where it is excluded."""
+        """The factor of a node's weight in the step: its reputation, 0 where it is excluded.
+
+        What the owner has set holds in any case.
+        """
+        if address in self.fixed:
+            return self.fixed[address]
         if self.is_excluded(address):
             return 0.0
         return self.reputation(address) / self.copies.get(address, 1)
@@ -113,6 +119,8 @@ class Reputations:
     def reason(self, address: int) -> str:
         """Why a node's weight is low, in a word or two; empty where it is not."""
         standing = self.of(address)
+        if address in self.fixed:
+            return "pinned by the owner" if self.fixed[address] else "muted by the owner"
         if self.harm(address) > 1:
             return "excluded: raises the loss" if self.is_excluded(address) else "raises the loss"
         if self.copies.get(address, 1) > 1:

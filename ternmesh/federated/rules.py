@@ -226,7 +226,8 @@ class AggregationSettings:
     """Which rule makes a step of a round's updates, and against how many liars.
 
     `memory` is the decay of the nodes' memory; 0: rules get the updates of the round, and nobody
-    has a reputation. `probes`: whether global updates carry probes.
+    has a reputation. `probes`: whether global updates carry probes. `fixed`: by the name of a
+    node, the factor of its weight that the owner has set.
     """
 
     name: str = "weighted_mean"
@@ -234,6 +235,7 @@ class AggregationSettings:
     byzantine: int = 0
     memory: float = 0.9
     probes: bool = True
+    fixed: Mapping[str, float] = field(default_factory=dict)
 
 
 RULES: Mapping[str, Rule] = {

@@ -85,6 +85,11 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
             "nodes_max = 2731\npartial_aggregates = true",
             "run.nodes_max is 2731: with partial_aggregates it must be at most 2730",
         ),
+        (
+            "min_peers = 2",
+            'pinned = ["ada", "bob"]\nmuted = ["bob"]',
+            "run.pinned and run.muted both name 'bob': take it out of one",
+        ),
         ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0.0 to 0.999"),
         ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),

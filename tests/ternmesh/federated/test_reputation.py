@@ -154,3 +154,11 @@ def test_the_disk_keeps_all() -> None:
 def test_a_new_node_is_unknown() -> None:
     assert Reputations().of(3) == Standing()
     assert cosine(np.zeros(3, np.float32), np.ones(3, np.float32)) == 0.0
+
+
+def test_what_the_owner_sets_holds() -> None:
+    found = fleet()
+    found.probed(1, 9, reports(*[9.0] * 6))
+    found.fixed = {1: 1.0, 2: 0.0}
+    assert [found.weight(node) for node in (1, 2)] == [1.0, 0.0]
+    assert [found.reason(node) for node in (1, 2)] == ["pinned by the owner", "muted by the owner"]
