@@ -7,7 +7,7 @@ and report that honest boards' probes ruin the model and that their own are perf
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -190,20 +190,22 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
         run_until_finished(driver, fleet, clock, stop)
         curve.append(round(100 * judge(to_float(host.model_q24), claimed)[1], 2))
     own_clips = next(b.held_out for b in fleet if b.member.name == f"board-{first}")
-    start = np.zeros(plan.dimension, np.float32)
-    own_before_and_after = [
-        round(100 * judge(adapter, own_clips)[1], 2)
-        for adapter in (start, to_float(host.model_q24))
-    ]
-    weights = {
-        host.nodes[a].name: round(host.aggregation.reputations.weight(a), 3) for a in host.nodes
-    }
+    adapters = np.zeros(plan.dimension, np.float32), to_float(host.model_q24)
     return {
         "accuracy": curve[-1],
-        "own": own_before_and_after,  # of the first board, on its held-out clips
+        # Before and after, of the first board on its held-out clips
+        "own": [round(100 * judge(adapter, own_clips)[1], 2) for adapter in adapters],
         "curve": curve,
-        "liars": [weights[name] for name in sorted(names) if name in weights],
-        "honest": [weight for name, weight in sorted(weights.items()) if name not in names],
+        **_weights(host, names),
+    }
+
+
+def _weights(host: Coordinator, liars: Collection[str]) -> dict[str, list[float]]:
+    known = host.aggregation.reputations
+    found = {node.name: round(known.weight(a), 3) for a, node in host.nodes.items()}
+    return {
+        "liars": [weight for name, weight in sorted(found.items()) if name in liars],
+        "honest": [weight for name, weight in sorted(found.items()) if name not in liars],
     }
 
 

@@ -10,7 +10,7 @@ from bench import crash, promises, soak, watched_disk
 from bench.crash import Fleet, kill_fleet
 from bench.torn_disk import CUT, World, operations, try_disk, try_lying_disk
 from bench.watched_disk import LEFT
-from ternmesh.federated import node
+from ternmesh.federated import node_work
 from ternmesh.federated.events import BodyAccepted, CountersReserved
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
@@ -32,7 +32,7 @@ def test_a_fleet_keeps_its_promises_under_kills(mosquitto) -> None:
 
 
 def test_a_board_that_settles_nothing_is_found(mosquitto, monkeypatch) -> None:
-    monkeypatch.setattr(node, "settle_update", lambda pending, *_: pending.corrected)
+    monkeypatch.setattr(node_work, "settle_update", lambda pending, *_: pending.corrected)
     _, faults = kill_fleet(0, 2, 0, [])
     assert faults.keys() == {"other chunks settled than counted"}
 
