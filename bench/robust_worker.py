@@ -21,7 +21,8 @@ from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of
 from host.rules import load_rule
 from models.zoo import package_path
-from ternmesh.codec.scale import to_float
+from ternmesh.codec.scale import to_float, to_vector
+from ternmesh.federated.aggregation import encode_update, update_delta_q24
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import HostEvent
@@ -69,6 +70,8 @@ class Liar(Board):
     is_own_probe: Callable[[], bool]
     lies_in_reports: bool
     withholds: bool
+    model_hash: bytes
+    rest: Vector | None = None  # the residual that it would have if it were honest
 
     def work(self, number: int, plan: Plan) -> None:
         """Lie in the update, and perhaps in the report."""
@@ -77,7 +80,12 @@ class Liar(Board):
             effect = -WORST if self.is_own_probe() else WORST
             told = Evaluation(0.0, 1.0, probe=None if self.probe is None else effect)
             self.member.evaluation = write_values(told)
-        own = self.train(number, plan) + self.member.residual
+        if self.rest is None:
+            self.rest = np.zeros_like(self.member.residual)
+        self.member.residual = self.rest
+        own = self.train(number, plan) + self.rest
+        rest = self.model_hash, number, plan
+        self.rest = own - to_vector(update_delta_q24(encode_update(own, *rest), *rest))
         vector = self.attack(Seen(own, [board.sent for board in self.honest], number))
         self.member.residual = np.zeros_like(own)
         self.member.submit(number, vector.astype(np.float32), self._clock())
@@ -222,6 +230,7 @@ def _arm(fleet: Sequence[Board], attack: str, host: Coordinator, lies_in_reports
         board.attack, board.withholds = ATTACKS[attack], attack == "withholding"
         board.honest, board.is_own_probe = honest, is_own_probe
         board.lies_in_reports = lies_in_reports
+        board.model_hash = host.aggregation._model_hash
 
 
 if __name__ == "__main__":

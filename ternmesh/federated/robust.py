@@ -132,10 +132,10 @@ class RobustAggregation:
             weights = np.array([float(item.members) for item in updates])
         if self._memory is not None:
             trust = np.array([self.reputations.weight(item.address) for item in updates])
-            weights = weights * trust if trust.any() else weights
+            weights = weights * trust
         self._norms.append(lower_median(norms))
         for item, share, norm, factor in zip(
-            updates, weights / weights.sum(), norms, factors, strict=True
+            updates, weights / (weights.sum() or 1.0), norms, factors, strict=True
         ):
             self.influence[item.address] = Influence(float(share), float(norm), float(factor))
         mean = _weighted_mean(updates, weights, factors)

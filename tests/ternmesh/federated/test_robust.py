@@ -331,3 +331,12 @@ def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         memory.add(address, vector_of(address))
     assert [memory.rounds(address) for address in (1, 2, 3)] == [1, 1, 0]
     assert not memory.total(3).any()
+
+
+@pytest.mark.parametrize("name", ["weighted_mean", "median", "majority_vote", "geometric_median"])
+def test_a_round_of_excluded_nodes_alone_moves_nothing(name: str) -> None:
+    aggregation = new(name, memory=0.9)
+    aggregation.reputations.fixed = {1: 0.0, 2: 0.0}
+    assert not aggregation.combine(updates_of(vector_of(1), vector_of(2)), 4).any()
+    assert [aggregation.influence[node].share for node in (1, 2)] == [0.0, 0.0]
+    assert aggregation.combine(updates_of(*map(vector_of, range(3))), 5).any()
