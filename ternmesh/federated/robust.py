@@ -132,7 +132,8 @@ class RobustAggregation:
             weights = np.array([float(item.members) for item in updates])
         if self._memory is not None:
             trust = np.array([self.reputations.weight(item.address) for item in updates])
-            weights = weights * trust
+            # What had to be cut also weighs less: its direction is as doubtful as its length.
+            weights = weights * trust * factors
         self._norms.append(lower_median(norms))
         for item, share, norm, factor in zip(
             updates, weights / (weights.sum() or 1.0), norms, factors, strict=True

@@ -340,3 +340,11 @@ def test_a_round_of_excluded_nodes_alone_moves_nothing(name: str) -> None:
     assert not aggregation.combine(updates_of(vector_of(1), vector_of(2)), 4).any()
     assert [aggregation.influence[node].share for node in (1, 2)] == [0.0, 0.0]
     assert aggregation.combine(updates_of(*map(vector_of, range(3))), 5).any()
+
+
+def test_what_is_cut_also_weighs_less() -> None:
+    aggregation = new(memory=0.9)
+    aggregation.combine(updates_of(*map(vector_of, range(4)), -10 * vector_of(9)), 4)
+    factor = aggregation.influence[5].clipped
+    assert factor == pytest.approx(0.15, rel=0.1)
+    assert aggregation.influence[5].share == pytest.approx(factor / (4 + factor))
