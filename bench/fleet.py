@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.keys import keyed
-from edge.evaluation import batch_loss
+from edge.evaluation import Evaluator
 from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
 from edge.trainer import AdamSettings, Step, Trainer, round_rng
 from ternmesh.codec.scale import to_float
@@ -79,21 +79,23 @@ def gradient_step(loaded: LoadedModel, _name: str) -> Step:
 
 
 class Judge:
-    """Accuracy and loss of an adapter."""
+    """Accuracy and loss of an adapter, as a node finds them."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._inference = Inference(loaded.folder, loaded.package)
+        inference = Inference(loaded.folder, loaded.package)
+        # Without a clock, the sizes of batches do not depend on the machine.
+        self._evaluator = Evaluator(inference, loaded.package, clock=lambda: 0.0)
         self._package, self._initial = loaded.package, loaded.initial
-        self._input = loaded.package.inputs[0].name
 
     def __call__(self, adapter: Vector, clips: Clips) -> tuple[float, float]:
         """Mean loss, and the share of hits."""
-        inputs = {self._input: clips.arrays["features"]}
         tensors = self._package.split(self._initial + adapter)
-        [logits] = self._inference.predict({**tensors, **inputs}).values()
-        target = clips.arrays["target"]
-        hits = float((logits.argmax(axis=1) == target).mean())
-        return batch_loss("accuracy", logits, target), hits
+        for _ in self._evaluator.evaluate(clips, np.arange(len(clips)), tensors):
+            pass
+        hits, loss = self._evaluator.take()
+        assert hits is not None
+        assert loss is not None
+        return loss, hits
 
 
 MakeStep = Callable[[LoadedModel, str], Step]

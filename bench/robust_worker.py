@@ -1,8 +1,8 @@
 """One fleet with liars: `python -m bench.robust_worker BOARDS LIARS SEED ATTACK ROUNDS RULE`.
 
 It prints one JSON line: accuracy after every tenth round, and weights of liars and honest boards.
-The attack "alone" is the fleet of the honest boards. Liars know all honest updates of the round,
-and report that honest boards' probes ruin the model and that their own are perfect.
+The attack "alone" is the fleet of the honest boards. Liars know all honest updates of the round;
+those of a "lying_" attack also report that honest boards' probes ruin the model, and theirs do not.
 """
 
 import json

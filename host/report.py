@@ -1,6 +1,6 @@
 """The host's reports: costs of each round, log lines, and the answer to `ternmesh status`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -103,6 +103,7 @@ def status(
     """The state of the run, ready for JSON. Refusals are counted since this process began."""
     is_open = coordinator.phase == OPEN
     rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(coordinator.nodes)))
+    unlike = set(coordinator.aggregation.reputations.unlike())
     return {
         "role": "host",
         "software": __version__,
@@ -120,7 +121,7 @@ def status(
             {
                 **_node(node, coordinator, now),
                 **asdict(tallies.get(node.name, Tally())),
-                "standing": standing(coordinator, node.address),
+                "standing": _standing(coordinator, node.address, unlike),
                 "influence": _influence(coordinator, node.address),
             }
             for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
@@ -189,7 +190,7 @@ def influences(coordinator: Coordinator) -> Iterator[str]:
         )
 
 
-def standing(coordinator: Coordinator, address: int) -> dict[str, Any]:
+def _standing(coordinator: Coordinator, address: int, unlike: Collection[int]) -> dict[str, Any]:
     """How much a node is trusted, and why it is not; `since` is a version, 0 for none."""
     known = coordinator.aggregation.reputations
     cosine = known.cosines.get(address)
@@ -200,7 +201,7 @@ def standing(coordinator: Coordinator, address: int) -> dict[str, Any]:
         "agreement": None if cosine is None else round(cosine, 3),
         "uptime": round(known.of(address).uptime, 3),
         "harm": round(known.harm(address), 3),
-        "unlike": address in known.unlike(),
+        "unlike": address in unlike,
     }
 
 

@@ -81,7 +81,7 @@ class HostService:
         self.releases = releases
         self._store = store
         self._clock = clock
-        self._low: dict[int, str] = {}  # why nodes are trusted little, by address
+        self._low: set[int] = set()  # the addresses of nodes that are trusted little
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
         self._lines: list[tuple[int, str]] = []  # level and text, logged once the disk has it
@@ -180,12 +180,14 @@ class HostService:
     def _changed_trust(self) -> Iterator[tuple[int, str]]:
         """A line for each node that is trusted little from now on, or no longer."""
         reputations, nodes = self.coordinator.aggregation.reputations, self.coordinator.nodes
-        low = {a: reputations.reason(a) for a, s in reputations.standings.items() if s.low_since}
-        for address in low.keys() - self._low.keys():
-            weight = reputations.weight(address)
-            line = f"{nodes[address].name} counts {weight:.0%} from now on: {low[address]}"
-            yield logging.WARNING, line
-        for address in self._low.keys() - low.keys():
+        low = {address for address, known in reputations.standings.items() if known.low_since}
+        for address in low - self._low:
+            weight, reason = reputations.weight(address), reputations.reason(address)
+            yield (
+                logging.WARNING,
+                f"{nodes[address].name} counts {weight:.0%} from now on: {reason}",
+            )
+        for address in self._low - low:
             yield logging.INFO, f"{nodes[address].name} counts in full again"
         self._low = low
 

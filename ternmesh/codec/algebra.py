@@ -1,8 +1,7 @@
-"""Hypervector algebra on packed trits: two bits a trit, never unpacked as a whole.
+"""Inner products of hypervectors on packed trits: two bits a trit, never unpacked as a whole.
 
-The names are the field's (Kanerva, "Hyperdimensional computing", 2009): bind multiplies, bundle
-takes the majority. A trit has one bit for "not zero" and one bit for
-"negative"; every operation works on whole bytes or words of them. A few vectors are compared by
+A trit has one bit for "not zero" and one bit for "negative"; every operation works on whole bytes
+or words of them. A few vectors are compared by
 popcounts, many by a matrix product over unpacked tiles of at most `TILE_ROWS` x `TILE_BYTES`.
 """
 
@@ -52,37 +51,6 @@ def unpack(matrix: PackedMatrix) -> NDArray[np.int8]:
     return _spread(matrix.nonzero, matrix.negative)[:, : matrix.dimension]
 
 
-def bind(a: PackedMatrix, b: PackedMatrix) -> PackedMatrix:
-    """The products trit by trit; one vector on a side is bound to all of the other."""
-    _check_dimensions(a, b)
-    nonzero = a.nonzero & b.nonzero
-    return PackedMatrix(a.dimension, nonzero, (a.negative ^ b.negative) & nonzero)
-
-
-def bundle(matrix: PackedMatrix) -> PackedMatrix:
-    """The majority of all vectors, one vector; a tie is zero.
-
-    Votes are counted in bit-sliced integers: a tree of full adders over whole planes.
-    """
-    plus = _count(matrix.nonzero ^ matrix.negative)
-    minus = _count(matrix.negative)
-    wins, loses = _compare(plus, minus)
-    return PackedMatrix(matrix.dimension, (wins | loses)[None], loses[None])
-
-
-def votes(matrix: PackedMatrix) -> NDArray[np.int32]:
-    """The sum of all vectors, int32 [D]."""
-    plus, minus = (
-        sum(
-            (np.unpackbits(bits, bitorder="little").astype(np.int32) << place)
-            for place, bits in enumerate(_count(plane))
-        )
-        for plane in (matrix.nonzero ^ matrix.negative, matrix.negative)
-    )
-    total: NDArray[np.int32] = np.asarray(plus - minus)
-    return total[: matrix.dimension]
-
-
 def inner_products(a: PackedMatrix, b: PackedMatrix) -> NDArray[np.int32]:
     """The exact inner product of each vector of `a` with each of `b`, int32 [n, m]."""
     few = min(len(a), len(b)) < MATMUL_ROWS
@@ -103,12 +71,6 @@ def products(
             for rows_b, tile_b in _tiles(b, first):
                 total[rows_a, rows_b] += multiply(tile_a, tile_b)
     return total
-
-
-def weights(matrix: PackedMatrix) -> NDArray[np.int64]:
-    """The count of nonzero trits of each vector, int64 [n]."""
-    counts: NDArray[np.int64] = np.bitwise_count(matrix.nonzero).sum(axis=1, dtype=np.int64)
-    return counts
 
 
 def popcount_tile(a: Tile, b: Tile) -> NDArray[np.int32]:
@@ -161,38 +123,6 @@ def _word_columns(plane: Plane) -> NDArray[np.uint64]:
     padded = np.zeros((len(plane), -(-plane.shape[1] // 8) * 8), dtype=np.uint8)
     padded[:, : plane.shape[1]] = plane
     return np.ascontiguousarray(padded.view(np.uint64).T)
-
-
-def _count(planes: Plane) -> list[Plane]:
-    """How many of n bits are set in each column, as planes from the lowest binary place up."""
-    places = []
-    while True:
-        carries = []
-        while len(planes) > 1:
-            third = len(planes) // 3
-            if third == 0:  # two planes: a half adder
-                planes = np.concatenate([planes, np.zeros_like(planes[:1])])
-                third = 1
-            a, b, c = planes[:third], planes[third : 2 * third], planes[2 * third : 3 * third]
-            differ = a ^ b
-            carries.append((a & b) | (differ & c))
-            planes = np.concatenate([differ ^ c, planes[3 * third :]])
-        places.append(planes[0] if len(planes) else np.zeros(planes.shape[1], dtype=np.uint8))
-        if not carries:
-            return places
-        planes = np.concatenate(carries)
-
-
-def _compare(a: list[Plane], b: list[Plane]) -> tuple[Plane, Plane]:
-    """Where the bit-sliced integer `a` is greater than `b`, and where it is less."""
-    empty = np.zeros_like(a[0])
-    greater, less = empty, empty
-    for place in reversed(range(max(len(a), len(b)))):
-        bit_a = a[place] if place < len(a) else empty
-        bit_b = b[place] if place < len(b) else empty
-        open_ = ~(greater | less)
-        greater, less = greater | (open_ & bit_a & ~bit_b), less | (open_ & bit_b & ~bit_a)
-    return greater, less
 
 
 def _check_dimensions(a: PackedMatrix, b: PackedMatrix) -> None:

@@ -87,9 +87,8 @@ class Coordinator(HostRun):
             self._round.add(place, body)
         # Of this process
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
-        reputations = restored(state.standings) if state.standings else None
         self.aggregation = RobustAggregation(
-            plan, model_hash, settings.aggregation, run, reputations
+            plan, model_hash, settings.aggregation, run, restored(state.standings)
         )
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers

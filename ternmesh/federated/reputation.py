@@ -219,7 +219,7 @@ class Reputations:
 
 
 def restored(data: bytes) -> Reputations:
-    """What `stored` has returned; damaged bytes begin anew."""
+    """What `stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
         first_loss, usual, rows = cbor2.loads(data)
         standings = {int(row[0]): Standing(*row[1:]) for row in rows}

@@ -152,10 +152,11 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
     fields = _read_head(content[_START.size : end])
     if kind == UPDATE:
         chunks, end = _read_chunks(content, end)
-        after = end
-        probe, end = _read_chunks(content, end) if end < len(content) else ((), end)
-        if end != len(content) or (end > after and not probe):
-            raise WireError("reference", "bytes are left over at the end of a global update")
+        probe: tuple[bytes, ...] = ()
+        if end < len(content):
+            probe, end = _read_chunks(content, end)
+            if not probe or end < len(content):
+                raise WireError("reference", "bytes are left over at the end of a global update")
         return GlobalUpdate(*fields, chunks=chunks, probe=probe)
     if kind == SNAPSHOT:
         if len(content) - end != 4 * dimension:

@@ -26,27 +26,6 @@ def test_packing_loses_nothing_and_is_canonical(size: tuple[int, int, int]) -> N
     assert len(matrix) == size[0]
 
 
-@given(sizes)
-def test_bind_is_the_product(size: tuple[int, int, int]) -> None:
-    a, b = random_trits(*size), random_trits(*size[:2], seed=77)
-    assert np.array_equal(unpack(algebra.bind(pack(a), pack(b))), a * b)
-    assert np.array_equal(unpack(algebra.bind(pack(a), pack(b[:1]))), a * b[:1])
-
-
-def test_binding_twice_undoes_itself_where_the_key_has_no_zeros() -> None:
-    a, key = pack(random_trits(3, 100)), pack(random_trits(1, 100, zeros=0.0))
-    again = algebra.bind(algebra.bind(a, key), key)
-    assert np.array_equal(unpack(again), unpack(a))
-
-
-@given(sizes)
-def test_bundle_is_the_majority_and_a_tie_is_zero(size: tuple[int, int, int]) -> None:
-    trits = random_trits(*size)
-    total = trits.sum(axis=0, dtype=np.int32)
-    assert np.array_equal(algebra.votes(pack(trits)), total)
-    assert np.array_equal(unpack(algebra.bundle(pack(trits)))[0], np.sign(total))
-
-
 @pytest.mark.parametrize("multiply", [algebra.popcount_tile, algebra.matmul_tile])
 @pytest.mark.parametrize(
     ("n", "m", "dimension"), [(1, 1, 1), (3, 5, 64), (7, 2, 2000), (600, 3, 65), (2, 1100, 999)]
@@ -73,5 +52,3 @@ def test_extreme_sums_do_not_overflow(multiply: object) -> None:
 def test_vectors_of_different_length_are_refused() -> None:
     with pytest.raises(CodecError, match="10 and 11 trits"):
         algebra.inner_products(pack(random_trits(1, 10)), pack(random_trits(1, 11)))
-    with pytest.raises(CodecError, match="do not fit"):
-        algebra.bind(pack(random_trits(1, 10)), pack(random_trits(1, 11)))
