@@ -205,29 +205,33 @@ def test_the_host_hears_how_good_the_global_adapter_is(world: World, report: boo
     assert {item.accuracy for item in found} == {None}  # this model has another metric
 
 
-def test_a_board_reports_the_effect_of_a_probe(world: World) -> None:
+@pytest.mark.parametrize("report", [True, False])
+def test_a_board_reports_the_effect_of_a_probe(world: World, report: bool) -> None:
     world.new_host(min_peers=2)
-    world.host.coordinator.aggregation.reputations.standings = {
-        address: Standing(wait=1) for address in (1, 2)
-    }
-    told: list[tuple[int, dict[int, float]]] = []
-    reputations = world.host.coordinator.aggregation.reputations
-    world.host.coordinator.aggregation.reputations = reputations
-    reports = type(reputations).probed
+    aggregation = world.host.coordinator.aggregation
+    aggregation.reputations.first_loss = 1.0
+    aggregation.reputations.standings = {address: Standing(wait=1) for address in (1, 2)}
+    told: list[dict[int, float]] = []
+    reports = Reputations.probed
 
     def note(self: Reputations, address: int, version: int, rises: dict[int, float]) -> None:
-        told.append((version, dict(rises)))
+        told.append(dict(rises))
         reports(self, address, version, rises)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reputations, "probed", note)
         patch.setattr(robust, "PROBE_FIRST", 1)
         for name in ("ada", "bob"):
-            world.add(name)
+            config = world.config(name)
+            world.add(name, replace(config, evaluate=replace(config.evaluate, report=report)))
         world.until(lambda: all(node.protocol.finished for node in world.nodes.values()))
     assert told
-    assert all(set(rises) == {1, 2} for _, rises in told)
-    assert any(rise < 0 for _, rises in told for rise in rises.values()), "updates help"
+    found = {node._probe.effect is not None for node in world.nodes.values()}
+    if not report:
+        assert (told, found) == ([{}] * len(told), {False})
+        return
+    assert all(set(rises) == {1, 2} for rises in told)
+    assert any(rise < 0 for rises in told for rise in rises.values()), "updates help"
 
 
 def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:

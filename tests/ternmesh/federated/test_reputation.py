@@ -33,6 +33,8 @@ def test_a_node_whose_probes_raise_the_loss_is_excluded_and_comes_back() -> None
     assert found.weight(1) == 0.0
     assert found.reputation(1) == reputation.LOWEST
     assert found.reason(1) == "excluded: raises the loss"
+    found.probed(1, 17, reports(*[-0.1] * 6))
+    assert found.is_excluded(1), "one harmless probe is not enough"
     for _ in range(30):
         found.probed(1, 17, reports(*[-0.1] * 6))
     assert found.weight(1) == pytest.approx(1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ternmesh.codec.encoder import Hypervector
 from ternmesh.codec.scale import UNIT
 from ternmesh.federated import robust
-from ternmesh.federated.aggregation import encode_update, read_chunks, update_delta_q24
+from ternmesh.federated.aggregation import encode_step, encode_update, read_chunks, update_delta_q24
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.robust import Memory, RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
@@ -348,3 +348,27 @@ def test_what_is_cut_also_weighs_less() -> None:
     factor = aggregation.influence[5].clipped
     assert factor == pytest.approx(0.15, rel=0.1)
     assert aggregation.influence[5].share == pytest.approx(factor / (4 + factor))
+
+
+def test_a_node_is_probed_once_its_memory_holds_four_updates() -> None:
+    aggregation = new(memory=0.9)
+    for version in range(20, 24):  # as after a restart of the host: nobody was probed for long
+        assert aggregation.probe(version) == ()
+        updates = updates_of(*map(vector_of, range(3)))
+        aggregation.combine([told(update, None) for update in updates], version)
+    assert aggregation.probe(24) != ()
+
+
+@pytest.mark.parametrize("up_zeros", [0.95, 0.97])
+def test_a_global_update_with_a_probe_is_no_longer_than_others(up_zeros: float) -> None:
+    plan = make_plan(
+        15_000, rounds=5, local_steps=1, learning_rate=0.1, up_zeros=up_zeros, down_zeros=0.8
+    )
+    vector = np.random.default_rng(0).normal(0, 0.01, 15_000).astype(np.float32)
+    usual, beside = (
+        sum(map(len, encode_step(vector, MODEL, 4, plan, has_probe=has_probe)))
+        for has_probe in (False, True)
+    )
+    probe = sum(2 + len(body) for body in encode_update(vector, MODEL, 4, plan))
+    assert usual / 4 < beside
+    assert beside + probe <= 1.01 * usual, "the length of a code is estimated"
