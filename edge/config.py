@@ -84,7 +84,8 @@ class TrainingConfig:
     between rounds; `clip_norm` 0 means no limit. With `mode` "zeroth_order" the board runs only
     forward.onnx and estimates each gradient from `probes` pairs of predictions, at the adapter plus
     and minus `epsilon` times a random direction (`edge.zeroth_order`). `provider` is where
-    onnxruntime runs the model (`edge.onnx.session.choose_providers`).
+    onnxruntime runs the model (`edge.onnx.session.choose_providers`). The adapter's tensors with
+    names in `personal`, or that match a pattern there, never leave the board (`edge.personal`).
     """
 
     provider: str = field(default="auto", metadata=choices("auto", "cpu", "cuda", "tensorrt"))
@@ -98,6 +99,7 @@ class TrainingConfig:
     mode: str = field(default=GRADIENT, metadata=choices(GRADIENT, ZEROTH_ORDER))
     probes: int = field(default=1, metadata=limits(1, 10_000) | _OF_PROBES)
     epsilon: float = field(default=0.001, metadata=limits(1e-6, 1.0) | _OF_PROBES)
+    personal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

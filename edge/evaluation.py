@@ -9,7 +9,7 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from edge.data.sources import input_specs, target_specs
 from edge.errors import DataError, ModelError, OutOfMemory
 from edge.onnx.session import Inference
 from edge.resources import BatchSize
-from edge.trainer import Dataset
+from edge.trainer import Dataset, Vector
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
@@ -86,6 +86,19 @@ class Evaluator:
             self._batch_size.took(part.size, self._clock() - began)
             self._beat()
             yield
+
+    def effect(
+        self, data: Dataset, indexes: NDArray[np.int64], adapter: Vector, probe: Vector
+    ) -> Generator[None, None, float | None]:
+        """Half of the loss with `probe` added minus that with it taken away; as `evaluate`.
+
+        `adapter` and `probe` are float32 [D]. None if a loss is not finite.
+        """
+        losses = []
+        for way in (probe, -probe):
+            yield from self.evaluate(data, indexes, self._package.split(adapter + way))
+            losses += [loss for loss in self.take()[1:] if loss is not None]
+        return (losses[0] - losses[1]) / 2 if len(losses) == 2 else None
 
     def take(self) -> tuple[float | None, float | None]:
         """The mean score and loss since the last call; None without samples or if not finite."""
@@ -205,8 +218,17 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """A vector (float32 [D]) to evaluate with a global adapter, and then its effect on the loss."""
+
+    version: int = 0
+    vector: Vector | None = None
+    effect: float | None = None  # see `Evaluator.effect`
+
+
+@dataclass(frozen=True, slots=True)
 class BestAdapter:
-    """The global adapter of a run with the best metric on the held-out samples."""
+    """The adapter of a run with the best metric on the held-out samples, as the board used it."""
 
     version: int
     metric: float

@@ -25,6 +25,7 @@ from edge.evaluation import (
     Evaluator,
     History,
     HistoryEntry,
+    Probe,
     is_better,
     read_best,
     spread,
@@ -32,6 +33,7 @@ from edge.evaluation import (
 )
 from edge.event_log import EventLog
 from edge.onnx.session import Arrays, Inference, LoadedModel, trim_memory, write_adapter
+from edge.personal import take_up
 from edge.resources import SHORT_OF_MEMORY, Throttle
 from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
 from edge.zeroth_order import make_step
@@ -88,15 +90,6 @@ class NodeData:
             self.feed.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A vector (float32 [D]) to evaluate with a global adapter, and then its effect."""
-
-    version: int = 0
-    vector: Vector | None = None
-    effect: float | None = None  # half of the loss with it added minus that with it taken away
-
-
 class Node:
     """One board: call `start`, then `turn` in a loop. `state` is the one that `store` has loaded.
 
@@ -124,6 +117,7 @@ class Node:
         self.package = package
         self.data = data
         self._keyring = keyring or NoKeyring()
+        self.personal, state = take_up(package, training.personal, store, state)
         self.protocol = NodeProtocol(
             config.name,
             package.model_hash(),
@@ -228,14 +222,16 @@ class Node:
 
     @property
     def global_adapter(self) -> Vector:
-        """The global adapter (float32, D); until a run has one, that of the run before."""
+        """The global adapter with the personal part of this board in its place (float32, D).
+
+        Until a run has a global adapter, it is that of the run before.
+        """
         return self._initial + to_float(self.model_q24)
 
     @property
     def model_q24(self) -> ModelQ24:
         """The same without the initial adapter, in units of 2**-24 (int32, D)."""
-        before = self.protocol.before
-        return self.protocol.model_q24 if before is None else before.model_q24
+        return self.personal.own((self.protocol.before or self.protocol).model_q24)
 
     def scores(self, inputs: Arrays) -> NDArray[Any]:
         """The first output for inputs by name, with a batch axis, under the global adapter."""
@@ -247,6 +243,7 @@ class Node:
     def _note(self, event: NodeEvent) -> None:
         """Store and log an event; `_react` handles it after everything is sent."""
         self._store.record(event)
+        self.personal.record(event)
         self._keyring.record(event)
         if isinstance(event, Advanced):
             self.news.advanced(event)
@@ -319,33 +316,27 @@ class Node:
     def _use_global_adapter(self) -> None:
         path = self.config.adapter_file(NEWEST)
         write_adapter(path, self.package, self.global_adapter, self.protocol.version)
-        # An evaluation ends with the adapter that it has begun with.
-        if self._evaluation is None or self.data.held_out is None:
-            self._inference.use_adapter(path)
+        self._inference.use_adapter(path)
         if self.data.feed is not None:
             self.data.feed.buffer.rate()
 
     def _evaluate(self) -> Iterator[None]:
         """Evaluate the global adapter, batch by batch, and add an entry to the history."""
         held_out, loss = self.data.held_out, self._loss
-        version, model_q24 = self.protocol.version, self.protocol.model_q24
+        version, model_q24 = self.protocol.version, self.model_q24
         self._loss = None
         if held_out is not None:
             self._evaluator.take()  # what is left of an evaluation without an end
-            self._inference.use_adapter(self.config.adapter_file(NEWEST))
+            adapter = self._initial + to_float(model_q24)  # to the end, whatever comes meanwhile
             chosen = spread(len(held_out), self.config.evaluate.samples_max)
-            yield from self._evaluator.evaluate(held_out, chosen)
+            yield from self._evaluator.evaluate(held_out, chosen, self.package.split(adapter))
         metric, metric_loss = self._evaluator.take()
         probe = self._probe
         is_asked = probe.version == version and self.config.evaluate.report
         if held_out is not None and is_asked and probe.vector is not None:
-            losses = []
-            for way in (probe.vector, -probe.vector):
-                tensors = self.package.split(self._initial + to_float(model_q24) + way)
-                yield from self._evaluator.evaluate(held_out, chosen, tensors)
-                losses += [loss for loss in self._evaluator.take()[1:] if loss is not None]
-            if len(losses) == 2:
-                self._probe = Probe(version, effect=(losses[0] - losses[1]) / 2)
+            vector = self.personal.shared(probe.vector)
+            effect = yield from self._evaluator.effect(held_out, chosen, adapter, vector)
+            self._probe = Probe(version, effect=effect)
         now = self._clock()
         self._busy_at = now
         traffic = list(self.driver.traffic.values())
@@ -391,7 +382,7 @@ class Node:
             rng = round_rng(settings.seed, self.config.name, wanted)
             # The residual is what no update has carried yet. The next update carries it, so the
             # node need not learn it again.
-            start = self.global_adapter + protocol.residual
+            start = self.global_adapter + self.personal.shared(protocol.residual)
             self._began_at = self._clock()
             self.trainer.begin(wanted, start, protocol.plan, rng, self.news.rounds)
 
@@ -449,12 +440,16 @@ class Node:
         self._loss = self.trainer.loss
         self.protocol.samples = _weight(self.data)
         self.protocol.evaluation = self._evaluated(round_number)
+        delta = self.trainer.delta()
         try:
-            self.protocol.submit(round_number, self.trainer.delta(), self._clock())
+            self.protocol.submit(round_number, self.personal.shared(delta), self._clock())
         except CodecError as error:
             self._lose_round(error)
-        else:
-            self.trainer.stop()
+            return
+        self.trainer.stop()
+        self.personal.learn(delta)
+        if self.personal:  # it is in use at once: a silent fleet may stay at this version
+            self._use_global_adapter()
 
     def _evaluated(self, version: int) -> Values:
         """What the host is told of a global adapter; nothing without held-out samples."""
