@@ -154,6 +154,7 @@ def test_a_personal_part_that_is_not_finite_costs_the_round_alone(world: World) 
 def test_everything_on_the_board_uses_the_personal_part(world: World) -> None:
     world.new_host(min_peers=2)
     node, other = world.add("ada", config_of(world, "A")), world.add("bob")
+    node.protocol.residual = np.where(IS_A, np.float32(0.1), 0)  # what a code word adds there
     starts = list[np.ndarray]()
     begin = node.trainer.begin
 
@@ -313,6 +314,18 @@ def test_a_tensor_that_becomes_personal_leaves_no_more(world: World, is_received
         assert not node.protocol.residual[A].any()
     world.until(lambda: node.protocol.finished)
     assert not np.array_equal(node.model_q24[A], node.protocol.model_q24[A])
+
+
+def test_what_was_to_be_sent_of_a_tensor_that_becomes_personal_is_dropped(world: World) -> None:
+    node = world.add("ada")
+    world.until(lambda: node.protocol.version == 2 and node.trainer.progress[0] == 3)
+    residual = node.protocol.residual
+    assert residual[A].any()
+    for _ in range(2):
+        world.cut_power("ada")
+        node = world.add("ada", config_of(world, "A"))
+        assert not node.protocol.residual[A].any()
+        np.testing.assert_array_equal(node.protocol.residual[B], residual[B])
 
 
 def test_a_tensor_that_is_personal_no_more_drops_its_personal_part(world: World) -> None:
