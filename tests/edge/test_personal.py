@@ -154,7 +154,6 @@ def test_a_personal_part_that_is_not_finite_costs_the_round_alone(world: World) 
 def test_everything_on_the_board_uses_the_personal_part(world: World) -> None:
     world.new_host(min_peers=2)
     node, other = world.add("ada", config_of(world, "A")), world.add("bob")
-    node.protocol.residual = np.where(IS_A, np.float32(0.1), 0)  # what a code word adds there
     starts = list[np.ndarray]()
     begin = node.trainer.begin
 
@@ -164,6 +163,8 @@ def test_everything_on_the_board_uses_the_personal_part(world: World) -> None:
         begin(number, start, *rest)
 
     node.trainer.begin = began  # type: ignore[method-assign, assignment]
+    world.until(lambda: node.trainer.round == 0)
+    node.protocol.residual = np.where(IS_A, np.float32(1e-3), 0)  # as code words may leave there
     world.until(lambda: node.protocol.finished and other.protocol.finished)
     world.until(lambda: [entry.version for entry in node.history][-1] == 6)
     mine, theirs = node.global_adapter, world.loaded.initial + to_float(node.protocol.model_q24)
