@@ -33,6 +33,7 @@ NAMES = (
     "convergence",
     "endless",
     "robust",
+    "personal",
     "house",
 )
 

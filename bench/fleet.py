@@ -27,6 +27,7 @@ from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state,
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
+from ternmesh.types import ModelQ24
 from ternmesh.wire.frame import open_seal
 from ternmesh.wire.update import CHUNK_KIND, MANIFEST_KIND
 from transports import batch
@@ -125,10 +126,12 @@ def run_fleet(
     keep_moments: bool = False,
     keys: bool = False,
     held_out: Sequence[Clips] = (),
+    make_board: "Callable[..., Board] | None" = None,
 ) -> FleetRun:
     """Train one board per element of `data` through the whole protocol.
 
-    With `held_out`, boards report how good global adapters and probes are on it.
+    With `held_out`, boards report how good global adapters and probes are on it. `make_board` makes
+    boards of another kind, with the arguments of `Board`.
 
     Each frame of a packet is lost with the probability `drop`; a round then closes before anything
     is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
@@ -152,7 +155,8 @@ def run_fleet(
             AdamSettings(),
             keep_moments=keep_moments,
         )
-        board = Board(link, name, loaded, trainer, len(clips), seed, clock, security(name))
+        rest = trainer, len(clips), seed, clock, security(name)
+        board = (make_board or Board)(link, name, loaded, *rest)
         if held_out:
             board.judge, board.held_out = Judge(loaded), held_out[index]
         boards.append(board)
@@ -278,7 +282,7 @@ class Board:
         """Evaluate the global adapter, and the probe if there is one, as a node does."""
         if self.judge is None:
             return
-        adapter = to_float(self.member.model_q24)
+        adapter = to_float(self.adapter_q24())
         loss, hits = self.judge(adapter, self.held_out)
         told = Evaluation(loss, hits)
         if self.probe is not None:
@@ -286,11 +290,18 @@ class Board:
             told = Evaluation(loss, probe=(ways[0] - ways[1]) / 2)
         self.member.evaluation = write_values(told)
 
+    def adapter_q24(self) -> ModelQ24:
+        """The global adapter as this board uses it, without the initial one (int32, D)."""
+        return self.member.model_q24
+
+    def start(self) -> Vector:
+        """The adapter with which a round begins (float32, D)."""
+        return self._initial + to_float(self.adapter_q24()) + self.member.residual
+
     def train(self, number: int, plan: Plan) -> Vector:
         """What the training of a round changes (float32, D)."""
-        start = self._initial + to_float(self.member.model_q24) + self.member.residual
         rng = round_rng(self._seed, self.member.name, number)
-        self._trainer.begin(number, start, plan, rng, self._news.rounds)
+        self._trainer.begin(number, self.start(), plan, rng, self._news.rounds)
         while self._trainer.step():
             pass
         return self._trainer.delta()

@@ -133,16 +133,18 @@ def boards_of(count: int, seed: int) -> tuple[list[tuple[Clips, Clips]], Clips]:
         shares.append([Clips(clips.batch(part)) for part in parts])
         rest += [dev, Clips(clips.batch(mixed[TRAINED:]))]
     found = [shares[i % len(BOARDS)][i // len(BOARDS)] for i in range(count)]
-    split = [(_part(clips, HELD_OUT, None), _part(clips, 0, HELD_OUT)) for clips in found]
+    split = [(part(clips, HELD_OUT, None), part(clips, 0, HELD_OUT)) for clips in found]
     claimed = {key: np.concatenate([c.arrays[key] for c in rest]) for key in rest[0].arrays}
     return split, Clips(claimed)
 
 
-def _part(clips: Clips, first: int, last: int | None) -> Clips:
+def part(clips: Clips, first: int, last: int | None) -> Clips:
+    """Some of the clips."""
     return Clips({key: array[first:last] for key, array in clips.arrays.items()})
 
 
-def _changed(clips: Clips, attack: str) -> Clips:
+def changed(clips: Clips, attack: str) -> Clips:
+    """The clips of a board that hears or labels otherwise than the others."""
     arrays = dict(clips.arrays)
     if attack == "labels":
         arrays["target"] = (arrays["target"] + 1) % CLASSES
@@ -176,7 +178,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
         is_liar = index < liars
         if is_liar:
             changes = attack.removeprefix(LYING)
-            own, held_out = _changed(own, changes), _changed(held_out, changes)
+            own, held_out = changed(own, changes), changed(held_out, changes)
         kind = Liar if is_liar and attack != UNUSUAL else Board
         trainer = Trainer(gradient_step(loaded, ""), own, loaded.package.batch, AdamSettings())
         link = LoopbackTransport(hub, f"board-{index}")

@@ -243,7 +243,7 @@ class Node:
     def _note(self, event: NodeEvent) -> None:
         """Store and log an event; `_react` handles it after everything is sent."""
         self._store.record(event)
-        self.personal.record(event)
+        self.personal.record(event, self._store)
         self._keyring.record(event)
         if isinstance(event, Advanced):
             self.news.advanced(event)

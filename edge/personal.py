@@ -43,10 +43,9 @@ class Personal:
     Like the global adapter they are relative to the initial one, in units of 2**-24.
     """
 
-    def __init__(self, places: Places, values_q24: ModelQ24, store: NodeStore) -> None:
+    def __init__(self, places: Places, values_q24: ModelQ24) -> None:
         self._places = places
         self._values_q24 = values_q24
-        self._store = store
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -79,7 +78,7 @@ class Personal:
         change = np.clip(units, -limit, limit).astype(np.int64)
         self._values_q24 = add_q24(self._values_q24, change)
 
-    def record(self, event: NodeEvent) -> None:
+    def record(self, event: NodeEvent, store: NodeStore) -> None:
         """Store what an event of the protocol makes of it, in the event's transaction."""
         match event:
             case WorkReady(round=0):  # the run takes no adapter along
@@ -89,12 +88,11 @@ class Personal:
             case _:
                 return
         if self:
-            self.put()
+            store.put(KEY, self.stored())
 
-    def put(self) -> None:
-        """Store it, durable with the next commit."""
-        bits = np.packbits(self._places).tobytes()
-        self._store.put(KEY, bits + self._values_q24.astype("<i4").tobytes())
+    def stored(self) -> bytes:
+        """What an earlier process has left for `take_up`."""
+        return np.packbits(self._places).tobytes() + self._values_q24.astype("<i4").tobytes()
 
 
 def find_places(package: ModelPackage, wanted: Sequence[str]) -> Places:
@@ -138,13 +136,13 @@ def take_up(
     before, values_q24 = _read(store.get(KEY) or b"", package.dimension)
     adapter_q24 = (state.before or state).model_q24.copy()
     adapter_q24[before] = values_q24
-    personal = Personal(places, adapter_q24[places], store)
+    personal = Personal(places, adapter_q24[places])
     if state.before is not None:  # at each start: nothing writes it before it is in use
         residual = personal.shared(state.before.residual)
         state = replace(state, before=replace(state.before, residual=residual))
     if not np.array_equal(before, places):
         state = _cleared(state, places & ~before, package.model_hash(), store)
-        personal.put()
+        store.put(KEY, personal.stored())
         write_best(store, None)  # it has the personal numbers of then
         store.commit()
     return personal, state
@@ -180,7 +178,7 @@ def _cleared_update(
 
 
 def _read(data: bytes, dimension: int) -> tuple[Places, ModelQ24]:
-    """What `Personal.put` has stored; no places if there is nothing, or it is damaged."""
+    """What `Personal.stored` gave; no places if there is nothing, or it is damaged."""
     size = -(-dimension // 8)
     bits = np.frombuffer(data[:size].ljust(size, b"\0"), np.uint8)
     places = np.unpackbits(bits, count=dimension) > 0

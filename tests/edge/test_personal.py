@@ -28,15 +28,6 @@ A, B = slice(0, SIZE_A), slice(SIZE_A, None)
 IS_A = np.arange(SIZE_A + SIZE_B) < SIZE_A
 
 
-class Memory:
-    """Stands for the store: the newest value."""
-
-    value = b""
-
-    def put(self, _key: str, value: bytes) -> None:
-        self.value = value
-
-
 @pytest.fixture
 def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
     made = World(tiny, tiny_data, tmp_path)
@@ -70,7 +61,7 @@ def test_whatever_the_personal_part_is_the_same_bytes_leave(
     """For any deltas: the updates and residuals of three rounds do not depend on it."""
     rng, plan, model = np.random.default_rng(seed), make(), bytes(32)
     places = np.isin(np.arange(18), list(chosen))
-    personal = Personal(places, np.zeros(len(chosen), np.int32), Memory())  # type: ignore[arg-type]
+    personal = Personal(places, np.zeros(len(chosen), np.int32))
     residuals = [zero_residual(18)] * 2
     for number in range(3):
         delta = rng.standard_normal(18).astype(np.float32)

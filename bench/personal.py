@@ -1,0 +1,183 @@
+"""What personal tensors give: three boards with a voice each share all, a part, or nothing.
+
+The state machines, packets and boards' training are the real ones, in one process. Each board is
+judged on held-out clips of its own voice, and on those of the other voices as it would hear them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.demo import clips_of
+from bench.fleet import Board, Clips, Judge, run_fleet
+from bench.result import Figure, Result, mean_figure
+from bench.robust_worker import HELD_OUT, UNUSUAL, changed, part
+from edge.onnx.session import LoadedModel, load_model
+from edge.personal import Personal, find_places
+from host.config import RunConfig, plan_of
+from models.zoo import package_path
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.events import NodeEvent
+from ternmesh.plan import Plan
+from ternmesh.types import ModelQ24, Vector
+from ternmesh_cli.demo.fleet import BOARDS, RUN
+
+SEEDS = 5
+SHARED, LOCAL = "all_shared", "all_local"
+# What is personal, by the name of the choice
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    SHARED: (),
+    "head": ("head.*",),
+    "layer_1": ("layers.1.*",),
+    "layer_1_head": ("layers.1.*", "head.*"),
+    "layer_0": ("layers.0.*",),
+    "queries_keys": ("*.q.*", "*.k.*"),
+    "values_outputs": ("*.v.*", "*.o.*"),
+    "lora_A": ("*.lora_A",),
+    "lora_B": ("*.lora_B",),
+    LOCAL: ("*",),
+}
+CHOICES_QUICK = (SHARED, "head", LOCAL)
+# How the first board differs: not at all, it hears other bands, or its user counts one higher.
+PLAIN, BANDS, LABELS = "plain", "bands", "labels"
+CHANGES: Mapping[str, str] = {PLAIN: "", BANDS: UNUSUAL, LABELS: "labels"}
+NOTES = (
+    "keyword spotter, three boards with one voice each, the plan of the demo (20 rounds); 32 of "
+    "each voice's training clips are for the reports to the host, 50 dev clips a voice for the "
+    "claim; trust is on, the bearer is in memory, without loss or keys; a seed changes the batches",
+    "own: a board's own voice; others: the two other voices as this board would hear and label "
+    "them, had their speakers come to it; means over the three boards, in percent; the interval "
+    "is over seeds",
+    "bands: the first board hears with its mel bands shifted by four of 32; labels: the first "
+    "board's user means digit + 1; odd: that board's own voice; even: the own voices of the others",
+    "all_local has the same rounds and steps and shares nothing; its boards send zeros",
+    "the best choice is named after the fact, out of eight, on the clips that it is judged on: a "
+    "lead of a point over its neighbours says little",
+)
+
+
+class PersonalBoard(Board):
+    """A board that keeps a part of its adapter, as `edge.node` does."""
+
+    personal: Personal
+
+    def adapter_q24(self) -> ModelQ24:
+        """The global adapter with the personal part."""
+        return self.personal.own(self.member.model_q24)
+
+    def start(self) -> Vector:
+        """The adapter with which a round begins; no residual is personal."""
+        start = super().start() - self.member.residual
+        return start + self.personal.shared(self.member.residual)
+
+    def train(self, number: int, plan: Plan) -> Vector:
+        """Learn the personal part; what is to be submitted."""
+        delta = super().train(number, plan)
+        self.personal.learn(delta)
+        return self.personal.shared(delta)
+
+    def take(self, event: NodeEvent) -> None:
+        """Probes count as far as they would change this board's adapter."""
+        super().take(event)
+        if self.probe is not None:
+            self.probe = self.personal.shared(self.probe)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The clips of each board: to train on, to report on, and of all voices for the claim."""
+
+    train: Sequence[Clips]
+    held_out: Sequence[Clips]
+    claimed: Sequence[Sequence[Clips]]  # by board and voice
+
+
+def fleet_of(change: str) -> Fleet:
+    """Three boards, the first of which differs as `change` says."""
+    train, claimed = [], []
+    for index, name in enumerate(BOARDS):
+        mine = change if index == 0 else ""
+        train.append(changed(clips_of("train", name), mine))
+        claimed.append([changed(clips_of("dev", voice), mine) for voice in BOARDS])
+    return Fleet(
+        [part(clips, HELD_OUT, None) for clips in train],
+        [part(clips, 0, HELD_OUT) for clips in train],
+        claimed,
+    )
+
+
+def run(
+    loaded: LoadedModel, fleet: Fleet, plan: Plan, seed: int, names: Sequence[str]
+) -> tuple[NDArray[np.float64], float]:
+    """Percent right by board and voice at the end [boards, voices], and bytes up a round."""
+    places = np.ones(plan.dimension, np.bool_)
+    if "*" not in names:
+        places = find_places(loaded.package, names)
+    boards: list[PersonalBoard] = []
+
+    def make(*arguments: Any) -> Board:
+        board = PersonalBoard(*arguments)
+        board.personal = Personal(places, np.zeros(int(places.sum()), np.int32))
+        boards.append(board)
+        return board
+
+    ended = run_fleet(loaded, fleet.train, plan, seed, held_out=fleet.held_out, make_board=make)
+    for board in boards:
+        board.poll()  # it takes the last global update
+        assert board.member.finished
+    judge = Judge(loaded)
+    right = [
+        [100 * judge(to_float(board.adapter_q24()), clips)[1] for clips in voices]
+        for board, voices in zip(boards, fleet.claimed, strict=True)
+    ]
+    return np.array(right), ended.bytes_up
+
+
+def measure(*, quick: bool) -> Result:
+    """All fleets, choices and seeds; `quick` takes one fleet and seed, and three choices."""
+    loaded = load_model(package_path("keyword"))
+    plan = plan_of(RunConfig(min_peers=len(BOARDS), **RUN), loaded.package.dimension)
+    names = CHOICES_QUICK if quick else tuple(CHOICES)
+    figures: dict[str, Figure] = {}
+    best, details = [], {}
+    for kind in (PLAIN,) if quick else CHANGES:
+        fleet = fleet_of(CHANGES[kind])
+        own = {}
+        for name in names:
+            rows = []
+            for seed in range(1 if quick else SEEDS):
+                right, up = run(loaded, fleet, plan, seed, CHOICES[name])
+                rows.append(_means(right))
+                shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1].items())
+                print(f"{kind} {name} {seed}: {shown}, {up:.0f} bytes up", flush=True)
+                if kind == PLAIN and seed == 0 and name != LOCAL:
+                    figures[f"bytes_up_{name}"] = Figure(up)
+            for key in ("own", "others"):
+                figures[f"{kind}_{key}_{name}"] = mean_figure([row[key] for row in rows])
+            own[name] = [row["own"] for row in rows]
+            details[f"{kind} {name}"] = {
+                key: round(float(np.mean([row[key] for row in rows])), 2) for key in rows[0]
+            }
+        best.append(_best(kind, own, figures))
+    return Result("personal", figures, {}, (*NOTES, *best), details, quick)
+
+
+def _means(right: NDArray[np.float64]) -> dict[str, float]:
+    """Of percent right [boards, voices]."""
+    own = np.diag(right)
+    others = (right.sum() - own.sum()) / (right.size - own.size)
+    means = own.mean(), others, own[0], own[1:].mean(), right.mean()
+    return dict(zip(("own", "others", "odd", "even", "all"), map(float, means), strict=True))
+
+
+def _best(kind: str, own: Mapping[str, list[float]], figures: dict[str, Figure]) -> str:
+    """Which tensors are best kept, and which worst; adds what they gain, seed by seed."""
+    choices = [name for name in own if name not in (SHARED, LOCAL)]
+    order = sorted(choices, key=lambda name: float(np.mean(own[name])))
+    for which, name in (("best", order[-1]), ("worst", order[0])):
+        gains = [a - b for a, b in zip(own[name], own[SHARED], strict=True)]
+        figures[f"{kind}_own_gained_{which}"] = mean_figure(gains)
+    return f"{kind}: for the own voices {order[-1]} is the best choice, {order[0]} the worst"
