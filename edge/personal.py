@@ -4,6 +4,7 @@ Their numbers stand in place of the global ones wherever the board uses its adap
 the global adapter, and follow nothing but the board's own training from then on.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -35,6 +36,8 @@ from ternmesh_store.node_store import NodeStore
 KEY = "personal"  # of the value in the store: a bit for each number, then the personal numbers
 
 Places = NDArray[np.bool_]
+
+_log = logging.getLogger(__name__)
 
 
 class Personal:
@@ -140,6 +143,8 @@ def take_up(
     if state.before is not None:  # at each start: nothing writes it before it is in use
         residual = personal.shared(state.before.residual)
         state = replace(state, before=replace(state.before, residual=residual))
+    if personal:
+        _log.info("%d of %d numbers of the adapter stay here", places.sum(), places.size)
     if not np.array_equal(before, places):
         state = _cleared(state, places & ~before, package.model_hash(), store)
         store.put(KEY, personal.stored())
