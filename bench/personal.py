@@ -53,8 +53,9 @@ NOTES = (
     "own: a board's own voice; others: the two other voices as this board would hear and label "
     "them, had their speakers come to it; means over the three boards, in percent; the interval "
     "is over seeds",
-    "few: 64 training clips of each voice; bands: the first board hears with its mel bands shifted by four of 32; labels: the first "
-    "board's user means digit + 1; odd: that board's own voice; even: the own voices of the others",
+    "few: 64 training clips of each voice; bands: the first board hears with its mel bands shifted "
+    "by four of 32; labels: the first board's user means digit + 1; odd: that board's own voice; "
+    "even: the own voices of the others",
     "all_local has the same rounds and steps and shares nothing; its boards send zeros",
     "the best choice is named after the fact, out of eight, on the clips that it is judged on: a "
     "lead of a point over its neighbours says little",
