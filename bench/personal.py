@@ -6,6 +6,8 @@ judged on held-out clips of its own voice, and on those of the other voices as i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from bench.demo import clips_of
 from bench.fleet import Board, Clips, Judge, run_fleet
+from bench.jobs import Finished
 from bench.result import Figure, Result, mean_figure
 from bench.robust_worker import HELD_OUT, UNUSUAL, changed, part
 from edge.onnx.session import LoadedModel, load_model
@@ -25,7 +28,7 @@ from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24, Vector
 from ternmesh_cli.demo.fleet import BOARDS, RUN
 
-SEEDS = 4
+SEEDS = 3
 FEW_CLIPS = 64  # of each voice
 SHARED, LOCAL = "all_shared", "all_local"
 # What is personal, by the name of the choice
@@ -33,7 +36,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     SHARED: (),
     "head": ("head.*",),
     "layer_1": ("layers.1.*",),
-    "layer_1_head": ("layers.1.*", "head.*"),
     "layer_0": ("layers.0.*",),
     "queries_keys": ("*.q.*", "*.k.*"),
     "values_outputs": ("*.v.*", "*.o.*"),
@@ -57,7 +59,7 @@ NOTES = (
     "by four of 32; labels: the first board's user means digit + 1; odd: that board's own voice; "
     "even: the own voices of the others",
     "all_local has the same rounds and steps and shares nothing; its boards send zeros",
-    "the best choice is named after the fact, out of eight, on the clips that it is judged on: a "
+    "the best choice is named after the fact, out of seven, on the clips that it is judged on: a "
     "lead of a point over its neighbours says little",
 )
 
@@ -141,32 +143,38 @@ def run(
     return np.array(right), ended.bytes_up
 
 
-def measure(*, quick: bool) -> Result:
+def measure(*, quick: bool, resume: Path | None = None) -> Result:
     """All fleets, choices and seeds; `quick` takes one fleet and seed, and three choices."""
     loaded = load_model(package_path("keyword"))
     plan = plan_of(RunConfig(min_peers=len(BOARDS), **RUN), loaded.package.dimension)
     names = CHOICES_QUICK if quick else tuple(CHOICES)
-    figures: dict[str, Figure] = {}
-    best, details = [], {}
-    for kind in (PLAIN,) if quick else CHANGES:
-        fleets = [fleet_of(kind, seed) for seed in range(1 if quick else SEEDS)]
-        own = {}
-        for name in names:
-            rows = []
-            for seed, fleet in enumerate(fleets):
-                right, up = run(loaded, fleet, plan, seed, CHOICES[name])
-                rows.append(_means(right))
-                shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1].items())
-                print(f"{kind} {name} {seed}: {shown}, {up:.0f} bytes up", flush=True)
-                if kind == PLAIN and seed == 0 and name != LOCAL:
-                    figures[f"bytes_up_{name}"] = Figure(up)
-            for key in ("own", "others"):
-                figures[f"{kind}_{key}_{name}"] = mean_figure([row[key] for row in rows])
-            own[name] = [row["own"] for row in rows]
-            details[f"{kind} {name}"] = {
-                key: round(float(np.mean([row[key] for row in rows])), 2) for key in rows[0]
-            }
-        best.append(_best(kind, own, figures))
+    kinds, seeds = ((PLAIN,), 1) if quick else (tuple(CHANGES), SEEDS)
+    finished = Finished(resume)
+    for seed, kind, name in product(range(seeds), kinds, names):
+        if (key := f"{kind} {name} {seed}") not in finished.values:
+            right, up = run(loaded, fleet_of(kind, seed), plan, seed, CHOICES[name])
+            finished.add(key, {**_means(right), "up": up})
+            shown = finished.values[key].items()
+            print(f"{key}:", ", ".join(f"{part} {value:.1f}" for part, value in shown), flush=True)
+    rows = {
+        (kind, name): [finished.values[f"{kind} {name} {seed}"] for seed in range(seeds)]
+        for kind, name in product(kinds, names)
+    }
+    figures = {
+        f"{kind}_{key}_{name}": mean_figure([one[key] for one in found])
+        for (kind, name), found in rows.items()
+        for key in ("own", "others")
+    }
+    shared = [name for name in names if name != LOCAL]
+    figures |= {f"bytes_up_{n}": mean_figure([v["up"] for v in rows[PLAIN, n]]) for n in shared}
+    own = {where: [one["own"] for one in found] for where, found in rows.items()}
+    best = [_best(kind, {n: own[kind, n] for n in shared}, figures) for kind in kinds]
+    details = {
+        f"{kind} {name}": {
+            key: round(float(np.mean([v[key] for v in found])), 2) for key in found[0]
+        }
+        for (kind, name), found in rows.items()
+    }
     return Result("personal", figures, {}, (*NOTES, *best), details, quick)
 
 
@@ -180,8 +188,7 @@ def _means(right: NDArray[np.float64]) -> dict[str, float]:
 
 def _best(kind: str, own: Mapping[str, list[float]], figures: dict[str, Figure]) -> str:
     """Which tensors are best kept, and which worst; adds what they gain, seed by seed."""
-    choices = [name for name in own if name not in (SHARED, LOCAL)]
-    order = sorted(choices, key=lambda name: float(np.mean(own[name])))
+    order = sorted(own.keys() - {SHARED}, key=lambda name: float(np.mean(own[name])))
     for which, name in (("best", order[-1]), ("worst", order[0])):
         gains = [a - b for a, b in zip(own[name], own[SHARED], strict=True)]
         figures[f"{kind}_own_gained_{which}"] = mean_figure(gains)
