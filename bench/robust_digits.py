@@ -231,13 +231,15 @@ class Fleet:
         self.lies, self.is_labels = attack.startswith(LYING), attack.endswith("labels")
         self.plan: Plan = plan_of(RunConfig(**{**RUN, "rounds": rounds}), DIMENSION)
         run = (seed + 1).to_bytes(8, "little")
-        self.aggregation = RobustAggregation(self.plan, MODEL_HASH, AggregationSettings(), run)
+        # A function: copies of the aggregation must not copy this fleet.
+        root = (lambda number, adapter: self._train_root(number, adapter)) if roots else None
+        settings = AggregationSettings(root=root)
+        self.aggregation = RobustAggregation(self.plan, MODEL_HASH, settings, run)
         self.model_q24 = np.zeros(DIMENSION, np.int32)
         self.residual = np.zeros(DIMENSION, np.float32)  # of the host
         self.rests = np.zeros((BOARDS, DIMENSION), np.float32)  # residuals of the boards
         self.probe: Vector | None = None
         self.strength = STRENGTHS[0]
-        self.roots = roots
 
     @property
     def vector(self) -> Vector:
@@ -331,13 +333,18 @@ class Fleet:
 
     def _close(self, updates: Sequence[Update], number: int) -> None:
         """Make the global update as the coordinator does, and apply it."""
-        combined = self.aggregation.combine(updates, number)
+        combined = self.aggregation.combine(updates, number, (), self.vector - self.start)
         chunks = self.aggregation.probe(number + 1)
         rest = MODEL_HASH, number + 1, self.plan
         self.probe = to_vector(update_delta_q24(chunks, *rest)) if chunks else None
         made = make_step(combined, self.residual, *rest, has_probe=bool(chunks))
         _, delta_q24, self.residual = made
         self.model_q24 = add_q24(self.model_q24, delta_q24)
+
+    def _train_root(self, number: int, adapter: Vector) -> Vector:
+        """What training on the host's samples changes in a round."""
+        rest = self.plan.learning_rate(number), self.plan.local_steps, (self.seed, number, ROOTS)
+        return train((self.start + adapter)[None], [self.shares.root], *rest)[0]
 
     def accuracy(self) -> float:
         """On the claimed samples, in percent."""
