@@ -344,7 +344,8 @@ class Fleet:
     def _train_root(self, number: int, adapter: Vector) -> Vector:
         """What training on the host's samples changes in a round."""
         rest = self.plan.learning_rate(number), self.plan.local_steps, (self.seed, number, ROOTS)
-        return train((self.start + adapter)[None], [self.shares.root], *rest)[0]
+        changed: Vector = train((self.start + adapter)[None], [self.shares.root], *rest)[0]
+        return changed
 
     def accuracy(self) -> float:
         """On the claimed samples, in percent."""

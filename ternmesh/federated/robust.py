@@ -41,6 +41,7 @@ STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
 COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
+INSTEAD = "the weighted mean is taken"
 ROOT_SHARE = 0.5  # of the step: the host's own training
 MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 
@@ -110,7 +111,7 @@ class RobustAggregation:
         reputations: Reputations | None = None,
     ) -> None:
         self.influence: dict[int, Influence] = {}  # of the newest round, by address
-        self.remark = ""  # why the rule was not used in the newest round
+        self.remark = ""  # what failed in the newest round
         self.reputations = reputations or Reputations()
         self._plan = plan
         self._model_hash = model_hash
@@ -260,9 +261,9 @@ class RobustAggregation:
             check_count(settings.name, len(grouped), settings.byzantine)
             return _checked(settings.rule(grouped, sums, context), mean.size)
         except RuleError as error:
-            self.remark = str(error)
+            self.remark = f"{error}: {INSTEAD}"
         except Exception as error:  # noqa: BLE001  (a rule may be the owner's own code)
-            self.remark = f"{settings.name} failed: {type(error).__name__}: {error}"
+            self.remark = f"{settings.name} failed: {type(error).__name__}: {error}: {INSTEAD}"
         return mean
 
     def _groups(self, count: int) -> NDArray[np.int64]:
