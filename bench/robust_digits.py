@@ -1,7 +1,7 @@
 """Eight attacks by 6 of 20 boards on scikit-learn's digits, through the product's aggregation.
 
-The board is small enough for a whole table in minutes: a network of 64, 32 and 10 units (2,410
-numbers) with gradients by hand, all boards in one array. Updates, global updates, probes and
+The network is small enough for a whole table in minutes: 64, 32 and 10 units (2,410 numbers)
+with gradients by hand, all boards in one array. Updates, global updates, probes and
 reports are coded as on the wire. `python -m bench.robust_digits` prints the table;
 `python -m bench.robust_digits SEED ALPHA ATTACK ROOTS ROUNDS` one of its parts.
 """

@@ -39,6 +39,7 @@ def test_training_starts_from_the_global_adapter_and_lowers_the_loss(
     for number in range(20):
         adapter = adapter + train(number, adapter)
     assert loss(tiny, adapter, tiny_data) < 0.8 * first
+    assert not np.array_equal(train(3, adapter), train(3, 0 * adapter))
     assert np.abs(train(29, adapter)).max() < 0.01  # the rate falls as on the boards
 
 
