@@ -7,7 +7,7 @@ it: no round moves the global adapter further than a multiple of the recent step
 A node's weight is also multiplied by its reputation (`reputation`).
 
 A host with samples of its own trains on them, too. Its update is no longer than the usual one, and
-weighs as much as all nodes together: what they do to the round is halved, and it pulls back.
+is a quarter of the step: it pulls back whatever the nodes do.
 
 The updates of different nodes share few coordinates, and so do a node's of consecutive rounds. So
 rules that compare updates get a memory of each node: the exponential mean of its updates, in int8.
@@ -42,7 +42,7 @@ HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
 COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
 INSTEAD = "the weighted mean is taken"
-ROOT_SHARE = 0.5  # of the step: the host's own training
+ROOT_SHARE = 0.25  # of the step: the host's own training. With 0.5 honest fleets lose two points
 MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 
 

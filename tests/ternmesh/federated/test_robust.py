@@ -244,7 +244,7 @@ def with_root(root: Callable[..., np.ndarray], name: str = "weighted_mean") -> R
     return RobustAggregation(PLAN, MODEL, settings, RUN)
 
 
-def test_the_hosts_own_training_weighs_half_and_is_no_longer_than_an_update() -> None:
+def test_the_hosts_own_training_is_a_quarter_and_is_no_longer_than_an_update() -> None:
     seen = []
 
     def root(round_number: int, adapter: np.ndarray) -> np.ndarray:
@@ -256,7 +256,7 @@ def test_the_hosts_own_training_weighs_half_and_is_no_longer_than_an_update() ->
     usual = np.linalg.norm(decoded(vector_of(0)))
     for factor in (0.1, 100.0):
         step = with_root(root).combine(updates, 4, (), adapter)
-        own = 2 * step - plain
+        own = 4 * step - 3 * plain
         wanted = min(factor * np.linalg.norm(vector_of(9)), usual)
         assert np.linalg.norm(own) == pytest.approx(wanted, rel=0.05)
         assert own @ vector_of(9) > 0.999 * np.linalg.norm(own) * np.linalg.norm(vector_of(9))
