@@ -7,7 +7,8 @@ it: no round moves the global adapter further than a multiple of the recent step
 A node's weight is also multiplied by its reputation (`reputation`).
 
 A host with samples of its own trains on them, too. Its update is no longer than the usual one, and
-is a quarter of the step: it pulls back whatever the nodes do.
+is a quarter of the step: it pulls back whatever the nodes do. It then sends no probes: where nodes
+have different data, these exclude honest nodes, and who lies in reports gains by them.
 
 The updates of different nodes share few coordinates, and so do a node's of consecutive rounds. So
 rules that compare updates get a memory of each node: the exponential mean of its updates, in int8.
@@ -118,6 +119,9 @@ class RobustAggregation:
         self._settings = settings
         self._rng = np.random.default_rng(int.from_bytes(run, "little"))
         self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
+        self._has_probes = bool(settings.memory) and settings.probes and settings.root is None
+        if not self._has_probes:
+            self.reputations.forget_probes()
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._steps: deque[float] = deque(maxlen=HISTORY)
         self._before: Vector | None = None
@@ -170,7 +174,7 @@ class RobustAggregation:
 
         It is as long as the usual memory of a node.
         """
-        if self._memory is None or not self._settings.probes:
+        if self._memory is None or not self._has_probes:
             return ()
         known = [a for a in self.influence if self._memory.rounds(a) >= PROBE_FIRST]
         due = self.reputations.due(known, version)

@@ -14,6 +14,7 @@ from ternmesh.codec.scale import UNIT
 from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_step, encode_update, read_chunks, update_delta_q24
 from ternmesh.federated.evaluation import Evaluation
+from ternmesh.federated.reputation import Reputations, Standing
 from ternmesh.federated.robust import Memory, RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
@@ -263,6 +264,24 @@ def test_the_hosts_own_training_is_a_quarter_and_is_no_longer_than_an_update() -
     assert [number for number, _ in seen] == [4, 4]
     assert seen[0][1] is adapter
     assert not with_root(root).combine([], 4, (), adapter).any()  # nobody has sent an update
+
+
+def test_a_host_with_own_samples_sends_no_probe_and_forgets_the_old_ones() -> None:
+    for root, is_kept in ((None, True), (lambda *_: vector_of(9), False)):
+        known = Reputations({a: Standing(rounds=9) for a in (1, 2, 3)}, first_loss=1.0)
+        known.probed(3, 8, dict.fromkeys((1, 2, 3), 9.0))
+        assert known.is_excluded(3)
+        aggregation = RobustAggregation(PLAN, MODEL, AggregationSettings(root=root), RUN, known)
+        assert aggregation.reputations.is_excluded(3) == is_kept
+        probes = []
+        for version in range(20, 26):
+            updates = [
+                replace(item, evaluation=Evaluation(1.0))
+                for item in updates_of(*map(vector_of, range(3)))
+            ]
+            aggregation.combine(updates, version, (), vector_of(7))
+            probes.append(aggregation.probe(version + 1))
+        assert any(probes) == is_kept
 
 
 def test_a_rule_of_trust_gets_the_hosts_own_training_alone() -> None:
