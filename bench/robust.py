@@ -11,6 +11,7 @@ import numpy as np
 
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result, mean_figure
+from bench.robust_digits import measure_digits
 from bench.robust_speed import RULES, measure_speed
 from bench.robust_worker import ATTACKS, LYING, NONE, UNUSUAL
 
@@ -33,6 +34,10 @@ NOTES = (
     "lying_*: liars also report that honest boards' probes ruin the model, and theirs do not",
     "faster_*: 64 x 300,000 float32, 19 liars, the median of five; ByzFL 0.0.11 in its own "
     "environment, the faster of its forms; ternary: the matrix of distances",
+    "digits_*: percent right of scikit-learn's digits with Dirichlet alpha 1 or 0.1 and 0 or 100 "
+    "samples of the host, mean of 3 seeds; 14 honest boards with about 100 samples each, 6 liars, "
+    "300 rounds, 2,410 numbers, 70 % zeros; worst of 8 attacks; aggregation, probes, reports and "
+    "codec are the product's, boards are simulated; lying: liars also lie in reports",
     "unusual: one honest board of six hears with its mel bands shifted by four of 32",
 )
 Rows = Mapping[str, Mapping[str, Any]]
@@ -65,9 +70,10 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         for fleet in fleets
         for attack in attacks
     }
+    figures = _figures(rows, lost, quick=quick) | ({} if quick else measure_digits(finished))
     return Result(
         "robust",
-        _figures(rows, lost, quick=quick),
+        figures,
         _peers(rows, attacks, quick=quick),
         NOTES,
         {"lost": {f"{n}/{f} {a}": np.round(v, 2).tolist() for ((n, f), a), v in lost.items()}},

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from host.rules import load_rule
-from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, choices, limits, needs
+from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh.errors import WireError
-from ternmesh.federated.rules import AggregationSettings, least_members
+from ternmesh.federated.rules import AggregationSettings, Root, is_rooted, least_members
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
@@ -82,6 +82,16 @@ class PublishConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSamplesConfig:
+    """`[own_samples]`: labelled samples of the host, in files as a board's `[data]` has them."""
+
+    path: str | None = field(default=None, metadata=PATH)
+    arrays: Table = field(default_factory=dict)
+    where: Table = field(default_factory=dict)
+    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
+
+
+@dataclass(frozen=True, slots=True)
 class HostConfig:
     """The settings of one host."""
 
@@ -89,6 +99,7 @@ class HostConfig:
     model: str = field(metadata=MODEL)  # the name of a shipped one, or the folder of a package
     link: LinkConfig
     run: RunConfig = field(default_factory=RunConfig)
+    own_samples: OwnSamplesConfig = field(default_factory=OwnSamplesConfig)
     releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
@@ -104,6 +115,11 @@ def read_host_config(path: Path) -> HostConfig:
 def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
     load_rule(config.run.aggregation, config.run.aggregation_file)
+    if is_rooted(config.run.aggregation) and config.own_samples.path is None:
+        raise ConfigError(
+            f"run.aggregation is {config.run.aggregation!r}: it needs samples of the host: "
+            "write their folder as path in [own_samples]"
+        )
     least = least_members(config.run.aggregation, config.run.byzantine)
     if least > config.run.nodes_max:
         raise ConfigError(
@@ -148,8 +164,8 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
         raise ConfigError(f"[run] does not fit this model: {error}") from error
 
 
-def settings_of(run: RunConfig) -> CoordinatorSettings:
-    """The coordinator's settings that are no part of the plan."""
+def settings_of(run: RunConfig, root: Root | None = None) -> CoordinatorSettings:
+    """The coordinator's settings that are no part of the plan; `root`: the host's own training."""
     rule = load_rule(run.aggregation, run.aggregation_file)
     return CoordinatorSettings(
         run.min_peers,
@@ -164,5 +180,6 @@ def settings_of(run: RunConfig) -> CoordinatorSettings:
             run.memory,
             run.probes,
             dict.fromkeys(run.pinned, 1.0) | dict.fromkeys(run.muted, 0.0),
+            root,
         ),
     )

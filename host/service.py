@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from host import management, membership
-from host.config import HostConfig, plan_of, settings_of
+from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
@@ -21,7 +21,9 @@ from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import OLD_MEMBERS, GlobalUpdateMade, HostEvent, Refused, RoundOpened
 from ternmesh.federated.refusals import RefusalLog
+from ternmesh.federated.rules import Root
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
+from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
@@ -38,6 +40,9 @@ from transports.factory import make_transport, pace_of, profile_of
 
 POLL_S = 0.1  # the longest wait of a status request or a stop
 GATHERING_S = 15.0  # after which a host that waits for its first round says so
+
+# Opens the host's own samples for the model package in a folder; ConfigError.
+OpenSamples = Callable[[Path, OwnSamplesConfig, Plan], Root]
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +94,7 @@ class HostService:
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
         self._refusals = RefusalLog()
-        self._remark = ""  # why the rule for aggregation was not used
+        self._remark = ""  # what failed in the aggregation
         self._gathering_at = clock() + GATHERING_S  # when it says what it waits for, once
 
     def start(self) -> None:
@@ -169,7 +174,7 @@ class HostService:
                     self._lines += [(logging.DEBUG, line) for line in influences(self.coordinator)]
                 remark = self.coordinator.aggregation.remark
                 if remark and remark != self._remark:
-                    self._lines.append((logging.WARNING, f"{remark}: the weighted mean is taken"))
+                    self._lines.append((logging.WARNING, remark))
                 self._remark = remark
             case RoundOpened():
                 self._costs.take_seconds(now)  # the time before belongs to no round
@@ -225,15 +230,18 @@ def run_host(
     new_run: bool = False,
     after_end: bool = False,
     insecure: bool = False,
+    open_samples: OpenSamples | None = None,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
 
-    It begins anew with the model of each release that becomes active.
+    It begins anew with the model of each release that becomes active. `open_samples` is for
+    `[own_samples]`, which needs onnxruntime (`edge.own_samples`).
 
     ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
     TransportError or ControlError. `continue_or_begin` explains `new_run` and `after_end`.
     """
-    host_model = partial(_host_model, config, stop, until_finished, insecure=insecure)
+    options: dict[str, Any] = {"insecure": insecure, "open_samples": open_samples}
+    host_model = partial(_host_model, config, stop, until_finished, **options)
     while host_model(new_run=new_run, after_end=after_end):
         new_run = after_end = False
 
@@ -245,6 +253,17 @@ def _model_folder(config: HostConfig, releases: Path) -> Path:
     return released if released is not None and len(set(names)) == 1 else model
 
 
+def _own_training(
+    config: HostConfig, model: Path, plan: Plan, open_samples: OpenSamples | None
+) -> Root | None:
+    """Training on the host's own samples, where it has some; ConfigError."""
+    if config.own_samples.path is None:
+        return None
+    if open_samples is None:
+        raise ConfigError("[own_samples] is for hosts that `ternmesh host` starts")
+    return open_samples(model, config.own_samples, plan)
+
+
 def _host_model(
     config: HostConfig,
     stop: threading.Event,
@@ -253,13 +272,15 @@ def _host_model(
     new_run: bool,
     after_end: bool,
     insecure: bool,
+    open_samples: OpenSamples | None,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
     folder = Path(config.state_dir, FOLDER)
     model = _model_folder(config, folder)
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
-    settings = settings_of(config.run)
+    root = _own_training(config, model, plan, open_samples)
+    settings = settings_of(config.run, root)
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     if config.run.partial_aggregates and not insecure:

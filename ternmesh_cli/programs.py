@@ -2,9 +2,15 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ternmesh.config import ConfigError
 from ternmesh_cli import process
+
+if TYPE_CHECKING:
+    from host.config import OwnSamplesConfig
+    from ternmesh.federated.rules import Root
+    from ternmesh.plan import Plan
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +66,21 @@ def _add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
     process.add_insecure(parser)
 
 
+def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Root":
+    """The host's own training; ConfigError, also where onnxruntime is not installed."""
+    from edge.errors import MissingEdgeExtra
+
+    try:
+        from edge.data.sources import NpzSettings
+        from edge.own_samples import open_own_samples
+    except MissingEdgeExtra as error:
+        raise ConfigError(
+            "[own_samples] needs onnxruntime: pip install 'ternmesh[edge]'"
+        ) from error
+    settings = NpzSettings(config.arrays, config.where, config.divide_by)
+    return open_own_samples(model, Path(str(config.path)), settings, plan)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     config = read_program(arguments.kind, arguments.config)
     stop = process.start(config.log_level, config.log_format)
@@ -74,6 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 new_run=arguments.new_run,
                 after_end=arguments.after_end,
                 insecure=arguments.insecure,
+                open_samples=_open_samples,
             )
         case "gateway":
             from edge.gateway.service import run_gateway

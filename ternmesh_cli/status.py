@@ -150,7 +150,7 @@ def _host(answer: Answer) -> Iterator[str]:
     rest = "the run is over" if is_over else f"{active} active, a round needs {answer['min_peers']}"
     yield f"{len(answer['nodes'])} nodes, {rest}"
     if remark := answer.get("aggregation", {}).get("remark"):
-        yield f"{remark}: the weighted mean is taken"
+        yield str(remark)
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""

@@ -19,7 +19,7 @@ hear of it first, a deadline counts only nodes known since the start to be at th
 from collections.abc import Mapping
 
 from ternmesh.codec.encoder import add_residual
-from ternmesh.codec.scale import add_q24
+from ternmesh.codec.scale import add_q24, to_float
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_step, make_step
@@ -302,7 +302,9 @@ class Coordinator(HostRun):
         self.aggregation.reputations.fixed = {
             node.address: fixed[name] for name, node in named.items() if node is not None
         }
-        combined = self.aggregation.combine(count.updates, self.version, self._round.silent)
+        combined = self.aggregation.combine(
+            count.updates, self.version, self._round.silent, to_float(self.model_q24)
+        )
         probe = self.aggregation.probe(version)
         rest = self._model_hash, version, self.plan
         made = make_step(combined, self.residual, *rest, has_probe=bool(probe))

@@ -201,6 +201,12 @@ class Reputations:
             wait = 2 * PROBE_FIRST if self.is_excluded(address) else PROBE_FIRST
             self.standings[address] = replace(self.standings[address], wait=wait)
 
+    def forget_probes(self) -> None:
+        """Judge nobody by the probes so far: no more will come, by which it could improve."""
+        for address, known in self.standings.items():
+            self.standings[address] = replace(known, rise=0.0, probed=0, wait=PROBE_FIRST)
+        self._judge()
+
     def _judge(self) -> None:
         """Compare the rises with the loss at the beginning."""
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)

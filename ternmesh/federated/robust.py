@@ -6,6 +6,10 @@ it: no round moves the global adapter further than a multiple of the recent step
 
 A node's weight is also multiplied by its reputation (`reputation`).
 
+A host with samples of its own trains on them, too. Its update is no longer than the usual one, and
+is a quarter of the step: it pulls back whatever the nodes do. It then sends no probes: where nodes
+have different data, these exclude honest nodes, and who lies in reports gains by them.
+
 The updates of different nodes share few coordinates, and so do a node's of consecutive rounds. So
 rules that compare updates get a memory of each node: the exponential mean of its updates, in int8.
 Probes are made of it, too.
@@ -27,7 +31,7 @@ from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.reputation import PROBE_FIRST, Reputations, cosine
-from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count
+from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
 
@@ -38,6 +42,8 @@ STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
 COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
+INSTEAD = "the weighted mean is taken"
+ROOT_SHARE = 0.25  # of the step: the host's own training. With 0.5 honest fleets lose two points
 MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 
 
@@ -106,22 +112,32 @@ class RobustAggregation:
         reputations: Reputations | None = None,
     ) -> None:
         self.influence: dict[int, Influence] = {}  # of the newest round, by address
-        self.remark = ""  # why the rule was not used in the newest round
+        self.remark = ""  # what failed in the newest round
         self.reputations = reputations or Reputations()
         self._plan = plan
         self._model_hash = model_hash
         self._settings = settings
         self._rng = np.random.default_rng(int.from_bytes(run, "little"))
         self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
+        self._has_probes = bool(settings.memory) and settings.probes and settings.root is None
+        if not self._has_probes:
+            self.reputations.forget_probes()
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._steps: deque[float] = deque(maxlen=HISTORY)
         self._before: Vector | None = None
         self._probe: tuple[int, int] | None = None  # its version, and the address of the node
 
     def combine(
-        self, updates: Sequence[Update], round_number: int, silent: Iterable[int] = ()
+        self,
+        updates: Sequence[Update],
+        round_number: int,
+        silent: Iterable[int] = (),
+        adapter: Vector | None = None,
     ) -> Vector:
-        """Return the step of a round (float32 [D]); zeros if nobody sent an update."""
+        """Return the step of a round (float32 [D]); zeros if nobody sent an update.
+
+        The host trains from `adapter` (float32 [D]), if it is given and there are own samples.
+        """
         self.remark = ""
         self.influence = {}
         self._read_reports(updates, round_number)
@@ -143,11 +159,14 @@ class RobustAggregation:
         places = order(self._model_hash, round_number, self._plan.dimension)
         rows = self._rows(updates, factors, mean, places)
         step = scatter(mean, places)
+        own = self._own_update(round_number, adapter, self._norms[-1])
         if self._settings.name not in ("mean", "weighted_mean"):
-            step = self._by_rule(rows, weights, step)
+            step = self._by_rule(rows, weights, step, own)
         elif self._memory is not None:
             deque(rows, maxlen=0)  # they are remembered; the mean needs no matrix of all updates
         self._note_round([item.address for item in updates], silent, round_number + 1)
+        if own is not None and not is_rooted(self._settings.name):
+            step = step + np.float32(ROOT_SHARE) * (own - step)
         return self._limit_step(step)
 
     def probe(self, version: int) -> tuple[bytes, ...]:
@@ -155,7 +174,7 @@ class RobustAggregation:
 
         It is as long as the usual memory of a node.
         """
-        if self._memory is None or not self._settings.probes:
+        if self._memory is None or not self._has_probes:
             return ()
         known = [a for a in self.influence if self._memory.rounds(a) >= PROBE_FIRST]
         due = self.reputations.due(known, version)
@@ -215,7 +234,22 @@ class RobustAggregation:
             row = scatter(np.where(is_present, _clipped(item.vector, factor), mean), places)
             yield row if self._memory is None else self._memory.add(item.address, row)
 
-    def _by_rule(self, rows: Iterable[Vector], weights: Weights, mean: Vector) -> Vector:
+    def _own_update(
+        self, round_number: int, adapter: Vector | None, norm_max: float
+    ) -> Vector | None:
+        """What the host's own samples suggest, no longer than `norm_max`; None if it fails."""
+        if self._settings.root is None or adapter is None:
+            return None
+        try:
+            own = _checked(self._settings.root(round_number, adapter), adapter.size)
+        except Exception as error:  # noqa: BLE001  (a round must not be lost by it)
+            self.remark = f"the training on the host's samples failed: {error}"
+            return None
+        return own * np.float32(min(1.0, norm_max / max(UNIT, float(np.linalg.norm(own)))))
+
+    def _by_rule(
+        self, rows: Iterable[Vector], weights: Weights, mean: Vector, own: Vector | None
+    ) -> Vector:
         """The step by the rule, without excluded nodes; the weighted mean where the rule fails."""
         groups = self._groups(np.flatnonzero(weights).size)
         sums = np.bincount(groups, weights[weights > 0]).astype(np.float64)
@@ -226,14 +260,14 @@ class RobustAggregation:
                 group = next(numbers)
                 grouped[group] += np.float32(weight / sums[group]) * row
         settings = self._settings
-        context = Context(settings.byzantine, self._before, None, self._rng)
+        context = Context(settings.byzantine, self._before, own, self._rng)
         try:
             check_count(settings.name, len(grouped), settings.byzantine)
             return _checked(settings.rule(grouped, sums, context), mean.size)
         except RuleError as error:
-            self.remark = str(error)
+            self.remark = f"{error}: {INSTEAD}"
         except Exception as error:  # noqa: BLE001  (a rule may be the owner's own code)
-            self.remark = f"{settings.name} failed: {type(error).__name__}: {error}"
+            self.remark = f"{settings.name} failed: {type(error).__name__}: {error}: {INSTEAD}"
         return mean
 
     def _groups(self, count: int) -> NDArray[np.int64]:

@@ -41,6 +41,9 @@ class Context:
 
 Rule = Callable[[Updates, Weights, Context], Vector]
 PreStep = Callable[[Updates, Weights, Context], tuple[Updates, Weights]]
+# Trains on the host's own samples: from the number of the round and the global adapter (float32
+# [D]) to the change of the adapter (float32 [D]). It may raise anything.
+Root = Callable[[int, Vector], Vector]
 
 
 # Rules
@@ -227,7 +230,7 @@ class AggregationSettings:
 
     `memory` is the decay of the nodes' memory; 0: rules get the updates of the round, and nobody
     has a reputation. `probes`: whether global updates carry probes. `fixed`: by the name of a
-    node, the factor of its weight that the owner has set.
+    node, the factor of its weight that the owner has set. `root`: the host's own training.
     """
 
     name: str = "weighted_mean"
@@ -236,6 +239,7 @@ class AggregationSettings:
     memory: float = 0.9
     probes: bool = True
     fixed: Mapping[str, float] = field(default_factory=dict)
+    root: Root | None = None
 
 
 RULES: Mapping[str, Rule] = {
@@ -276,6 +280,11 @@ def least_members(name: str, byzantine: int) -> int:
     parts = [_LEAST[part] for part in name.split("+") if part in _LEAST]
     least = max((a * byzantine + b for a, b in parts), default=1)
     return least * BUCKET if "bucketing" in name.split("+") else least
+
+
+def is_rooted(name: str) -> bool:
+    """Whether the rule called `name` measures updates by the host's own training."""
+    return name.rpartition("+")[2] == root_of_trust.__name__
 
 
 def check_count(name: str, members: int, byzantine: int) -> None:

@@ -35,7 +35,7 @@ from edge.config import (
 from edge.gateway.aggregation import AggregateConfig
 from edge.gateway.service import GatewayConfig, read_gateway_config
 from edge.onnx.session import load_model, write_adapter
-from host.config import HostConfig, RunConfig, read_host_config
+from host.config import HostConfig, OwnSamplesConfig, RunConfig, read_host_config
 from models.zoo import package_path
 from ternmesh.link.airtime import LoraSetting
 from ternmesh.security.identity import ENTROPY_SIZE, Role, identity_text, make_identity
@@ -495,6 +495,7 @@ def test_example(walk: Walk, document: Path) -> None:
 SECTIONS: dict[str, tuple[type, ...]] = {
     "Top of each file": (HostConfig, NodeConfig, GatewayConfig),
     "`[run]` of a host": (RunConfig,),
+    "`[own_samples]` of a host": (OwnSamplesConfig,),
     "`[data]` and `[evaluate]` of a board": (DataConfig, EvaluateConfig),
     "`[label]` of a board": (LabelConfig,),
     "`[training]` of a board": (TrainingConfig,),
@@ -510,7 +511,17 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 }
 # Tables of the top, and what a program sets itself.
 NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
-NOT_SET |= {"label", "network", "remote", "resources", "predict", "radio", "role", "queue_max"}
+NOT_SET |= {
+    "label",
+    "own_samples",
+    "network",
+    "remote",
+    "resources",
+    "predict",
+    "radio",
+    "role",
+    "queue_max",
+}
 
 
 @pytest.mark.parametrize("section", SECTIONS)

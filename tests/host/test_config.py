@@ -1,10 +1,12 @@
 import shutil
+import threading
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from host.config import HostConfig, plan_of, read_host_config, settings_of
+from host.config import HostConfig, OwnSamplesConfig, plan_of, read_host_config, settings_of
+from host.service import run_host
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import ModelPackageError
@@ -90,6 +92,11 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
             'pinned = ["ada", "bob"]\nmuted = ["bob"]',
             "run.pinned and run.muted both name 'bob': take it out of one",
         ),
+        (
+            "up_zeros = 0.8",
+            'aggregation = "nnm+root_of_trust"',
+            r"'nnm\+root_of_trust': it needs samples of the host: write .* \[own_samples\]",
+        ),
         ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0.0 to 0.999"),
         ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),
@@ -109,6 +116,17 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(read, tmp_path, old, new,
     assert str(caught.value).startswith(f"{tmp_path / 'host.toml'}: ")
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_own_samples_allow_the_rule_of_trust(read, tmp_path):
+    text = GOOD + 'aggregation = "root_of_trust"\n[own_samples]\npath = "mine"\ndivide_by = 255\n'
+    config = read(text)
+    assert config.own_samples == OwnSamplesConfig(str(tmp_path / "mine"), divide_by=255.0)
+    root = lambda number, adapter: adapter  # noqa: E731
+    assert settings_of(config.run, root).aggregation.root is root
+    assert settings_of(config.run).aggregation.root is None
+    with pytest.raises(ConfigError, match=r"\[own_samples\] is for hosts that .ternmesh host."):
+        run_host(config, threading.Event(), insecure=True)
 
 
 def test_a_file_that_is_not_there_is_a_sentence(tmp_path):

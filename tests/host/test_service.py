@@ -13,12 +13,14 @@ import pytest
 
 from host.runs import continue_or_begin
 from host.service import HostService
+from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, WorkReady
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
 from ternmesh.federated.reputation import Standing
+from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import CoordinatorSettings, NodeRecord, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -783,3 +785,21 @@ def test_a_claim_about_the_list_that_is_no_news_is_ignored(keyed):
     bob._outgoing.push("host", 0, [control.write_control(control.Refusal(9, "seal"))])
     bench.settle()
     assert bench.service.coordinator.refused["kind"] == 1
+
+
+def test_the_hosts_own_training_starts_from_the_global_adapter(bench, monkeypatch):
+    seen = []
+
+    def root(number: int, adapter: np.ndarray) -> np.ndarray:
+        seen.append((number, adapter, to_float(bench.service.coordinator.model_q24)))
+        return np.full(DIMENSION, 0.01, np.float32)
+
+    settings = replace(SETTINGS, aggregation=AggregationSettings(root=root))
+    monkeypatch.setitem(globals(), "SETTINGS", settings)
+    bench.boot()
+    for name in NAMES:
+        bench.join(name)
+    bench.live(5)
+    assert [number for number, *_ in seen] == [0, 1, 2]
+    assert all(np.array_equal(adapter, known) for _, adapter, known in seen)
+    assert seen[2][1].any()

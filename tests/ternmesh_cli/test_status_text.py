@@ -31,7 +31,7 @@ HOST: dict[str, Any] = {
     "phase": "open",
     "deadline_s": 12.4,
     "behind": None,
-    "aggregation": {"rule": "krum", "remark": "krum failed"},
+    "aggregation": {"rule": "krum", "remark": "krum failed: the weighted mean is taken"},
     "min_peers": 2,
     "global_hash": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
     "refused": {"seal": 30, "old round": 2},

@@ -14,6 +14,7 @@ from ternmesh.codec.scale import UNIT
 from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_step, encode_update, read_chunks, update_delta_q24
 from ternmesh.federated.evaluation import Evaluation
+from ternmesh.federated.reputation import Reputations, Standing
 from ternmesh.federated.robust import Memory, RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
@@ -184,7 +185,8 @@ def test_too_few_updates_take_the_weighted_mean_and_say_so() -> None:
     aggregation = new("krum", byzantine=1)
     step = aggregation.combine(updates, 4)
     assert aggregation.remark == (
-        "krum withstands 1 liars among at least 5 members, and 3 sent an update"
+        "krum withstands 1 liars among at least 5 members, and 3 sent an update: "
+        "the weighted mean is taken"
     )
     assert np.array_equal(step, new().combine(updates, 4))
     aggregation.combine(updates_of(*map(vector_of, range(5))), 4)
@@ -236,6 +238,72 @@ def test_every_rule_makes_a_step_of_packets(name: str) -> None:
         step = aggregation.combine(updates_of(*vectors), round_number)
         assert (aggregation.remark != "") == (name == "root_of_trust")
     assert float(step @ vector_of(50)) != 0
+
+
+def with_root(root: Callable[..., np.ndarray], name: str = "weighted_mean") -> RobustAggregation:
+    settings = AggregationSettings(name, RULES[name], memory=0.0, root=root)
+    return RobustAggregation(PLAN, MODEL, settings, RUN)
+
+
+def test_the_hosts_own_training_is_a_quarter_and_is_no_longer_than_an_update() -> None:
+    seen = []
+
+    def root(round_number: int, adapter: np.ndarray) -> np.ndarray:
+        seen.append((round_number, adapter))
+        return np.float32(factor) * vector_of(9)
+
+    updates, adapter = updates_of(*map(vector_of, range(3))), vector_of(7)
+    plain = new().combine(updates, 4)
+    usual = np.linalg.norm(decoded(vector_of(0)))
+    for factor in (0.1, 100.0):
+        step = with_root(root).combine(updates, 4, (), adapter)
+        own = 4 * step - 3 * plain
+        wanted = min(factor * np.linalg.norm(vector_of(9)), usual)
+        assert np.linalg.norm(own) == pytest.approx(wanted, rel=0.05)
+        assert own @ vector_of(9) > 0.999 * np.linalg.norm(own) * np.linalg.norm(vector_of(9))
+    assert [number for number, _ in seen] == [4, 4]
+    assert seen[0][1] is adapter
+    assert not with_root(root).combine([], 4, (), adapter).any()  # nobody has sent an update
+
+
+def test_a_host_with_own_samples_sends_no_probe_and_forgets_the_old_ones() -> None:
+    for root, is_kept in ((None, True), (lambda *_: vector_of(9), False)):
+        known = Reputations({a: Standing(rounds=9) for a in (1, 2, 3)}, first_loss=1.0)
+        known.probed(3, 8, dict.fromkeys((1, 2, 3), 9.0))
+        assert known.is_excluded(3)
+        aggregation = RobustAggregation(PLAN, MODEL, AggregationSettings(root=root), RUN, known)
+        assert aggregation.reputations.is_excluded(3) == is_kept
+        probes = []
+        for version in range(20, 26):
+            updates = [
+                replace(item, evaluation=Evaluation(1.0))
+                for item in updates_of(*map(vector_of, range(3)))
+            ]
+            aggregation.combine(updates, version, (), vector_of(7))
+            probes.append(aggregation.probe(version + 1))
+        assert any(probes) == is_kept
+
+
+def test_a_rule_of_trust_gets_the_hosts_own_training_alone() -> None:
+    truth = vector_of(50)
+    aggregation = with_root(lambda *_: truth, "root_of_trust")
+    step = aggregation.combine(updates_of(truth, truth, -truth), 4, (), 0 * truth)
+    assert aggregation.remark == ""
+    assert step == pytest.approx(decoded(truth) * step.max() / decoded(truth).max(), abs=1e-6)
+
+
+def broken(*_: object) -> np.ndarray:
+    raise OSError("no memory")
+
+
+@pytest.mark.parametrize("root", [broken, lambda *_: np.full(3000, np.nan, np.float32)])
+def test_own_training_that_fails_costs_no_round(root: Callable[..., np.ndarray]) -> None:
+    updates = updates_of(*map(vector_of, range(3)))
+    aggregation = with_root(root)
+    assert np.array_equal(
+        aggregation.combine(updates, 4, (), vector_of(7)), new().combine(updates, 4)
+    )
+    assert aggregation.remark.startswith("the training on the host's samples failed: ")
 
 
 def test_the_order_of_updates_does_not_matter() -> None:
