@@ -111,11 +111,8 @@ class Node:
         keyring: Keyring | NoKeyring | None = None,
         beat: Callable[[], None] = no_beat,
     ) -> None:
-        package = loaded.package
-        training = config.training
-        self.config = config
-        self.package = package
-        self.data = data
+        package, training = loaded.package, config.training
+        self.config, self.package, self.data = config, package, data
         self._keyring = keyring or NoKeyring()
         self.personal, state = take_up(package, training.personal, store, state)
         self.protocol = NodeProtocol(
