@@ -27,6 +27,7 @@ from ternmesh.types import Vector
 
 LOWEST = 0.1  # the least reputation
 LOW = 0.6  # below it the owner is told
+PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
 HARM_SCALE = 0.5  # the rise of the loss that is discounted, in losses at the beginning of the run
 LOSS_MIN = 1.0  # ... which count as at least this
@@ -115,6 +116,12 @@ class Reputations:
         if self.is_excluded(address):
             return 0.0
         return self.reputation(address) / self.copies.get(address, 1)
+
+    def is_proven(self, address: int) -> bool:
+        """Whether a node has counted for some rounds, and nothing speaks against it."""
+        known = self.of(address)
+        is_known = known.rounds >= NEWCOMER and known.agreement >= 0
+        return is_known and self.weight(address) >= PROVEN
 
     def reason(self, address: int) -> str:
         """Why a node's weight is low, in a word or two; empty where it is not."""

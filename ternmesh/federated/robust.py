@@ -1,8 +1,9 @@
 """Robust aggregation on the host: what a member of the fleet can do to a round is bounded.
 
-Before any rule: the declared sample count of a node is capped at twice the fleet's median, and the
-norm of its update at what this round's other updates and the rounds before make plausible. After
-it: no round moves the global adapter further than a multiple of the recent steps.
+Before any rule: the declared sample count of a node is capped at the fleet's median, or at twice
+the median once the node is proven; and the norm of its update at what this round's other updates
+and the rounds before make plausible. After it: no round moves the global adapter further than a
+multiple of the recent steps.
 
 A node's weight is also multiplied by its reputation (`reputation`).
 
@@ -35,7 +36,7 @@ from ternmesh.federated.rules import AggregationSettings, Context, Weights, chec
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
 
-SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians
+SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians; 1 until it is proven
 NORM_RATIO = 1.5  # the largest norm of an update, in medians of the round
 HISTORY_RATIO = 4.0  # ... and in medians of the rounds before
 STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
@@ -146,7 +147,8 @@ class RobustAggregation:
         self._read_reports(updates, round_number)
         if not updates:
             return np.zeros(self._plan.dimension, np.float32)
-        weights, norms, factors = bound(updates, list(self._norms))
+        proven = [self._is_proven(item.address) for item in updates]
+        weights, norms, factors = bound(updates, list(self._norms), proven)
         if self._settings.name == "mean":
             weights = np.array([float(item.members) for item in updates])
         if self._memory is not None:
@@ -191,6 +193,10 @@ class RobustAggregation:
         usual = PROBE_LENGTH * lower_median(np.array(lengths))
         factor = usual / max(UNIT, float(np.linalg.norm(sent)))
         return tuple(encode_update(vector * np.float32(factor), *rest))
+
+    def _is_proven(self, address: int) -> bool:
+        """Whether a node may weigh more than the median; without reputations all may."""
+        return self._memory is None or self.reputations.is_proven(address)
 
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]
@@ -292,14 +298,18 @@ class RobustAggregation:
         return step
 
 
-def bound(updates: Sequence[Update], norms_before: Sequence[float]) -> tuple[Weights, ...]:
+def bound(
+    updates: Sequence[Update], norms_before: Sequence[float], proven: Sequence[bool] = ()
+) -> tuple[Weights, ...]:
     """Return weights, norms, and the factors that clip the updates of a round.
 
+    `proven`: which of them may weigh more than the median; by default all.
     `norms_before` are the usual norms of the rounds before, newest last; none in a first round.
     """
     members = np.array([item.members for item in updates], np.float64)
     samples = np.array([item.samples for item in updates]) / members
-    weights = members * np.minimum(samples, SAMPLES_RATIO * lower_median(samples))
+    ratios = np.where(proven or True, SAMPLES_RATIO, 1.0)
+    weights = members * np.minimum(samples, ratios * lower_median(samples))
     norms = np.array([_norm(item.vector) for item in updates])
     usual = lower_median(norms)
     past = float(np.median(norms_before)) if norms_before else usual

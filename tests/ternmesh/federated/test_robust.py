@@ -395,6 +395,21 @@ def test_the_effect_of_a_probe_is_that_of_a_whole_memory() -> None:
     assert max(rises) == pytest.approx(0.6)
 
 
+def test_more_samples_weigh_more_only_once_a_node_is_proven() -> None:
+    aggregation = new(memory=0.9)
+    shares = []
+    for version in range(12):
+        vectors = [vector_of(0) + 0.2 * vector_of(4 * version + i) for i in range(1, 5)]
+        updates = [replace(u, samples=100) for u in updates_of(*vectors)]
+        opposite = updates_of(*vectors[:3], -vectors[3])[3]
+        updates = [replace(updates[0], samples=900), *updates[1:3], replace(opposite, samples=900)]
+        aggregation.combine(updates, version)
+        shares.append([round(aggregation.influence[i].share, 2) for i in (1, 2, 3, 4)])
+    assert shares[0] == [0.25, 0.25, 0.25, 0.25]
+    assert shares[-1][0] == pytest.approx(2 * shares[-1][1], abs=0.02)
+    assert shares[-1][3] <= shares[-1][1], "it opposes the others"
+
+
 def test_nodes_that_send_the_same_are_seen() -> None:
     aggregation = new(memory=0.9)
     for version in range(3):
