@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from edge.errors import DataError, ModelError
 from edge.predict.messages import BUSY, ID_MAX, Answer, answer, read_request, read_sample
 from edge.predict.predictor import BATCH_MAX, Prediction, Predictor
 from ternmesh_service.control_socket import listen_privately
-from transports.loop_thread import LoopThread
+from transports.loop_thread import STOP_S, LoopThread
 
 CLIENTS_MAX = 16
 QUEUE_MIN, QUEUE_MAX, QUEUE_BYTES_MAX = 16, 256, 32 << 20  # requests that wait, and their arrays
@@ -79,17 +81,21 @@ class PredictionServer:
         self._queue: deque[_Waiting] = deque()
         self._posted = threading.BoundedSemaphore(POSTED_MAX)
         self._thread = LoopThread("predictions")
+        self._listening: Future[asyncio.Server] | None = None
 
     def start(self) -> None:
         """Listen, and answer from now on; ControlError where that is not possible."""
         listening = listen_privately(self._path, CLIENTS_MAX)
         self._thread.start()
-        # A task that nobody refers to would be collected.
-        self._serving = self._thread.submit(self._serve(listening))
+        self._listening = self._thread.submit(self._listen(listening))
         self._thread.call(self.predictor.refresh)  # loads the model before the first request
 
     def close(self) -> None:
         """Stop after the batch that runs."""
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with suppress(TimeoutError):  # the model takes longer than a service may to stop
+                self._thread.submit(self._disconnect(listening.result(STOP_S))).result(STOP_S)
         self._thread.stop()
 
     def post(self, line: bytes, asker: Asker) -> bool:
@@ -139,16 +145,17 @@ class PredictionServer:
 
     # In our thread
 
-    async def _serve(self, listening: Any) -> None:
+    async def _listen(self, listening: Any) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: _Client(self), sock=listening)
-        try:
-            await asyncio.Event().wait()  # until the thread stops
-        finally:
-            server.close()
-            self._path.unlink(missing_ok=True)
-            for client in self.clients:
-                client.transport.abort()
+        return await loop.create_unix_server(lambda: _Client(self), sock=listening)
+
+    async def _disconnect(self, server: asyncio.Server) -> None:
+        server.close()
+        self._path.unlink(missing_ok=True)
+        for _ in range(3):  # asyncio takes so many turns from `accept` to `connection_made`
+            await asyncio.sleep(0)
+        for client in self.clients:
+            client.transport.abort()
 
     def take(self, line: bytes, asker: Asker) -> None:
         """Queue the sample in a request, or answer at once."""
