@@ -19,9 +19,9 @@ from ternmesh.codec.encoder import (
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import SCALE_MAX, add_q24, to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated.state import Learned
+from ternmesh.federated.state import ChainLink, Learned
 from ternmesh.plan import PERMILLE, Plan
-from ternmesh.types import DeltaQ24, Vector
+from ternmesh.types import DeltaQ24, ModelQ24, Vector
 from ternmesh.wire.global_update import (
     NO_MODEL,
     Certificate,
@@ -103,6 +103,29 @@ def follow(
         if hash_adapter(origin, step.version, model_q24) == step.adapter_hash:
             return Learned(model_q24, before.residual)
     return None
+
+
+def older_adapter(
+    model_q24: ModelQ24, links: Iterable[ChainLink], version: int, model_hash: bytes, plan: Plan
+) -> ModelQ24 | None:
+    """Return the global adapter of an older version: the newest one without the steps since.
+
+    `links` are the global updates that led to the newest, newest first. A step that returned leads
+    to the version that it returned to. None if the links do not lead to `version`.
+    """
+    at: int | None = None
+    for link in links:
+        if at is not None and (at <= version or link.version < at):
+            break
+        if at is None or link.version == at:
+            step = read_object(split_certificate(link.content)[0], plan.dimension)
+            if not isinstance(step, GlobalUpdate):
+                return None
+            model_q24 = add_q24(
+                model_q24, -global_delta_q24(step.chunks, model_hash, step.version, plan)
+            )
+            at = step.version - 1 if step.returns_to is None else step.returns_to
+    return model_q24 if at == version else None
 
 
 def read_probe(step: GlobalUpdate, model_hash: bytes, plan: Plan) -> Vector | None:

@@ -22,7 +22,7 @@ from ternmesh.codec.encoder import add_residual
 from ternmesh.codec.scale import add_q24, to_float
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import encode_step, make_step
+from ternmesh.federated.aggregation import encode_step, make_step, older_adapter
 from ternmesh.federated.consolidation import Consolidation
 from ternmesh.federated.events import (
     BodyAccepted,
@@ -32,6 +32,7 @@ from ternmesh.federated.events import (
     RoundOpened,
     UpdateForgotten,
 )
+from ternmesh.federated.guard import Guard
 from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
 from ternmesh.federated.reputation import restored
@@ -51,6 +52,7 @@ from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
 from ternmesh.security.authenticator import SecurityLayer
 from ternmesh.security.membership import ALL
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import GATHERING, OPEN, Announce, Hello, Receipt
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
@@ -90,6 +92,8 @@ class Coordinator(HostRun):
         self.aggregation = RobustAggregation(
             plan, model_hash, settings.aggregation, run, restored(state.standings)
         )
+        limit = settings.aggregation.guard if self.aggregation.has_probes else 0.0
+        self.guard = Guard(plan, model_hash, limit)
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers
         self.deadline = 0.0  # the deadline of the open round
@@ -111,8 +115,27 @@ class Coordinator(HostRun):
         node = self.nodes.named(name)
         if node is not None:
             self._forget(node.address)
+            self.residual = self.guard.forget(node.address, self.residual)
         self._ask(now)  # first the new broadcast key for the others
         self._advance(now)
+
+    def return_to(self, version: int, now: float) -> str:
+        """Go back to an older global adapter, for the owner; return why not, or nothing.
+
+        What the host has not sent yet is dropped. The updates of the open round do not count, and
+        stay with their nodes.
+        """
+        if self.phase != OPEN or self.recovering:
+            return "no round is open: an older version is for a run that goes on"
+        if not 0 <= version < self.version:
+            return f"version {version} is not older than {self.version}"
+        older = self._older(version)
+        if older is None:
+            return f"version {version} is not kept any more, or was itself taken back"
+        self.residual = 0 * self.residual
+        self.consolidation = Consolidation(self.plan.dimension)
+        self._make_step(self.residual, Count([], {}, {}), now, (version, older))
+        return ""
 
     def is_excluded(self, name: str) -> bool:
         """Whether a node may not train any more: its key was revoked."""
@@ -296,7 +319,6 @@ class Coordinator(HostRun):
             self.residual, count = add_residual(self.residual, step), Count([], {}, {})
         for address in self._round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
-        version = self.version + 1
         fixed = self.settings.aggregation.fixed
         named = {name: self.nodes.named(name) for name in fixed}
         self.aggregation.reputations.fixed = {
@@ -305,12 +327,32 @@ class Coordinator(HostRun):
         combined = self.aggregation.combine(
             count.updates, self.version, self._round.silent, to_float(self.model_q24)
         )
-        probe = self.aggregation.probe(version)
+        sent, reputations = self.aggregation.sent, self.aggregation.reputations
+        back = self.guard.look(self.version, self.residual, sent, reputations)
+        older = None if back is None else self._older(back.version)
+        if back is None or older is None:
+            self._make_step(combined, count, now)
+        else:
+            self.residual = back.residual
+            self._make_step(0 * combined, count, now, (back.version, older))
+
+    def _older(self, version: int) -> ModelQ24 | None:
+        """The global adapter of an older version; None where the steps since are not kept."""
+        links = self._chain.newest_first()
+        return older_adapter(self.model_q24, links, version, self._model_hash, self.plan)
+
+    def _make_step(
+        self, combined: Vector, count: Count, now: float, older: tuple[int, ModelQ24] | None = None
+    ) -> None:
+        """Make the next global update, from the newest adapter or an `older` one of its version."""
+        version = self.version + 1
+        returns_to, base_q24 = older or (None, self.model_q24)
+        probe = self.aggregation.probe(version) if older is None else ()
         rest = self._model_hash, version, self.plan
         made = make_step(combined, self.residual, *rest, has_probe=bool(probe))
         chunks, delta_q24, self.residual = made
-        self.model_q24 = add_q24(self.model_q24, delta_q24)
-        self._publish(version, chunks, count, now, probe)
+        self.model_q24 = add_q24(base_q24, delta_q24)
+        self._publish(version, chunks, count, now, probe, returns_to)
         if self.phase == OPEN:
             self._open_round(now)
 
@@ -321,6 +363,7 @@ class Coordinator(HostRun):
         count: Count,
         now: float,
         probe: tuple[bytes, ...] = (),
+        returns_to: int | None = None,
     ) -> None:
         content = write_global_update(
             GlobalUpdate(
@@ -332,18 +375,24 @@ class Coordinator(HostRun):
                 counted=(*count.rows.values(), *dict.fromkeys(count.partial_aggregates.values())),
                 chunks=chunks,
                 probe=probe,
+                returns_to=returns_to,
             )
         )
         link = ChainLink(version, hash_global_update(content), self._certified(content))
         known = count.rows.keys() | self._round.silent
         missing = tuple(address for address in self.nodes if address not in known)
-        self._move_on(link, count, missing)
+        self._move_on(link, count, missing, returns_to=returns_to)
         objects = self._authenticator.objects_to_send(self.run, link.content)
         self._outgoing.cut(ALL, BROADCAST, objects, self.plan.frame_mtu)
         self._announce_at = now + self.plan.announce_s
 
     def _move_on(
-        self, link: ChainLink, count: Count, missing: tuple[int, ...], given_by: str = ""
+        self,
+        link: ChainLink,
+        count: Count,
+        missing: tuple[int, ...],
+        given_by: str = "",
+        returns_to: int | None = None,
     ) -> None:
         """Take the global update of `link` as the newest, and begin the round after it."""
         is_last = link.version >= self.plan.last_version
@@ -368,6 +417,7 @@ class Coordinator(HostRun):
             mean=b"" if count.rows or self.plan.rounds else self.consolidation.stored(),
             evaluation=count.evaluation,
             standings=self.aggregation.reputations.stored(),
+            returns_to=returns_to,
         )
         self._events.append(made)
         self._begin_round()

@@ -112,6 +112,7 @@ class Advanced:
     counts_own: bool = False  # whether it counts an update of this node
     counts_nobody: bool = False  # or that is not known: the node took a snapshot
     probe: Vector | None = None  # to evaluate with the adapter (`reputation`), float32 [D]
+    has_returned: bool = False  # the adapter goes on from an older version
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,7 @@ class GlobalUpdateMade:
     finished: bool
     partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
     standings: bytes = b""  # of the nodes (`Reputations.stored`)
+    returns_to: int | None = None  # the older version from which it goes on
     given_by: str = ""  # the node that gave it back to a host that had lost it
     mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)
     evaluation: Evaluation = NOT_EVALUATED  # by the nodes, of the global adapter before

@@ -16,7 +16,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import follow, read_probe
+from ternmesh.federated.aggregation import follow, older_adapter, read_probe
 from ternmesh.federated.events import Advanced, Joined, WorkReady
 from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.node_work import NodeWork
@@ -257,8 +257,7 @@ class NodeProtocol(NodeWork):
         plan = self._known_plan
         if step.version == self.version + 1:
             origin = genesis(self._model_hash, self.run, plan)
-            held = Learned(self.model_q24, self.residual), self.before
-            moved = follow(step, held, self._model_hash, origin, plan)
+            moved = follow(step, self._bases(step), self._model_hash, origin, plan)
             if moved is not None:
                 probe = read_probe(step, self._model_hash, plan)
                 self.residual = moved.residual
@@ -268,6 +267,14 @@ class NodeProtocol(NodeWork):
             self._is_adrift = True
         self.target = max(self.target, step.version)
         self._hello_timer.soon(now)
+
+    def _bases(self, step: GlobalUpdate) -> tuple[Learned | None, ...]:
+        """The adapters to which this step may be added."""
+        if step.returns_to is None:
+            return Learned(self.model_q24, self.residual), self.before
+        rest = step.returns_to, self._model_hash, self._known_plan
+        older = older_adapter(self.model_q24, self._chain.newest_first(), *rest)
+        return () if older is None else (Learned(older, self.residual),)
 
     def _apply_snapshot(self, step: GlobalSnapshot, now: float) -> None:
         if step.version >= self.version and step.global_hash != self.global_hash:
@@ -310,6 +317,7 @@ class NodeProtocol(NodeWork):
             counts_own=counts_own,
             counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
             probe=probe,
+            has_returned=isinstance(step, GlobalUpdate) and step.returns_to is not None,
         )
         self._events.append(advanced)
 

@@ -77,12 +77,16 @@ def steps_after(version: int, chain: UpdateChain, newest: int, model_q24: ModelQ
     """The next global updates for a host at `version`, or the adapter with the newest one.
 
     A first global update that counts nobody takes the adapter of another run along, which is not
-    in it. Empty if the node does not have them.
+    in it; one that returns to an older version needs those before it. Empty if the node does not
+    have them.
     """
     steps = chain.after(version, newest)
-    if steps and version == 0:
-        first = read_object(split_certificate(steps[0])[0], model_q24.size)
-        steps = steps if first.counted else None
+    for content in steps or ():
+        step = read_object(split_certificate(content)[0], model_q24.size)
+        is_first = step.version == 1 and not step.counted
+        if is_first or (isinstance(step, GlobalUpdate) and step.returns_to is not None):
+            steps = None
+            break
     if steps is None and (last := chain.after(newest - 1, newest)):
         steps = [write_given(last[0], model_q24)]
     return (steps or [])[:GIVEN_MAX]

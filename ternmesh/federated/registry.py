@@ -93,6 +93,10 @@ class UpdateChain:
         """Remove all: what comes next does not follow from them."""
         self._links.clear()
 
+    def newest_first(self) -> Iterator[ChainLink]:
+        """All that are kept."""
+        return reversed(self._links)
+
     @property
     def oldest(self) -> int | None:
         """The version of the oldest global update that is kept."""

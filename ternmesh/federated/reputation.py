@@ -73,7 +73,7 @@ class Reputations:
     _harms: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._judge()
+        self.judge()
 
     def of(self, address: int) -> Standing:
         """What is known of a node; of a new one, nothing."""
@@ -202,19 +202,27 @@ class Reputations:
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
         self.standings[address] = replace(old, rise=rise, probed=version, wait=wait)
-        self._judge()
+        self.judge()
         if self.harm(address) > 0.5:
             # An excluded node's probes say less as the fleet goes on without it.
             wait = 2 * PROBE_FIRST if self.is_excluded(address) else PROBE_FIRST
             self.standings[address] = replace(self.standings[address], wait=wait)
 
+    def suspect(self, address: int, version: int) -> None:
+        """Exclude a node that has spoiled the adapter (`guard`), until its probes do no harm."""
+        old = self.of(address)
+        least = EXCLUDED * HARM_SCALE * max(LOSS_MIN, self.first_loss or 0.0)
+        known = replace(old, rise=max(old.rise, least), probed=version, wait=2 * PROBE_FIRST)
+        self.standings[address] = known
+        self.judge()
+
     def forget_probes(self) -> None:
         """Judge nobody by the probes so far: no more will come, by which it could improve."""
         for address, known in self.standings.items():
             self.standings[address] = replace(known, rise=0.0, probed=0, wait=PROBE_FIRST)
-        self._judge()
+        self.judge()
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         """Compare the rises with the loss at the beginning."""
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
         scale = HARM_SCALE * max(LOSS_MIN, self.first_loss or 0.0)

@@ -20,7 +20,7 @@ Where a rule cannot be used, the weighted mean takes its place for the round, an
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,19 @@ class Influence:
     clipped: float  # the factor by which it was made shorter; 1 if it was not
 
 
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """The updates of a round, their weights, and the factors that clip them."""
+
+    updates: Sequence[Update] = ()
+    weights: Weights = field(default_factory=lambda: np.zeros(0))
+    factors: Weights = field(default_factory=lambda: np.zeros(0))
+
+    def rows(self) -> Iterator[tuple[Update, float, float]]:
+        """Update, weight and factor of each node."""
+        yield from zip(self.updates, self.weights, self.factors, strict=True)
+
+
 class Memory:
     """The exponential mean of each node's updates: int8 [D] and a scale a node."""
 
@@ -116,6 +129,7 @@ class RobustAggregation:
         reputations: Reputations | None = None,
     ) -> None:
         self.influence: dict[int, Influence] = {}  # of the newest round, by address
+        self.sent = Weighted()  # in the newest round
         self.remark = ""  # what failed in the newest round
         self.reputations = reputations or Reputations()
         self._plan = plan
@@ -123,8 +137,8 @@ class RobustAggregation:
         self._settings = settings
         self._rng = np.random.default_rng(int.from_bytes(run, "little"))
         self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
-        self._has_probes = bool(settings.memory) and settings.probes and settings.root is None
-        if not self._has_probes:
+        self.has_probes = bool(settings.memory) and settings.probes and settings.root is None
+        if not self.has_probes:
             self.reputations.forget_probes()
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._steps: deque[float] = deque(maxlen=HISTORY)
@@ -144,6 +158,7 @@ class RobustAggregation:
         """
         self.remark = ""
         self.influence = {}
+        self.sent = Weighted()
         self._read_reports(updates, round_number)
         if not updates:
             return np.zeros(self._plan.dimension, np.float32)
@@ -160,7 +175,8 @@ class RobustAggregation:
             updates, weights / (weights.sum() or 1.0), norms, factors, strict=True
         ):
             self.influence[item.address] = Influence(float(share), float(norm), float(factor))
-        mean = _weighted_mean(updates, weights, factors)
+        self.sent = Weighted(updates, weights, factors)
+        mean = mean_of(self.sent)
         places = order(self._model_hash, round_number, self._plan.dimension)
         rows = self._rows(updates, factors, mean, places)
         step = scatter(mean, places)
@@ -179,7 +195,7 @@ class RobustAggregation:
 
         It is half as long as the usual memory of a node.
         """
-        if self._memory is None or not self._has_probes:
+        if self._memory is None or not self.has_probes:
             return ()
         known = [a for a in self.influence if self._memory.rounds(a) >= PROBE_FIRST]
         due = self.reputations.due(known, version)
@@ -241,7 +257,7 @@ class RobustAggregation:
         """What a rule compares of each node: its memory, or without one its update."""
         for item, factor in zip(updates, factors, strict=True):
             is_present = item.vector.slicing.spread(item.vector.present)
-            row = scatter(np.where(is_present, _clipped(item.vector, factor), mean), places)
+            row = scatter(np.where(is_present, clipped(item.vector, factor), mean), places)
             yield row if self._memory is None else self._memory.add(item.address, row)
 
     def _own_update(
@@ -323,12 +339,15 @@ def lower_median(values: NDArray[np.float64]) -> float:
     return float(np.sort(values)[(values.size - 1) // 2])
 
 
-def _weighted_mean(updates: Sequence[Update], weights: Weights, factors: Weights) -> Vector:
-    """The mean, for each chunk over those that delivered it; zero where nobody did."""
-    slicing = updates[0].vector.slicing
+def mean_of(sent: Weighted) -> Vector:
+    """The weighted mean (float32 [D], in the order of the round) of at least one update.
+
+    It is made for each chunk over those that delivered it; zero where nobody did.
+    """
+    slicing = sent.updates[0].vector.slicing
     total = np.zeros(slicing.dimension)
     weight = np.zeros(slicing.count)
-    for item, own, factor in zip(updates, weights, factors, strict=True):
+    for item, own, factor in sent.rows():
         total += item.vector.trits * slicing.spread(item.vector.scales * (own * factor * UNIT))
         weight += own * item.vector.present
     weight[weight == 0] = 1.0
@@ -344,10 +363,11 @@ def _norm(vector: Hypervector) -> float:
     return float(np.sqrt(energy * slicing.count / max(1, int(vector.present.sum()))))
 
 
-def _clipped(vector: Hypervector, factor: float) -> Vector:
+def clipped(vector: Hypervector, factor: float) -> Vector:
+    """An update times a factor, as float32 [D] in the order of its round."""
     scales = (vector.scales * (factor * UNIT)).astype(np.float32)
-    clipped: Vector = vector.trits * vector.slicing.spread(scales)
-    return clipped
+    values: Vector = vector.trits * vector.slicing.spread(scales)
+    return values
 
 
 def _checked(step: Vector, dimension: int) -> Vector:

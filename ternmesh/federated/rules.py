@@ -231,6 +231,8 @@ class AggregationSettings:
     `memory` is the decay of the nodes' memory; 0: rules get the updates of the round, and nobody
     has a reputation. `probes`: whether global updates carry probes. `fixed`: by the name of a
     node, the factor of its weight that the owner has set. `root`: the host's own training.
+    `guard`: the rise of the boards' loss, in losses at the beginning, from which on the host goes
+    back to an older version; 0 for never.
     """
 
     name: str = "weighted_mean"
@@ -240,6 +242,7 @@ class AggregationSettings:
     probes: bool = True
     fixed: Mapping[str, float] = field(default_factory=dict)
     root: Root | None = None
+    guard: float = 0.5
 
 
 RULES: Mapping[str, Rule] = {

@@ -3,6 +3,7 @@
 A global update leads from one version of the global adapter to the next: it holds the combined
 update as chunks, the list of counted updates, and the hash of the global adapter that it leads to.
 It may also hold a probe: chunks of a vector that the nodes evaluate with the adapter, and drop.
+A global update may return to an older version: it then leads on from the adapter of that one.
 A global snapshot holds the whole global adapter, for a node that is too many versions behind. Both
 objects end with a certificate: 1 to 16 signatures. The hash of an object does not cover its
 certificate. A given adapter is for a host that has lost its own: a global update that the host has
@@ -56,6 +57,7 @@ class GlobalUpdate:
     counted: tuple[Counted, ...]
     chunks: tuple[bytes, ...]
     probe: tuple[bytes, ...] = ()  # chunks of a node's recent updates, coded like an update
+    returns_to: int | None = None  # the version to whose adapter the step is added; None: the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def _chunks(chunks: tuple[bytes, ...]) -> bytes:
 def _head(kind: int, item: GlobalUpdate | GlobalSnapshot, link: bytes) -> bytes:
     rows = [[row.address, row.round, row.digest, row.have] for row in item.counted]
     fields = [item.version, link, item.model, int(item.finished), item.deadline_ms, rows]
+    if isinstance(item, GlobalUpdate) and item.returns_to is not None:
+        fields.append(item.returns_to)
     encoded = cbor2.dumps(fields, canonical=True)
     return _START.pack(kind, len(encoded)) + encoded
 
@@ -149,7 +153,7 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
     end = _START.size + length
     if length > HEAD_MAX or end > len(content):
         raise WireError("reference", "an object ends inside its header")
-    fields = _read_head(content[_START.size : end])
+    fields, returns_to = _read_head(content[_START.size : end])
     if kind == UPDATE:
         chunks, end = _read_chunks(content, end)
         probe: tuple[bytes, ...] = ()
@@ -157,8 +161,8 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
             probe, end = _read_chunks(content, end)
             if not probe or end < len(content):
                 raise WireError("reference", "bytes are left over at the end of a global update")
-        return GlobalUpdate(*fields, chunks=chunks, probe=probe)
-    if kind == SNAPSHOT:
+        return GlobalUpdate(*fields, chunks=chunks, probe=probe, returns_to=returns_to)
+    if kind == SNAPSHOT and returns_to is None:
         if len(content) - end != 4 * dimension:
             raise WireError("vector length", f"a global snapshot here has {dimension} numbers")
         return GlobalSnapshot(
@@ -167,6 +171,7 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
     raise WireError("reference", f"{kind} is not a known kind of object")
 
 
+_FIELDS = 6  # of each head; that of a global update may have one more
 _Head = tuple[int, bytes, bytes, bool, int, tuple[Counted, ...]]
 
 
@@ -176,17 +181,23 @@ def object_max(dimension: int, chunks: int, frame_mtu: int) -> int:
     return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER_SIZE
 
 
-def _read_head(data: bytes) -> _Head:
+def _read_head(data: bytes) -> tuple[_Head, int | None]:
+    """The fields that each object has, and the version that a global update returns to."""
     try:
         head = read_cbor(data)
     except WireError as error:
         raise WireError("reference", f"the header of an object: {error}") from error
+    returns_to = None
+    if type(head) is tuple and len(head) == _FIELDS + 1:
+        *head, returns_to = head
     match head:
         case (int(version), bytes(link), bytes(model), 0 | 1 as finished, int(deadline), rows):
             sizes_fit = len(link) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
-            if sizes_fit and type(rows) is tuple and len(rows) <= COUNTED_MAX:
+            has_rows = type(rows) is tuple and len(rows) <= COUNTED_MAX
+            is_older = isinstance(returns_to, int) and returns_to < version - 1
+            if sizes_fit and has_rows and (is_older or returns_to is None):
                 counted = tuple(map(_read_counted, rows))
-                return version, link, model, bool(finished), deadline, counted
+                return (version, link, model, bool(finished), deadline, counted), returns_to
     raise WireError("reference", "the fields of an object's header are not valid")
 
 

@@ -342,6 +342,7 @@ def objects() -> Entries:
         "snapshot": write_global_snapshot(whole),
         "snapshot of nothing": write_global_snapshot(last),
         "reference with a probe": write_global_update(replace(step, probe=step.chunks)),
+        "reference that returns": write_global_update(replace(step, returns_to=2)),
         "reference under keys": write_global_update(replace(step, model=b"")),
         "given adapter": write_given(
             certify(write_global_update(step)), np.arange(3, dtype=np.int32)

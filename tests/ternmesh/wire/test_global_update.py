@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import cbor2
 import numpy as np
 import pytest
@@ -30,6 +32,13 @@ head = {
 hashes = st.binary(min_size=16, max_size=16)
 chunks = st.lists(st.binary(max_size=40), max_size=5).map(tuple)
 references = st.builds(GlobalUpdate, adapter_hash=hashes, chunks=chunks, probe=chunks, **head)
+
+
+@given(references, st.integers(0, 9))
+def test_a_reference_that_returns_reads_as_written(step: GlobalUpdate, older: int) -> None:
+    if step.version > older + 1:
+        step = replace(step, returns_to=older)
+        assert read_object(write_global_update(step), 10) == step
 
 
 @given(references)
@@ -135,6 +144,10 @@ HOSTILE = {
     "a row with a long digest": with_head([*GOOD[:5], [[1, 0, bytes(5), b""]]]),
     "a row within a row": with_head([*GOOD[:5], [[ROW, 0, bytes(4), b""]]]),
     "4,097 rows": with_head([*GOOD[:5], [ROW] * 4097]),
+    "a return to the version before": with_head([*GOOD, 0]),
+    "a return to itself": with_head([*GOOD, 1]),
+    "a return to no number": with_head([7, *GOOD[1:], b"1"]),
+    "two returns": with_head([7, *GOOD[1:], 1, 2]),
     "a head that ends early": with_head(GOOD)[:10],
     "a head whose CBOR ends early": b"\x01\x05\x00\x00\x00" + with_head(GOOD)[5:10] + bytes(2),
     "a head with a byte more": b"\x01\x20\x00\x00\x00" + cbor2.dumps(GOOD) + bytes(3),
@@ -163,9 +176,15 @@ def test_the_hostile_objects_are_otherwise_good() -> None:
     assert good.chunks == (b"abc",)
 
 
+def test_a_snapshot_does_not_return() -> None:
+    with pytest.raises(WireError, match="not a known kind"):
+        read_object(b"\x02" + with_head([7, *GOOD[1:], 1], bytes(40))[1:], 10)
+
+
 def test_the_longest_objects_of_a_run_are_within_the_limit() -> None:
     rows = tuple(Counted(0x7FFE, 2**32 - 1, b"abcd", bytes(128)) for _ in range(4096))
     step = GlobalUpdate(2**32 - 1, bytes(16), bytes(8), True, 2**32 - 1, rows, (bytes(170),) * 9)
+    step = replace(step, returns_to=2**32 - 3)
     limit = object_max(dimension=100, chunks=9, frame_mtu=184)
     assert len(certify(write_global_update(step), ((0, bytes(64)),) * 16)) <= limit
     state = np.zeros(1 << 18, np.int32)

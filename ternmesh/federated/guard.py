@@ -1,0 +1,162 @@
+"""The host's guard: after updates that spoiled the global adapter, it goes back to an older one.
+
+Each board reports the loss of the global adapter on its own samples. The guard compares a board's
+report only with what the same board reported of an older version. Where the median of these rises
+is large, the host goes back to the best version that it has kept, and adds what the boards sent
+since then once more, without the board that is most likely the cause. That one is excluded, until
+its probes say otherwise (`reputation`).
+
+A rise that the return does not undo is no fault of a board: the data have changed. The suspect then
+counts as before. The guard's memory is that of the process: after a restart it begins anew.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ternmesh.codec.encoder import scatter
+from ternmesh.codec.permutation import order
+from ternmesh.federated.reputation import LOSS_MIN, Reputations, Standing, cosine
+from ternmesh.federated.robust import Weighted, clipped, lower_median, mean_of
+from ternmesh.plan import Plan
+from ternmesh.types import Vector
+
+KEPT_MAX = 16  # rounds
+BYTES_MAX = 64_000_000  # of all updates that are kept; the oldest rounds are forgotten first
+REPORTS_MIN = 2  # boards that have reported both times; of two, the smaller rise counts
+HARMFUL = 0.5  # harm by probes that makes a board a suspect without a look at its direction
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRound:
+    """One round: its version, what the boards reported of it, and what they sent."""
+
+    version: int
+    losses: Mapping[int, float]  # by address
+    residual: Vector  # of the host, before this round
+    sent: Weighted
+
+    def size(self) -> int:
+        """Bytes in memory."""
+        return self.residual.nbytes + sum(item.vector.trits.nbytes for item in self.sent.updates)
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The version to go back to, and the residual with which the host goes on there."""
+
+    version: int
+    residual: Vector
+    suspect: int  # its address
+    rise: float  # of the boards' loss since that version
+
+
+class Guard:
+    """Keeps the newest rounds. `limit` is in losses at the beginning of the run; 0: it is off."""
+
+    def __init__(self, plan: Plan, model_hash: bytes, limit: float) -> None:
+        self._plan = plan
+        self._model_hash = model_hash
+        self._limit = limit
+        self._rounds: deque[KeptRound] = deque(maxlen=KEPT_MAX)
+        self._returned: tuple[Mapping[int, float], int, Standing] | None = None
+
+    def look(
+        self, version: int, residual: Vector, sent: Weighted, reputations: Reputations
+    ) -> Return | None:
+        """Keep a round that is to be closed. Return where to go back to, if it is spoiled."""
+        if not self._limit or not sent.updates:
+            return None
+        losses = {
+            u.address: u.evaluation.loss for u in sent.updates if u.evaluation.loss is not None
+        }
+        self._check_return(losses, reputations)
+        self._rounds.append(KeptRound(version, losses, residual, sent))
+        while sum(kept.size() for kept in self._rounds) > BYTES_MAX:
+            self._rounds.popleft()
+        found = max(
+            ((rise(kept.losses, losses), kept.version) for kept in self._rounds), default=None
+        )
+        if found is None or found[0] <= self._limit * loss_scale(reputations):
+            return None
+        since = [kept for kept in self._rounds if kept.version >= found[1]]
+        start = since[0]
+        suspect = self._suspect(since, reputations)
+        if suspect is None:
+            return None
+        self._returned = start.losses, suspect, reputations.of(suspect)
+        reputations.suspect(suspect, version)
+        self._rounds.clear()
+        again = sum((self._mean(kept, without=suspect) for kept in since), start.residual)
+        return Return(start.version, again, suspect, found[0])
+
+    def forget(self, address: int, residual: Vector) -> Vector:
+        """The host's residual without what a node that is revoked may still have in it.
+
+        The residual does not tell whose it is: each number loses what the node has sent in the
+        kept rounds, at most down to zero.
+        """
+        own = self._of(self._rounds, address)
+        left: Vector = residual - np.clip(own, np.minimum(residual, 0), np.maximum(residual, 0))
+        return left
+
+    def _check_return(self, losses: Mapping[int, float], reputations: Reputations) -> None:
+        """Take the suspect back where the first reports after a return are as bad as before."""
+        if self._returned is None:
+            return
+        before, suspect, standing = self._returned
+        self._returned = None
+        if rise(before, losses) > self._limit * loss_scale(reputations):
+            reputations.standings[suspect] = standing
+            reputations.judge()
+
+    def _suspect(self, since: list[KeptRound], reputations: Reputations) -> int | None:
+        """The address of the node that most likely spoiled these rounds; None if nobody may be.
+
+        It is the one whose probes harm the most; where none does, the one that opposes the others.
+        """
+        present = {item.address for kept in since for item in kept.sent.updates}
+        free = [a for a in sorted(present) if reputations.weight(a) and a not in reputations.fixed]
+        if len(present) - len(free) + 1 > (len(present) - 1) // 2:
+            return None  # a majority cannot be excluded
+        harms = {address: reputations.harm(address) for address in free}
+        worst = max(free, key=lambda address: harms[address])
+        if harms[worst] >= HARMFUL:
+            return worst
+        own = {address: self._of(since, address) for address in free}
+        whole = sum(own.values(), np.zeros(self._plan.dimension, np.float32))
+        return min(free, key=lambda address: cosine(own[address], whole - own[address]))
+
+    def _mean(self, kept: KeptRound, without: int) -> Vector:
+        """The weighted mean of a round without one node, in the order of the adapter."""
+        counts = np.array([item.address != without for item in kept.sent.updates])
+        return self._placed(kept, mean_of(replace(kept.sent, weights=kept.sent.weights * counts)))
+
+    def _of(self, rounds: Iterable[KeptRound], address: int) -> Vector:
+        """The part of one node in the steps of these rounds."""
+        total = np.zeros(self._plan.dimension, np.float32)
+        for kept in rounds:
+            for item, weight, factor in kept.sent.rows():
+                if item.address == address:
+                    share = weight / kept.sent.weights.sum()
+                    total += self._placed(kept, clipped(item.vector, float(share * factor)))
+        return total
+
+    def _placed(self, kept: KeptRound, vector: Vector) -> Vector:
+        return scatter(vector, order(self._model_hash, kept.version, self._plan.dimension))
+
+
+def rise(before: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """The median rise of the loss over the nodes that reported both times; of two, the smaller.
+
+    Minus infinity with fewer than `REPORTS_MIN` of them.
+    """
+    both = [now[address] - before[address] for address in before.keys() & now.keys()]
+    return lower_median(np.array(both)) if len(both) >= REPORTS_MIN else -np.inf
+
+
+def loss_scale(reputations: Reputations) -> float:
+    """The loss at the beginning of the run, by which rises are measured."""
+    return max(LOSS_MIN, reputations.first_loss or 0.0)
