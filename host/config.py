@@ -41,7 +41,9 @@ class RunConfig:
     how much of a node's past updates such a rule sees: the decay of their mean, by round; 0 also
     switches reputations off. `probes`: whether global updates carry a node's recent updates for the
     others to evaluate, for which its reputation falls if they raise the loss. `pinned` names nodes
-    that count in full, `muted` nodes that count nothing, whatever their reputation.
+    that count in full, `muted` nodes that count nothing, whatever their reputation. `guard`: the
+    rise of the nodes' loss, in losses at the beginning, from which on the host goes back to an
+    older version (0: never).
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -66,6 +68,7 @@ class RunConfig:
     byzantine: int = field(default=0, metadata=limits(0, 1000))
     memory: float = field(default=0.9, metadata=limits(0.0, 0.99))
     probes: bool = True
+    guard: float = field(default=0.5, metadata=limits(0.0, 100.0))
     pinned: tuple[str, ...] = ()
     muted: tuple[str, ...] = ()
     # The next three are for experiments only; 0: the value that fits the bearer.
@@ -181,5 +184,6 @@ def settings_of(run: RunConfig, root: Root | None = None) -> CoordinatorSettings
             run.probes,
             dict.fromkeys(run.pinned, 1.0) | dict.fromkeys(run.muted, 0.0),
             root,
+            run.guard,
         ),
     )

@@ -81,13 +81,16 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
             return f"global update {event.version}{of} came back from {event.given_by}"
         case GlobalUpdateMade() if event.version == 1 and not event.counted:
             return f"global update 1{of} is the adapter of the run before"
+        case GlobalUpdateMade() if event.returns_to is not None and not event.counted:
+            return coordinator.returned
         case GlobalUpdateMade():
             counted = _names(coordinator, [entry.address for entry in event.counted])
             missing = _names(coordinator, event.missing)
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
             head = f"global update {event.version}{of} counts"
-            return f"{head} {counted or 'no node'}{rest}{end}"
+            back = "" if event.returns_to is None else f"; {coordinator.returned}"
+            return f"{head} {counted or 'no node'}{rest}{back}{end}"
         case Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
         case _:
@@ -129,6 +132,7 @@ def status(
         "aggregation": {
             "rule": coordinator.settings.aggregation.name,
             "remark": coordinator.aggregation.remark,
+            "returned": coordinator.returned,
         },
         "behind": _behind(coordinator),
         "refused": refusals(coordinator.refused),

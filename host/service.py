@@ -28,7 +28,15 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package, package_folder
-from ternmesh_service.control_socket import BACKUP, BOARDS, PUBLISHED, Answer, ControlServer, Relay
+from ternmesh_service.control_socket import (
+    BACKUP,
+    BOARDS,
+    PUBLISHED,
+    RETURN,
+    Answer,
+    ControlServer,
+    Relay,
+)
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.notify import ServiceManager
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
@@ -130,6 +138,9 @@ class HostService:
         """The answer to a request about the fleet's members, or the boards of the run."""
         if BOARDS in request:
             return management.answer(self.coordinator, request, self._clock())
+        if RETURN in request:
+            refusal = self.coordinator.return_to(int(request[RETURN]), self._clock())
+            return {"error": refusal} if refusal else {"said": self.coordinator.returned}
         if PUBLISHED in request and self.releases is not None:
             if request[PUBLISHED] == "withdraw":
                 self.releases.withdraw("withdrawn by the owner")
@@ -313,7 +324,7 @@ def _host_model(
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if BACKUP in request:
                 return answer_backup(state, config.security.path(state.folder), request)
-            if {membership.ASK, BOARDS, PUBLISHED} & set(request):
+            if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
                 return service.manage(request)
             about = {"fleet": config.link.fleet, "model": package.name}
             now = {"security": keyring.status(), "transport": transport.status()}

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError
-from ternmesh_cli import process
+from ternmesh_cli import keys, process
+from ternmesh_service.control_socket import RETURN, ControlError
 
 if TYPE_CHECKING:
     from host.config import OwnSamplesConfig
@@ -40,6 +41,12 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
         dest="after_end",
         action="store_true",
         help="if the stored run is finished, begin another with what it has learned",
+    )
+    which.add_argument(
+        "--return-to",
+        type=int,
+        metavar="VERSION",
+        help="tell the running host to go back to an older global adapter, and exit",
     )
 
 
@@ -81,8 +88,18 @@ def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Roo
     return open_own_samples(model, Path(str(config.path)), settings, plan)
 
 
+def _return(path: Path, version: int) -> int:
+    answer = keys.read(path).ask({RETURN: version})
+    if answer is None:
+        raise ControlError("the host does not run: start it first")
+    print(answer["said"])
+    return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
     config = read_program(arguments.kind, arguments.config)
+    if getattr(arguments, "return_to", None) is not None:
+        return _return(arguments.config, arguments.return_to)
     stop = process.start(config.log_level, config.log_format)
     match arguments.kind:
         case "host":

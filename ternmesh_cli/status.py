@@ -151,6 +151,8 @@ def _host(answer: Answer) -> Iterator[str]:
     yield f"{len(answer['nodes'])} nodes, {rest}"
     if remark := answer.get("aggregation", {}).get("remark"):
         yield str(remark)
+    if returned := answer.get("aggregation", {}).get("returned"):
+        yield str(returned)
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""

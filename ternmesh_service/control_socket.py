@@ -32,6 +32,7 @@ SLOW = {BACKUP, DATA}  # requests that write much
 SLOW_S = 600.0  # for such a request
 BOARDS = "boards"  # the request about the boards of a host, with a name or `all`
 PUBLISHED = "published"  # the request about a host's release: publish, progress or withdraw
+RETURN = "return_to"  # the request that a host goes back to an older version
 PATH_MAX = 107  # bytes in the address of a Unix socket
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]

@@ -94,6 +94,7 @@ class Coordinator(HostRun):
         )
         limit = settings.aggregation.guard if self.aggregation.has_probes else 0.0
         self.guard = Guard(plan, model_hash, limit)
+        self.returned = ""  # which global update went back to which version, and why
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers
         self.deadline = 0.0  # the deadline of the open round
@@ -134,6 +135,7 @@ class Coordinator(HostRun):
             return f"version {version} is not kept any more, or was itself taken back"
         self.residual = 0 * self.residual
         self.consolidation = Consolidation(self.plan.dimension)
+        self.returned = f"global update {self.version + 1} goes back to version {version}"
         self._make_step(self.residual, Count([], {}, {}), now, (version, older))
         return ""
 
@@ -334,6 +336,11 @@ class Coordinator(HostRun):
             self._make_step(combined, count, now)
         else:
             self.residual = back.residual
+            self.returned = (
+                f"global update {self.version + 1} goes back to version {back.version}: since then "
+                f"the boards' loss has risen by {back.rise:.2f}, and "
+                f"{self.nodes[back.suspect].name} is the likely cause"
+            )
             self._make_step(0 * combined, count, now, (back.version, older))
 
     def _older(self, version: int) -> ModelQ24 | None:

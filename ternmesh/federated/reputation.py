@@ -7,7 +7,8 @@ since a node whose updates harm the others must not make up for it by being onli
   with the probe added, and with it taken away, on their own samples: half of the difference is its
   effect on the loss. The median of the reports is what the node's updates do to the others; a
   minority that lies cannot move it beyond what honest nodes report. Honest updates of other data
-  raise the loss a little, a lie raises it a lot.
+  raise the loss a little, a lie raises it a lot. A node whose updates raise its own loss is broken,
+  whatever they do to the others.
 - 0.3: agreement, the cosine of its recent updates to the sum of the others'. Honest nodes with
   other data have 0.5 to -0.15. What opposes the fleet more than that is discounted; what agrees
   less than half as much as is usual counts down to one half, since it may be honest.
@@ -31,6 +32,7 @@ PROVEN = 0.9  # the least weight of a node that is trusted with more than the us
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
 HARM_SCALE = 0.5  # the rise of the loss that is discounted, in losses at the beginning of the run
 LOSS_MIN = 1.0  # ... which count as at least this
+OWN = 8.0  # how much more a rise counts that a node reports of its own updates, in its first rounds
 EXCLUDED = 2.0  # harm from which a node's updates do not count
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
 AGREED_MIN = 0.05  # the usual agreement from which on less than half of it is discounted
@@ -189,16 +191,23 @@ class Reputations:
     def probed(self, address: int, version: int, rises: Mapping[int, float]) -> None:
         """Take what the nodes reported of the probe of `version`; too few reports say nothing.
 
-        Reports of excluded nodes do not count if enough others have reported.
+        Reports of excluded nodes do not count if enough others have reported. The node's own is no
+        vote, but what it says against its own updates is believed: no lie is in its favour.
         """
-        trusted = [node for node in rises if not self.is_excluded(node)]
+        others = [node for node in rises if node != address]
+        trusted = [node for node in others if not self.is_excluded(node)]
         # Where lies have excluded honest nodes, these must be heard.
-        is_enough = len(trusted) >= max(TRUSTED_MIN, TRUSTED_SHARE * len(rises))
-        reports = [(rises[a], 1 / self.copies.get(a, 1)) for a in (trusted if is_enough else rises)]
+        is_enough = len(trusted) >= max(TRUSTED_MIN, TRUSTED_SHARE * len(others))
+        heard = trusted if is_enough else others
         old = self.of(address)
         rise = old.rise
-        if len(reports) >= REPORTS_MIN:
-            newest = weighted_median(reports)
+        if len(heard) >= REPORTS_MIN:
+            # Early on an honest node's updates lower its own loss; later they may overshoot.
+            factor = OWN if old.rounds < EARLY else 1.0
+            newest = max(
+                weighted_median((rises[a], 1 / self.copies.get(a, 1)) for a in heard),
+                factor * rises.get(address, -np.inf),
+            )
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
         self.standings[address] = replace(old, rise=rise, probed=version, wait=wait)

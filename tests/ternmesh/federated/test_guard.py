@@ -1,0 +1,334 @@
+"""The host goes back to an older adapter: by its guard, or as the owner asks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.encoder import scatter
+from ternmesh.codec.permutation import order
+from ternmesh.codec.scale import to_float
+from ternmesh.federated import guard as guard_module
+from ternmesh.federated.evaluation import Evaluation, write_values
+from ternmesh.federated.events import Advanced, GlobalUpdateMade
+from ternmesh.federated.guard import rise
+from ternmesh.federated.robust import mean_of
+from ternmesh.federated.rules import AggregationSettings
+from ternmesh.security.membership import HOST
+from tests.ternmesh.federated.conftest import MODEL
+
+New = Callable[..., Any]
+BOARDS = ("ada", "bo", "cy", "dot")
+LIAR = "bo"
+DIMENSION = 1500
+TARGET = np.random.default_rng(3).normal(0, 0.05, DIMENSION).astype(np.float32)
+GUARD = 0.02  # of the loss at the beginning, which is 3.6
+
+
+def new_fleet(new_bench: New, guard: float = GUARD, **rest: Any) -> Any:
+    fixed = rest.pop("fixed", {})
+    bench = new_bench(
+        rounds=60,
+        plan={"up_zeros": 0.4, "down_zeros": 0.4},
+        min_peers=len(BOARDS),
+        aggregation=AggregationSettings(guard=guard, fixed=fixed),
+        deadline_s=30,
+        **rest,
+    )
+    for name in BOARDS:
+        bench.add(name)
+    live(bench)
+    return bench
+
+
+def live(bench: Any, seconds: int = 20) -> None:
+    for _ in range(seconds):
+        bench.exchange()
+        bench.wait(1.0)
+
+
+def loss_of(bench: Any, target: np.ndarray = TARGET) -> float:
+    return float(np.sum((to_float(bench.host.model_q24) - target) ** 2))
+
+
+def play(
+    bench: Any,
+    rounds: int = 1,
+    lies: bool = False,
+    target: np.ndarray = TARGET,
+    reports: Mapping[str, float] | None = None,
+) -> None:
+    """Rounds in which each board goes a third of the way to the target, in a way of its own.
+
+    Where the liar lies, it sends the longest vector that the limits let pass.
+    """
+    for _ in range(rounds):
+        loss = loss_of(bench, target)
+        for number, (name, node) in enumerate(bench.nodes.items()):
+            told = loss if reports is None else reports.get(name)
+            node.evaluation = () if told is None else write_values(Evaluation(min(60.0, told)))
+            noise = bench.delta(1000 * bench.host.version + number) / 2
+            delta = (target - to_float(node.model_q24)) / 3 - node.residual + noise
+            if lies and name == LIAR:
+                delta = -9 * np.sign(TARGET)
+            node.submit(bench.host.version, delta.astype(np.float32), bench.now)
+        bench.exchange()
+
+
+@pytest.fixture(autouse=True)
+def _one_round_spoils(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ternmesh.federated.robust.NORM_RATIO", 30.0)
+
+
+def spoil(bench: Any, rounds_max: int = 20) -> None:
+    """Lie until the host goes back."""
+    for _ in range(rounds_max):
+        play(bench, lies=True)
+        if returns(bench):
+            return
+
+
+def made(bench: Any) -> list[GlobalUpdateMade]:
+    return [event for event in bench.events[HOST] if isinstance(event, GlobalUpdateMade)]
+
+
+def returns(bench: Any) -> list[int]:
+    return [event.returns_to for event in made(bench) if event.returns_to is not None]
+
+
+def weights(bench: Any) -> dict[str, float]:
+    known = bench.host.aggregation.reputations
+    return {node.name: known.weight(address) for address, node in bench.host.nodes.items()}
+
+
+def all_agree(bench: Any) -> bool:
+    return all(
+        node.global_hash == bench.host.global_hash
+        and np.array_equal(node.model_q24, bench.host.model_q24)
+        for node in bench.nodes.values()
+    )
+
+
+def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    good = loss_of(bench)
+    spoil(bench)
+    assert returns(bench) == [12]
+    assert loss_of(bench) < 1.5 * good
+    assert weights(bench) == {"ada": 1.0, "bo": 0.0, "cy": 1.0, "dot": 1.0}
+    assert all_agree(bench)
+    play(bench, 8, lies=True)
+    assert returns(bench) == [12]
+    assert loss_of(bench) < good
+    assert all_agree(bench)
+
+
+def test_without_the_guard_it_stays_spoiled(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=0.0)
+    play(bench, 12)
+    good = loss_of(bench)
+    play(bench, 3, lies=True)
+    assert returns(bench) == []
+    assert loss_of(bench) > 3 * good
+
+
+def test_what_honest_boards_sent_since_then_is_added_once_more(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    expected = to_float(bench.host.model_q24) + bench.host.residual
+    combine, rounds = bench.host.aggregation.combine, []
+
+    def noted(*rest: Any) -> Any:
+        combined = combine(*rest)
+        sent = bench.host.aggregation.sent
+        honest = [bench.host.nodes[update.address].name != LIAR for update in sent.updates]
+        rounds.append(mean_of(replace(sent, weights=sent.weights * honest)))
+        return combined
+
+    bench.host.aggregation.combine = noted
+    spoil(bench)
+    for number, mean in enumerate(rounds):
+        places = order(MODEL, 12 + number, DIMENSION)
+        expected = expected + scatter(mean, places)
+    now = to_float(bench.host.model_q24) + bench.host.residual
+    assert np.abs(now - expected).max() < 1e-5
+
+
+def test_boards_that_report_nothing_are_not_guarded(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12, reports={})
+    play(bench, 3, lies=True, reports={})
+    assert returns(bench) == []
+
+
+def test_one_board_that_reports_lies_brings_nothing_back(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    good = loss_of(bench)
+    play(bench, 3, reports={LIAR: 60.0, "ada": good, "cy": good, "dot": good})
+    assert returns(bench) == []
+
+
+def test_the_suspect_of_a_change_of_data_counts_as_before(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    play(bench, 1, target=-TARGET)  # what all boards hear has changed
+    assert len(returns(bench)) == 1
+    assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
+    play(bench, 1, target=-TARGET)
+    assert len(returns(bench)) == 1
+    assert set(weights(bench).values()) == {1.0}
+    play(bench, 12, target=-TARGET)
+    assert loss_of(bench, -TARGET) < 1.0
+    assert all_agree(bench)
+
+
+def test_who_is_pinned_is_no_suspect(new_bench: New) -> None:
+    bench = new_fleet(new_bench, fixed={LIAR: 1.0})
+    play(bench, 12)
+    play(bench, 1, lies=True)
+    play(bench, 1)
+    assert weights(bench)[LIAR] == 1.0
+
+
+def test_a_majority_cannot_be_suspect(new_bench: New) -> None:
+    bench = new_fleet(new_bench, fixed=dict.fromkeys(BOARDS[1:], 1.0))
+    play(bench, 12)
+    play(bench, 3, lies=True)
+    assert returns(bench) == []
+
+
+def test_boards_forget_the_rounds_that_were_taken_back(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    spoil(bench)
+    for name in BOARDS:
+        assert bench.last(name, Advanced).has_returned
+    play(bench)
+    assert not bench.last("ada", Advanced).has_returned
+
+
+def test_the_owner_goes_back_to_a_version(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=0.0)
+    adapters = []
+    for _ in range(6):
+        adapters.append(to_float(bench.host.model_q24))
+        play(bench)
+    assert bench.host.return_to(3, bench.now) == ""
+    bench.exchange()
+    # What the host had not sent is dropped: the step is empty.
+    assert np.array_equal(to_float(bench.host.model_q24), adapters[3])
+    assert bench.host.version == 7
+    assert not bench.host.residual.any()
+    assert all_agree(bench)
+    play(bench, 3)
+    assert all_agree(bench)
+    assert bench.host.return_to(7, bench.now) == ""  # a version that returned can be returned to
+    bench.exchange()
+    assert np.array_equal(to_float(bench.host.model_q24), adapters[3])
+    assert all_agree(bench)
+
+
+def test_an_update_that_waits_stays_with_its_board(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=0.0)
+    play(bench, 4)
+    node = bench.nodes["ada"]
+    node.submit(4, bench.delta(7), bench.now)
+    bench.exchange()
+    corrected = node.pending.corrected
+    assert bench.host.return_to(2, bench.now) == ""
+    bench.exchange()
+    assert node.version == 5
+    assert np.array_equal(node.residual, corrected)
+
+
+@pytest.mark.parametrize(
+    ("version", "sentence"),
+    [(4, "is not older"), (-1, "is not older"), (2, "taken back"), (3, "taken back")],
+)
+def test_versions_to_which_the_owner_cannot_return(
+    new_bench: New, version: int, sentence: str
+) -> None:
+    bench = new_fleet(new_bench, guard=0.0)
+    play(bench, 3)
+    assert bench.host.return_to(1, bench.now) == ""  # that makes version 4
+    bench.exchange()
+    digest = bench.host.global_hash
+    assert sentence in bench.host.return_to(version, bench.now)
+    assert bench.host.global_hash == digest
+
+
+def test_no_return_before_the_run_begins_or_after_its_end(new_bench: New) -> None:
+    bench = new_bench(rounds=1, min_peers=1)
+    assert "no round is open" in bench.host.return_to(0, bench.now)
+    bench.add("ada")
+    live(bench)
+    bench.nodes["ada"].submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    assert "no round is open" in bench.host.return_to(0, bench.now)
+
+
+def test_a_version_that_the_chain_has_lost(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=0.0, chain_max=2)
+    play(bench, 4)
+    assert "not kept" in bench.host.return_to(1, bench.now)
+    assert bench.host.return_to(2, bench.now) == ""
+    bench.exchange()
+    assert all_agree(bench)
+
+
+def test_a_board_that_lacks_the_steps_gets_a_snapshot(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=0.0)
+    play(bench, 4)
+    bench.nodes["ada"]._chain.clear()  # as after a snapshot
+    assert bench.host.return_to(1, bench.now) == ""
+    live(bench, 40)
+    assert all_agree(bench)
+
+
+def test_a_board_that_was_away_follows_a_return(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=0.0)
+    play(bench, 3)
+    away = bench.nodes.pop("dot")
+    bench.host.handle_timeout(bench.now + 1000)
+    assert bench.host.return_to(1, bench.now) == ""
+    bench.exchange()
+    bench.nodes["dot"] = away
+    live(bench, 60)
+    assert all_agree(bench)
+
+
+def test_a_revoked_node_leaves_the_residual(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=1e9)
+    play(bench, 4)
+    play(bench, 1, lies=True)
+    before, address = bench.host.residual, bench.host.nodes.named(LIAR).address
+    left = bench.host.guard.forget(address, before)
+    assert np.linalg.norm(left) < 0.8 * np.linalg.norm(before)
+    assert (np.abs(left) <= np.abs(before)).all()
+    assert (left * before >= 0).all()  # nothing changes its sign
+    untouched = bench.host.guard.forget(99, before)
+    assert np.array_equal(untouched, before)
+
+
+def test_rises_compare_a_board_with_itself() -> None:
+    assert rise({1: 1.0, 2: 5.0, 3: 2.0}, {1: 1.5, 2: 5.1, 3: 9.0}) == pytest.approx(0.5)
+    assert rise({1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.1}) == pytest.approx(0.1)  # of two, the smaller
+    assert rise({1: 1.0, 2: 5.0}, {1: 2.0, 3: 5.1}) == -np.inf
+    assert rise({}, {}) == -np.inf
+
+
+def test_the_guard_keeps_what_it_has_room_for(
+    new_bench: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = new_fleet(new_bench, guard=1e9)
+    play(bench, 20)
+    assert len(bench.host.guard._rounds) == guard_module.KEPT_MAX
+    size = bench.host.guard._rounds[-1].size()
+    assert size == 4 * DIMENSION + len(BOARDS) * DIMENSION  # float32, and trits in int8
+    monkeypatch.setattr(guard_module, "BYTES_MAX", 3 * size)
+    play(bench, 1)
+    assert len(bench.host.guard._rounds) == 3
