@@ -92,6 +92,8 @@ def _return(path: Path, version: int) -> int:
     answer = keys.read(path).ask({RETURN: version})
     if answer is None:
         raise ControlError("the host does not run: start it first")
+    if "said" not in answer:
+        raise ControlError("the host that answers has an older ternmesh: it goes back nowhere")
     print(answer["said"])
     return 0
 

@@ -93,6 +93,7 @@ ELSEWHERE = {
 # How a command begins that only its own parser checks here, and what does run it.
 PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
+    "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
     "./run gateway": "needs a radio: tests/edge/gateway/test_service.py",
     "./run split": "tests/ternmesh_cli/split/test_split_programs.py",
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",

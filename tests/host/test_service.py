@@ -31,6 +31,7 @@ from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status import describe
+from ternmesh_service.control_socket import RETURN
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore
@@ -139,6 +140,40 @@ def test_status_before_anybody_came(bench):
     assert status["deadline_s"] is None
     assert (status["nodes"], status["history"], status["refused"]) == ([], [], {})
     assert status["global_hash"] == bench.service.coordinator.global_hash.hex()
+
+
+def test_the_owner_goes_back_and_a_killed_host_goes_on_from_there(bench, caplog):
+    caplog.set_level(logging.INFO)
+    bench.boot(replace(PLAN, rounds=9), new_run=True)
+    work = bench.work
+    bench.work = lambda driver, event: (
+        work(driver, event) if getattr(event, "round", 9) in (0, 1, 3) else None
+    )
+    for name in NAMES:
+        bench.join(name)
+    bench.live(1)
+    assert "is not older" in bench.service.manage({RETURN: 2})["error"]
+    assert bench.service.manage({RETURN: 1}) == {"said": "global update 3 goes back to version 1"}
+    bench.settle()
+    assert caplog.messages[-2:] == [
+        "global update 3 goes back to version 1",
+        "global update 4 of 9 counts ada, bob",
+    ]
+    rest = {
+        "fleet": "f",
+        "model": "m",
+        "transport": {"connected": True, "broker": "b", "protocol": 5},
+    }
+    answer = bench.service.status() | {"security": None, "release": None} | rest
+    assert "global update 3 goes back to version 1" in list(describe(answer))
+    bench.boot(replace(PLAN, rounds=9))
+    host = bench.service.coordinator
+    assert host.version == 4
+    bench.live(20)
+    for driver in bench.nodes.values():
+        assert np.array_equal(driver.endpoint.model_q24, host.model_q24)
+    assert "taken back" in bench.service.manage({RETURN: 2})["error"]
+    assert bench.service.manage({RETURN: 1}) == {"said": "global update 5 goes back to version 1"}
 
 
 def test_status_while_a_round_is_open(bench):
