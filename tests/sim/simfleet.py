@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class Options:
     news_rounds: int = 0  # with 0 rounds: the run has no end
     carried: int = 0  # times that the operator starts a run that takes along what was learned
     old_version: bool = False  # node0 knows nothing of such runs
+    liars: int = 0  # the first nodes, which lie now and then
+    returns: int = 0  # times that the owner goes back to an older version
 
 
 def draw(seed: int) -> Options:
@@ -192,6 +195,9 @@ def draw_with_carried_runs(seed: int) -> Options:
 class Fleet:
     """The clock, the wires, the host and the nodes of one seed."""
 
+    new_host: Callable[["Fleet"], HostProcess] = HostProcess
+    new_node: Callable[["Fleet", str], NodeProcess] = NodeProcess
+
     def __init__(self, seed: int, options: Options) -> None:
         self.rng = random.Random(f"fleet {seed}")
         self.options = o = options
@@ -222,9 +228,9 @@ class Fleet:
         self.packets: dict[tuple[str, int, bytes], tuple[bytes, ...]] = {}
         names = [f"node{i}" for i in range(o.nodes)]
         self.keys = Keys(random.Random(f"keys {seed}"), names) if o.keyed else None
-        self.host = HostProcess(self)
+        self.host = type(self).new_host(self)
         self.nodes = {
-            name: NodeProcess(self, name) for name in (f"node{i}" for i in range(o.nodes))
+            name: type(self).new_node(self, name) for name in (f"node{i}" for i in range(o.nodes))
         }
         self.behind = frozenset([*self.nodes][: o.behind])
         self.gateway = GatewayProcess(self, self.behind) if self.behind else None
@@ -527,9 +533,16 @@ class Fleet:
         return f"host {at}, nodes {nodes}, gateway {gateway}"
 
 
-def run_seed(seed: int, draw_options: Callable[[int], Options] = draw) -> Fleet:
+FleetT = TypeVar("FleetT", bound=Fleet)
+
+
+def run_seed(
+    seed: int,
+    draw_options: Callable[[int], Options] = draw,
+    new_fleet: Callable[[int, Options], FleetT] = Fleet,  # type: ignore[assignment]
+) -> FleetT:
     """Run one seed; Violation with the seed and its options where an invariant does not hold."""
-    fleet = Fleet(seed, draw_options(seed))
+    fleet = new_fleet(seed, draw_options(seed))
     try:
         fleet.run()
     except Violation as error:

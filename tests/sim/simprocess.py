@@ -14,6 +14,7 @@ from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.management import LIMITS, BoardManagement
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import CoordinatorSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
@@ -241,6 +242,13 @@ class NodeProcess(Process):
             elif isinstance(event, Joined):
                 self.fleet.names[event.run, event.address] = self.name
 
+    def delta(self) -> np.ndarray:
+        """What the training of a round has changed."""
+        generator = np.random.default_rng(self.fleet.rng.getrandbits(32))
+        little = self.fleet.plan.silence_rounds > 0 and self.fleet.rng.random() < 0.6
+        size = np.float32(0.0005 if little else 0.01)
+        return generator.standard_t(3, DIMENSION).astype(np.float32) * size
+
     def _submit(self, incarnation: int, run: bytes, number: int | None) -> None:
         """Hand in the work, if neither the process nor its run has ended since it began."""
         if self.endpoint is None or incarnation != self.incarnation or self.endpoint.run != run:
@@ -258,13 +266,10 @@ class NodeProcess(Process):
                 pass  # The program trains again.
             else:
                 raise Violation(f"{self.name} was allowed to submit NaN")
-        generator = np.random.default_rng(self.fleet.rng.getrandbits(32))
-        little = self.fleet.plan.silence_rounds > 0 and self.fleet.rng.random() < 0.6
-        size = np.float32(0.0005 if little else 0.01)
+        delta = self.delta()
         if self.endpoint.management.paused:
             self.fleet.after(5.0, partial(self._submit, incarnation, run, number))
             return
-        delta = generator.standard_t(3, DIMENSION).astype(np.float32) * size
         self.endpoint.submit(number, delta, self.fleet.now)
         self.disk.note_submitted(delta)
         self.settle()
@@ -272,6 +277,8 @@ class NodeProcess(Process):
 
 class HostProcess(Process):
     """The host; what it commits is checked against the ledger."""
+
+    aggregation = AggregationSettings()
 
     def __init__(self, fleet: "Fleet") -> None:
         super().__init__(fleet, HOST)
@@ -282,7 +289,7 @@ class HostProcess(Process):
     def load(self) -> Coordinator:
         o, d = self.fleet.options, self.disk
         settings = CoordinatorSettings(
-            o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates
+            o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates, self.aggregation
         )
         made = Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
         made.management.restore(d.load_boards(self.fleet.now))

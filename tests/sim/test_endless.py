@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,9 @@ from tests.sim.simfleet import (
     draw_with_carried_runs,
     draw_with_gateway,
     draw_with_old_copy,
+    run_seed,
 )
-from tests.sim.simledger import Violation, expect
+from tests.sim.simledger import expect
 from tests.sim.simprocess import NEWS_MIN
 
 pytestmark = pytest.mark.no_cover
@@ -26,16 +28,20 @@ QUIET_S = 200.0  # without a global update
 PHASES = 2  # times that news comes to a quiet, healed fleet
 
 
-def without_end(options: Options, seed: int) -> Options:
+def without_end(draw_options: Callable[[int], Options]) -> Callable[[int], Options]:
     """The same faults, in a run without an end."""
-    rng = random.Random(f"endless {seed}")
-    return replace(
-        options,
-        rounds=0,
-        news_rounds=rng.randint(1, 4),
-        silence=0.0,
-        min_peers=min(options.min_peers, options.nodes - options.vanish),
-    )
+
+    def drawn(seed: int) -> Options:
+        options, rng = draw_options(seed), random.Random(f"endless {seed}")
+        return replace(
+            options,
+            rounds=0,
+            news_rounds=rng.randint(1, 4),
+            silence=0.0,
+            min_peers=min(options.min_peers, options.nodes - options.vanish),
+        )
+
+    return drawn
 
 
 class EndlessFleet(Fleet):
@@ -85,32 +91,22 @@ class EndlessFleet(Fleet):
             expect(after - before >= self.plan.news_rounds, "news was not learned in all rounds")
 
 
-def run_endless(seed: int, options: Options) -> EndlessFleet:
-    """Run one seed; Violation with the seed and its options where an invariant does not hold."""
-    fleet = EndlessFleet(seed, options)
-    try:
-        fleet.run()
-    except Violation as error:
-        raise Violation(f"seed {seed} at {fleet.now:.3f} s: {error}; {options}") from error
-    return fleet
-
-
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_fleet_without_news_is_quiet_and_goes_on_with_news(group: int) -> None:  # R6.7-8
     for seed in range(group, SEEDS, GROUPS):
-        run_endless(seed, without_end(draw(seed), seed))
+        run_seed(seed, without_end(draw), EndlessFleet)
 
 
 def test_the_same_behind_a_gateway() -> None:
     for seed in range(SEEDS // 3):
-        run_endless(seed, without_end(draw_with_gateway(seed), seed))
+        run_seed(seed, without_end(draw_with_gateway), EndlessFleet)
 
 
 def test_the_same_with_a_host_that_is_set_back() -> None:
     for seed in range(SEEDS // 3):
-        run_endless(seed, without_end(draw_with_old_copy(seed), seed))
+        run_seed(seed, without_end(draw_with_old_copy), EndlessFleet)
 
 
 def test_the_same_with_runs_that_take_along_what_was_learned() -> None:
     for seed in range(SEEDS // 3):
-        run_endless(seed, without_end(draw_with_carried_runs(seed), seed))
+        run_seed(seed, without_end(draw_with_carried_runs), EndlessFleet)

@@ -1,0 +1,34 @@
+"""Fleets with liars, a guard and an owner who goes back, under faults; see test_fleet.py."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from ternmesh.federated import robust
+from tests.sim.simfleet import run_seed
+from tests.sim.simliars import LiarFleet, draw_with_liars
+
+pytestmark = pytest.mark.no_cover
+
+HAS_BOUNDS = True
+SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
+GROUPS = 10
+
+
+@pytest.fixture(autouse=True)
+def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's own, but that one round can spoil the adapter, and steps are not shortened."""
+    monkeypatch.setattr(robust, "NORM_RATIO", 30.0)
+    monkeypatch.setattr(robust, "STEP_RATIO", 1e9)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_all_end_at_the_same_adapter_and_nothing_honest_is_lost(group: int) -> None:
+    # R4.5-9
+    found: Counter[str] = Counter()
+    for seed in range(group, SEEDS, GROUPS):
+        fleet = run_seed(seed, draw_with_liars, LiarFleet)
+        found["guarded"] += fleet.host.ledger.guarded
+        found["asked"] += fleet.host.ledger.asked
+    print(found)
