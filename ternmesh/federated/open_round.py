@@ -7,6 +7,7 @@ nodes.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -365,6 +366,15 @@ class OpenRound:
             return self.present()
         whole = self._whole()
         return whole if self.has_news(whole) else set(self.silent)
+
+    def is_ready(self, address: int) -> bool:
+        """Whether a node is among those of `ready`, found without a look at all nodes."""
+        how = self.delivered(address)
+        if how == "whole" or not self.all_train:
+            return how in ("whole", "silent")
+        known = chain(self.updates.items(), self._aggregate_of().items())
+        has_news = any(item.complete and a not in self.silent for a, item in known)
+        return address in self.silent and not has_news
 
     def has_news(self, addresses: Collection[int]) -> bool:
         """Whether the update of one of these nodes is for news."""
