@@ -86,10 +86,7 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
     quotients, at = read_unary(bits, 0, count)
     remainders, at = take(bits, at, count * rice)
     signs, at = take(bits, at, count)
-    gaps = quotients << rice
-    for place in range(rice):
-        gaps += remainders[place::rice].astype(np.int64) << place
-    gaps += 1
+    gaps = (quotients << rice) + remainders.reshape(count, rice) @ (1 << np.arange(rice)) + 1
     where = np.cumsum(gaps) - 1
     if count and where[-1] >= size:
         raise WireError("coding", "a nonzero lies beyond the end of the chunk")
@@ -151,7 +148,8 @@ def read_unary(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]
     if ends.size < count:
         raise WireError("coding", "the code ends before its last nonzero")
     end = at + int(ends[-1]) + 1 if count else at
-    return np.diff(ends, prepend=-1) - 1, end
+    ends[1:] -= ends[:-1] + 1
+    return ends, end
 
 
 def take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:

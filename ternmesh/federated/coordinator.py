@@ -36,7 +36,7 @@ from ternmesh.federated.guard import Guard
 from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
 from ternmesh.federated.reputation import restored
-from ternmesh.federated.robust import RobustAggregation
+from ternmesh.federated.robust import RobustAggregation, Weighted
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,
@@ -342,7 +342,9 @@ class Coordinator(HostRun):
         combined = self.aggregation.combine(
             count.updates, self.version, self._round.silent, to_float(self.model_q24)
         )
-        sent, reputations = self.aggregation.sent, self.aggregation.reputations
+        reputations = self.aggregation.reputations
+        # Only the guard may keep what the nodes sent: with many nodes it is much.
+        sent, self.aggregation.sent = self.aggregation.sent, Weighted()
         back = self.guard.look(self.version, self.residual, sent, reputations)
         older = None if back is None else self._older(back.version)
         if back is None or older is None:

@@ -18,7 +18,6 @@ from ternmesh.errors import WireError
 from ternmesh.federated.evaluation import Evaluation, of_fleet, read_values
 from ternmesh.federated.robust import Update
 from ternmesh.plan import Plan
-from ternmesh.types import Trits
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt, Silent
 from ternmesh.wire.global_update import Counted
@@ -42,8 +41,6 @@ from ternmesh.wire.update import (
 )
 
 PARTIAL_AGGREGATE = 0x10000  # flag of a place, above all addresses
-
-Decoded = tuple[int, Trits, int]  # index, trits and scale of a chunk
 
 
 def round_of(body: bytes, version: int, plan: Plan, takes_partial_aggregates: bool) -> int:
@@ -83,7 +80,7 @@ class UpdateReassembler:
     round: int
     manifest: Manifest | None = None
     bodies: dict[int, bytes] = field(default_factory=dict)  # of the chunks, by index
-    decoded: dict[int, Decoded] = field(default_factory=dict)
+    vector: Hypervector | None = None  # of the chunks; their only copy, as nodes are many
 
     @property
     def described(self) -> bool:
@@ -98,7 +95,8 @@ class UpdateReassembler:
     @property
     def complete(self) -> bool:
         """Whether all bodies have arrived."""
-        return self.described and len(self.bodies) == self.plan.up.count
+        head = self.manifest
+        return self.described and head is not None and len(self.bodies) == head.chunks
 
     @property
     def have(self) -> bytes:
@@ -117,8 +115,10 @@ class UpdateReassembler:
         return Counted(address, self.round, self.manifest.digest, self.have)
 
     def hypervector(self) -> Hypervector:
-        """Return the hypervector of the chunks that have arrived."""
-        return gather(list(self.decoded.values()), self.plan.up)
+        """Return the hypervector of the chunks that have arrived; it changes with the next."""
+        if self.vector is None:
+            self.vector = gather([], self.plan.up)
+        return self.vector
 
     def update(self, address: int) -> Update:
         """Return what this node, or the gateway in its name, adds to the round."""
@@ -154,7 +154,7 @@ class UpdateReassembler:
         trits, scale = decode_slice(item.slice, self.plan.up)
         self._check_votes(int(np.abs(trits).max(initial=0)), scale)
         self.bodies[index] = body
-        self.decoded[index] = index, trits, scale
+        self.hypervector().put(index, trits, scale)
         self._check_digest()
         return True
 

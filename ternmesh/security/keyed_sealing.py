@@ -147,10 +147,10 @@ class KeyedSealing:
             for name in dict.fromkeys((*self._stored, *filter(None, (self._hub_name,)))):
                 with suppress(WireError):  # not a member, or revoked
                     self._session(name)
-        names, self._asking = self._asking, {}
+        names, self._asking = list(self._asking), {}
         if now >= self._look_at:
-            names, self._look_at = self._sessions.keys(), now + EXCHANGES_S
-        for name in tuple(names):
+            names, self._look_at = list(self._sessions), now + EXCHANGES_S
+        for name in names:
             session = self._sessions[name]
             body = session.due(now)
             if session.due_at is not None:

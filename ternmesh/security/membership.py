@@ -31,7 +31,7 @@ from ternmesh.security.signatures import Signers
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 HOST, ALL = "host", "all"  # names that no member may have
-MEMBERS_MAX = 4096
+MEMBERS_MAX = 16_384
 REVOKED_MAX = 4096
 ROTATED_MAX = 12  # rotations of one member; all old keys are kept, as a gateway may still know them
 OVER_MAX = REVOKED_MAX + MEMBERS_MAX * ROTATED_MAX  # revoked and rotated keys; fits a u16
@@ -106,7 +106,7 @@ class MemberList:
         found = self.host if peer == HOST else self._members.get(peer)
         if found is None:
             raise WireError("unknown key", f"{peer} is not enrolled in this fleet")
-        if found.fingerprint in self._revoked:
+        if self._revoked and found.fingerprint in self._revoked:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return found
 
