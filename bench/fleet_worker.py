@@ -136,7 +136,7 @@ def peak_mb() -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def main(boards: int, rounds: int) -> dict[str, float]:
+def measure_fleet(boards: int, rounds: int) -> dict[str, float]:
     """The slowest round, the bytes, and the memory of the whole process."""
     fleet = Fleet(boards, rounds)
     prepared_mb = peak_mb()
@@ -155,4 +155,4 @@ def main(boards: int, rounds: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(measure_fleet(int(sys.argv[1]), int(sys.argv[2]))))
