@@ -299,8 +299,10 @@ class OpenRound:
             is_new = place not in self.silent
             self.silent.add(place)
             return is_new
-        update = UpdateReassembler(self._plan, self._model, self.number)
-        return self.updates.setdefault(place, update).add(body)
+        update = self.updates.get(place)
+        if update is None:
+            update = self.updates[place] = UpdateReassembler(self._plan, self._model, self.number)
+        return update.add(body)
 
     def _add_to_aggregate(self, lead: int, body: bytes) -> bool:
         aggregate = PartialAggregateReassembler(
