@@ -152,7 +152,7 @@ class UpdateReassembler:
         if decode_scale(item.slice.scale) > self.plan.scale_max:
             raise WireError("scale", "a chunk's scale is larger than the plan allows")
         trits, scale = decode_slice(item.slice, self.plan.up)
-        self._check_votes(int(np.abs(trits).max(initial=0)), scale)
+        self._check_votes(int(np.abs(trits).max()) if item.slice.coded.has_votes else 1, scale)
         self.bodies[index] = body
         self.hypervector().put(index, trits, scale)
         self._check_digest()
