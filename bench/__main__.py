@@ -34,6 +34,7 @@ NAMES = (
     "endless",
     "robust",
     "personal",
+    "fleet",
     "house",
 )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.demo import clips_of
-from bench.fleet import Board, Clips, Clock, accuracy, gradient_step, run_until_finished
 from bench.result import Figure, Result, mean_figure
+from bench.simulated_fleet import Board, Clips, Clock, accuracy, gradient_step, run_until_finished
 from edge.gateway.aggregation import GatewayAggregation
 from edge.gateway.service import Gateway
 from edge.onnx.session import LoadedModel, load_model

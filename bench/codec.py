@@ -13,9 +13,9 @@ import numpy as np
 
 from bench.codecs import PEERS, WIRE, Codec, Vector, captured
 from bench.demo import clips_of
-from bench.fleet import average_in_float
 from bench.jobs import worker_output
 from bench.result import Figure, Result, mean_figure
+from bench.simulated_fleet import average_in_float
 from edge.onnx.session import load_model
 from host.config import RunConfig, plan_of
 from models.zoo import package_path

@@ -7,8 +7,8 @@ import tempfile
 
 import numpy as np
 
-from bench.fleet import Clips, accuracy, average_in_float, run_fleet
 from bench.result import Figure, Result, mean_figure
+from bench.simulated_fleet import Clips, accuracy, average_in_float, run_fleet
 from edge.onnx.session import load_model
 from host.config import RunConfig, plan_of
 from models.zoo import fsdd_path, package_path

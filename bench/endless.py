@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bench.demo import clips_of
-from bench.fleet import DEADLINE_S, Board, Clips, Clock, accuracy
 from bench.jobs import Finished, Job, finish
 from bench.keys import keyed
 from bench.result import Figure, Result, mean_figure
+from bench.simulated_fleet import DEADLINE_S, Board, Clips, Clock, accuracy
 from edge.onnx.session import LoadedModel, TrainStep, load_model
 from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of

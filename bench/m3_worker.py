@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.fleet import Clips, average_in_float, correct, run_fleet
+from bench.simulated_fleet import Clips, average_in_float, correct, run_fleet
 from edge.onnx.session import load_model
 from host.config import RunConfig, plan_of
 

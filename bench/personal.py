@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.demo import clips_of
-from bench.fleet import Board, Clips, Judge, run_fleet
 from bench.jobs import Finished
 from bench.result import Figure, Result, mean_figure
 from bench.robust_worker import HELD_OUT, UNUSUAL, changed, part
+from bench.simulated_fleet import Board, Clips, Judge, run_fleet
 from edge.onnx.session import LoadedModel, load_model
 from edge.personal import Personal, find_places
 from host.config import RunConfig, plan_of

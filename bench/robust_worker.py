@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.demo import clips_of
-from bench.fleet import DEADLINE_S, Board, Clips, Clock, Judge, gradient_step, run_until_finished
+from bench.simulated_fleet import (
+    DEADLINE_S,
+    Board,
+    Clips,
+    Clock,
+    Judge,
+    gradient_step,
+    run_until_finished,
+)
 from edge.onnx.session import load_model
 from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from bench.demo import clips_of
-from bench.fleet import Clips
 from bench.result import Figure, Result, items_figure, mean_figure
+from bench.simulated_fleet import Clips
 from bench.split_run import Arm, Outcome, export, run
 from edge.split.node import drawn
 from host.split.config import SplitRunConfig

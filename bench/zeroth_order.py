@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.demo import clips_of
-from bench.fleet import correct, gradient_step, run_fleet
 from bench.result import Figure, Result, items_figure
+from bench.simulated_fleet import correct, gradient_step, run_fleet
 from bench.train_step import step_of
 from edge.onnx.session import Inference, LoadedModel, load_model
 from edge.zeroth_order import ZerothOrder

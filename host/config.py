@@ -9,6 +9,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated.rules import AggregationSettings, Root, is_rooted, least_members
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
+from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from transports.base import HOST, BearerProfile
@@ -60,7 +61,7 @@ class RunConfig:
     silence_rounds: int = field(default=0, metadata=limits(0, 1000) | needs("silence"))
     min_peers: int = field(default=1, metadata=limits(1, 1024))
     deadline_s: float = field(default=60.0, metadata=limits(1.0, 2_592_000.0))
-    nodes_max: int = field(default=1024, metadata=limits(1, 4096))
+    nodes_max: int = field(default=1024, metadata=limits(1, COUNTED_MAX))
     chain_max: int = field(default=256, metadata=limits(1, 65_536))
     partial_aggregates: bool = False
     aggregation: str = "weighted_mean"

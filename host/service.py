@@ -120,8 +120,8 @@ class HostService:
             self._made.clear()
         now = self._clock()
         if self.releases is not None:
-            known = [node.name for node in self.coordinator.nodes.values()]
-            boards = [name for name in known if not self.coordinator.is_excluded(name)]
+            known = (node.name for node in self.coordinator.nodes.values())
+            boards = (name for name in known if not self.coordinator.is_excluded(name))
             bodies = self.releases.turn(now, self.driver.spare(), boards)
             self.coordinator.release = self.releases.sender
             self.coordinator.broadcast_release(bodies)

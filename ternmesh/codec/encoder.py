@@ -74,6 +74,13 @@ class Hypervector:
     scales: NDArray[np.int64]  # by slice, in units of 2**-24
     present: NDArray[np.bool_]  # by slice
 
+    def put(self, index: int, trits: Trits, scale: int) -> None:
+        """Fill in a slice while the update is gathered."""
+        start = index * self.slicing.span
+        self.trits[start : start + trits.size] = trits
+        self.scales[index] = scale
+        self.present[index] = True
+
     def delta_q24(self) -> DeltaQ24:
         """trit * scale of each coordinate, in slice order."""
         return self.trits * self.slicing.spread(self.scales)
@@ -133,12 +140,10 @@ def gather(slices: list[tuple[int, Trits, int]], slicing: Slicing) -> Hypervecto
     """The hypervector of decoded slices (index, trits, scale); absent slices are zero."""
     trits = np.zeros(slicing.dimension, dtype=np.int8)
     scales = np.zeros(slicing.count, dtype=np.int64)
-    present = np.zeros(slicing.count, dtype=np.bool_)
+    found = Hypervector(slicing, trits, scales, np.zeros(slicing.count, dtype=np.bool_))
     for index, part, scale in slices:
-        trits[index * slicing.span : index * slicing.span + part.size] = part
-        scales[index] = scale
-        present[index] = True
-    return Hypervector(slicing, trits, scales, present)
+        found.put(index, part, scale)
+    return found
 
 
 def scatter(numbers: NDArray[Number], order: Places) -> NDArray[Number]:

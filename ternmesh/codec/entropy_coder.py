@@ -28,6 +28,7 @@ MAGNITUDES = 0x40  # flag of the sparse form: a fourth stream holds magnitudes -
 DENSE = 0x80
 CODEBOOK = 0xC0
 VOTE_MAX = 127
+_PLACES = 1 << np.arange(RICE_MAX, dtype=np.uint16)  # what each bit of a remainder is worth
 
 Bits = NDArray[np.uint8]  # one bit an element
 Integers = NDArray[np.int32] | NDArray[np.int64]
@@ -40,6 +41,11 @@ class Coded:
     count: int  # of nonzeros
     coding: int  # the form and its parameter
     data: bytes
+
+    @property
+    def has_votes(self) -> bool:
+        """Whether a value may be other than -1, 0 or 1; once decoded, one is."""
+        return self.coding & CODEBOOK == MAGNITUDES
 
 
 def encode_trits(values: Trits) -> Coded:
@@ -86,11 +92,8 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
     quotients, at = read_unary(bits, 0, count)
     remainders, at = take(bits, at, count * rice)
     signs, at = take(bits, at, count)
-    gaps = quotients << rice
-    for place in range(rice):
-        gaps += remainders[place::rice].astype(np.int64) << place
-    gaps += 1
-    where = np.cumsum(gaps) - 1
+    gaps = (quotients << rice) + remainders.reshape(count, rice) @ _PLACES[:rice]
+    where = np.cumsum(gaps) + np.arange(count)
     if count and where[-1] >= size:
         raise WireError("coding", "a nonzero lies beyond the end of the chunk")
     nonzeros = 1 - 2 * signs.view(np.int8)
@@ -101,7 +104,7 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
         if not 1 < magnitudes.max(initial=0) <= VOTE_MAX:
             raise WireError("coding", f"the largest vote must be 2 to {VOTE_MAX}")
         nonzeros = (nonzeros * magnitudes).astype(np.int8)
-    if len(coded.data) != -(-at // 8) or bits[at:].any():
+    if len(coded.data) != -(-at // 8) or np.count_nonzero(bits[at:]):
         raise WireError("coding", "bytes or bits are left over after the last code")
     values = np.zeros(size, dtype=np.int8)
     values[where] = nonzeros
@@ -151,7 +154,8 @@ def read_unary(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]
     if ends.size < count:
         raise WireError("coding", "the code ends before its last nonzero")
     end = at + int(ends[-1]) + 1 if count else at
-    return np.diff(ends, prepend=-1) - 1, end
+    ends[1:] -= ends[:-1] + 1
+    return ends, end
 
 
 def take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:

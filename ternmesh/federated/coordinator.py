@@ -36,7 +36,7 @@ from ternmesh.federated.guard import Guard
 from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
 from ternmesh.federated.reputation import restored
-from ternmesh.federated.robust import RobustAggregation
+from ternmesh.federated.robust import RobustAggregation, Weighted
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,
@@ -89,6 +89,7 @@ class Coordinator(HostRun):
             self._round.add(place, body)
         # Of this process
         self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
+        self._missed: list[int] = []  # nodes for which the round waited at the last full look
         self.aggregation = RobustAggregation(
             plan, model_hash, settings.aggregation, run, restored(state.standings)
         )
@@ -263,18 +264,32 @@ class Coordinator(HostRun):
         """Open the first round or close the open round, if its condition is met."""
         if self.recovering:
             return
-        awaited = self.awaited(now)
-        if self.phase == GATHERING and len(awaited) >= self.settings.min_peers:
+        if self.phase == GATHERING and len(self.awaited(now)) >= self.settings.min_peers:
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
             if self.model_q24.any():  # it is of another run: version 1 takes it along
                 self._round.silent.update(self.nodes)  # nobody was asked for an update
                 chunks = encode_step(0 * self.residual, self._model_hash, 1, self.plan)
                 self._publish(1, chunks, Count([], {}, {}), now)
             self._lead_on(now)
-        elif self.phase == OPEN and awaited:
-            ready = self._round.ready()
-            if len(ready) >= self.settings.min_peers and ready.issuperset(awaited):
+        elif self.phase == OPEN and not self._is_waiting(now):
+            awaited, ready = self.awaited(now), self._round.ready()
+            self._missed = [address for address in awaited if address not in ready]
+            if awaited and not self._missed and len(ready) >= self.settings.min_peers:
                 self._close_round(now)
+
+    def _is_waiting(self, now: float) -> bool:
+        """Whether the round still waits for a node of the last full look at all of them.
+
+        One such node is proof enough: so the frames of one node cost no look at all others.
+        """
+        while self._missed:
+            node = self.nodes[self._missed[-1]]
+            is_able = self._authenticator.may_train(node.name)
+            is_awaited = is_able and node.is_awaited(self.version, now)
+            if is_awaited and not self._round.is_ready(node.address):
+                return True
+            self._missed.pop()
+        return False
 
     def awaited(self, now: float) -> list[int]:
         """Return the addresses of the nodes that the round waits for."""
@@ -329,7 +344,9 @@ class Coordinator(HostRun):
         combined = self.aggregation.combine(
             count.updates, self.version, self._round.silent, to_float(self.model_q24)
         )
-        sent, reputations = self.aggregation.sent, self.aggregation.reputations
+        reputations = self.aggregation.reputations
+        # Only the guard may keep what the nodes sent: with many nodes it is much.
+        sent, self.aggregation.sent = self.aggregation.sent, Weighted()
         back = self.guard.look(self.version, self.residual, sent, reputations)
         older = None if back is None else self._older(back.version)
         if back is None or older is None:

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Final
 
 from ternmesh import __version__
@@ -198,6 +199,13 @@ class BoardRecord:
         return self.number > (0 if self.report is None else self.report.number)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether it has to hear something."""
+        # Settings are for boards that know of them: older ones refuse an inquiry only.
+        is_asked = self.must_report or self.report is None
+        return self.tries < INQUIRIES_MAX if is_asked else self.is_behind
+
+    @property
     def software(self) -> str | None:
         """The version of ternmesh on it, if it has reported."""
         return None if self.report is None else self.report.software
@@ -215,12 +223,12 @@ class FleetManagement:
     def __init__(self, first_s: float) -> None:
         self.boards: defaultdict[str, BoardRecord] = defaultdict(BoardRecord)
         self._first_s = first_s
-        self._waiting: dict[str, BoardRecord] = {}  # those that have to hear something
+        self._turns: list[tuple[float, str]] = []  # a heap: whom to look at when; some are over
 
     def restore(self, boards: Mapping[str, BoardRecord]) -> None:
         """Continue with what an earlier process has saved."""
         self.boards.update(boards)
-        self._waiting.update(boards)
+        self._turns = sorted((board.at, name) for name, board in boards.items())
 
     def heard(self, name: str, instance: bytes, now: float) -> None:
         """Note a hello: a board that has begun anew must report, one that is behind is told."""
@@ -266,22 +274,27 @@ class FleetManagement:
 
     def next_due(self) -> float | None:
         """Return the time when `due` has something to do; None if it has not."""
-        return min((board.at for board in self._waiting.values()), default=None)
+        while self._turns:
+            at, name = self._turns[0]
+            board = self.boards[name]
+            if at == board.at and board.is_waiting:
+                return at
+            heappop(self._turns)
+        return None
 
     def due(self, now: float) -> Iterator[tuple[str, Inquiry | Settings]]:
         """Yield what to send now, by board."""
-        for name, board in list(self._waiting.items()):
-            # Settings are for boards that know of them: older ones refuse an inquiry only.
+        while (at := self.next_due()) is not None and now >= at:
+            _, name = heappop(self._turns)
+            board = self.boards[name]
             is_asked = board.must_report or board.report is None
-            if not (is_asked or board.is_behind) or (is_asked and board.tries >= INQUIRIES_MAX):
-                del self._waiting[name]
-            elif now >= board.at:
-                board.at = now + min(AGAIN_LONGEST_S, self._first_s * 2 ** min(board.tries, 16))
-                board.tries += 1
-                yield name, Inquiry() if is_asked else Settings(board.number, board.wanted)
+            board.at = now + min(AGAIN_LONGEST_S, self._first_s * 2 ** min(board.tries, 16))
+            board.tries += 1
+            heappush(self._turns, (board.at, name))
+            yield name, Inquiry() if is_asked else Settings(board.number, board.wanted)
 
     def _wake(self, name: str, now: float) -> BoardRecord:
         board = self.boards[name]
         board.tries, board.at = 0, now
-        self._waiting[name] = board
+        heappush(self._turns, (now, name))
         return board

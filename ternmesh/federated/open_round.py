@@ -7,6 +7,7 @@ nodes.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +18,6 @@ from ternmesh.errors import WireError
 from ternmesh.federated.evaluation import Evaluation, of_fleet, read_values
 from ternmesh.federated.robust import Update
 from ternmesh.plan import Plan
-from ternmesh.types import Trits
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt, Silent
 from ternmesh.wire.global_update import Counted
@@ -41,8 +41,6 @@ from ternmesh.wire.update import (
 )
 
 PARTIAL_AGGREGATE = 0x10000  # flag of a place, above all addresses
-
-Decoded = tuple[int, Trits, int]  # index, trits and scale of a chunk
 
 
 def round_of(body: bytes, version: int, plan: Plan, takes_partial_aggregates: bool) -> int:
@@ -82,7 +80,7 @@ class UpdateReassembler:
     round: int
     manifest: Manifest | None = None
     bodies: dict[int, bytes] = field(default_factory=dict)  # of the chunks, by index
-    decoded: dict[int, Decoded] = field(default_factory=dict)
+    vector: Hypervector | None = None  # of the chunks; their only copy, as nodes are many
 
     @property
     def described(self) -> bool:
@@ -97,7 +95,8 @@ class UpdateReassembler:
     @property
     def complete(self) -> bool:
         """Whether all bodies have arrived."""
-        return self.described and len(self.bodies) == self.plan.up.count
+        head = self.manifest
+        return self.described and head is not None and len(self.bodies) == head.chunks
 
     @property
     def have(self) -> bytes:
@@ -116,8 +115,10 @@ class UpdateReassembler:
         return Counted(address, self.round, self.manifest.digest, self.have)
 
     def hypervector(self) -> Hypervector:
-        """Return the hypervector of the chunks that have arrived."""
-        return gather(list(self.decoded.values()), self.plan.up)
+        """Return the hypervector of the chunks that have arrived; it changes with the next."""
+        if self.vector is None:
+            self.vector = gather([], self.plan.up)
+        return self.vector
 
     def update(self, address: int) -> Update:
         """Return what this node, or the gateway in its name, adds to the round."""
@@ -151,9 +152,9 @@ class UpdateReassembler:
         if decode_scale(item.slice.scale) > self.plan.scale_max:
             raise WireError("scale", "a chunk's scale is larger than the plan allows")
         trits, scale = decode_slice(item.slice, self.plan.up)
-        self._check_votes(int(np.abs(trits).max(initial=0)), scale)
+        self._check_votes(int(np.abs(trits).max()) if item.slice.coded.has_votes else 1, scale)
         self.bodies[index] = body
-        self.decoded[index] = index, trits, scale
+        self.hypervector().put(index, trits, scale)
         self._check_digest()
         return True
 
@@ -298,8 +299,10 @@ class OpenRound:
             is_new = place not in self.silent
             self.silent.add(place)
             return is_new
-        update = UpdateReassembler(self._plan, self._model, self.number)
-        return self.updates.setdefault(place, update).add(body)
+        update = self.updates.get(place)
+        if update is None:
+            update = self.updates[place] = UpdateReassembler(self._plan, self._model, self.number)
+        return update.add(body)
 
     def _add_to_aggregate(self, lead: int, body: bytes) -> bool:
         aggregate = PartialAggregateReassembler(
@@ -365,6 +368,15 @@ class OpenRound:
             return self.present()
         whole = self._whole()
         return whole if self.has_news(whole) else set(self.silent)
+
+    def is_ready(self, address: int) -> bool:
+        """Whether a node is among those of `ready`, found without a look at all nodes."""
+        how = self.delivered(address)
+        if how == "whole" or not self.all_train:
+            return how in ("whole", "silent")
+        known = chain(self.updates.items(), self._aggregate_of().items())
+        has_news = any(item.complete and a not in self.silent for a, item in known)
+        return address in self.silent and not has_news
 
     def has_news(self, addresses: Collection[int]) -> bool:
         """Whether the update of one of these nodes is for news."""

@@ -30,6 +30,7 @@ class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
     def __init__(self, nodes: Iterable[NodeT], new: Callable[[int, str], NodeT]) -> None:
         self._by_address = {node.address: node for node in nodes}
         self._by_name = {node.name: node for node in self._by_address.values()}
+        self._highest = max(self._by_address, default=0)
         self._new = new
 
     def __getitem__(self, address: int) -> NodeT:
@@ -63,7 +64,8 @@ class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
         if node is None:
             if len(self) >= places:
                 raise WireError("full", f"this host takes {places} nodes")
-            node = self._new(max(self, default=0) + 1, name)
+            self._highest += 1
+            node = self._new(self._highest, name)
             self._by_address[node.address] = node
             self._by_name[name] = node
         return node

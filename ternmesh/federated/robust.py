@@ -254,8 +254,10 @@ class RobustAggregation:
     ) -> Iterator[Vector]:
         """What a rule compares of each node: its memory, or without one its update."""
         for item, factor in zip(updates, factors, strict=True):
-            is_present = item.vector.slicing.spread(item.vector.present)
-            row = scatter(np.where(is_present, clipped(item.vector, factor), mean), places)
+            own = clipped(item.vector, factor)
+            if not item.vector.present.all():
+                own = np.where(item.vector.slicing.spread(item.vector.present), own, mean)
+            row = scatter(own, places)
             yield row if self._memory is None else self._memory.add(item.address, row)
 
     def _own_update(
@@ -356,7 +358,7 @@ def _norm(vector: Hypervector) -> float:
     """The norm that the whole update would have, by the chunks that came."""
     slicing = vector.slicing
     starts = np.arange(0, slicing.dimension, slicing.span)
-    squares = np.add.reduceat(np.square(vector.trits, dtype=np.int64), starts)
+    squares = np.add.reduceat(np.square(vector.trits, dtype=np.int32), starts)
     energy = float(squares @ np.square(vector.scales * UNIT))
     return float(np.sqrt(energy * slicing.count / max(1, int(vector.present.sum()))))
 

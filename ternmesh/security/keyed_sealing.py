@@ -6,6 +6,7 @@ frames, then store `changes`, then send.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from ternmesh.errors import SealError, SecurityError, WireError
@@ -13,7 +14,7 @@ from ternmesh.security.group_keys import GroupKeyReceiver, GroupKeyServer
 from ternmesh.security.identity import Identity, PublicIdentity, Role
 from ternmesh.security.key_derivation import SUITE_END, SUITE_HOP
 from ternmesh.security.membership import ALL, Members
-from ternmesh.security.peer_session import PeerSession
+from ternmesh.security.peer_session import EXCHANGES_S, PeerSession
 from ternmesh.security.primitives import hkdf
 from ternmesh.security.sealing import Change, Due
 from ternmesh.security.session import (
@@ -81,6 +82,10 @@ class KeyedSealing:
         self._hub_name = hub
         self._stored = {peer.name: peer for peer in state.peers}
         self._sessions: dict[str, PeerSession] = {}
+        # Names of sessions, so that one frame costs no look at all of them
+        self._used: dict[str, None] = {}  # since the last `changes`
+        self._asking: dict[str, None] = {}  # used since the last `due`, or with a sync to send
+        self._look_at = 0.0  # when `due` looks at all
         self._refused: dict[str, PublicIdentity] = {}  # members whose key gives no shared secret
         self._clones = Counter({known.name: known.count for known in state.clones})
         self._clones_changed: set[str] = set()
@@ -142,8 +147,14 @@ class KeyedSealing:
             for name in dict.fromkeys((*self._stored, *filter(None, (self._hub_name,)))):
                 with suppress(WireError):  # not a member, or revoked
                     self._session(name)
-        for name, session in tuple(self._sessions.items()):
+        names, self._asking = list(self._asking), {}
+        if now >= self._look_at:
+            names, self._look_at = list(self._sessions), now + EXCHANGES_S
+        for name in names:
+            session = self._sessions[name]
             body = session.due(now)
+            if session.due_at is not None:
+                self._asking[name] = None
             if body is None or not self._is_current(name, session):
                 continue
             if body == ANSWER and self._hub is not None and self._hub.lacks(session.held):
@@ -154,14 +165,14 @@ class KeyedSealing:
     def next_due(self) -> float | None:
         waiting = [
             at
-            for name, session in self._sessions.items()
+            for name, session in self._sessions_of(self._asking)
             if (at := session.due_at) is not None and self._is_current(name, session)
         ]
         return min(waiting, default=None)
 
     def changes(self) -> tuple[Change, ...]:
         found: list[Change] = []
-        for name, session in self._sessions.items():
+        for name, session in self._sessions_of(self._used):
             if session.changed and (state := session.state(name)) is not None:
                 session.changed = False
                 found.append(state)
@@ -170,6 +181,7 @@ class KeyedSealing:
             group.changed = False
             found.append(group.state)
         self._collect_clones()
+        self._used.clear()
         found += [CloneCount(name, self._clones[name]) for name in sorted(self._clones_changed)]
         self._clones_changed.clear()
         return tuple(found)
@@ -178,6 +190,7 @@ class KeyedSealing:
         """On the hub: change the broadcast key, after a member was revoked."""
         if self._hub is not None:
             self._hub.renew()
+            self._asking = dict.fromkeys(self._sessions)
             for session in self._sessions.values():
                 if session.ephemeral:
                     session.queue_sync()
@@ -203,7 +216,7 @@ class KeyedSealing:
         return write_header(Header(address, counter, self._suite, epoch & 1))
 
     def _collect_clones(self) -> None:
-        for name, end in (*self._sessions.items(), (ALL, self._listener)):
+        for name, end in (*self._sessions_of(self._used), (ALL, self._listener)):
             if end is not None and end.clones:
                 self._clones[name] += end.clones
                 self._clones_changed.add(name)
@@ -249,6 +262,10 @@ class KeyedSealing:
                 hub.queue_question()
             raise
 
+    def _sessions_of(self, names: Iterable[str]) -> Iterator[tuple[str, PeerSession]]:
+        for name in names:
+            yield name, self._sessions[name]
+
     def _is_current(self, name: str, session: PeerSession) -> bool:
         try:
             return self._member_list.find(name) == session.other
@@ -260,6 +277,7 @@ class KeyedSealing:
         other = self._member_list.find(name)
         session = self._sessions.get(name)
         if session is not None and session.other == other:
+            self._used[name] = self._asking[name] = None
             return session
         stored = self._stored.get(name)
         if stored is not None and stored.fingerprint != other.fingerprint:
@@ -284,4 +302,5 @@ class KeyedSealing:
             session.needs_sync = self._hub is not None  # a node sends a hello instead
         self._collect_clones()
         self._sessions[name] = session
+        self._used[name] = self._asking[name] = None
         return session

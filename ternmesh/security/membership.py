@@ -31,12 +31,12 @@ from ternmesh.security.signatures import Signers
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 HOST, ALL = "host", "all"  # names that no member may have
-MEMBERS_MAX = 4096
+MEMBERS_MAX = 16_384
 REVOKED_MAX = 4096
 ROTATED_MAX = 12  # rotations of one member; all old keys are kept, as a gateway may still know them
-OVER_MAX = REVOKED_MAX + MEMBERS_MAX * ROTATED_MAX  # revoked and rotated keys; fits a u16
+OVER_MAX = 0xFFFF  # revoked and rotated keys, with room for all that may be revoked
 MARK = "TM1-FLEET:"  # the begin of the line with the whole fleet
-TEXT_MAX = 1 << 21
+TEXT_MAX = 1 << 22
 CLAIM_JUMP_MAX = 1 << 16  # a board may claim a number so much above the host's: it could lie
 NUMBER_MAX = 0xFFFFFFFF
 _NUMBER = struct.Struct("<I")
@@ -106,7 +106,7 @@ class MemberList:
         found = self.host if peer == HOST else self._members.get(peer)
         if found is None:
             raise WireError("unknown key", f"{peer} is not enrolled in this fleet")
-        if found.fingerprint in self._revoked:
+        if self._revoked and found.fingerprint in self._revoked:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return found
 
@@ -153,6 +153,8 @@ class MemberList:
             raise WireError(
                 "full", f"{new.name} has changed its keys {ROTATED_MAX} times: give it a new name"
             )
+        if len(self._rotated) >= OVER_MAX - REVOKED_MAX:
+            raise WireError("full", "this fleet has changed too many keys: found a new one")
         self._rotated[old.fingerprint] = new.name
         self._members[new.name] = new
         self._changed()

@@ -5,6 +5,8 @@ bearer. ChaCha20-Poly1305 has 16 bytes and no standard for fewer. Small radios h
 and a reused nonce harms CCM less than Poly1305.
 """
 
+from functools import lru_cache
+
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -36,7 +38,13 @@ _WEAK = frozenset({0, 1, _Y8, _P - _Y8, _P - 1, _P, _P + 1})
 
 def sign(seed: bytes, message: bytes) -> bytes:
     """The 64-byte Ed25519 signature (RFC 8032) by the private key of a 32-byte seed."""
-    return Ed25519PrivateKey.from_private_bytes(seed).sign(message)
+    return _signing_key(seed).sign(message)
+
+
+@lru_cache(maxsize=4)
+def _signing_key(seed: bytes) -> Ed25519PrivateKey:
+    """The key of a seed: to make it takes as long as to sign, and a host signs each receipt."""
+    return Ed25519PrivateKey.from_private_bytes(seed)
 
 
 def verify_key(seed: bytes) -> bytes:

@@ -7,7 +7,7 @@ has decoded and compares the bytes.
 
 import hashlib
 import re
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, NoReturn, get_args
 
 import cbor2
@@ -145,7 +145,8 @@ def renewed(instance: bytes, run: bytes) -> bytes:
 
 def write_control(message: Control) -> bytes:
     """The body of a control message."""
-    content = [_TYPES.index(type(message)), *astuple(message)]
+    values = (getattr(message, name) for name in type(message).__slots__)
+    content = [_TYPES.index(type(message)), *values]
     return bytes([KIND]) + cbor2.dumps(content, canonical=True)
 
 

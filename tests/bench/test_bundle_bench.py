@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 
 from bench import bundle
-from bench.fleet import Clips
+from bench.simulated_fleet import Clips
 from edge.onnx.session import load_model
 from models.zoo import package_path
 from ternmesh.plan import make_plan

@@ -463,10 +463,10 @@ def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):  # R6.8-5
     """The rows of all nodes and partial aggregates must fit a global update."""
     stored = bench.store.load(MODEL)
     settings = replace(SETTINGS, partial_aggregates=True)
-    nodes = tuple(NodeRecord(address, f"node-{address}", 9) for address in range(1, 2732))
+    nodes = tuple(NodeRecord(address, f"node-{address}", 9) for address in range(1, 10924))
     full, over = (replace(stored.state, nodes=some) for some in (nodes[:-1], nodes))
     HostService(replace(stored, state=full), settings, MODEL, bench.store, bench.transport)
-    with pytest.raises(ConfigError, match="is for at most 2730 nodes, and this run has 2731"):
+    with pytest.raises(ConfigError, match="is for at most 10922 nodes, and this run has 10923"):
         HostService(replace(stored, state=over), settings, MODEL, bench.store, bench.transport)
 
 

@@ -65,8 +65,7 @@ def counts_duplicates_twice(patch: pytest.MonkeyPatch) -> None:
     def add_again(self: UpdateReassembler, item: Chunk, body: bytes) -> bool:
         index = item.slice.index
         if self.bodies.get(index) == body:
-            at, trits, scale = self.decoded[index]
-            self.decoded[index] = at, trits, 2 * scale
+            self.hypervector().scales[index] *= 2
             return False
         return add(self, item, body)
 

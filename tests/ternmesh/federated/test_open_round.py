@@ -8,8 +8,9 @@ from ternmesh.codec.entropy_coder import encode_trits
 from ternmesh.codec.permutation import order
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
-from ternmesh.federated.open_round import UpdateReassembler
+from ternmesh.federated.open_round import OpenRound, UpdateReassembler
 from ternmesh.plan import make_plan
+from ternmesh.wire.control import Silent, write_control
 from ternmesh.wire.update import Manifest, read_chunk, update_digest, write_chunk, write_manifest
 
 MODEL = bytes(range(32))
@@ -87,3 +88,15 @@ def test_a_packet_that_is_not_what_its_manifest_names() -> None:
     assert reason(made, CHUNKS[-1]) == "digest"
     made = reassembler(*CHUNKS)
     assert reason(made, write_manifest(replace(HEAD, digest=b"oops"))) == "digest"
+
+
+@pytest.mark.parametrize("all_train", [False, True])
+def test_who_is_ready_is_found_for_one_node_as_for_all(all_train: bool) -> None:
+    told, part, whole = write_control(Silent(0)), CHUNKS[:1], (write_manifest(HEAD), *CHUNKS)
+    steps = [(1, (told,)), (2, (told, *part)), (3, part), (4, (told, *whole)), (5, whole)]
+    for order_of in (steps, steps[::-1]):
+        made = OpenRound(PLAN, MODEL[:8], 0, all_train=all_train)
+        for address, bodies in order_of:
+            for body in bodies:
+                made.add(address, body)
+            assert made.ready() == {a for a in range(7) if made.is_ready(a)}

@@ -128,7 +128,11 @@ def test_who_rotates_for_ever_takes_nobodys_place() -> None:  # R9.5-4
     fleet.revoke("mallory")
     with pytest.raises(WireError, match="revoked"):
         fleet.find("mallory")
-    assert OVER_MAX < 1 << 16
+
+    fleet = member_list(THEO)
+    others = range(OVER_MAX - REVOKED_MAX)
+    fleet._rotated |= {number.to_bytes(16, "big"): str(number) for number in others}
+    assert reason(write_rotation(THEO, NEXT, fleet.fleet), fleet) == "full", "and room to revoke"
 
 
 def test_none_of_the_keys_that_were_rotated_comes_back() -> None:  # R9.5-3

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
 from ternmesh.wire.global_update import (
+    COUNTED_MAX,
     Certificate,
     Counted,
     GlobalSnapshot,
@@ -127,7 +128,7 @@ GOOD = [1, bytes(16), bytes(8), 0, 0, []]
 ROW = [1, 0, bytes(4), b"\x01"]
 HOSTILE = {
     "a head of 2**32 bytes": b"\x01\xff\xff\xff\xff" + bytes(50),
-    "a head above its limit": b"\x01\x01\x00\x10\x00" + bytes((1 << 20) + 50),
+    "a head above its limit": b"\x01\x01\x00\x40\x00" + bytes((1 << 22) + 50),
     "another kind": b"\x03" + with_head(GOOD)[1:],
     "kind 0": b"\x00" + with_head(GOOD)[1:],
     "a head that is no array": with_head(5),
@@ -143,7 +144,7 @@ HOSTILE = {
     "a row too short": with_head([*GOOD[:5], [ROW[:3]]]),
     "a row with a long digest": with_head([*GOOD[:5], [[1, 0, bytes(5), b""]]]),
     "a row within a row": with_head([*GOOD[:5], [[ROW, 0, bytes(4), b""]]]),
-    "4,097 rows": with_head([*GOOD[:5], [ROW] * 4097]),
+    "16,385 rows": with_head([*GOOD[:5], [ROW] * 16_385]),
     "a return to the version before": with_head([*GOOD, 0]),
     "a return to itself": with_head([*GOOD, 1]),
     "a return to no number": with_head([7, *GOOD[1:], b"1"]),
@@ -171,7 +172,7 @@ def test_hostile_objects_are_refused(data: bytes) -> None:  # R4.5-6
 
 
 def test_the_hostile_objects_are_otherwise_good() -> None:
-    good = read_object(with_head([*GOOD[:5], [ROW] * 4096], b"\x01\x00\x03\x00abc"), 10)
+    good = read_object(with_head([*GOOD[:5], [ROW] * 16_384], b"\x01\x00\x03\x00abc"), 10)
     assert isinstance(good, GlobalUpdate)
     assert good.chunks == (b"abc",)
 
@@ -182,10 +183,11 @@ def test_a_snapshot_does_not_return() -> None:
 
 
 def test_the_longest_objects_of_a_run_are_within_the_limit() -> None:
-    rows = tuple(Counted(0x7FFE, 2**32 - 1, b"abcd", bytes(128)) for _ in range(4096))
+    rows = tuple(Counted(0x7FFE, 2**32 - 1, b"abcd", bytes(128)) for _ in range(COUNTED_MAX))
     step = GlobalUpdate(2**32 - 1, bytes(16), bytes(8), True, 2**32 - 1, rows, (bytes(170),) * 9)
     step = replace(step, returns_to=2**32 - 3)
     limit = object_max(dimension=100, chunks=9, frame_mtu=184)
+    assert read_object(write_global_update(step), 100) == step
     assert len(certify(write_global_update(step), ((0, bytes(64)),) * 16)) <= limit
     state = np.zeros(1 << 18, np.int32)
     whole = GlobalSnapshot(2**32 - 1, bytes(16), bytes(8), True, 2**32 - 1, rows[:1], state)

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.fleet import Clips, average_in_float, run_fleet
+from bench.simulated_fleet import Clips, average_in_float, run_fleet
 from edge.onnx.session import load_model
 from models.zoo import package_path
 from ternmesh.plan import Plan, make_plan

@@ -1,0 +1,352 @@
+"""A fleet in one process for benchmarks: the real state machines, drivers, codec and train step.
+
+Only the bearer is simulated: an in-memory hub that counts bytes as MQTT messages and may lose
+frames on their way up. `ternmesh demo` runs real processes over a real broker.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.keys import keyed
+from edge.evaluation import Evaluator
+from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
+from edge.trainer import AdamSettings, Step, Trainer, round_rng
+from ternmesh.codec.scale import to_float
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.evaluation import Evaluation, write_values
+from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
+from ternmesh.federated.news import News
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.plan import Plan
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.security.membership import HOST
+from ternmesh.types import ModelQ24
+from ternmesh.wire.frame import open_seal
+from ternmesh.wire.update import CHUNK_KIND, MANIFEST_KIND
+from transports import batch
+from transports.driver import Driver
+from transports.loopback import LoopbackHub, LoopbackTransport
+
+Vector = NDArray[np.float32]
+AT_ONCE = 64  # samples in one prediction
+DEADLINE_S = 1.0  # before any node sends a packet again
+
+
+class Clips:
+    """Samples in memory, by the names of the model's tensors."""
+
+    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def batch(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The arrays of the given samples."""
+        return {name: array[indexes] for name, array in self.arrays.items()}
+
+
+def correct(loaded: LoadedModel, vector: Vector, clips: Clips) -> NDArray[np.bool_]:
+    """Which samples an adapter (float32, D) gets right, through onnxruntime; bool [samples]."""
+    inference = Inference(loaded.folder, loaded.package)
+    names = [spec.name for spec in loaded.package.inputs]
+    right = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.onnx_adapter"
+        write_adapter(path, loaded.package, vector, 1)
+        inference.use_adapter(path)
+        for first in range(0, len(clips), AT_ONCE):
+            part = {name: a[first : first + AT_ONCE] for name, a in clips.arrays.items()}
+            [logits] = inference.predict({name: part[name] for name in names}).values()
+            right.append(logits.argmax(axis=1) == part["target"])
+    return np.concatenate(right)
+
+
+def accuracy(loaded: LoadedModel, vector: Vector, data: Sequence[Clips]) -> float:
+    """The share of samples that an adapter gets right."""
+    return float(np.mean(np.concatenate([correct(loaded, vector, clips) for clips in data])))
+
+
+def gradient_step(loaded: LoadedModel, _name: str) -> Step:
+    """The training step of a board by default."""
+    return TrainStep(loaded.folder, loaded.package, 1)
+
+
+class Judge:
+    """Accuracy and loss of an adapter, as a node finds them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        inference = Inference(loaded.folder, loaded.package)
+        # Without a clock, the sizes of batches do not depend on the machine.
+        self._evaluator = Evaluator(inference, loaded.package, clock=lambda: 0.0)
+        self._package, self._initial = loaded.package, loaded.initial
+
+    def __call__(self, adapter: Vector, clips: Clips) -> tuple[float, float]:
+        """Mean loss, and the share of hits."""
+        tensors = self._package.split(self._initial + adapter)
+        for _ in self._evaluator.evaluate(clips, np.arange(len(clips)), tensors):
+            pass
+        hits, loss = self._evaluator.take()
+        assert hits is not None
+        assert loss is not None
+        return loss, hits
+
+
+MakeStep = Callable[[LoadedModel, str], Step]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """The global adapter at the end, and with each board's residual added (`own`).
+
+    Bytes are those on the wire, of one node and round.
+    """
+
+    vector: Vector
+    bytes_up: float
+    bytes_down: float
+    own: tuple[Vector, ...] = ()
+
+
+def run_fleet(
+    loaded: LoadedModel,
+    data: Sequence[Clips],
+    plan: Plan,
+    seed: int,
+    make_step: MakeStep = gradient_step,
+    *,
+    drop: float = 0.0,
+    keep_moments: bool = False,
+    keys: bool = False,
+    held_out: Sequence[Clips] = (),
+    make_board: "Callable[..., Board] | None" = None,
+) -> FleetRun:
+    """Train one board per element of `data` through the whole protocol.
+
+    With `held_out`, boards report how good global adapters and probes are on it. `make_board` makes
+    boards of another kind, with the arguments of `Board`.
+
+    Each frame of a packet is lost with the probability `drop`; a round then closes before anything
+    is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
+    """
+    clock = Clock()
+    hub, model_hash = LoopbackHub(), loaded.package.model_hash()
+    settings = CoordinatorSettings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
+    state = new_coordinator_state(plan.dimension)
+    names = [f"board-{index}" for index in range(len(data))]
+    security = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
+    run = (seed + 1).to_bytes(8, "little")
+    host = Coordinator(plan, settings, model_hash, run, state, security(HOST))
+    host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
+    boards = []
+    for index, (name, clips) in enumerate(zip(names, data, strict=True)):
+        link = _Lossy(hub, name, drop, np.random.default_rng((seed, index)))
+        trainer = Trainer(
+            make_step(loaded, name),
+            clips,
+            loaded.package.batch,
+            AdamSettings(),
+            keep_moments=keep_moments,
+        )
+        rest = trainer, len(clips), seed, clock, security(name)
+        board = (make_board or Board)(link, name, loaded, *rest)
+        if held_out:
+            board.judge, board.held_out = Judge(loaded), held_out[index]
+        boards.append(board)
+    host.start(clock.now)
+    host_driver.transport.open()
+    for board in boards:
+        board.driver.transport.open()
+        board.member.start(clock.now)
+    run_until_finished(host_driver, boards, clock, plan.rounds)
+    per_round = len(boards) * plan.rounds
+    traffic = [board.driver.traffic["host"] for board in boards]
+    up = sum(t.bytes_out for t in traffic) / per_round
+    down = host_driver.traffic["all"].bytes_out / plan.rounds
+    down += sum(host_driver.traffic[b.member.name].bytes_out for b in boards) / per_round
+    vector = loaded.initial + to_float(host.model_q24)
+    own = tuple(vector + board.member.residual for board in boards)
+    return FleetRun(vector, up, down, own)
+
+
+def run_until_finished(
+    host: Driver[HostEvent],
+    boards: "Sequence[Board]",
+    clock: "Clock",
+    rounds: int,
+    between: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve host and boards in turn; `between` serves a gateway between them, if there is one."""
+    coordinator = host.endpoint
+    assert isinstance(coordinator, Coordinator)
+    while coordinator.version < rounds:
+        moved = host.poll(0.0, lambda _: None, lambda: None)
+        moved |= between()
+        for board in boards:
+            moved |= board.poll()
+        if not moved:
+            clock.now = host.endpoint.next_timeout() or clock.now
+
+
+class Clock:
+    """Simulated seconds: they pass only while all endpoints wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """The time in seconds."""
+        return self.now
+
+
+class _Lossy(LoopbackTransport):
+    """A node's end that loses some of the frames of its packets; what it sent is counted."""
+
+    def __init__(self, hub: LoopbackHub, name: str, drop: float, rng: np.random.Generator) -> None:
+        super().__init__(hub, name)
+        self._drop, self._rng = drop, rng
+
+    def send(self, peer: str, frames: Sequence[bytes]) -> int:
+        """Deliver what is not lost; returns the bytes of everything."""
+        if not self._drop:
+            return super().send(peer, frames)
+        total = sum(len(batch.join(group)) for group in batch.fill(frames, self._hub.message_max))
+        kept = [frame for frame in frames if not self._is_lost(frame)]
+        if kept:
+            super().send(peer, kept)
+        return total
+
+    def _is_lost(self, frame: bytes) -> bool:
+        is_packet = open_seal(frame)[1][0] in (MANIFEST_KIND, CHUNK_KIND)
+        return is_packet and self._rng.random() < self._drop
+
+
+class Board:
+    """A node that trains whenever there is a round to train for."""
+
+    def __init__(
+        self,
+        link: LoopbackTransport,
+        name: str,
+        loaded: LoadedModel,
+        trainer: Trainer,
+        samples: int,
+        seed: int,
+        clock: Clock,
+        security: SecurityLayer = OPEN,
+    ) -> None:
+        self.member = NodeProtocol(
+            name,
+            loaded.package.model_hash(),
+            samples,
+            name.encode().ljust(8)[:8],
+            new_node_state(loaded.package.dimension),
+            np.random.default_rng(seed),
+            security=security,
+        )
+        self.driver: Driver[NodeEvent] = Driver(self.member, link, clock)
+        self._initial, self._seed = loaded.initial, seed
+        self._trainer, self._clock = trainer, clock
+        self._round: int | None = None
+        self._news = News(samples)
+        self.judge: Judge | None = None  # with `held_out`: it reports on global adapters
+        self.held_out = Clips({})
+        self.probe: Vector | None = None
+        self.sent = np.zeros(0, np.float32)  # the whole vector of the newest round
+
+    def poll(self) -> bool:
+        """Serve the network, then train if there is a round to train for."""
+        moved = self.driver.poll(0.0, self.take, lambda: None)
+        plan, offered = self.member.plan, self._round
+        number, self._round = self._news.round_to_train(self.member, offered, self._clock()), None
+        if number is None or plan is None:
+            return moved or offered is not None
+        self.work(number, plan)
+        return True
+
+    def work(self, number: int, plan: Plan) -> None:
+        """Train for a round, report, and submit the result."""
+        self.report()
+        delta = self.train(number, plan)
+        self.sent = self.member.residual + delta
+        self.member.submit(number, delta, self._clock())
+
+    def report(self) -> None:
+        """Evaluate the global adapter, and the probe if there is one, as a node does."""
+        if self.judge is None:
+            return
+        adapter = to_float(self.adapter_q24())
+        loss, hits = self.judge(adapter, self.held_out)
+        told = Evaluation(loss, hits)
+        if self.probe is not None:
+            ways = [self.judge(adapter + w, self.held_out)[0] for w in (self.probe, -self.probe)]
+            told = Evaluation(loss, probe=(ways[0] - ways[1]) / 2)
+        self.member.evaluation = write_values(told)
+
+    def adapter_q24(self) -> ModelQ24:
+        """The global adapter as this board uses it, without the initial one (int32, D)."""
+        return self.member.model_q24
+
+    def start(self) -> Vector:
+        """The adapter with which a round begins (float32, D)."""
+        return self._initial + to_float(self.adapter_q24()) + self.member.residual
+
+    def train(self, number: int, plan: Plan) -> Vector:
+        """What the training of a round changes (float32, D)."""
+        rng = round_rng(self._seed, self.member.name, number)
+        self._trainer.begin(number, self.start(), plan, rng, self._news.rounds)
+        while self._trainer.step():
+            pass
+        return self._trainer.delta()
+
+    def take(self, event: NodeEvent) -> None:
+        """Note an event of the protocol."""
+        if isinstance(event, WorkReady):
+            self._round = event.round
+        elif isinstance(event, Advanced):
+            self._news.advanced(event)
+            self.probe = event.probe
+
+
+def average_in_float(
+    loaded: LoadedModel,
+    data: Sequence[Clips],
+    plan: Plan,
+    seed: int,
+    make_step: MakeStep = gradient_step,
+    *,
+    send: Callable[[Vector], Vector] = lambda state: state,
+    keep_moments: bool = False,
+) -> Vector:
+    """The peer: the same local training, whole adapters in float32 averaged by samples, no codec.
+
+    `send` makes of a board's adapter what arrives of it.
+    """
+    vector = loaded.initial
+    samples = np.array([len(clips) for clips in data], dtype=np.float32)
+    trainers = [
+        Trainer(
+            make_step(loaded, f"board-{index}"),
+            clips,
+            loaded.package.batch,
+            AdamSettings(),
+            keep_moments=keep_moments,
+        )
+        for index, clips in enumerate(data)
+    ]
+    for number in range(plan.rounds):
+        states = []
+        for index, trainer in enumerate(trainers):
+            trainer.begin(number, vector, plan, round_rng(seed, f"board-{index}", number))
+            while trainer.step():
+                pass
+            states.append(send(vector + trainer.delta()))
+        vector = np.average(states, axis=0, weights=samples).astype(np.float32)
+    return vector
