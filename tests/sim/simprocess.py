@@ -181,6 +181,7 @@ class NodeProcess(Process):
         super().__init__(fleet, name)
         self.disk: NodeDisk = NodeDisk(DIMENSION)
         self.news = News(NEWS_MIN)  # in a run without an end
+        self.late = 0  # updates of work for an older round
         self._news_on_disk = self.news.stored()
 
     def load(self) -> NodeProtocol:
@@ -265,7 +266,10 @@ class NodeProcess(Process):
             self.fleet.after(5.0, partial(self._submit, incarnation, run, number))
             return
         delta = generator.standard_t(3, DIMENSION).astype(np.float32) * size
+        was_pending = self.endpoint.pending is not None
         self.endpoint.submit(number, delta, self.fleet.now)
+        is_update = self.endpoint.pending is not None and not was_pending
+        self.late += is_update and number < self.endpoint.version
         self.disk.note_submitted(delta)
         self.settle()
 
