@@ -68,7 +68,9 @@ def test_the_fleet_learns_what_all_have_and_each_node_more_of_its_own(new_bench:
     for _ in range(39):
         learn(bench, goals)
     apart = np.linalg.norm(goals[0] - middle)
-    assert np.linalg.norm(to_float(bench.host.model_q24) - middle) < 0.25 * apart  # the codec adds noise
+    assert (
+        np.linalg.norm(to_float(bench.host.model_q24) - middle) < 0.25 * apart
+    )  # the codec adds noise
     for node, goal in zip(bench.nodes.values(), goals, strict=True):
         assert np.linalg.norm(to_float(node.adapter_q24) - goal) < 0.9 * apart
 
