@@ -292,7 +292,7 @@ class Board:
 
     def adapter_q24(self) -> ModelQ24:
         """The global adapter as this board uses it, without the initial one (int32, D)."""
-        return self.member.model_q24
+        return self.member.adapter_q24
 
     def start(self) -> Vector:
         """The adapter with which a round begins (float32, D)."""

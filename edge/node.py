@@ -219,16 +219,13 @@ class Node:
 
     @property
     def global_adapter(self) -> Vector:
-        """The global adapter with the personal part of this board in its place (float32, D).
-
-        Until a run has a global adapter, it is that of the run before.
-        """
+        """The global adapter as this board uses it: with what it keeps of its own (float32, D)."""
         return self._initial + to_float(self.model_q24)
 
     @property
     def model_q24(self) -> ModelQ24:
         """The same without the initial adapter, in units of 2**-24 (int32, D)."""
-        return self.personal.own((self.protocol.before or self.protocol).model_q24)
+        return self.personal.own(self.protocol.adapter_q24)
 
     def scores(self, inputs: Arrays) -> NDArray[Any]:
         """The first output for inputs by name, with a batch axis, under the global adapter."""
@@ -270,8 +267,8 @@ class Node:
                 case SettingsTaken():
                     self._use_settings()
         if is_changed:
-            if self.trainer.round not in (None, self.protocol.version):
-                self._submit()  # The round is over: its delta goes into a later update.
+            if self._is_too_late():
+                self._submit()  # The delta goes into a later update.
             self._use_global_adapter()
         last = self.history.last
         is_known = last is not None and last.version == self.protocol.version
@@ -279,6 +276,12 @@ class Node:
         may_evaluate = protocol.plan is not None and protocol.before is None
         if may_evaluate and not is_known and self._evaluation is None:
             self._evaluation = self._evaluate()
+
+    def _is_too_late(self) -> bool:
+        """Whether the round that is trained was over too long ago for an update of its own."""
+        began, plan = self.trainer.round, self.protocol.plan
+        staleness_rounds = 0 if plan is None else plan.staleness_rounds
+        return began is not None and not 0 <= self.protocol.version - began <= staleness_rounds
 
     def _use_settings(self) -> None:
         settings = self.management.settings
@@ -436,7 +439,7 @@ class Node:
             return
         self._loss = self.trainer.loss
         self.protocol.samples = _weight(self.data)
-        self.protocol.evaluation = self._evaluated(round_number)
+        self.protocol.evaluation = self._evaluated(self.protocol.version)
         delta = self.trainer.delta()
         try:
             self.protocol.submit(round_number, self.personal.shared(delta), self._clock())

@@ -29,8 +29,11 @@ class RunConfig:
     accepts. The learning rate falls linearly to (1 - `learning_rate_drop`) of its start; above 1 it
     reaches 0 before the end, and the last rounds only send the residuals. A node stays silent, at
     most `silence_rounds` in a row, while the energy of its update is below `silence` times that of
-    the global adapter (0: never). `chain_max` global updates are kept for nodes that catch up.
-    `partial_aggregates`: whether updates that a gateway has added up are accepted.
+    the global adapter (0: never). At a global update, the adapter that a board uses moves by the
+    share `cooperation` towards the global one. An update may come `staleness_rounds` after the
+    round for which its training began, and then weighs less. `chain_max` global updates are kept
+    for nodes that catch up. `partial_aggregates`: whether updates that a gateway has added up are
+    accepted.
 
     With `rounds` 0 the run has no end. A board trains in `news_rounds` rounds for new samples, and
     its learning rate falls as it does over a run with an end; then only while others have news.
@@ -38,8 +41,9 @@ class RunConfig:
 
     `aggregation` names the rule that makes a step of the nodes' updates: one of
     `ternmesh.federated.rules`, of an installed package, or a function in `aggregation_file`, with
-    pre-steps before it ("nnm+median"). At most `byzantine` nodes are expected to lie. `memory` is
-    how much of a node's past updates such a rule sees: the decay of their mean, by round; 0 also
+    pre-steps before it ("nnm+median"). `momentum` is how much of the steps before a step takes
+    along, where the boards agree. At most `byzantine` nodes are expected to lie. `memory` is how
+    much of a node's past updates such a rule sees: the decay of their mean, by round; 0 also
     switches reputations off. `probes`: whether global updates carry a node's recent updates for the
     others to evaluate, for which its reputation falls if they raise the loss. `pinned` names nodes
     that count in full, `muted` nodes that count nothing, whatever their reputation. `guard`: the
@@ -59,6 +63,8 @@ class RunConfig:
     scale_max: float = field(default=1.0, metadata=limits(2.0**-24, 63.97))
     silence: float = field(default=0.0, metadata=limits(0.0, 1.0) | needs("silence_rounds"))
     silence_rounds: int = field(default=0, metadata=limits(0, 1000) | needs("silence"))
+    cooperation: float = field(default=1.0, metadata=limits(0.0, 1.0))
+    staleness_rounds: int = field(default=0, metadata=limits(0, 1000))
     min_peers: int = field(default=1, metadata=limits(1, 1024))
     deadline_s: float = field(default=60.0, metadata=limits(1.0, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, COUNTED_MAX))
@@ -67,6 +73,7 @@ class RunConfig:
     aggregation: str = "weighted_mean"
     aggregation_file: str = field(default="", metadata=PATH)
     byzantine: int = field(default=0, metadata=limits(0, 1000))
+    momentum: float = field(default=0.0, metadata=limits(0.0, 0.95))
     memory: float = field(default=0.9, metadata=limits(0.0, 0.99))
     probes: bool = True
     guard: float = field(default=0.5, metadata=limits(0.0, 100.0))
@@ -163,6 +170,8 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
             silence_rounds=run.silence_rounds,
             manifest_repeats=run.manifest_repeats or bearer.manifest_repeats,
             news_rounds=0 if run.rounds else run.news_rounds,
+            cooperation=run.cooperation,
+            staleness_rounds=run.staleness_rounds,
         )
     except WireError as error:
         raise ConfigError(f"[run] does not fit this model: {error}") from error
@@ -186,5 +195,6 @@ def settings_of(run: RunConfig, root: Root | None = None) -> CoordinatorSettings
             dict.fromkeys(run.pinned, 1.0) | dict.fromkeys(run.muted, 0.0),
             root,
             run.guard,
+            run.momentum,
         ),
     )

@@ -64,6 +64,10 @@ class Plan:
     manifest_repeats: int = field(default=0, metadata=limits(0, MANIFEST_REPEATS_MAX))
     # Without an end: a node trains in so many rounds after new samples came (`federated.news`)
     news_rounds: int = field(default=0, metadata=limits(0, 1_000_000))
+    # The share of its own adapter that a node keeps at a global update, in thousandths
+    own_permille: int = field(default=0, metadata=limits(0, PERMILLE))
+    # An update may count so many rounds after the one for which its training began
+    staleness_rounds: int = field(default=0, metadata=limits(0, 1000))
 
     @property
     def last_version(self) -> int:
@@ -148,6 +152,8 @@ def make_plan(
     silence_rounds: int = 0,
     manifest_repeats: int = 0,
     news_rounds: int = 0,
+    cooperation: float = 1.0,
+    staleness_rounds: int = 0,
     up_bytes: int = 0,
     down_bytes: int = 0,
     nodes: int = 1,
@@ -180,6 +186,8 @@ def make_plan(
         silence_rounds=silence_rounds,
         manifest_repeats=manifest_repeats,
         news_rounds=news_rounds,
+        own_permille=PERMILLE - round(cooperation * PERMILLE),
+        staleness_rounds=staleness_rounds,
     )
     check_plan(plan)
     return plan
@@ -218,8 +226,9 @@ def check_plan(plan: Plan) -> None:
     check_limits(plan, up_span=spans, down_span=spans)
     if (plan.rounds == 0) != (plan.news_rounds > 0):
         raise WireError("plan", "news_rounds is for runs without an end, which need it")
-    if plan.rounds == 0 and (plan.silence_permille or plan.silence_rounds):
-        raise WireError("plan", "silence and silence_rounds are for runs with an end")
+    with_an_end = ("silence_permille", "silence_rounds", "staleness_rounds")
+    if plan.rounds == 0 and any(getattr(plan, name) for name in with_an_end):
+        raise WireError("plan", "silence and staleness_rounds are for runs with an end")
     if plan.dimension > (dimension_max := global_snapshot_max(plan.frame_mtu)):
         raise WireError(
             "plan", f"dimension is {plan.dimension}: frames of this size allow {dimension_max}"

@@ -23,7 +23,7 @@ from ternmesh.wire.control import Numbers
 from ternmesh_store.database import Database
 from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
 
-_MODEL, _RESIDUAL, _CORRECTED = "model_q24", "residual", "corrected"
+_MODEL, _RESIDUAL, _CORRECTED, _OWN = "model_q24", "residual", "corrected", "own_q24"
 _BEFORE = "before."  # before the keys of the vectors of the run before
 _KEY = "adapter_key"  # of the model
 _PROGRAM = "program."  # before the keys of `get` and `put`
@@ -86,6 +86,7 @@ class NodeStore(Store):
                 )
             ),
             before=self._learned() if version == 0 else None,
+            own_q24=self._values.integers(_OWN) if self._values.get(_OWN) else None,
         )
         check_node(state, model_hash, dimension)
         return state
@@ -155,6 +156,7 @@ class NodeStore(Store):
         self._drop_pending()
         self._database.write("DELETE FROM node_chain")
         self._put_vectors(new_node_state(self._dimension))
+        self._values.put(_OWN, b"")
         self._database.write(
             "UPDATE node_run SET run = ?, plan = ?, version = 0, global_hash = ?, finished = 0, "
             "silent = 0, silences = 0",
@@ -166,6 +168,8 @@ class NodeStore(Store):
     def _advance(self, event: Advanced) -> None:
         self._drop_pending()
         self._put_vectors(event)
+        own = b"" if event.own_q24 is None else event.own_q24.astype("<i4").tobytes()
+        self._values.put(_OWN, own)
         self._database.write(
             "UPDATE node_run SET version = ?, global_hash = ?, finished = ?, silent = 0",
             event.version,

@@ -372,6 +372,8 @@ class Coordinator(HostRun):
         version = self.version + 1
         returns_to, base_q24 = older or (None, self.model_q24)
         probe = self.aggregation.probe(version) if older is None else ()
+        if older is not None:
+            self.aggregation.velocity = None  # it is of the steps that are taken back
         rest = self._model_hash, version, self.plan
         made = make_step(combined, self.residual, *rest, has_probe=bool(probe))
         chunks, delta_q24, self.residual = made

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-LOSS, ACCURACY, PROBE = 1, 2, 3  # keys on the wire; unknown keys are ignored
+LOSS, ACCURACY, PROBE, STALENESS = 1, 2, 3, 4  # keys on the wire; unknown keys are ignored
 LOSS_UNIT, ACCURACY_UNIT = 1e-3, 1e-4
 VALUE_MAX = 0xFFFF
 PROBE_ZERO = 0x8000  # the value of an effect of zero, in units of a loss
@@ -25,6 +25,7 @@ class Evaluation:
     accuracy: float | None = None
     nodes: int = 1  # how many have reported
     probe: float | None = None  # the effect of the probe: half of loss(+) - loss(-)
+    staleness: int = 0  # rounds since the one for which the training began
 
 
 NOT_EVALUATED = Evaluation(nodes=0)
@@ -45,6 +46,11 @@ def write_values(evaluation: Evaluation) -> Values:
     return tuple(values)
 
 
+def with_staleness(values: Values, rounds: int) -> Values:
+    """The values for the manifest of an update whose training began so many rounds ago."""
+    return (*values, (STALENESS, min(VALUE_MAX, rounds))) if rounds else values
+
+
 def read_values(values: Iterable[tuple[int, int]]) -> Evaluation:
     """What a manifest reports."""
     known = dict(values)
@@ -55,8 +61,9 @@ def read_values(values: Iterable[tuple[int, int]]) -> Evaluation:
     return Evaluation(
         value(LOSS, LOSS_UNIT),
         value(ACCURACY, ACCURACY_UNIT),
-        1 if known else 0,
+        1 if known.keys() - {STALENESS} else 0,
         value(PROBE, LOSS_UNIT, PROBE_ZERO),
+        known.get(STALENESS, 0),
     )
 
 

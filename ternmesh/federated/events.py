@@ -113,6 +113,7 @@ class Advanced:
     counts_nobody: bool = False  # or that is not known: the node took a snapshot
     probe: Vector | None = None  # to evaluate with the adapter (`reputation`), float32 [D]
     has_returned: bool = False  # the adapter goes on from an older version
+    own_q24: ModelQ24 | None = None  # as in `NodeState`
 
 
 @dataclass(frozen=True, slots=True)

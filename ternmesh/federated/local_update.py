@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from ternmesh.codec.encoder import settle_residual
-from ternmesh.codec.scale import to_float, to_vector
+from ternmesh.codec.scale import Q24_MAX, UNIT, to_float, to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
 from ternmesh.federated.events import Pending
 from ternmesh.plan import PERMILLE, Plan
-from ternmesh.types import ModelQ24, Vector
+from ternmesh.types import DeltaQ24, ModelQ24, Vector
 from ternmesh.wire.control import Receipt
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import (
@@ -111,6 +111,23 @@ def settle_update(
             delta_q24 = update_delta_q24(chunks, model_hash, pending.round, plan)
             residual = settle_residual(pending.corrected, to_vector(delta_q24))
     return residual
+
+
+def keep_own(
+    own_q24: ModelQ24 | None, counted: Vector, moved_q24: DeltaQ24, plan: Plan
+) -> ModelQ24 | None:
+    """Return what a node keeps beside the global adapter (int32 [D]), which moved by `moved_q24`.
+
+    `counted` is what the fleet took of its work. The adapter that the node uses, together with its
+    residual, thus moves by the share `cooperation` from where its training ended to the global one.
+    """
+    if not plan.own_permille:
+        return None
+    apart = counted.astype(np.float64) / UNIT - moved_q24
+    if own_q24 is not None:
+        apart += own_q24
+    kept = np.rint(apart * (plan.own_permille / PERMILLE))
+    return np.clip(kept, -Q24_MAX, Q24_MAX).astype(np.int32)
 
 
 def _energy(vector: Vector) -> float:

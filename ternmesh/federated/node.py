@@ -19,6 +19,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import follow, older_adapter, read_probe
 from ternmesh.federated.events import Advanced, Joined, WorkReady
 from ternmesh.federated.global_reassembler import GlobalReassembler
+from ternmesh.federated.local_update import keep_own
 from ternmesh.federated.node_work import NodeWork
 from ternmesh.federated.recovery import steps_after
 from ternmesh.federated.registry import UpdateChain
@@ -139,6 +140,7 @@ class NodeProtocol(NodeWork):
         self.global_hash = genesis(self._model_hash, self.run, plan)
         self.model_q24 = np.zeros_like(self.model_q24)
         self.residual = zero_residual(self.model_q24.size)
+        self.own_q24 = None
         self.pending = None
         self.silences = 0
         self._chain.clear()
@@ -290,7 +292,13 @@ class NodeProtocol(NodeWork):
         now: float,
         probe: Vector | None = None,
     ) -> None:
+        carried = self.residual if self.pending is None else self.pending.corrected
         counts_own = self._settle(step.counted)
+        # Else the adapter did not move by what the fleet has learned.
+        is_next = isinstance(step, GlobalUpdate) and step.returns_to is None and self.before is None
+        moved_q24 = model_q24.astype(np.int64) - self.model_q24
+        rest = carried - self.residual, moved_q24, self._known_plan
+        self.own_q24 = keep_own(self.own_q24, *rest) if is_next else None
         self._is_adrift = False
         self._take_step(NodeStep.RUN_ENDED if step.finished else NodeStep.ADVANCED)
         self._outgoing.discard(self.address)
@@ -318,6 +326,7 @@ class NodeProtocol(NodeWork):
             counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
             probe=probe,
             has_returned=isinstance(step, GlobalUpdate) and step.returns_to is not None,
+            own_q24=self.own_q24,
         )
         self._events.append(advanced)
 

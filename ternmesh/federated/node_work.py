@@ -7,7 +7,9 @@ from functools import partial
 import numpy as np
 
 from ternmesh.codec.encoder import add_residual
+from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
+from ternmesh.federated.evaluation import with_staleness
 from ternmesh.federated.events import (
     FellSilent,
     NodeEvent,
@@ -30,7 +32,7 @@ from ternmesh.plan import Plan, genesis
 from ternmesh.security.authenticator import SecurityLayer
 from ternmesh.security.membership import HOST
 from ternmesh.timers import Backoff, TimerSettings
-from ternmesh.types import Vector
+from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt, Silent
 from ternmesh.wire.global_update import Counted
@@ -65,6 +67,7 @@ class NodeWork(NodeSession[NodeEvent, Plan]):
         self.received = state.received  # the host has all of the pending update, or the silence
         self.silences = state.silences
         self.before = state.before
+        self.own_q24 = state.own_q24
         self.evaluation: tuple[tuple[int, int], ...] = ()  # set before `submit`
         # Of this process
         self._update_timer = Backoff(pace.update_s, pace.update_longest_s, rng)
@@ -75,6 +78,17 @@ class NodeWork(NodeSession[NodeEvent, Plan]):
             self.global_hash = genesis(model_hash, self.run, self.plan)
         if self.pending is not None:  # it may have been made under other keys
             self.pending = sign_again(self.pending, self._sign(self.pending.round))
+
+    @property
+    def adapter_q24(self) -> ModelQ24:
+        """The adapter that this node uses: the global one, and what it keeps of its own beside it.
+
+        Until a run has a global adapter, it is that of the run before.
+        """
+        model_q24 = (self.before or self).model_q24
+        return (
+            model_q24 if self.own_q24 is None else add_q24(model_q24, self.own_q24.astype(np.int64))
+        )
 
     @property
     def silent(self) -> bool:
@@ -89,8 +103,9 @@ class NodeWork(NodeSession[NodeEvent, Plan]):
     def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
 
-        A delta that comes too late or is too small for an update stays in the residual. Without an
-        end, None makes the node silent before it submits a delta. Raises CodecError for NaN.
+        A delta that comes later than the plan allows, or is too small for an update, stays in the
+        residual. An update for an older round goes into the open one, and says so. Without an end,
+        None makes the node silent before it submits a delta. Raises CodecError for NaN.
         """
         if delta is None:
             if round_number == self.version and self.node_phase is NodePhase.UP_TO_DATE:
@@ -103,8 +118,13 @@ class NodeWork(NodeSession[NodeEvent, Plan]):
             return
         corrected = add_residual(self.residual, delta)
         plan, may_submit = self.plan, NodeStep.UPDATE_MADE in NODE_LEGAL[self.node_phase]
-        is_late = round_number != self.version or not may_submit
-        if plan is None or is_late or (self.silent and plan.rounds > 0):
+        staleness = self.version - round_number
+        if (
+            plan is None
+            or not may_submit
+            or not 0 <= staleness <= plan.staleness_rounds
+            or (self.silent and plan.rounds > 0)
+        ):
             self.residual = corrected
             self._events.append(ResidualChanged(corrected))
             return
@@ -112,8 +132,9 @@ class NodeWork(NodeSession[NodeEvent, Plan]):
         if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
             self._fall_silent(corrected, now)
             return
-        rest = self.samples, plan, self._sign(round_number), self.evaluation
-        self.pending = make_update(corrected, self._model_hash, round_number, *rest)
+        evaluation = with_staleness(self.evaluation, staleness)
+        rest = self.samples, plan, self._sign(self.version), evaluation
+        self.pending = make_update(corrected, self._model_hash, self.version, *rest)
         self.silences = 0
         self._take_step(NodeStep.UPDATE_MADE)
         self._events.append(UpdateMade(self.pending))

@@ -140,6 +140,7 @@ class RobustAggregation:
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._steps: deque[float] = deque(maxlen=HISTORY)
         self._before: Vector | None = None
+        self.velocity: Vector | None = None  # the newest step with its momentum
         self._probe: tuple[int, int] | None = None  # its version, and the address of the node
 
     def combine(
@@ -158,11 +159,13 @@ class RobustAggregation:
         self.sent = Weighted()
         self._read_reports(updates, round_number)
         if not updates:
+            self.velocity = None
             return np.zeros(self._plan.dimension, np.float32)
         proven = [self._is_proven(item.address) for item in updates]
         weights, norms, factors = bound(updates, list(self._norms), proven)
         if self._settings.name == "mean":
             weights = np.array([float(item.members) for item in updates])
+        weights = weights * [(1 + item.evaluation.staleness) ** -0.5 for item in updates]
         if self._memory is not None:
             trust = np.array([self.reputations.weight(item.address) for item in updates])
             # What had to be cut also weighs less: its direction is as doubtful as its length.
@@ -185,7 +188,7 @@ class RobustAggregation:
         self._note_round([item.address for item in updates], silent, round_number + 1)
         if own is not None and not is_rooted(self._settings.name):
             step = step + np.float32(ROOT_SHARE) * (own - step)
-        return self._limit_step(step)
+        return self._with_momentum(self._limit_step(step))
 
     def probe(self, version: int) -> tuple[bytes, ...]:
         """The chunks of the probe for the global update to `version`; empty if none is due.
@@ -311,6 +314,18 @@ class RobustAggregation:
         if norm:
             self._steps.append(norm)
         self._before = step
+        return step
+
+    def _with_momentum(self, step: Vector) -> Vector:
+        """The step with a part of the steps before it: as much as the nodes agree (FedAvgM).
+
+        Hsu et al., "Measuring the effects of non-identical data distribution", 2019.
+        """
+        cosines = list(self.reputations.cosines.values())
+        share = self._settings.momentum * max(0.0, float(np.mean(cosines)))
+        if share and self.velocity is not None:
+            step = step + np.float32(share) * self.velocity
+        self.velocity = step
         return step
 
 

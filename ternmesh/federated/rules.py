@@ -232,7 +232,7 @@ class AggregationSettings:
     has a reputation. `probes`: whether global updates carry probes. `fixed`: by the name of a
     node, the factor of its weight that the owner has set. `root`: the host's own training.
     `guard`: the rise of the boards' loss, in losses at the beginning, from which on the host goes
-    back to an older version; 0 for never.
+    back to an older version; 0 for never. `momentum`: of the steps, where all nodes agree.
     """
 
     name: str = "weighted_mean"
@@ -243,6 +243,7 @@ class AggregationSettings:
     fixed: Mapping[str, float] = field(default_factory=dict)
     root: Root | None = None
     guard: float = 0.5
+    momentum: float = 0.0
 
 
 RULES: Mapping[str, Rule] = {

@@ -110,6 +110,7 @@ class NodeState:
     silences: int = 0  # silent rounds since the last update
     chain: tuple[ChainLink, ...] = ()  # the newest global updates, for a host that lost them
     before: Learned | None = None  # of the run before, until this one has a global update
+    own_q24: ModelQ24 | None = None  # what it keeps beside the global adapter; None for nothing
 
     @property
     def phase(self) -> NodePhase:

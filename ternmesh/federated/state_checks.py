@@ -66,6 +66,7 @@ def check_node(state: NodeState, model_hash: bytes, dimension: int) -> None:
     _check(0 <= state.counter < COUNTER_END, "its counter")
     _check(0 <= state.silences <= INTEGER_MAX, "its silent rounds")
     _check(state.model_q24.size == state.residual.size == dimension, "its vectors")
+    _check(state.own_q24 is None or state.own_q24.size == dimension, "its own adapter")
     _check_chain(state)
     if state.before is not None:
         sizes = {state.before.model_q24.size, state.before.residual.size}

@@ -326,6 +326,34 @@ def test_late_work_is_kept_for_a_later_update(world: World, rounds: int) -> None
     world.until(lambda: slow.protocol.finished and quick.protocol.finished)
 
 
+def test_a_slow_node_goes_on_training_and_counts_later(world: World) -> None:  # R6.3-9
+    world.new_host(plan=replace(make(), staleness_rounds=1, own_permille=500))
+    slow, quick = world.add("ada"), world.add("bob")
+    world.until(lambda: slow.trainer.progress[0] == 5)
+    late = slow.trainer.round or 0
+
+    def closed() -> bool:
+        world.now += 1.0
+        return world.host.coordinator.version > late
+
+    world.until(closed, ["bob"])  # the deadline passes without ada
+    slow.turn(0.0)
+    assert slow.protocol.version == late + 1
+    assert slow.trainer.round == late
+    assert slow.trainer.progress[0] > 5
+    world.until(lambda: slow.protocol.pending is not None)
+    assert slow.protocol.pending is not None
+    assert slow.protocol.pending.round == late + 1
+    counted = world.host.counted[1]
+    world.until(lambda: slow.protocol.version > late + 1)
+    assert world.host.counted[1] == counted + 1
+    world.until(lambda: slow.protocol.finished and quick.protocol.finished)
+    assert not np.array_equal(slow.global_adapter, quick.global_adapter)
+    kept = slow.global_adapter
+    world.cut_power("ada")
+    np.testing.assert_array_equal(world.add("ada").global_adapter, kept)
+
+
 class Broken:
     """A train step that gives NaN in one round."""
 

@@ -148,6 +148,19 @@ def test_a_folder_without_a_model_package_is_a_sentence(tmp_path):
         load_model_package(str(tmp_path))
 
 
+def test_how_the_boards_cooperate_is_off_unless_it_is_set(read):
+    plan = plan_of(read(GOOD).run, 15_312)
+    assert (plan.own_permille, plan.staleness_rounds) == (0, 0)
+    assert settings_of(read(GOOD).run).aggregation.momentum == 0.0
+    text = "[run]\ncooperation = 0.3\nstaleness_rounds = 4\nmomentum = 0.5\n"
+    run = read(GOOD.replace("[run]\n", text)).run
+    plan = plan_of(run, 15_312)
+    assert (plan.own_permille, plan.staleness_rounds) == (700, 4)
+    assert settings_of(run).aggregation.momentum == 0.5
+    with pytest.raises(ConfigError, match="with an end"):
+        plan_of(replace(run, rounds=0), 15_312)
+
+
 def test_the_bearer_chooses_what_fits_it(read):
     plan = plan_of(replace(read(GOOD).run, announce_s=0), 15_312)
     assert (plan.frame_mtu, plan.announce_s, plan.manifest_repeats) == (184, 30, 0)

@@ -87,6 +87,7 @@ class NodeDisk:
                     pending=None,
                     received=False,
                     silent=False,
+                    own_q24=event.own_q24,
                     before=None,
                     chain=tuple(kept for kept in chain if oldest and kept.version >= oldest),
                 )

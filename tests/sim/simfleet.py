@@ -72,6 +72,8 @@ class Options:
     old_version: bool = False  # node0 knows nothing of such runs
     liars: int = 0  # the first nodes, which lie now and then
     returns: int = 0  # times that the owner goes back to an older version
+    cooperation: float = 1.0
+    staleness_rounds: int = 0
 
 
 def draw(seed: int) -> Options:
@@ -106,6 +108,17 @@ def draw(seed: int) -> Options:
         silence=maybe(1.0),
         silence_rounds=rng.randint(1, 3),
         manifest_repeats=rng.choice((0, 0, 1, 3)),
+    )
+
+
+def draw_with_late_updates(seed: int) -> Options:
+    """The same faults, slow nodes whose updates count later, and nodes that keep their own."""
+    rng = random.Random(f"late {seed}")
+    return replace(
+        draw(seed),
+        stragglers=rng.uniform(0.2, 0.8),
+        cooperation=rng.choice((0.3, 0.7)),
+        staleness_rounds=rng.randint(1, 4),
     )
 
 
@@ -214,6 +227,8 @@ class Fleet:
             silence_rounds=o.silence_rounds if o.silence else 0,
             manifest_repeats=o.manifest_repeats,
             news_rounds=o.news_rounds,
+            cooperation=o.cooperation,
+            staleness_rounds=o.staleness_rounds,
         )
         self.now = 1000.0
         self.healed = False

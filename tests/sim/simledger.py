@@ -8,6 +8,7 @@ from ternmesh.codec.encoder import scatter
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT
 from ternmesh.federated.aggregation import read_chunks, update_delta_q24
+from ternmesh.federated.evaluation import read_values
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.plan import Plan
@@ -86,7 +87,10 @@ class Ledger:
             expect(sorted(there) == have, f"the list of {name} is not what arrived")
             expect(entry.digest == heads[0].digest, f"the list names another packet of {name}")
             expect(entry.round == made.version - 1, "the list names another round")
-            total += self._count(name, entry.round, chunks, heads[0].samples)
+            staleness = read_values(heads[0].evaluation).staleness
+            expect(staleness <= self.plan.staleness_rounds, f"{name} is too late, and was counted")
+            weight = heads[0].samples * (1 + staleness) ** -0.5
+            total += self._count(name, entry.round, chunks, weight)
         self._check_silence(made, packets, names)
         with np.errstate(invalid="ignore"):
             self.means += np.where(total[1] > 0, total[0] / np.maximum(total[1], 1), 0.0)
@@ -141,7 +145,7 @@ class Ledger:
         self.partial_aggregates[number, head.digest] = left
         return np.stack([head.samples * delta_q24, head.samples * self._present(there, number)])
 
-    def _count(self, name: str, number: int, chunks: list[bytes], samples: int) -> np.ndarray:
+    def _count(self, name: str, number: int, chunks: list[bytes], samples: float) -> np.ndarray:
         delta_q24 = update_delta_q24(chunks, MODEL, number, self.plan) * UNIT
         expect((name, number) not in self.by_round, f"round {number} of {name} counted twice")
         self.by_round[name, number] = delta_q24

@@ -141,8 +141,8 @@ class GuardedHost(HostProcess):
             self.ledger.suspects[number] = None if back is None else back.suspect
             return back
 
-        made.aggregation.combine = noted_combine  # type: ignore[method-assign]
-        made.guard.look = noted_look  # type: ignore[method-assign]
+        made.aggregation.combine = noted_combine  # type: ignore[method-assign, assignment]
+        made.guard.look = noted_look  # type: ignore[method-assign, assignment]
         return made
 
     def go_back(self) -> None:

@@ -182,6 +182,7 @@ class NodeProcess(Process):
         super().__init__(fleet, name)
         self.disk: NodeDisk = NodeDisk(DIMENSION)
         self.news = News(NEWS_MIN)  # in a run without an end
+        self.late = 0  # updates of work for an older round
         self._news_on_disk = self.news.stored()
 
     def load(self) -> NodeProtocol:
@@ -270,7 +271,10 @@ class NodeProcess(Process):
         if self.endpoint.management.paused:
             self.fleet.after(5.0, partial(self._submit, incarnation, run, number))
             return
+        was_pending = self.endpoint.pending is not None
         self.endpoint.submit(number, delta, self.fleet.now)
+        is_update = self.endpoint.pending is not None and not was_pending
+        self.late += is_update and number < self.endpoint.version
         self.disk.note_submitted(delta)
         self.settle()
 

@@ -11,6 +11,7 @@ from tests.sim.simfleet import (
     draw,
     draw_with_carried_runs,
     draw_with_keys,
+    draw_with_late_updates,
     draw_with_new_host_keys,
     draw_with_new_run,
     draw_with_old_copy,
@@ -34,6 +35,17 @@ def test_a_fleet_finishes_and_loses_nothing(group: int) -> None:
 def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS // 3, GROUPS):
         run_seed(seed, draw_with_keys)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_late_updates_count_once_or_stay_with_their_nodes(group: int) -> None:  # R6.3-9
+    for seed in range(group, SEEDS // 2, GROUPS):
+        run_seed(seed, draw_with_late_updates)
+
+
+def test_seeds_draw_late_updates() -> None:
+    fleets = [run_seed(seed, draw_with_late_updates) for seed in range(8)]
+    assert sum(node.late for fleet in fleets for node in fleet.nodes.values()) > 1
 
 
 def test_what_was_held_back_does_not_reach_the_next_run() -> None:

@@ -38,6 +38,8 @@ LATER = {
     "silence_permille": 10,
     "silence_rounds": 4,
     "manifest_repeats": 1,
+    "own_permille": 500,
+    "staleness_rounds": 3,
 }
 
 
@@ -53,7 +55,7 @@ def test_zeros_at_the_end_of_a_plan_are_refused() -> None:  # R5-2
     with pytest.raises(WireError, match="end in zeros") as caught:
         from_numbers((*to_numbers(PLAN), 0))
     assert caught.value.reason == "plan"
-    with pytest.raises(WireError, match="11 to 16"):
+    with pytest.raises(WireError, match="11 to 18"):
         from_numbers(to_numbers(PLAN)[:10])
 
 
@@ -81,7 +83,14 @@ def test_without_an_end_the_rate_falls_over_the_rounds_of_the_news() -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"news_rounds": 0}, {"rounds": 1}, {"silence_rounds": 1}, {"silence_permille": 1}]
+    "numbers",
+    [
+        {"news_rounds": 0},
+        {"rounds": 1},
+        {"silence_rounds": 1},
+        {"silence_permille": 1},
+        {"staleness_rounds": 1},
+    ],
 )
 def test_what_does_not_go_with_a_run_without_an_end(numbers: dict[str, int]) -> None:  # R5-5
     with pytest.raises(WireError, match="end") as caught:
@@ -89,7 +98,7 @@ def test_what_does_not_go_with_a_run_without_an_end(numbers: dict[str, int]) -> 
     assert caught.value.reason == "plan"
 
 
-@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=17).map(tuple))
+@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=19).map(tuple))
 def test_any_numbers_are_a_plan_or_a_wire_error(numbers: tuple[int, ...]) -> None:  # R5-4
     try:
         plan = from_numbers(numbers)

@@ -48,6 +48,8 @@ def plain(state: NodeState) -> dict[str, object]:
         values["pending"]["corrected"] = exact(state.pending.corrected)
     if state.before is not None:
         values["before"] = exact(state.before.model_q24), exact(state.before.residual)
+    if state.own_q24 is not None:
+        values["own_q24"] = exact(state.own_q24)
     return values | {"model_q24": exact(state.model_q24), "residual": exact(state.residual)}
 
 
@@ -140,6 +142,21 @@ CASES: dict[str, Any] = {
         [JOINED, ADVANCED, Joined(RUN, 7, OTHER_PLAN), Joined(RUN, 7, PLAN)],
         ADVANCED,
         AT_3,
+    ),
+    "what a node keeps of its own": (
+        [JOINED],
+        replace(ADVANCED, own_q24=model_q24(4)),
+        replace(AT_3, own_q24=model_q24(4)),
+    ),
+    "it keeps nothing any more": (
+        [JOINED, replace(ADVANCED, own_q24=model_q24(4))],
+        ADVANCED,
+        AT_3,
+    ),
+    "another run begins without it": (
+        [JOINED, replace(ADVANCED, own_q24=model_q24(4))],
+        Joined(NEXT_RUN, 7, PLAN),
+        replace(AT_START, run=NEXT_RUN, global_hash=genesis(MODEL, NEXT_RUN, PLAN), before=BEFORE),
     ),
     "with its global update": (
         [JOINED],

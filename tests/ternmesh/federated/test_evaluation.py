@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.federated.evaluation import Evaluation, of_fleet, read_values, write_values
+from ternmesh.federated.evaluation import (
+    Evaluation,
+    of_fleet,
+    read_values,
+    with_staleness,
+    write_values,
+)
 
 some = st.none() | st.floats(0, 60)
 shares = st.none() | st.floats(0, 1)
@@ -27,6 +33,13 @@ def test_a_large_loss_is_the_largest_and_other_keys_are_ignored() -> None:  # R4
     assert write_values(Evaluation(probe=-1e9)) == ((3, 0),)
     assert write_values(Evaluation(probe=1e9)) == ((3, 0xFFFF),)
     assert read_values([(0, 7), (2, 5000), (200, 1)]) == Evaluation(None, 0.5)
+
+
+def test_how_late_an_update_is_is_no_evaluation() -> None:  # R4.2-5
+    assert with_staleness(((1, 7),), 0) == ((1, 7),)
+    assert with_staleness(((1, 7),), 3) == ((1, 7), (4, 3))
+    assert read_values(with_staleness((), 3)) == Evaluation(nodes=0, staleness=3)
+    assert of_fleet([Evaluation(nodes=0, staleness=3)]) == Evaluation(nodes=0)
 
 
 def test_the_median_of_a_fleet_is_not_what_one_liar_says() -> None:

@@ -24,6 +24,9 @@ MODEL, RUN = bytes(range(32)), bytes(8)
 PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
 
 
+SETTINGS = AggregationSettings()
+
+
 def vector_of(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.01, 3000).astype(np.float32)
 
@@ -60,6 +63,35 @@ def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None: 
     weights = np.array([samples for samples, _ in nodes], float)
     wanted = np.average([decoded(vector_of(seed)) for _, seed in nodes], axis=0, weights=weights)
     assert np.allclose(mean, wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["weighted_mean", "mean"])
+def test_a_late_update_weighs_less(name: str) -> None:  # R6.2-16
+    timely, late = updates_of(vector_of(1), vector_of(2))
+    late = replace(late, evaluation=Evaluation(staleness=3))
+    step = new(name).combine([timely, late], 4)
+    wanted = np.average([decoded(vector_of(1)), decoded(vector_of(2))], axis=0, weights=[2, 1])
+    assert np.allclose(step, wanted, atol=1e-7)
+
+
+def test_momentum_is_as_large_as_the_nodes_agree() -> None:
+    def steps(*seeds: int) -> tuple[np.ndarray, np.ndarray, RobustAggregation]:
+        settings = AggregationSettings(momentum=0.5)
+        made, plain = (RobustAggregation(PLAN, MODEL, s, RUN) for s in (settings, SETTINGS))
+        updates = updates_of(*map(vector_of, seeds))
+        first = made.combine(updates, 3), plain.combine(updates, 3)
+        assert np.array_equal(*first)
+        both = made.combine(updates, 4), plain.combine(updates, 4)
+        return both[0] - both[1], first[0], made
+
+    gained, before, agreed = steps(1, 1, 1)
+    assert np.allclose(gained, 0.5 * before, rtol=1e-2, atol=1e-8)
+    gained, before, _ = steps(1, 2, 3)
+    assert np.linalg.norm(gained) < 0.1 * np.linalg.norm(before)
+    gained, before, _ = steps(1, 1)  # of two, nobody can say who is right
+    assert not gained.any()
+    assert not agreed.combine([], 5).any()
+    assert agreed.velocity is None
 
 
 @pytest.mark.parametrize("name", ["weighted_mean", "mean"])
