@@ -310,8 +310,8 @@ class Fleet:
         losses, hits = map(means, judge(self.vector, whole))
         effects: Sequence[float | None] = [None] * HONEST
         if self.probe is not None:
-            ways = [means(judge(self.vector + w, whole)[0]) for w in (self.probe, -self.probe)]
-            effects = list((ways[0] - ways[1]) / 2)
+            ways = [judge(self.vector + w, whole)[0] for w in (self.probe, -self.probe)]
+            effects = list(means(np.exp(-ways[1]) - np.exp(-ways[0])) / 2)  # of the error
         told = [
             Evaluation(float(loss), None if effect is not None else float(hit), probe=effect)
             for loss, hit, effect in zip(losses, hits, effects, strict=True)

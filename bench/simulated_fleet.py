@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,16 @@ class Judge:
         assert hits is not None
         assert loss is not None
         return loss, hits
+
+    def effect(self, adapter: Vector, probe: Vector, clips: Clips) -> float | None:
+        """What a probe does to the error, as a node finds it."""
+        indexes, whole = np.arange(len(clips)), self._initial + adapter
+        steps = self._evaluator.effect(clips, indexes, whole, probe)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(float | None, end.value)
 
 
 MakeStep = Callable[[LoadedModel, str], Step]
@@ -286,8 +296,7 @@ class Board:
         loss, hits = self.judge(adapter, self.held_out)
         told = Evaluation(loss, hits)
         if self.probe is not None:
-            ways = [self.judge(adapter + w, self.held_out)[0] for w in (self.probe, -self.probe)]
-            told = Evaluation(loss, probe=(ways[0] - ways[1]) / 2)
+            told = Evaluation(loss, probe=self.judge.effect(adapter, self.probe, self.held_out))
         self.member.evaluation = write_values(told)
 
     def adapter_q24(self) -> ModelQ24:

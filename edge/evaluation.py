@@ -56,6 +56,8 @@ class Evaluator:
         self._target = next((spec.name for spec in target_specs(package)), "")
         self._total = 0.0  # sum of the scores since the last `take`
         self._losses = 0.0
+        self._errors = 0.0  # of these samples, by a scale that is one loss
+        self._scale = 1.0
         self._count = 0
 
     def evaluate(
@@ -80,7 +82,9 @@ class Evaluator:
             output = outputs[self._package.outputs[0].name]
             values = scores(self._package.metric, output, batch[self._target])
             self._total += float(values.sum())
-            self._losses += len(values) * self._loss(output, batch[self._target])
+            losses = self._sample_losses(output, batch[self._target])
+            self._losses += float(losses.sum())
+            self._errors += float(-np.expm1(-losses / self._scale).sum())
             self._count += len(values)
             indexes = indexes[part.size :]
             self._batch_size.took(part.size, self._clock() - began)
@@ -90,31 +94,39 @@ class Evaluator:
     def effect(
         self, data: Dataset, indexes: NDArray[np.int64], adapter: Vector, probe: Vector
     ) -> Generator[None, None, float | None]:
-        """Half of the loss with `probe` added minus that with it taken away; as `evaluate`.
+        """Half of the error with `probe` added minus that with it taken away; as `evaluate`.
 
-        `adapter` and `probe` are float32 [D]. None if a loss is not finite.
+        The error of a sample is 1 - exp(-loss): for classes, the probability of the wrong ones.
+        Where a step overshoots it rises far less than the loss. Other losses are divided by that of
+        the evaluation before. `adapter` and `probe` are float32 [D]. None if it is not finite.
         """
-        losses = []
+        errors = []
         for way in (probe, -probe):
             yield from self.evaluate(data, indexes, self._package.split(adapter + way))
-            losses += [loss for loss in self.take()[1:] if loss is not None]
-        return (losses[0] - losses[1]) / 2 if len(losses) == 2 else None
+            errors.append(self._errors / self._count)
+            self._begin()
+        effect = (errors[0] - errors[1]) / 2
+        return effect if math.isfinite(effect) else None
 
     def take(self) -> tuple[float | None, float | None]:
         """The mean score and loss since the last call; None without samples or if not finite."""
         totals = self._total, self._losses
         means = [total / self._count if self._count else math.nan for total in totals]
-        self._total = self._losses = 0.0
-        self._count = 0
+        self._begin()
         score, loss = (mean if math.isfinite(mean) else None for mean in means)
+        self._scale = 1.0 if self._package.metric == "accuracy" else loss or 1.0
         return score, loss
 
-    def _loss(self, output: Array, target: Array) -> float:
-        """The mean loss of a batch; NaN for outputs of another form, such as sequences."""
+    def _begin(self) -> None:
+        self._total = self._losses = self._errors = 0.0
+        self._count = 0
+
+    def _sample_losses(self, output: Array, target: Array) -> NDArray[np.float64]:
+        """The loss of each sample; NaN for outputs of another form, such as sequences."""
         try:
-            return batch_loss(self._package.metric, output, target)
+            return sample_losses(self._package.metric, output, target)
         except ModelError:
-            return math.nan
+            return np.full(len(target), math.nan)
 
 
 def scores(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
@@ -132,8 +144,8 @@ def scores(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
     return means
 
 
-def batch_loss(metric: str, output: Array, target: Array) -> float:
-    """The mean loss of a batch; ModelError if output and target do not fit the metric.
+def sample_losses(metric: str, output: Array, target: Array) -> NDArray[np.float64]:
+    """The loss of each sample; ModelError if output and target do not fit the metric.
 
     It is the cross-entropy of logits for "accuracy" (output [n, classes], target [n]), otherwise
     the mean absolute error (as many outputs as targets).
@@ -142,7 +154,9 @@ def batch_loss(metric: str, output: Array, target: Array) -> float:
     if metric != "accuracy":
         if output.size != target.size:
             raise ModelError(f"outputs have shape {output.shape}, their targets {target.shape}")
-        return float(np.abs(output.reshape(target.shape) - target).mean())
+        apart = np.abs(output.reshape(target.shape) - target)
+        means: NDArray[np.float64] = apart.reshape(len(target), -1).mean(axis=1)
+        return means
     if output.ndim != 2 or target.shape != output.shape[:1]:
         raise ModelError(
             f"a cross-entropy takes logits [n, classes] and targets [n], not {output.shape} and "
@@ -154,7 +168,8 @@ def batch_loss(metric: str, output: Array, target: Array) -> float:
     with np.errstate(invalid="ignore"):  # infinite logits give a loss that is not finite
         logits = output - output.max(axis=1, keepdims=True)
     chosen = np.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
-    return float((np.log(np.exp(logits).sum(axis=1)) - chosen).mean())
+    losses: NDArray[np.float64] = np.log(np.exp(logits).sum(axis=1)) - chosen
+    return losses
 
 
 def spread(count: int, count_max: int) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge.config import ZEROTH_ORDER, NodeConfig
 from edge.data.sources import input_specs, target_specs
 from edge.errors import ModelError
-from edge.evaluation import batch_loss
+from edge.evaluation import sample_losses
 from edge.onnx.session import Inference, LoadedModel, TrainStep
 from edge.trainer import Arrays, Vector
 from ternmesh.generator import derive_key, seeded_signs
@@ -32,7 +32,7 @@ class ZerothOrder:
     """Loss and estimated gradient of one batch, from `2 * probes` forward passes.
 
     `forward` must have no active adapter: onnxruntime would silently use it instead of the tensors
-    that are inputs here. The loss belongs to the metric (`batch_loss`); train_step.onnx may have
+    that are inputs here. The loss belongs to the metric (`sample_losses`); train_step.onnx may have
     another one. ModelError for a model package without such a loss.
     """
 
@@ -82,8 +82,7 @@ class ZerothOrder:
             part = slice(start, start + SLICE)
             inputs = {name: batch[name][part] for name in self._inputs}
             output = self._forward.predict({**inputs, **tensors})[self._output]
-            value = batch_loss(self._package.metric, output, target[part])
-            total += value * len(target[part])
+            total += float(sample_losses(self._package.metric, output, target[part]).sum())
         return total / len(target)
 
     @property

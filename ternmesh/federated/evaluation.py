@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 
 LOSS, ACCURACY, PROBE, STALENESS = 1, 2, 3, 4  # keys on the wire; unknown keys are ignored
-LOSS_UNIT, ACCURACY_UNIT = 1e-3, 1e-4
+LOSS_UNIT, ACCURACY_UNIT, PROBE_UNIT = 1e-3, 1e-4, 1e-4
 VALUE_MAX = 0xFFFF
-PROBE_ZERO = 0x8000  # the value of an effect of zero, in units of a loss
+PROBE_ZERO = 0x8000  # the value of an effect of zero
 
 Values = tuple[tuple[int, int], ...]
 
@@ -24,7 +24,7 @@ class Evaluation:
     loss: float | None = None
     accuracy: float | None = None
     nodes: int = 1  # how many have reported
-    probe: float | None = None  # the effect of the probe: half of loss(+) - loss(-)
+    probe: float | None = None  # the effect of the probe: half of error(+) - error(-), -1 to 1
     staleness: int = 0  # rounds since the one for which the training began
 
 
@@ -41,7 +41,7 @@ def write_values(evaluation: Evaluation) -> Values:
         if value is not None:
             values.append((key, min(VALUE_MAX, max(0, round(value / unit)))))
     if evaluation.probe is not None:
-        effect = PROBE_ZERO + round(evaluation.probe / LOSS_UNIT)
+        effect = PROBE_ZERO + round(evaluation.probe / PROBE_UNIT)
         values.append((PROBE, min(VALUE_MAX, max(0, effect))))
     return tuple(values)
 
@@ -62,7 +62,7 @@ def read_values(values: Iterable[tuple[int, int]]) -> Evaluation:
         value(LOSS, LOSS_UNIT),
         value(ACCURACY, ACCURACY_UNIT),
         1 if known.keys() - {STALENESS} else 0,
-        value(PROBE, LOSS_UNIT, PROBE_ZERO),
+        value(PROBE, PROBE_UNIT, PROBE_ZERO),
         known.get(STALENESS, 0),
     )
 

@@ -18,12 +18,13 @@ import numpy as np
 
 from ternmesh.codec.encoder import scatter
 from ternmesh.codec.permutation import order
-from ternmesh.federated.reputation import LOSS_MIN, Reputations, Standing, cosine
+from ternmesh.federated.reputation import Reputations, Standing, cosine
 from ternmesh.federated.robust import Weighted, clipped, lower_median, mean_of
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
 
 KEPT_MAX = 16  # rounds
+LOSS_MIN = 1.0  # what the loss at the beginning counts at least
 BYTES_MAX = 64_000_000  # of all updates that are kept; the oldest rounds are forgotten first
 REPORTS_MIN = 2  # boards that have reported both times; of two, the smaller rise counts
 HARMFUL = 0.5  # harm by probes that makes a board a suspect without a look at its direction

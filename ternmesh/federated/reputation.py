@@ -5,9 +5,9 @@ since a node whose updates harm the others must not make up for it by being onli
 
 - 0.5: loss. A probe is a vector of one node's recent updates. All nodes evaluate the global adapter
   with the probe added, and with it taken away, on their own samples: half of the difference is its
-  effect on the loss. The median of the reports is what the node's updates do to the others; a
+  effect on their error. The median of the reports is what the node's updates do to the others; a
   minority that lies cannot move it beyond what honest nodes report. Honest updates of other data
-  raise the loss a little, a lie raises it a lot. A node whose updates raise its own loss is broken,
+  raise it a little, a lie raises it a lot. A node whose updates raise its own error is broken,
   whatever they do to the others.
 - 0.3: agreement, the cosine of its recent updates to the sum of the others'. Honest nodes with
   other data have 0.5 to -0.15. What opposes the fleet more than that is discounted; what agrees
@@ -30,8 +30,7 @@ LOWEST = 0.1  # the least reputation
 LOW = 0.6  # below it the owner is told
 PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
-HARM_SCALE = 0.5  # the rise of the loss that is discounted, in losses at the beginning of the run
-LOSS_MIN = 1.0  # ... which count as at least this
+HARM_SCALE = 0.07  # the rise of the error from which on a node is discounted
 OWN = 8.0  # how much more a rise counts that a node reports of its own updates, in its first rounds
 EXCLUDED = 2.0  # harm from which a node's updates do not count
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
@@ -43,7 +42,7 @@ MEMORY = 0.9  # of a rise, by probe
 EARLY = 16  # rounds with many probes
 PROBE_FIRST, PROBE_LAST = 4, 16  # rounds before a node's first probe, and between late ones
 FLEET_MIN, DEVIATIONS, MARGIN_MIN = 4, 2.5, 0.15  # of a node that is unlike the others
-REPORTS_MIN = 2  # losses that a probe needs
+REPORTS_MIN = 2  # that a probe needs
 TRUSTED_MIN, TRUSTED_SHARE = 3, 2 / 3  # reports that suffice without those of excluded nodes
 
 
@@ -52,7 +51,7 @@ class Standing:
     """What is known of a node."""
 
     rounds: int = 0  # in which its update counted
-    rise: float = 0.0  # of the fleet's loss by its probes: up at once, down slowly
+    rise: float = 0.0  # of the fleet's error by its probes: up at once, down slowly
     agreement: float = 0.0  # mean cosine to the others' updates
     uptime: float = 1.0  # mean share of rounds with an update or a silence
     is_first: bool = True  # whether it was there in the first rounds of the run
@@ -82,7 +81,7 @@ class Reputations:
         return self.standings.get(address, Standing())
 
     def harm(self, address: int) -> float:
-        """The rise of the loss by a node's probes: above 1 it is discounted.
+        """The rise of the error by a node's probes: above 1 it is discounted.
 
         At most a minority has any: the nodes with the largest rises.
         """
@@ -131,7 +130,7 @@ class Reputations:
         if address in self.fixed:
             return "pinned by the owner" if self.fixed[address] else "muted by the owner"
         if self.harm(address) > 1:
-            return "excluded: raises the loss" if self.is_excluded(address) else "raises the loss"
+            return "excluded: raises the error" if self.is_excluded(address) else "raises the error"
         if self.copies.get(address, 1) > 1:
             return "sends what another sends"
         if standing.agreement < OPPOSED:
@@ -202,7 +201,7 @@ class Reputations:
         old = self.of(address)
         rise = old.rise
         if len(heard) >= REPORTS_MIN:
-            # Early on an honest node's updates lower its own loss; later they may overshoot.
+            # Early on an honest node's updates lower its own error; later they may overshoot.
             factor = OWN if old.rounds < EARLY else 1.0
             newest = max(
                 weighted_median((rises[a], 1 / self.copies.get(a, 1)) for a in heard),
@@ -220,8 +219,8 @@ class Reputations:
     def suspect(self, address: int, version: int) -> None:
         """Exclude a node that has spoiled the adapter (`guard`), until its probes do no harm."""
         old = self.of(address)
-        least = EXCLUDED * HARM_SCALE * max(LOSS_MIN, self.first_loss or 0.0)
-        known = replace(old, rise=max(old.rise, least), probed=version, wait=2 * PROBE_FIRST)
+        rise = max(old.rise, EXCLUDED * HARM_SCALE)
+        known = replace(old, rise=rise, probed=version, wait=2 * PROBE_FIRST)
         self.standings[address] = known
         self.judge()
 
@@ -232,12 +231,11 @@ class Reputations:
         self.judge()
 
     def judge(self) -> None:
-        """Compare the rises with the loss at the beginning."""
+        """What the rises are worth: those of a minority at most."""
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
-        scale = HARM_SCALE * max(LOSS_MIN, self.first_loss or 0.0)
         present = sum(item.uptime > 0.5 for item in self.standings.values())
         worst = known[::-1][: max(0, (present - 1) // 2)]
-        self._harms = {address: rise / scale for rise, address in worst if rise > 0}
+        self._harms = {address: rise / HARM_SCALE for rise, address in worst if rise > 0}
 
     def stored(self) -> bytes:
         """All as bytes, for the disk."""

@@ -31,6 +31,36 @@ def test_the_mean_is_over_all_samples_however_they_are_cut(tiny, tiny_data, tiny
     assert evaluator.take() == (None, None)
 
 
+def test_the_effect_of_a_probe_is_that_on_an_error_which_has_a_limit(
+    tiny, tiny_data, tiny_samples
+) -> None:
+    evaluator = Evaluator(Inference(tiny.folder, tiny.package), tiny.package)
+    chosen, x, target = np.arange(21), tiny_data["x"][:21], tiny_data["t"][:21]
+    rng = np.random.default_rng(2)
+    probe = rng.normal(size=tiny.package.dimension).astype(np.float32)
+
+    def losses(adapter: np.ndarray) -> np.ndarray:
+        for _ in evaluator.evaluate(tiny_samples, chosen, tiny.package.split(adapter)):
+            pass
+        evaluator.take()
+        tensors = tiny.package.split(adapter)
+        output = Inference(tiny.folder, tiny.package).predict({"x": x, **tensors})["y"]
+        return np.abs(output - target).reshape(21, -1).mean(axis=1)
+
+    before = losses(tiny.initial).mean()  # of other metrics than hits, it is the scale
+    errors = [1 - np.exp(-losses(tiny.initial + way) / before) for way in (probe, -probe)]
+    losses(tiny.initial)
+    steps = evaluator.effect(tiny_samples, chosen, tiny.initial, probe)
+    found = None
+    while found is None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found = end.value
+    assert found == pytest.approx((errors[0] - errors[1]).mean() / 2, abs=1e-5)
+    assert evaluator.take() == (None, None), "nothing of it is left for the next evaluation"
+
+
 def test_indexes_are_spread_evenly() -> None:
     assert spread(10, 3).tolist() == [0, 3, 6]
     assert spread(3, 10).tolist() == [0, 1, 2]

@@ -295,7 +295,7 @@ def test_a_node_that_is_trusted_little_is_told_once_and_so_is_its_return(bench, 
     known.standings = {n: Standing(rise=9.0 * (n == 1), probed=1) for n in (1, 2, 3)}
     known.__post_init__()
     bench.settle()
-    assert caplog.text.count("ada counts 0% from now on: excluded: raises the loss") == 1
+    assert caplog.text.count("ada counts 0% from now on: excluded: raises the error") == 1
     bench.boot()
     assert bench.node("ada")["standing"]["weight"] == 0, "it is kept on disk"
 

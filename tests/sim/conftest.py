@@ -1,6 +1,8 @@
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ternmesh.codec import permutation
 from ternmesh.federated import robust
@@ -28,7 +30,7 @@ def _permute_once() -> Iterator[None]:
     """All ends of a fleet are in one process: the places of a round are computed once for all."""
     permute, known = permutation.permute, dict[tuple[Key, int], Places]()
 
-    def permute_once(key: Key, index: Places, dimension: int) -> Places:
+    def permute_once(key: Key, index: NDArray[np.uint32], dimension: int) -> Places:
         if (key, index.size) not in known:
             if len(known) > 1000:
                 known.clear()

@@ -551,13 +551,13 @@ class Fleet:
 FleetT = TypeVar("FleetT", bound=Fleet)
 
 
-def run_seed(
-    seed: int,
-    draw_options: Callable[[int], Options] = draw,
-    new_fleet: Callable[[int, Options], FleetT] = Fleet,  # type: ignore[assignment]
-) -> FleetT:
+def run_seed(seed: int, draw_options: Callable[[int], Options] = draw) -> Fleet:
     """Run one seed; Violation with the seed and its options where an invariant does not hold."""
-    fleet = new_fleet(seed, draw_options(seed))
+    return run_fleet(seed, Fleet(seed, draw_options(seed)))
+
+
+def run_fleet(seed: int, fleet: FleetT) -> FleetT:
+    """Run the fleet of a seed, as `run_seed`."""
     try:
         fleet.run()
     except Violation as error:

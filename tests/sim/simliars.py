@@ -76,8 +76,10 @@ class LiarLedger(Ledger):
         self.parts: dict[
             int, dict[str, np.ndarray]
         ] = {}  # by round: update, and which numbers came
-        self.means_of = {0: self.means.copy()}  # by version: adapter and residual of the host
-        self.adapters = {0: np.zeros(self.plan.dimension)}
+        self.means_of: dict[int, np.ndarray] = {
+            0: self.means.copy()
+        }  # by version: adapter and residual of the host
+        self.adapters: dict[int, np.ndarray] = {0: np.zeros(self.plan.dimension)}
         self.guarded = self.asked = 0  # returns
 
     def note_reference(
@@ -104,7 +106,7 @@ class LiarLedger(Ledger):
         self.means_of[made.version] = self.means.copy()
         self.adapters[made.version] = made.model_q24 * UNIT
 
-    def _count(self, name: str, number: int, chunks: list[bytes], samples: int) -> np.ndarray:
+    def _count(self, name: str, number: int, chunks: list[bytes], samples: float) -> np.ndarray:
         part = super()._count(name, number, chunks, samples)
         self.parts.setdefault(number, {})[name] = part / samples
         return part

@@ -14,7 +14,7 @@ from tests.sim.simfleet import (
     draw_with_carried_runs,
     draw_with_gateway,
     draw_with_old_copy,
-    run_seed,
+    run_fleet,
 )
 from tests.sim.simledger import expect
 from tests.sim.simprocess import NEWS_MIN
@@ -94,19 +94,19 @@ class EndlessFleet(Fleet):
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_fleet_without_news_is_quiet_and_goes_on_with_news(group: int) -> None:  # R6.7-8
     for seed in range(group, SEEDS, GROUPS):
-        run_seed(seed, without_end(draw), EndlessFleet)
+        run_fleet(seed, EndlessFleet(seed, without_end(draw)(seed)))
 
 
 def test_the_same_behind_a_gateway() -> None:
     for seed in range(SEEDS // 3):
-        run_seed(seed, without_end(draw_with_gateway), EndlessFleet)
+        run_fleet(seed, EndlessFleet(seed, without_end(draw_with_gateway)(seed)))
 
 
 def test_the_same_with_a_host_that_is_set_back() -> None:
     for seed in range(SEEDS // 3):
-        run_seed(seed, without_end(draw_with_old_copy), EndlessFleet)
+        run_fleet(seed, EndlessFleet(seed, without_end(draw_with_old_copy)(seed)))
 
 
 def test_the_same_with_runs_that_take_along_what_was_learned() -> None:
     for seed in range(SEEDS // 3):
-        run_seed(seed, without_end(draw_with_carried_runs), EndlessFleet)
+        run_fleet(seed, EndlessFleet(seed, without_end(draw_with_carried_runs)(seed)))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ternmesh.federated import robust
-from tests.sim.simfleet import run_seed
+from tests.sim.simfleet import run_fleet
 from tests.sim.simliars import LiarFleet, draw_with_liars
 
 pytestmark = pytest.mark.no_cover
@@ -25,10 +25,12 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_all_end_at_the_same_adapter_and_nothing_honest_is_lost(group: int) -> None:  # R4.5-9
     for seed in range(group, SEEDS, GROUPS):
-        run_seed(seed, draw_with_liars, LiarFleet)
+        run_fleet(seed, LiarFleet(seed, draw_with_liars(seed)))
 
 
 def test_seeds_go_back_by_the_guard_and_by_the_owner() -> None:
-    ledgers = [run_seed(seed, draw_with_liars, LiarFleet).host.ledger for seed in range(12)]
+    ledgers = [
+        run_fleet(seed, LiarFleet(seed, draw_with_liars(seed))).host.ledger for seed in range(12)
+    ]
     assert sum(ledger.guarded for ledger in ledgers) > 3
     assert sum(ledger.asked for ledger in ledgers) > 0

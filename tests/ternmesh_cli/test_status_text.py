@@ -190,11 +190,11 @@ def test_after_the_run_no_node_is_called_inactive():
 
 
 def test_who_is_trusted_little_or_unlike_the_others_is_named():
-    low = {**STANDING, "weight": 0.0, "since": 12, "reason": "excluded: raises the loss"}
+    low = {**STANDING, "weight": 0.0, "since": 12, "reason": "excluded: raises the error"}
     theo = {**HOST["nodes"][0], "standing": {**low, "unlike": True}}
     lines = list(describe({**HOST, "nodes": [theo, HOST["nodes"][1]]}))
     assert "unlike the others: theo" in lines
-    assert "theo counts 0% since global update 12: excluded: raises the loss" in lines
+    assert "theo counts 0% since global update 12: excluded: raises the error" in lines
 
 
 def test_fifty_boards_stay_readable():
