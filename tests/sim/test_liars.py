@@ -15,11 +15,15 @@ SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
 GROUPS = 10
 
 
-@pytest.fixture(autouse=True)
-def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product's own, but that one round can spoil the adapter, and steps are not shortened."""
+def one_round_spoils(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds are the product's, but one round can spoil the adapter, and steps stay whole."""
     monkeypatch.setattr(robust, "NORM_RATIO", 30.0)
     monkeypatch.setattr(robust, "STEP_RATIO", 1e9)
+
+
+@pytest.fixture(autouse=True)
+def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_round_spoils(monkeypatch)
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
