@@ -5,6 +5,8 @@ walking). The place of one coordinate costs 8 multiplies and no table, so a smal
 one frame alone. Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,13 +17,18 @@ ROUNDS = 8
 BLOCK = 1 << 14  # places computed at a time: so many stay in the processor's cache
 
 
+@lru_cache(maxsize=2)  # the updates of a round and the step that they make
 def order(model_hash: bytes, round_number: int, dimension: int) -> Places:
-    """The permutation of `range(dimension)` for one model and round; equal on every node."""
+    """The permutation of `range(dimension)` for one model and round; equal on every node.
+
+    The array is shared and read-only.
+    """
     key = derive_key("order", model_hash, round_number.to_bytes(4, "little"))
     places = np.empty(dimension, dtype=np.int64)
     for start in range(0, dimension, BLOCK):
         index = np.arange(start, min(start + BLOCK, dimension), dtype=np.uint32)
         places[start : start + index.size] = permute(key, index, dimension)
+    places.flags.writeable = False
     return places
 
 

@@ -1,14 +1,9 @@
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from ternmesh.codec import permutation
 from ternmesh.federated import robust
 from ternmesh.federated.reputation import Reputations
-from ternmesh.generator import Key
-from ternmesh.types import Places
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,21 +17,4 @@ def _no_bounds(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(robust, name, 1e9)
         patch.setattr(Reputations, "weight", lambda *_: 1.0)
         patch.setattr(Reputations, "is_proven", lambda *_: True)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _permute_once() -> Iterator[None]:
-    """All ends of a fleet are in one process: the places of a round are computed once for all."""
-    permute, known = permutation.permute, dict[tuple[Key, int], Places]()
-
-    def permute_once(key: Key, index: NDArray[np.uint32], dimension: int) -> Places:
-        if (key, index.size) not in known:
-            if len(known) > 1000:
-                known.clear()
-            known[key, index.size] = permute(key, index, dimension)
-        return known[key, index.size].copy()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation, "permute", permute_once)
         yield
