@@ -280,8 +280,10 @@ class Node:
     def _is_too_late(self) -> bool:
         """Whether the round that is trained was over too long ago for an update of its own."""
         began, plan = self.trainer.round, self.protocol.plan
-        staleness_rounds = 0 if plan is None else plan.staleness_rounds
-        return began is not None and not 0 <= self.protocol.version - began <= staleness_rounds
+        if began is None or plan is None:
+            return False
+        is_late = not 0 <= self.protocol.version - began <= plan.staleness_rounds
+        return is_late or self.protocol.finished  # no later round would take it
 
     def _use_settings(self) -> None:
         settings = self.management.settings
@@ -336,7 +338,8 @@ class Node:
         if held_out is not None and is_asked and probe.vector is not None:
             vector = self.personal.shared(probe.vector)
             effect = yield from self._evaluator.effect(held_out, chosen, adapter, vector)
-            self._probe = Probe(version, effect=effect)
+            if self._probe is probe:  # the next global update may have brought another
+                self._probe = Probe(version, effect=effect)
         now = self._clock()
         self._busy_at = now
         traffic = list(self.driver.traffic.values())
@@ -476,6 +479,7 @@ class Node:
         self.trainer.stop(forget=True)
         _log.warning("round %d has no delta (%s): %s", round_number + 1, error, DIVERGED)
         zeros = np.zeros(self.package.dimension, np.float32)
+        self.protocol.evaluation = self._evaluated(self.protocol.version)
         self.protocol.submit(round_number, zeros, self._clock())
 
     def _rest(self) -> None:

@@ -73,7 +73,7 @@ class RunConfig:
     aggregation: str = "weighted_mean"
     aggregation_file: str = field(default="", metadata=PATH)
     byzantine: int = field(default=0, metadata=limits(0, 1000))
-    momentum: float = field(default=0.0, metadata=limits(0.0, 0.95))
+    momentum: float = field(default=0.0, metadata=limits(0.0, 0.95) | needs("memory"))
     memory: float = field(default=0.9, metadata=limits(0.0, 0.99))
     probes: bool = True
     guard: float = field(default=0.5, metadata=limits(0.0, 100.0))

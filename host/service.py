@@ -93,8 +93,10 @@ class HostService:
         self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
         self.releases = releases
         self._store = store
+        standings = self.coordinator.aggregation.reputations.standings
+        # The addresses of nodes that are trusted little
+        self._low = {address for address, known in standings.items() if known.low_since}
         self._clock = clock
-        self._low: set[int] = set()  # the addresses of nodes that are trusted little
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
         self._lines: list[tuple[int, str]] = []  # level and text, logged once the disk has it

@@ -32,7 +32,7 @@ from ternmesh_cli.setup_text import BOARD, SPEAKERS, Answers, is_port
 from ternmesh_service.config_file import check_name
 from ternmesh_store.files import make_private_folder, read_text
 
-TABLE_MAX = 1 << 20  # bytes
+TABLE_MAX = 4 << 20  # bytes
 ZOO = Path("/opt/ternmesh/zoo")  # of a .deb
 UNIT = "ternmesh-node"
 WANTED = Path(f"etc/systemd/system/multi-user.target.wants/{UNIT}.service")

@@ -21,7 +21,7 @@ from ternmesh.errors import TernmeshError
 from ternmesh_store.database import StoreError
 from ternmesh_store.files import make_private_folder
 
-REQUEST_MAX = 1 << 20  # bytes, line end included; the identities of a large fleet are the longest
+REQUEST_MAX = 4 << 20  # bytes, line end included; the identities of a large fleet are the longest
 ANSWER_MAX = 4 << 20
 CLIENTS_MAX = 16  # at once; the connection of a further one is closed
 ANSWER_S = 10.0  # how long a client waits

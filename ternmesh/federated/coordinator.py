@@ -35,8 +35,9 @@ from ternmesh.federated.events import (
 from ternmesh.federated.guard import Guard
 from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
+from ternmesh.federated.registry import CHAIN_BYTES_MAX
 from ternmesh.federated.reputation import restored
-from ternmesh.federated.robust import RobustAggregation, Weighted
+from ternmesh.federated.robust import MEANS, RobustAggregation, Weighted
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,
@@ -94,7 +95,8 @@ class Coordinator(HostRun):
             plan, model_hash, settings.aggregation, run, restored(state.standings)
         )
         limit = settings.aggregation.guard if self.aggregation.has_probes else 0.0
-        self.guard = Guard(plan, model_hash, limit)
+        keeps_steps = settings.aggregation.name not in MEANS
+        self.guard = Guard(plan, model_hash, limit, keeps_steps=keeps_steps)
         self.returned = ""  # which global update went back to which version, and why
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers
@@ -118,6 +120,7 @@ class Coordinator(HostRun):
         if node is not None:
             self._forget(node.address)
             self.residual = self.guard.forget(node.address, self.residual)
+            self.aggregation.before = None  # no momentum of its updates
         self._ask(now)  # first the new broadcast key for the others
         self._advance(now)
 
@@ -130,14 +133,13 @@ class Coordinator(HostRun):
         if self.phase != OPEN or self.recovering:
             return "no round is open: an older version is for a run that goes on"
         if not 0 <= version < self.version:
-            return f"version {version} is not older than {self.version}"
+            return f"there is no version {version} before {self.version}"
         older = self._older(version)
         if older is None:
             return f"version {version} is not kept any more, or was itself taken back"
-        self.residual = 0 * self.residual
-        self.consolidation = Consolidation(self.plan.dimension)
-        self.returned = f"global update {self.version + 1} goes back to version {version}"
-        self._make_step(self.residual, Count([], {}, {}), now, (version, older))
+        self.guard.reset()
+        self._round.silent.update(self.nodes)  # none is missing
+        self._go_back((version, older), 0 * self.residual, Count([], {}, {}), now)
         return ""
 
     def is_excluded(self, name: str) -> bool:
@@ -258,6 +260,7 @@ class Coordinator(HostRun):
         self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
 
     def _given_back(self, link: ChainLink, rows: Mapping[int, Counted], giver: str) -> None:
+        self.guard.reset()
         self._move_on(link, Count([], dict(rows), {}), (), giver)
 
     def _advance(self, now: float) -> None:
@@ -347,18 +350,28 @@ class Coordinator(HostRun):
         reputations = self.aggregation.reputations
         # Only the guard may keep what the nodes sent: with many nodes it is much.
         sent, self.aggregation.sent = self.aggregation.sent, Weighted()
-        back = self.guard.look(self.version, self.residual, sent, reputations)
+        oldest = self._chain.reach(CHAIN_BYTES_MAX)  # as far as nodes can follow
+        rest = sent, combined, reputations, oldest
+        back = self.guard.look(self.version, self.residual, *rest)
         older = None if back is None else self._older(back.version)
         if back is None or older is None:
             self._make_step(combined, count, now)
         else:
-            self.residual = back.residual
-            self.returned = (
-                f"global update {self.version + 1} goes back to version {back.version}: since then "
-                f"the boards' loss has risen by {back.rise:.2f}, and "
-                f"{self.nodes[back.suspect].name} is the likely cause"
-            )
-            self._make_step(0 * combined, count, now, (back.version, older))
+            self.guard.returned(back, reputations)
+            names = ", ".join(sorted(self.nodes[address].name for address in back.without))
+            why = f": since then the boards' loss has risen by {back.rise:.2f}, likely by {names}"
+            self._go_back((back.version, older), back.residual, count, now, why)
+
+    def _go_back(
+        self, older: tuple[int, ModelQ24], residual: Vector, count: Count, now: float, why: str = ""
+    ) -> None:
+        """Make the next global update from an older version and a residual."""
+        self.residual = residual
+        # These are of the adapters that are taken back.
+        self.consolidation = Consolidation(self.plan.dimension)
+        self.aggregation.before = None
+        self.returned = f"global update {self.version + 1} goes back to version {older[0]}{why}"
+        self._make_step(0 * residual, count, now, older)
 
     def _older(self, version: int) -> ModelQ24 | None:
         """The global adapter of an older version; None where the steps since are not kept."""
@@ -372,8 +385,6 @@ class Coordinator(HostRun):
         version = self.version + 1
         returns_to, base_q24 = older or (None, self.model_q24)
         probe = self.aggregation.probe(version) if older is None else ()
-        if older is not None:
-            self.aggregation.velocity = None  # it is of the steps that are taken back
         rest = self._model_hash, version, self.plan
         made = make_step(combined, self.residual, *rest, has_probe=bool(probe))
         chunks, delta_q24, self.residual = made

@@ -112,7 +112,7 @@ class Advanced:
     counts_own: bool = False  # whether it counts an update of this node
     counts_nobody: bool = False  # or that is not known: the node took a snapshot
     probe: Vector | None = None  # to evaluate with the adapter (`reputation`), float32 [D]
-    has_returned: bool = False  # the adapter goes on from an older version
+    has_returned: bool = False  # to an older version, and what was learned since is dropped
     own_q24: ModelQ24 | None = None  # as in `NodeState`
 
 

@@ -3,8 +3,8 @@
 Each board reports the loss of the global adapter on its own samples. The guard compares a board's
 report only with what the same board reported of an older version. Where the median of these rises
 is large, the host goes back to the best version that it has kept, and adds what the boards sent
-since then once more, without the board that is most likely the cause. That one is excluded, until
-its probes say otherwise (`reputation`).
+since then once more, without the boards that are excluded by now. If none of these had counted, the
+board that is most likely the cause is excluded, until its probes say otherwise (`reputation`).
 
 A rise that the return does not undo is no fault of a board: the data have changed. The suspect then
 counts as before. The guard's memory is that of the process: after a restart it begins anew.
@@ -27,7 +27,7 @@ KEPT_MAX = 16  # rounds
 LOSS_MIN = 1.0  # what the loss at the beginning counts at least
 BYTES_MAX = 64_000_000  # of all updates that are kept; the oldest rounds are forgotten first
 REPORTS_MIN = 2  # boards that have reported both times; of two, the smaller rise counts
-HARMFUL = 0.5  # harm by probes that makes a board a suspect without a look at its direction
+HARMFUL = 1.0  # harm by probes that makes a board a suspect without a look at its direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,13 @@ class KeptRound:
     losses: Mapping[int, float]  # by address
     residual: Vector  # of the host, before this round
     sent: Weighted
+    step: Vector | None  # of a rule that is no mean: it stands for what was sent
 
     def size(self) -> int:
         """Bytes in memory."""
-        return self.residual.nbytes + sum(item.vector.trits.nbytes for item in self.sent.updates)
+        step = 0 if self.step is None else self.step.nbytes
+        trits = sum(item.vector.trits.nbytes for item in self.sent.updates)
+        return self.residual.nbytes + step + trits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,67 +52,99 @@ class Return:
     """The version to go back to, and the residual with which the host goes on there."""
 
     version: int
+    losses: Mapping[int, float]  # of that version, by address
     residual: Vector
-    suspect: int  # its address
     rise: float  # of the boards' loss since that version
+    suspect: int | None  # the address of a board to exclude
+    without: frozenset[int]  # boards whose updates are not added once more
 
 
 class Guard:
-    """Keeps the newest rounds. `limit` is in losses at the beginning of the run; 0: it is off."""
+    """Keeps the newest rounds. `limit` is in losses at the beginning of the run; 0: it is off.
 
-    def __init__(self, plan: Plan, model_hash: bytes, limit: float) -> None:
+    `keeps_steps`: the rule is no mean, so its steps are added once more, not the boards' updates.
+    """
+
+    def __init__(
+        self, plan: Plan, model_hash: bytes, limit: float, *, keeps_steps: bool = False
+    ) -> None:
         self._plan = plan
         self._model_hash = model_hash
         self._limit = limit
+        self._keeps_steps = keeps_steps
         self._rounds: deque[KeptRound] = deque(maxlen=KEPT_MAX)
-        self._returned: tuple[Mapping[int, float], int, Standing] | None = None
+        self._suspected: tuple[Mapping[int, float], int, Standing] | None = None
 
     def look(
-        self, version: int, residual: Vector, sent: Weighted, reputations: Reputations
+        self,
+        version: int,
+        residual: Vector,
+        sent: Weighted,
+        step: Vector,
+        reputations: Reputations,
+        oldest: int = 0,
     ) -> Return | None:
-        """Keep a round that is to be closed. Return where to go back to, if it is spoiled."""
+        """Keep a round that is to be closed. Return where to go back to, if it is spoiled.
+
+        `step` is what the rule made of the round, `oldest` the oldest version to go back to.
+        """
         if not self._limit or not sent.updates:
             return None
         losses = {
             u.address: u.evaluation.loss for u in sent.updates if u.evaluation.loss is not None
         }
-        self._check_return(losses, reputations)
-        self._rounds.append(KeptRound(version, losses, residual, sent))
+        self._check_suspect(losses, reputations)
+        kept_step = step if self._keeps_steps else None
+        self._rounds.append(KeptRound(version, losses, residual, sent, kept_step))
         while sum(kept.size() for kept in self._rounds) > BYTES_MAX:
             self._rounds.popleft()
-        found = max(
-            ((rise(kept.losses, losses), kept.version) for kept in self._rounds), default=None
-        )
-        if found is None or found[0] <= self._limit * loss_scale(reputations):
+        found = [(rise(k.losses, losses), k.version) for k in self._rounds if k.version >= oldest]
+        highest, best = max(found, default=(-np.inf, 0))
+        if highest <= self._limit * loss_scale(reputations):
             return None
-        since = [kept for kept in self._rounds if kept.version >= found[1]]
-        start = since[0]
-        suspect = self._suspect(since, reputations)
-        if suspect is None:
+        since = [kept for kept in self._rounds if kept.version >= best]
+        counted = {item.address for kept in since for item, weight, _ in kept.sent.rows() if weight}
+        gone = {address for address in counted if not reputations.weight(address)}
+        suspect = None if gone else self._suspect(since, reputations)
+        if not gone and suspect is None:
             return None
-        self._returned = start.losses, suspect, reputations.of(suspect)
-        reputations.suspect(suspect, version)
+        without = frozenset(gone if suspect is None else {suspect})
+        again = sum((self._again(kept, without) for kept in since), since[0].residual)
+        return Return(best, since[0].losses, again, highest, suspect, without)
+
+    def returned(self, back: Return, reputations: Reputations) -> None:
+        """Note that the host goes back: the suspect is excluded, and the rounds are over."""
+        self.reset()
+        if back.suspect is not None:
+            self._suspected = back.losses, back.suspect, reputations.of(back.suspect)
+            reputations.suspect(back.suspect, back.version)
+
+    def reset(self) -> None:
+        """Forget all rounds: what comes next does not follow from them."""
         self._rounds.clear()
-        again = sum((self._mean(kept, without=suspect) for kept in since), start.residual)
-        return Return(start.version, again, suspect, found[0])
+        self._suspected = None
 
     def forget(self, address: int, residual: Vector) -> Vector:
         """The host's residual without what a node that is revoked may still have in it.
 
         The residual does not tell whose it is: each number loses what the node has sent in the
-        kept rounds, at most down to zero.
+        kept rounds, at most down to zero. These rounds are forgotten.
         """
         own = self._of(self._rounds, address)
+        self.reset()
         left: Vector = residual - np.clip(own, np.minimum(residual, 0), np.maximum(residual, 0))
         return left
 
-    def _check_return(self, losses: Mapping[int, float], reputations: Reputations) -> None:
+    def _check_suspect(self, losses: Mapping[int, float], reputations: Reputations) -> None:
         """Take the suspect back where the first reports after a return are as bad as before."""
-        if self._returned is None:
+        if self._suspected is None:
             return
-        before, suspect, standing = self._returned
-        self._returned = None
-        if rise(before, losses) > self._limit * loss_scale(reputations):
+        before, suspect, standing = self._suspected
+        change = rise(before, losses)
+        if change == -np.inf:
+            return  # too few boards have reported
+        self._suspected = None
+        if change > self._limit * loss_scale(reputations):
             reputations.standings[suspect] = standing
             reputations.judge()
 
@@ -117,22 +152,26 @@ class Guard:
         """The address of the node that most likely spoiled these rounds; None if nobody may be.
 
         It is the one whose probes harm the most; where none does, the one that opposes the others.
+        A gateway's sum is of several boards, so none of them is suspected for it.
         """
         present = {item.address for kept in since for item in kept.sent.updates}
-        free = [a for a in sorted(present) if reputations.weight(a) and a not in reputations.fixed]
-        if len(present) - len(free) + 1 > (len(present) - 1) // 2:
-            return None  # a majority cannot be excluded
+        summed = {i.address for kept in since for i in kept.sent.updates if i.members > 1}
+        free = sorted(present - summed - reputations.fixed.keys())
+        if len(present) - len(free) >= (len(present) - 1) // 2:
+            return None  # a majority cannot be excluded, and the cause may be one that is pinned
         harms = {address: reputations.harm(address) for address in free}
         worst = max(free, key=lambda address: harms[address])
         if harms[worst] >= HARMFUL:
             return worst
-        own = {address: self._of(since, address) for address in free}
+        own = {address: self._of(since, address) for address in present}
         whole = sum(own.values(), np.zeros(self._plan.dimension, np.float32))
         return min(free, key=lambda address: cosine(own[address], whole - own[address]))
 
-    def _mean(self, kept: KeptRound, without: int) -> Vector:
-        """The weighted mean of a round without one node, in the order of the adapter."""
-        counts = np.array([item.address != without for item in kept.sent.updates])
+    def _again(self, kept: KeptRound, without: frozenset[int]) -> Vector:
+        """The weighted mean of a round without some nodes, in the order of the adapter."""
+        if kept.step is not None:
+            return kept.step
+        counts = np.array([item.address not in without for item in kept.sent.updates])
         return self._placed(kept, mean_of(replace(kept.sent, weights=kept.sent.weights * counts)))
 
     def _of(self, rounds: Iterable[KeptRound], address: int) -> Vector:
@@ -141,7 +180,7 @@ class Guard:
         for kept in rounds:
             for item, weight, factor in kept.sent.rows():
                 if item.address == address:
-                    share = weight / kept.sent.weights.sum()
+                    share = weight / (kept.sent.weights.sum() or 1.0)
                     total += self._placed(kept, clipped(item.vector, float(share * factor)))
         return total
 

@@ -48,7 +48,7 @@ class News:
             self.samples = self.rounds = 0
 
     def advanced(self, event: Advanced) -> None:
-        """Note a global update. One that returns to an older version makes all samples news."""
+        """Note a global update. One that drops what was learned makes all samples news."""
         if event.has_returned:
             self.begin_run()
         self.rounds = min(self.rounds + event.counts_own, INTEGER_MAX)

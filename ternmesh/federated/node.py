@@ -22,7 +22,7 @@ from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.local_update import keep_own
 from ternmesh.federated.node_work import NodeWork
 from ternmesh.federated.recovery import steps_after
-from ternmesh.federated.registry import UpdateChain
+from ternmesh.federated.registry import CHAIN_BYTES_MAX, UpdateChain
 from ternmesh.federated.state import ChainLink, Learned, NodePhase, NodeState, NodeStep
 from ternmesh.plan import Plan, from_numbers, genesis
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -36,7 +36,6 @@ from ternmesh.wire.global_update import NO_GLOBAL_HASH, GlobalSnapshot, GlobalUp
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
-CHAIN_BYTES_MAX = 256_000
 ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
@@ -325,7 +324,9 @@ class NodeProtocol(NodeWork):
             counts_own=counts_own,
             counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
             probe=probe,
-            has_returned=isinstance(step, GlobalUpdate) and step.returns_to is not None,
+            has_returned=isinstance(step, GlobalUpdate)
+            and step.returns_to is not None
+            and not step.counted,
             own_q24=self.own_q24,
         )
         self._events.append(advanced)

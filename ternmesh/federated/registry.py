@@ -8,6 +8,8 @@ from typing import Generic, Protocol, TypeVar
 from ternmesh.errors import WireError
 from ternmesh.federated.state import ChainLink
 
+CHAIN_BYTES_MAX = 256_000  # of the global updates that a node keeps
+
 
 class Registered(Protocol):
     """The attributes that every kind of node has."""
@@ -103,6 +105,16 @@ class UpdateChain:
     def oldest(self) -> int | None:
         """The version of the oldest global update that is kept."""
         return self._links[0].version if self._links else None
+
+    def reach(self, bytes_max: int) -> int:
+        """The oldest version from which at most so many bytes of global updates lead here."""
+        version, total = self._links[-1].version if self._links else 0, 0
+        for link in reversed(self._links):
+            total += len(link.content)
+            if total > bytes_max:
+                break
+            version = link.version - 1
+        return version
 
     def hash_of(self, version: int) -> bytes | None:
         """Return the hash of a version's global update; None if it is not kept any more."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ternmesh.errors import WireError
 from ternmesh.link.erasure_code import INDEX_END, Layout, encode_symbols
 from ternmesh.timers import Random
+from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh.wire.release import (
     ACTIVE,
     BAD,
@@ -43,7 +44,7 @@ NAME_SIZE = 4
 LOSS_MAX = 0.7  # the loss by which a burst is made longer, at most
 SPREAD_MIN_S = 0.5
 ASKS_SILENT = 4  # unanswered asks after which a board is away
-BOARDS_MAX = 4096
+BOARDS_MAX = COUNTED_MAX
 OFFERS_APART = 10.0  # times the spread: two offers to boards that come back are not closer
 FIRST_PAUSE = 8.0  # times the spread: the first wait for boards that try the release
 OFFER_EVERY = 256  # symbols: a board that has missed the offer loses no more than these
@@ -258,14 +259,14 @@ class ReleaseSender:
         Boards that are away do not hold it up.
         """
         offer = self.offer
+        if offer.stage != ON_TRIAL:
+            return None
         tried = [
             b.state
             for name, b in self.boards.items()
             if place_of(name, offer.digest) < offer.tries
             and (b.silent < ASKS_SILENT or b.state in (GOOD, BAD))
         ]
-        if offer.stage != ON_TRIAL:
-            return None
         if not tried:
             held = [name for name, b in self.boards.items() if b.state == HELD and not b.silent]
             tries = canaries(held, offer.digest, self._share) if held else offer.tries

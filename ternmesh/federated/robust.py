@@ -31,7 +31,7 @@ from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
-from ternmesh.federated.reputation import PROBE_FIRST, Reputations, cosine
+from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations, cosine
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
@@ -43,6 +43,7 @@ STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
 COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
+MEANS = ("mean", "weighted_mean")
 INSTEAD = "the weighted mean is taken"
 ROOT_SHARE = 0.25  # of the step: the host's own training. With 0.5 honest fleets lose two points
 MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
@@ -139,8 +140,7 @@ class RobustAggregation:
             self.reputations.forget_probes()
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._steps: deque[float] = deque(maxlen=HISTORY)
-        self._before: Vector | None = None
-        self.velocity: Vector | None = None  # the newest step with its momentum
+        self.before: Vector | None = None  # the newest step
         self._probe: tuple[int, int] | None = None  # its version, and the address of the node
 
     def combine(
@@ -159,7 +159,7 @@ class RobustAggregation:
         self.sent = Weighted()
         self._read_reports(updates, round_number)
         if not updates:
-            self.velocity = None
+            self.before = None
             return np.zeros(self._plan.dimension, np.float32)
         proven = [self._is_proven(item.address) for item in updates]
         weights, norms, factors = bound(updates, list(self._norms), proven)
@@ -181,14 +181,14 @@ class RobustAggregation:
         rows = self._rows(updates, factors, mean, places)
         step = scatter(mean, places)
         own = self._own_update(round_number, adapter, self._norms[-1])
-        if self._settings.name not in ("mean", "weighted_mean"):
+        if self._settings.name not in MEANS:
             step = self._by_rule(rows, weights, step, own)
         elif self._memory is not None:
             deque(rows, maxlen=0)  # they are remembered; the mean needs no matrix of all updates
         self._note_round([item.address for item in updates], silent, round_number + 1)
         if own is not None and not is_rooted(self._settings.name):
             step = step + np.float32(ROOT_SHARE) * (own - step)
-        return self._with_momentum(self._limit_step(step))
+        return self._limit_step(self._with_momentum(step))
 
     def probe(self, version: int) -> tuple[bytes, ...]:
         """The chunks of the probe for the global update to `version`; empty if none is due.
@@ -218,7 +218,7 @@ class RobustAggregation:
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]
         losses = sorted(item.loss for item in reports if item.loss is not None)
-        if self.reputations.first_loss is None and losses:
+        if self.reputations.first_loss is None and len(losses) >= REPORTS_MIN:
             self.reputations.first_loss = losses[len(losses) // 4]
         if self._probe is not None and self._probe[0] == version:
             rises = {
@@ -240,6 +240,8 @@ class RobustAggregation:
             for address, weight in weights.items():
                 own = self._memory.total(address)
                 cosines[address] = cosine(own, whole - weight * own)
+                if not self._memory.rounds(address):  # there was no room for one
+                    cosines[address] = self.reputations.usual_agreement
             self.reputations.copies = self._copies(counted)
         self.reputations.counted(cosines, silent, version)
 
@@ -289,7 +291,7 @@ class RobustAggregation:
                 group = next(numbers)
                 grouped[group] += np.float32(weight / sums[group]) * row
         settings = self._settings
-        context = Context(settings.byzantine, self._before, own, self._rng)
+        context = Context(settings.byzantine, self.before, own, self._rng)
         try:
             check_count(settings.name, len(grouped), settings.byzantine)
             return _checked(settings.rule(grouped, sums, context), mean.size)
@@ -313,7 +315,7 @@ class RobustAggregation:
                 norm = limit
         if norm:
             self._steps.append(norm)
-        self._before = step
+        self.before = step
         return step
 
     def _with_momentum(self, step: Vector) -> Vector:
@@ -321,12 +323,11 @@ class RobustAggregation:
 
         Hsu et al., "Measuring the effects of non-identical data distribution", 2019.
         """
+        if not self._settings.momentum or self.before is None:
+            return step
         cosines = list(self.reputations.cosines.values())
         share = self._settings.momentum * max(0.0, float(np.mean(cosines)))
-        if share and self.velocity is not None:
-            step = step + np.float32(share) * self.velocity
-        self.velocity = step
-        return step
+        return step + np.float32(share) * self.before
 
 
 def bound(

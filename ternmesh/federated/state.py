@@ -17,7 +17,8 @@ from ternmesh.wire.global_update import COUNTED_MAX, NO_GLOBAL_HASH, Counted
 
 NO_RUN = bytes(8)
 LATE_KEPT = 16  # deadlines in whose time a node that is on time makes up for a late one
-NODES_AGGREGATED_MAX = COUNTED_MAX * 2 // 3  # two nodes in a partial aggregate take three rows
+# Each receipt looks at all partial aggregates: more nodes than this take minutes.
+NODES_AGGREGATED_MAX = 2730
 
 # Phases. A table has, for each phase, the steps that it allows and the phase after each. A step
 # that a phase does not have must not be taken: the end looks the table up before it takes one.

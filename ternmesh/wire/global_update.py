@@ -187,15 +187,15 @@ def _read_head(data: bytes) -> tuple[_Head, int | None]:
         head = read_cbor(data)
     except WireError as error:
         raise WireError("reference", f"the header of an object: {error}") from error
-    returns_to = None
-    if type(head) is tuple and len(head) == _FIELDS + 1:
+    returns_to, returns = None, type(head) is tuple and len(head) == _FIELDS + 1
+    if returns:
         *head, returns_to = head
     match head:
         case (int(version), bytes(link), bytes(model), 0 | 1 as finished, int(deadline), rows):
             sizes_fit = len(link) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
             has_rows = type(rows) is tuple and len(rows) <= COUNTED_MAX
-            is_older = isinstance(returns_to, int) and returns_to < version - 1
-            if sizes_fit and has_rows and (is_older or returns_to is None):
+            is_older = type(returns_to) is int and 0 <= returns_to < version - 1
+            if sizes_fit and has_rows and (is_older or not returns):
                 counted = tuple(map(_read_counted, rows))
                 return (version, link, model, bool(finished), deadline, counted), returns_to
     raise WireError("reference", "the fields of an object's header are not valid")

@@ -84,8 +84,8 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("deadline_s = 12", "deadline_s = 0.9", "run.deadline_s is 0.9: it must be 1.0 to"),
         (
             "min_peers = 2",
-            "nodes_max = 10923\npartial_aggregates = true",
-            "run.nodes_max is 10923: with partial_aggregates it must be at most 10922",
+            "nodes_max = 2731\npartial_aggregates = true",
+            "run.nodes_max is 2731: with partial_aggregates it must be at most 2730",
         ),
         (
             "min_peers = 2",

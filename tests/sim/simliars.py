@@ -6,6 +6,7 @@ what each version stood for, and so what must be left after the host has gone ba
 """
 
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,7 @@ class LiarLedger(Ledger):
     def __init__(self, *rest: Any) -> None:
         super().__init__(*rest)
         self.weights: dict[int, dict[int, tuple[float, float]]] = {}  # by round and address
-        self.suspects: dict[int, int | None] = {}  # by round
+        self.left_out: dict[int, frozenset[int]] = {}  # by round, where the host goes back
         self.parts: dict[
             int, dict[str, np.ndarray]
         ] = {}  # by round: update, and which numbers came
@@ -95,14 +96,14 @@ class LiarLedger(Ledger):
             for name, part in self.parts.get(number, {}).items():
                 weight, factor = weights[name]
                 part *= np.array([[weight * factor], [weight]])
-            suspect = self.suspects.get(number)
             self.means = before + self._mean(number)
             if made.returns_to is not None:
-                expect(suspect is not None, "the host goes back without a suspect")
+                expect(number in self.left_out, "the host goes back and leaves nobody out")
+                without = {names[address] for address in self.left_out[number]}
                 self.guarded += 1
                 self.means = self.means_of[made.returns_to].copy()
                 for past in range(made.returns_to, number + 1):
-                    self.means += self._mean(past, names[suspect or 0])
+                    self.means += self._mean(past, without)
         self.means_of[made.version] = self.means.copy()
         self.adapters[made.version] = made.model_q24 * UNIT
 
@@ -111,9 +112,11 @@ class LiarLedger(Ledger):
         self.parts.setdefault(number, {})[name] = part / samples
         return part
 
-    def _mean(self, number: int, without: str = "") -> np.ndarray:
+    def _mean(self, number: int, without: Collection[str] = ()) -> np.ndarray:
         parts = self.parts.get(number, {})
-        total = sum((p for name, p in parts.items() if name != without), np.zeros((2, DIMENSION)))
+        total = sum(
+            (p for name, p in parts.items() if name not in without), np.zeros((2, DIMENSION))
+        )
         mean: np.ndarray = total[0] / np.where(total[1] > 0, total[1], 1.0)
         return mean
 
@@ -140,7 +143,8 @@ class GuardedHost(HostProcess):
 
         def noted_look(number: int, *rest: Any) -> Any:
             back = look(number, *rest)
-            self.ledger.suspects[number] = None if back is None else back.suspect
+            if back is not None:
+                self.ledger.left_out[number] = back.without
             return back
 
         made.aggregation.combine = noted_combine  # type: ignore[method-assign, assignment]

@@ -46,22 +46,21 @@ def forgets_what_was_sent_since(patch: pytest.MonkeyPatch) -> None:
 
 def counts_the_suspect_once_more(patch: pytest.MonkeyPatch) -> None:
     """The rounds are repeated with everybody."""
-    mean = Guard._mean
-    patch.setattr(Guard, "_mean", lambda self, kept, without: mean(self, kept, without=-1))
+    again = Guard._again
+    patch.setattr(Guard, "_again", lambda self, kept, _: again(self, kept, frozenset()))
 
 
-def repeats_rounds_twice(patch: pytest.MonkeyPatch) -> None:
-    """The guard keeps the rounds that it has repeated."""
+def repeats_a_round_twice(patch: pytest.MonkeyPatch) -> None:
+    """The newest round counts as one that is over and as the open one."""
     look = Guard.look
 
-    def look_and_keep(self: Guard, *rest: Any) -> Any:
-        rounds = list(self._rounds)
+    def look_and_add(self: Guard, *rest: Any) -> Any:
         back = look(self, *rest)
-        if back is not None:
-            self._rounds.extend(rounds)
-        return back
+        if back is None:
+            return None
+        return replace(back, residual=back.residual + self._again(self._rounds[-1], back.without))
 
-    patch.setattr(Guard, "look", look_and_keep)
+    patch.setattr(Guard, "look", look_and_add)
 
 
 def adds_the_step_to_the_newest(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +121,7 @@ def keeps_what_the_owner_wants_to_lose(patch: pytest.MonkeyPatch) -> None:
     make = Coordinator._make_step
 
     def make_with_residual(self: Coordinator, combined: Any, count: Any, *rest: Any) -> None:
-        if rest[1:] and rest[1] is not None and not count.rows:
+        if len(rest) > 1 and not count.rows:
             self.residual = self.residual + np.float32(0.01)
         make(self, combined, count, *rest)
 
@@ -141,7 +140,7 @@ def gives_a_return_without_its_steps(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: tuple[Mutant, ...] = (
     forgets_what_was_sent_since,
     counts_the_suspect_once_more,
-    repeats_rounds_twice,
+    repeats_a_round_twice,
     adds_the_step_to_the_newest,
     takes_one_step_too_few_back,
     forgets_that_a_step_returned,

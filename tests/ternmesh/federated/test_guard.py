@@ -194,6 +194,88 @@ def test_who_is_pinned_is_no_suspect(new_bench: New) -> None:
     assert weights(bench)[LIAR] == 1.0
 
 
+def test_a_liar_whom_probes_exclude_in_the_same_round_is_left_out_and_nobody_else(
+    new_bench: New,
+) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    play(bench, 1, lies=True)
+    reputations = bench.host.aggregation.reputations
+    liar = bench.host.nodes.named(LIAR).address
+    read = bench.host.aggregation._read_reports
+
+    def read_and_exclude(*rest: Any) -> None:
+        read(*rest)
+        reputations.suspect(liar, 13)
+
+    bench.host.aggregation._read_reports = read_and_exclude
+    good = loss_of(bench)
+    play(bench, 1)
+    assert returns(bench) == [12]
+    assert loss_of(bench) < good
+    assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
+    assert weights(bench)[LIAR] == 0.0
+
+
+def test_a_suspect_waits_for_reports_that_can_be_compared(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    play(bench, 1, target=-TARGET)
+    assert len(returns(bench)) == 1
+    play(bench, 1, target=-TARGET, reports={})
+    assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
+    play(bench, 1, target=-TARGET)
+    assert set(weights(bench).values()) == {1.0}
+
+
+def test_what_the_owner_has_dropped_does_not_come_back_by_the_guard(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    assert bench.host.return_to(6, bench.now) == ""
+    bench.exchange()
+    assert not bench.host.guard._rounds
+    play(bench, 2)
+    play(bench, 2, lies=True)
+    assert returns(bench) == [6, 15]
+
+
+def test_a_round_of_an_excluded_node_alone_has_no_part(new_bench: New) -> None:
+    bench = new_fleet(new_bench, guard=1e9)
+    play(bench, 2)
+    kept = bench.host.guard._rounds[-1]
+    nothing = replace(kept, sent=replace(kept.sent, weights=0 * kept.sent.weights))
+    bench.host.guard._rounds.append(nothing)
+    assert np.isfinite(bench.host.guard.forget(1, bench.host.residual)).all()
+
+
+def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    bench.host.guard = guard_module.Guard(bench.plan, MODEL, GUARD, keeps_steps=True)
+    play(bench, 12)
+    steps, combine = [], bench.host.aggregation.combine
+
+    def noted(*rest: Any) -> Any:
+        steps.append(combine(*rest))
+        return steps[-1]
+
+    bench.host.aggregation.combine = noted
+    before = to_float(bench.host.model_q24) + bench.host.residual
+    spoil(bench)
+    now = to_float(bench.host.model_q24) + bench.host.residual
+    assert np.abs(now - (before + sum(steps))).max() < 1e-5
+
+
+def test_the_guard_goes_back_no_further_than_boards_can_follow(
+    new_bench: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ternmesh.federated.coordinator.CHAIN_BYTES_MAX", 1)
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    play(bench, 3, lies=True)
+    assert returns(bench) == []
+    assert weights(bench)[LIAR] > 0, "nobody is suspected for nothing"
+
+
 def test_a_majority_cannot_be_suspect(new_bench: New) -> None:
     bench = new_fleet(new_bench, fixed=dict.fromkeys(BOARDS[1:], 1.0))
     play(bench, 12)
@@ -201,12 +283,16 @@ def test_a_majority_cannot_be_suspect(new_bench: New) -> None:
     assert returns(bench) == []
 
 
-def test_boards_forget_the_rounds_that_were_taken_back(new_bench: New) -> None:
+def test_samples_are_news_again_only_where_what_was_learned_is_dropped(new_bench: New) -> None:
     bench = new_fleet(new_bench)
     play(bench, 12)
     spoil(bench)
+    assert not bench.last("ada", Advanced).has_returned  # it is added once more
+    assert bench.host.return_to(5, bench.now) == ""
+    bench.exchange()
     for name in BOARDS:
         assert bench.last(name, Advanced).has_returned
+    assert made(bench)[-1].missing == ()
     play(bench)
     assert not bench.last("ada", Advanced).has_returned
 
@@ -247,7 +333,7 @@ def test_an_update_that_waits_stays_with_its_board(new_bench: New) -> None:
 
 @pytest.mark.parametrize(
     ("version", "sentence"),
-    [(4, "is not older"), (-1, "is not older"), (2, "taken back"), (3, "taken back")],
+    [(4, "no version 4"), (-1, "no version -1"), (2, "taken back"), (3, "taken back")],
 )
 def test_versions_to_which_the_owner_cannot_return(
     new_bench: New, version: int, sentence: str

@@ -12,6 +12,7 @@ from ternmesh.federated import node as node_module
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, RunAdopted, WorkReady
 from ternmesh.federated.recovery import ASKS_MAX, GIVEN_MAX, IGNORED_PAUSES
+from ternmesh.federated.registry import CHAIN_BYTES_MAX
 from ternmesh.federated.state import CoordinatorState, new_coordinator_state
 from ternmesh.security.membership import HOST
 from ternmesh.timers import NETWORK_TIMERS
@@ -305,7 +306,7 @@ def test_what_a_node_keeps_is_bounded(alone: Any, monkeypatch: Any) -> None:  # 
     play(alone)
     assert alone.last("theo", Advanced).oldest == 4
     assert node_module.CHAIN_MAX == 64
-    assert node_module.CHAIN_BYTES_MAX <= 256_000
+    assert CHAIN_BYTES_MAX <= 256_000
     wanted = seal_open(Header(UNASSIGNED, 99), control.write_control(Wanted(1, 1)))
     theo.receive_frames(HOST, [wanted], alone.now)
     [given, *_] = [open_seal(frame)[1] for _, frame in alone.take("theo")]

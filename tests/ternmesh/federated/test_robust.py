@@ -91,7 +91,7 @@ def test_momentum_is_as_large_as_the_nodes_agree() -> None:
     gained, before, _ = steps(1, 1)  # of two, nobody can say who is right
     assert not gained.any()
     assert not agreed.combine([], 5).any()
-    assert agreed.velocity is None
+    assert agreed.before is None
 
 
 @pytest.mark.parametrize("name", ["weighted_mean", "mean"])
