@@ -38,6 +38,7 @@ from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
 from ternmesh.federated.reputation import Reputations, Standing
 from ternmesh.federated.state import CoordinatorSettings, CoordinatorState, new_coordinator_state
 from ternmesh.plan import Plan, make_plan
+from ternmesh.wire.update import read_manifest
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
@@ -305,9 +306,11 @@ def test_a_power_cut_in_mid_training_gives_the_same_update(
     assert update_of_round(world, 2) == expected
 
 
-@pytest.mark.parametrize("rounds", [1, ROUNDS])
-def test_late_work_is_kept_for_a_later_update(world: World, rounds: int) -> None:
-    world.new_host(plan=make(rounds=rounds))
+@pytest.mark.parametrize(("rounds", "staleness_rounds"), [(ROUNDS, 0), (1, 0), (1, 4)])
+def test_late_work_is_kept_for_a_later_update(
+    world: World, rounds: int, staleness_rounds: int
+) -> None:
+    world.new_host(plan=replace(make(rounds=rounds), staleness_rounds=staleness_rounds))
     slow, quick = world.add("ada"), world.add("bob")
     world.until(lambda: slow.trainer.progress[0] == 5)
     learned, residual = slow.trainer.delta(), slow.protocol.residual
@@ -384,6 +387,8 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
     assert f"training has diverged): {DIVERGED}" in caplog.text
     assert ada.protocol.pending is not None
     np.testing.assert_array_equal(ada.protocol.pending.corrected, ada.protocol.residual)
+    reported = read_manifest(ada.protocol.pending.bodies[0]).evaluation
+    assert reported == ada._evaluated(2), "of this version, not of one before"
     assert np.isfinite(ada.protocol.residual).all()
     np.testing.assert_array_equal(ada.global_adapter, global_adapter(world))
     world.until(lambda: ada.protocol.finished and bob.protocol.finished)

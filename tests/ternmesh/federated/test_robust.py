@@ -431,6 +431,18 @@ def test_more_samples_weigh_more_only_once_a_node_is_proven() -> None:
     assert shares[-1][3] <= shares[-1][1], "it opposes the others"
 
 
+def test_nothing_speaks_against_a_node_without_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robust, "MEMORY_MAX", 3 * PLAN.dimension)
+    aggregation = new(memory=0.9)
+    common = vector_of(9)
+    for version in range(30):
+        vectors = [common + vector_of(10 * version + seed) for seed in range(4)]
+        aggregation.combine(updates_of(*vectors), version)
+    known = aggregation.reputations
+    assert known.usual_agreement > 0.2
+    assert [known.weight(address) for address in known.standings] == pytest.approx([1.0] * 4)
+
+
 def test_nodes_that_send_the_same_are_seen() -> None:
     aggregation = new(memory=0.9)
     for version in range(3):
