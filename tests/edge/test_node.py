@@ -306,6 +306,16 @@ def test_a_power_cut_in_mid_training_gives_the_same_update(
     assert update_of_round(world, 2) == expected
 
 
+def close_without_ada(world: World, late: int) -> None:
+    """Let the deadline of a round pass."""
+
+    def closed() -> bool:
+        world.now += 1.0
+        return world.host.coordinator.version > late
+
+    world.until(closed, ["bob"])
+
+
 @pytest.mark.parametrize(("rounds", "staleness_rounds"), [(ROUNDS, 0), (1, 0), (1, 4)])
 def test_late_work_is_kept_for_a_later_update(
     world: World, rounds: int, staleness_rounds: int
@@ -316,12 +326,7 @@ def test_late_work_is_kept_for_a_later_update(
     learned, residual = slow.trainer.delta(), slow.protocol.residual
     late = slow.trainer.round or 0
     assert np.abs(learned).max() > 0.01
-
-    def closed() -> bool:
-        world.now += 1.0
-        return world.host.coordinator.version > late
-
-    world.until(closed, ["bob"])  # the deadline passes without ada
+    close_without_ada(world, late)
     slow.turn(0.0)
     assert slow.protocol.version == late + 1
     np.testing.assert_array_equal(slow.protocol.residual, residual + learned)
@@ -334,12 +339,7 @@ def test_a_slow_node_goes_on_training_and_counts_later(world: World) -> None:  #
     slow, quick = world.add("ada"), world.add("bob")
     world.until(lambda: slow.trainer.progress[0] == 5)
     late = slow.trainer.round or 0
-
-    def closed() -> bool:
-        world.now += 1.0
-        return world.host.coordinator.version > late
-
-    world.until(closed, ["bob"])  # the deadline passes without ada
+    close_without_ada(world, late)
     slow.turn(0.0)
     assert slow.protocol.version == late + 1
     assert slow.trainer.round == late
