@@ -377,7 +377,7 @@ def test_the_evaluation_of_new_labels_keeps_to_its_share(world: World, share: fl
     feed.poll = lambda now: np.arange(3)  # type: ignore[method-assign]
     node.data = replace(node.data, feed=feed, held_out=None)  # type: ignore[arg-type]
     while world.now < began + 20.0:
-        node.turn()
+        node.turn(0.0)
         world.now += 0.01
     assert sum(spent) <= share * (world.now - began) + 0.2
     assert len(spent) > 5
