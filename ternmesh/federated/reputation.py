@@ -7,8 +7,8 @@ since a node whose updates harm the others must not make up for it by being onli
   with the probe added, and with it taken away, on their own samples: half of the difference is its
   effect on their error. The median of the reports is what the node's updates do to the others; a
   minority that lies cannot move it beyond what honest nodes report. Honest updates of other data
-  raise it a little, a lie raises it a lot. A node whose updates raise its own error is broken,
-  whatever they do to the others.
+  raise it a little, a lie raises it a lot: more than is usual in the fleet. A node whose updates
+  raise its own error is broken, whatever they do to the others.
 - 0.3: agreement, the cosine of its recent updates to the sum of the others'. Honest nodes with
   other data have 0.5 to -0.15. What opposes the fleet more than that is discounted; what agrees
   less than half as much as is usual counts down to one half, since it may be honest.
@@ -30,7 +30,8 @@ LOWEST = 0.1  # the least reputation
 LOW = 0.6  # below it the owner is told
 PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
-HARM_SCALE = 0.07  # the rise of the error from which on a node is discounted
+HARM_SCALE = 0.07  # the least rise of the error from which on a node is discounted
+USUAL = 1.5  # that rise, in medians of the other nodes' rises
 OWN = 8.0  # how much more a rise counts that a node reports of its own updates, in its first rounds
 EXCLUDED = 2.0  # harm from which a node's updates do not count
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
@@ -219,7 +220,7 @@ class Reputations:
     def suspect(self, address: int, version: int) -> None:
         """Exclude a node that has spoiled the adapter (`guard`), until its probes do no harm."""
         old = self.of(address)
-        rise = max(old.rise, EXCLUDED * HARM_SCALE)
+        rise = max(old.rise, EXCLUDED * self._scale(address))
         known = replace(old, rise=rise, probed=version, wait=2 * PROBE_FIRST)
         self.standings[address] = known
         self.judge()
@@ -235,7 +236,18 @@ class Reputations:
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
         present = sum(item.uptime > 0.5 for item in self.standings.values())
         worst = known[::-1][: max(0, (present - 1) // 2)]
-        self._harms = {address: rise / HARM_SCALE for rise, address in worst if rise > 0}
+        # The same for all of a minority, since none of them is the median.
+        scale = self._scale(worst[0][1]) if worst else HARM_SCALE
+        self._harms = {address: rise / scale for rise, address in worst if rise > 0}
+
+    def _scale(self, address: int) -> float:
+        """The rise of the error from which on a node is discounted.
+
+        Where nodes have quite different data, most honest updates raise the others' error.
+        """
+        others = (n for a, n in self.standings.items() if a != address and n.uptime > 0.5)
+        rises = sorted(node.rise for node in others)
+        return max(HARM_SCALE, USUAL * rises[(len(rises) - 1) // 2]) if rises else HARM_SCALE
 
     def stored(self) -> bytes:
         """All as bytes, for the disk."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.federated import reputation
-from ternmesh.federated.reputation import Reputations, Standing, cosine, restored
+from ternmesh.federated.reputation import EXCLUDED, USUAL, Reputations, Standing, cosine, restored
 
 NODES = range(1, 7)
 
@@ -52,9 +52,23 @@ def test_a_minority_moves_a_rise_no_further_than_honest_reports(lies: list[float
 def test_a_minority_at_most_is_discounted() -> None:
     found = fleet()
     for node in NODES:
-        found.probed(node, 9, reports(*[node / 10] * 6))
+        found.probed(node, 9, reports(*[0.01 if node < 4 else node / 4] * 6))
     assert [node for node in NODES if found.is_excluded(node)] == [5, 6]
     assert all(found.weight(node) == pytest.approx(1.0) for node in (1, 2, 3, 4))
+
+
+def test_a_rise_that_is_usual_in_the_fleet_is_not_discounted() -> None:
+    found = fleet()
+    for node in NODES:
+        found.probed(node, 9, reports(*[0.2 + node / 100] * 6))
+    assert not any(found.harm(node) > 1 for node in NODES)
+    found.probed(6, 10, reports(*[0.23 * USUAL * EXCLUDED - 0.01] * 6))
+    assert found.harm(6) > 1
+    assert not found.is_excluded(6)
+    found.probed(6, 11, reports(*[0.23 * USUAL * EXCLUDED + 0.01] * 6))
+    assert found.is_excluded(6)
+    found.suspect(1, 12)
+    assert found.is_excluded(1)
 
 
 def test_reports_of_excluded_nodes_do_not_count_where_enough_others_report() -> None:
