@@ -28,7 +28,6 @@ MAGNITUDES = 0x40  # flag of the sparse form: a fourth stream holds magnitudes -
 DENSE = 0x80
 CODEBOOK = 0xC0
 VOTE_MAX = 127
-_PLACES = 1 << np.arange(RICE_MAX, dtype=np.uint16)  # what each bit of a remainder is worth
 
 Bits = NDArray[np.uint8]  # one bit an element
 Integers = NDArray[np.int32] | NDArray[np.int64]
@@ -89,18 +88,22 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
     rice = coded.coding & RICE_MAX
     count = coded.count
     bits = np.unpackbits(np.frombuffer(coded.data, dtype=np.uint8), bitorder="little")
-    quotients, at = read_unary(bits, 0, count)
+    ends, at = read_unary(bits, 0, count, left=count * (rice + 1))
     remainders, at = take(bits, at, count * rice)
     signs, at = take(bits, at, count)
-    gaps = (quotients << rice) + remainders.reshape(count, rice) @ _PLACES[:rice]
-    where = np.cumsum(gaps) + np.arange(count)
+    numbers = np.arange(count)
+    where = (ends - numbers << rice) + numbers  # before an end are as many ones as nonzeros
+    if rice:
+        low = remainders[::rice].astype(np.int64)
+        for place in range(1, rice):
+            low += remainders[place::rice].astype(np.int64) << place
+        where += low.cumsum()
     if count and where[-1] >= size:
         raise WireError("coding", "a nonzero lies beyond the end of the chunk")
     nonzeros = 1 - 2 * signs.view(np.int8)
     if coded.coding & MAGNITUDES:
-        magnitudes = np.ones(count, dtype=np.int64)
-        extra, at = read_unary(bits, at, count)
-        magnitudes += extra
+        ends, at = read_unary(bits, at, count)
+        magnitudes = np.diff(ends, prepend=-1)
         if not 1 < magnitudes.max(initial=0) <= VOTE_MAX:
             raise WireError("coding", f"the largest vote must be 2 to {VOTE_MAX}")
         nonzeros = (nonzeros * magnitudes).astype(np.int8)
@@ -144,18 +147,15 @@ def unary(numbers: Integers) -> Bits:
     return bits
 
 
-def read_unary(bits: Bits, at: int, count: int) -> tuple[NDArray[np.int64], int]:
-    """`count` unary numbers from bit `at` on, and the place after them; WireError."""
-    end = min(bits.size, at + 2 * count)
-    # Each number ends with a one. The bits after the last of these ones belong to other streams.
-    while end < bits.size and np.count_nonzero(bits[at:end]) < count:
-        end = min(bits.size, 2 * end - at)
-    ends = np.flatnonzero(bits[at:end].view(np.bool_))[:count]
+def read_unary(bits: Bits, at: int, count: int, left: int = 0) -> tuple[NDArray[np.int64], int]:
+    """Where the ones of `count` unary numbers are, from bit `at` on, and the place after them.
+
+    At least `left` bits follow. WireError if there are fewer.
+    """
+    ends = bits[at : max(at, bits.size - left)].view(np.bool_).nonzero()[0][:count]
     if ends.size < count:
         raise WireError("coding", "the code ends before its last nonzero")
-    end = at + int(ends[-1]) + 1 if count else at
-    ends[1:] -= ends[:-1] + 1
-    return ends, end
+    return ends, at + int(ends[-1]) + 1 if count else at
 
 
 def take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:
