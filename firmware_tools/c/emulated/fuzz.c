@@ -1,0 +1,156 @@
+/* One libFuzzer target for every function that reads what came over the air. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ternmesh.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static void check(bool holds) {
+    if (!holds) {
+        abort();
+    }
+}
+
+static void frames(const uint8_t *data, size_t n) {
+    static const uint8_t secret[32] = {1};
+    static uint8_t body[TM_FRAME_MAX], marks[TM_WINDOW][4];
+    tm_header header;
+    tm_aes128 aes;
+    tm_traffic traffic;
+    tm_window window;
+    size_t size = 0;
+    if (tm_plain_open(&header, data, n, &size) == TM_OK) {
+        check(size + TM_FRAME_OVERHEAD == n);
+    }
+    if (n < 9 || n > TM_FRAME_MAX) {
+        return;
+    }
+    uint64_t highest;
+    memcpy(&highest, data, 8);
+    tm_traffic_init(&traffic, secret, tm_aes128_portable(&aes));
+    tm_window_init(&window, highest, marks);
+    (void)tm_keyed_open(&traffic, &window, 1, NULL, data + 8, n - 8, &header, body);
+    /* What is sealed opens, once. */
+    size_t length = n - 8 > 64 ? 64 : n - 8;
+    tm_header own = {1, 0, 1, 0};
+    uint8_t frame[64 + TM_FRAME_OVERHEAD];
+    uint64_t counter = highest + data[8];
+    size = tm_keyed_seal(&traffic, &own, counter, NULL, data + 8, length, frame);
+    if (counter >= highest) {
+        check(tm_keyed_open(&traffic, &window, 1, NULL, frame, size, &header, body) == TM_OK);
+        check(memcmp(body, data + 8, length) == 0);
+        check(tm_keyed_open(&traffic, &window, 1, NULL, frame, size, &header, body) == TM_REPLAY);
+    }
+}
+
+static void counters(const uint8_t *data, size_t n) {
+    static uint8_t marks[TM_WINDOW][4];
+    tm_window window;
+    uint64_t counter = 0;
+    tm_window_init(&window, 0, n % 2 ? marks : NULL);
+    for (size_t at = 0; at + 4 <= n; at += 4) {
+        uint32_t low = data[at] | (uint32_t)data[at + 1] << 8 | (uint32_t)data[at + 2] << 16;
+        counter = tm_whole_counter(window.highest, data[at + 3] & 1 ? low % 2048 : low);
+        (void)tm_window_take(&window, counter, data + at);
+        check(tm_window_take(&window, counter, data + at) != TM_OK);
+    }
+}
+
+static void chunks(const uint8_t *data, size_t n) {
+    static int8_t values[4096];
+    tm_chunk chunk;
+    if (n < 2) {
+        return;
+    }
+    size_t size = (data[0] | (size_t)data[1] << 8) % (sizeof values + 1);
+    uint8_t kind = n % 2 ? TM_CHUNK_KIND : TM_VOTE_CHUNK_KIND;
+    if (tm_chunk_read(&chunk, data + 2, n - 2, kind) == TM_OK) {
+        uint8_t head[TM_CHUNK_HEAD_SIZE];
+        tm_chunk_write_head(head, &chunk, kind);
+        check(memcmp(head, data + 2, sizeof head) == 0);
+        if (tm_chunk_decode(&chunk, values, size) == TM_OK) {
+            size_t count = 0;
+            for (size_t i = 0; i < size; i++) {
+                count += values[i] != 0;
+            }
+            check(count == chunk.count);
+        }
+    }
+}
+
+static void symbols(const uint8_t *data, size_t n) {
+    static uint8_t object[4096], rows[64 * 128], pivots[TM_GENERATION_MAX], row[256], symbol[64];
+    if (n < 10) {
+        return;
+    }
+    tm_layout layout = {(uint32_t)(data[0] | data[1] << 8) % 1024, data[2] % 64};
+    if (tm_layout_check(&layout) != TM_OK || tm_layout_count(&layout) > 64 ||
+        tm_collector_room(&layout, 0) > sizeof rows) {
+        return;
+    }
+    tm_collector collector;
+    tm_collector_init(&collector, &layout, data + 4, 0, rows, pivots);
+    for (size_t at = 8; at + 2 <= n; at += 2) {
+        bool is_new;
+        uint16_t index = (uint16_t)(data[at] | data[at + 1] << 8);
+        uint32_t missing = tm_collector_missing(&collector);
+        for (size_t i = 0; i < layout.size; i++) {
+            object[i] = data[(i + 8) % n];
+        }
+        tm_symbol_make(&layout, data + 4, object, index, symbol);
+        size_t size = layout.symbol_bytes + (index == 7u);
+        if (tm_collector_add(&collector, index, symbol, size, row, &is_new) == TM_OK) {
+            check(tm_collector_missing(&collector) == missing - is_new);
+        }
+    }
+    if (!tm_collector_missing(&collector)) { /* all symbols were of one object: so it is that */
+        static uint8_t found[1024];
+        tm_collector_write(&collector, found);
+        check(memcmp(found, object, layout.size) == 0);
+    }
+}
+
+static void streams(const uint8_t *data, size_t n) {
+    static uint8_t buffer[300], again[2 * 300 + 8];
+    tm_unframer unframer;
+    size_t size = 0;
+    for (unsigned kiss = 0; kiss < 2; kiss++) {
+        tm_unframer_init(&unframer, buffer, sizeof buffer - n % 7);
+        for (size_t i = 0; i < n; i++) {
+            if (kiss ? tm_kiss_feed(&unframer, data[i], &size)
+                     : tm_cobs_feed(&unframer, data[i], &size)) {
+                check(size <= sizeof buffer);
+                /* A frame is found again in what it is written as. */
+                uint8_t copy[300], first = buffer[0];
+                tm_unframer other;
+                bool is_found = false;
+                size_t length = kiss ? tm_kiss_frame(first, buffer + 1, size - 1, again)
+                                     : tm_cobs_frame(buffer, size, again);
+                tm_unframer_init(&other, copy, sizeof copy);
+                size_t found = 0;
+                for (size_t j = 0; j < length; j++) {
+                    is_found |= kiss ? tm_kiss_feed(&other, again[j], &found)
+                                     : tm_cobs_feed(&other, again[j], &found);
+                }
+                if (!other.is_overlong && !other.malformed) {
+                    check(is_found && found == size && memcmp(copy, buffer, size) == 0);
+                }
+            }
+        }
+    }
+    if (n && n <= 200) {
+        size_t length = tm_cobs_encode(data, n, again);
+        check(tm_cobs_decode(again, length, buffer, &size) && size == n);
+        check(memcmp(buffer, data, n) == 0);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    static void (*const targets[])(const uint8_t *, size_t) = {frames, counters, chunks, symbols,
+                                                               streams};
+    if (n) {
+        targets[data[0] % 5](data + 1, n - 1);
+    }
+    return 0;
+}

@@ -1,0 +1,323 @@
+/* ternmesh for microcontrollers: frames, seals, chunks, symbols and serial framing.
+ *
+ * C99 without malloc, recursion, variable-length arrays or global state that changes. All memory is
+ * the caller's; every function says how much it needs. Numbers on the wire are little-endian. What
+ * the bytes mean is in docs/SPEC.md; the constants come from there (ternmesh_constants.h).
+ *
+ * A function that reads what came over the air returns a tm_result. TM_OK is 0; any other result
+ * has changed nothing but output buffers, and its reason is the one that Python counts.
+ */
+#ifndef TERNMESH_H
+#define TERNMESH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ternmesh_constants.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    TM_OK = 0,
+    TM_LENGTH,  /* the size of a frame or body is impossible */
+    TM_VERSION, /* another version of the wire, or a reserved bit is set */
+    TM_SUITE,   /* another seal suite than expected */
+    TM_SEAL,    /* the tag is wrong: damaged, forged, or sealed with another key */
+    TM_REPLAY,  /* a counter that was used, or that is older than the window */
+    TM_CLONE,   /* a used counter with another tag: two senders have one key */
+    TM_CODING,  /* the code of a chunk is not canonical or ends early */
+    TM_TRITS,   /* a dense chunk with bytes that are no trits */
+    TM_SCALE,   /* a scale that is not canonical, or does not fit the count */
+    TM_SYMBOL,  /* a symbol or layout of an impossible size */
+    TM_ROOM     /* a buffer of the caller's is too small; never the sender's fault */
+} tm_result;
+
+/* The reason in SPEC.md section 6.6, for example "coding"; "" for TM_OK. */
+const char *tm_reason(tm_result result);
+
+/* ---- Frames (SPEC.md section 3) ------------------------------------------------------------- */
+
+typedef struct {
+    uint16_t address;
+    uint32_t counter; /* the low 24 bits of the sender's */
+    uint8_t suite;
+    uint8_t key_phase; /* the low bit of a broadcast key's epoch */
+} tm_header;
+
+/* Read the header of `frame`, which is not authenticated by this.
+ * TM_LENGTH, TM_VERSION, or TM_SUITE for a suite that does not exist. */
+tm_result tm_header_read(tm_header *header, const uint8_t *frame, size_t size);
+
+/* Write TM_HEAD_SIZE bytes. */
+void tm_header_write(uint8_t *frame, const tm_header *header);
+
+/* Suite 0: a frame of TM_HEAD_SIZE + body_size + TM_TAG_SIZE bytes; its tag detects damage only.
+ * The header's suite must be 0. Returns the size of the frame. */
+size_t tm_plain_seal(uint8_t *frame, const tm_header *header, const uint8_t *body,
+                     size_t body_size);
+
+/* The body is at frame + TM_HEAD_SIZE, *body_size bytes. TM_LENGTH, TM_VERSION, TM_SUITE, TM_SEAL. */
+tm_result tm_plain_open(tm_header *header, const uint8_t *frame, size_t size, size_t *body_size);
+
+/* ---- AES-128-CCM, tag of 8 bytes (RFC 3610) ------------------------------------------------- */
+
+/* A block cipher: the portable one below, or a driver of the chip's own AES unit. */
+typedef struct {
+    void *context;
+    void (*set_key)(void *context, const uint8_t key[16]);
+    void (*encrypt)(void *context, const uint8_t in[16], uint8_t out[16]);
+} tm_aes;
+
+typedef struct {
+    uint8_t round_keys[176];
+} tm_aes128;
+
+/* The portable cipher: 256 bytes of table. It is not constant in time on a CPU with a data cache. */
+tm_aes tm_aes128_portable(tm_aes128 *context);
+
+typedef struct {
+    uint8_t bytes[13];
+} tm_nonce;
+
+/* Of a frame with this address and whole counter. */
+tm_nonce tm_nonce_of(uint16_t address, uint64_t counter);
+
+/* What the tag covers besides the body: two parts, of which the second may be empty. */
+typedef struct {
+    const uint8_t *head;
+    size_t head_size;
+    const uint8_t *run; /* TM_RUN_SIZE bytes that do not travel (R3-10), or NULL */
+} tm_associated;
+
+/* Write size + TM_TAG_SIZE bytes to `out`, which may be `body`. The key must be set. */
+void tm_ccm_seal(const tm_aes *aes, const tm_nonce *nonce, const tm_associated *associated,
+                 const uint8_t *body, size_t size, uint8_t *out);
+
+/* Write size - TM_TAG_SIZE bytes to `out`, which may be `sealed`. TM_SEAL: `out` is then zeros. */
+tm_result tm_ccm_open(const tm_aes *aes, const tm_nonce *nonce, const tm_associated *associated,
+                      const uint8_t *sealed, size_t size, uint8_t *out);
+
+/* ---- The replay window (SPEC.md section 9.4) ------------------------------------------------ */
+
+typedef struct {
+    uint64_t highest;
+    uint8_t seen[TM_WINDOW / 8]; /* bit `counter mod TM_WINDOW` */
+    uint8_t (*marks)[4];         /* TM_WINDOW of them, or NULL: a clone is then a TM_REPLAY */
+} tm_window;
+
+/* A window near whose `highest` the first counter will be. */
+void tm_window_init(tm_window *window, uint64_t highest, uint8_t (*marks)[4]);
+
+/* The counter nearest to `near` whose low 24 bits are `low`. */
+uint64_t tm_whole_counter(uint64_t near_to, uint32_t low);
+
+/* Enter a frame whose tag was checked. TM_REPLAY, TM_CLONE. */
+tm_result tm_window_take(tm_window *window, uint64_t counter, const uint8_t *tag);
+
+/* ---- Sessions (SPEC.md sections 9.2 and 9.3) ------------------------------------------------ */
+
+/* One direction of a session: the secret from which the key of each 2^20 frames follows. */
+typedef struct {
+    uint8_t secret[32];
+    uint64_t generation; /* of the key that is set */
+    bool is_set;
+    tm_aes aes;
+} tm_traffic;
+
+void tm_traffic_init(tm_traffic *traffic, const uint8_t secret[32], tm_aes aes);
+
+/* A frame of TM_HEAD_SIZE + body_size + TM_TAG_SIZE bytes, for any address but 0. `counter` must
+ * never have been used with this secret. Returns the size of the frame. */
+size_t tm_keyed_seal(tm_traffic *traffic, const tm_header *header, uint64_t counter,
+                     const uint8_t *run, const uint8_t *body, size_t body_size, uint8_t *frame);
+
+/* Open a frame of suite `suite` and enter it into the window. `body` takes size - TM_HEAD_SIZE -
+ * TM_TAG_SIZE bytes and may be frame + TM_HEAD_SIZE.
+ * TM_LENGTH, TM_VERSION, TM_SUITE, TM_SEAL, TM_REPLAY, TM_CLONE. */
+tm_result tm_keyed_open(tm_traffic *traffic, tm_window *window, uint8_t suite, const uint8_t *run,
+                        const uint8_t *frame, size_t size, tm_header *header, uint8_t *body);
+
+/* X25519 (RFC 7748): shared = scalar * point. Monocypher's crypto_x25519 fits. */
+typedef void (*tm_x25519)(uint8_t shared[32], const uint8_t scalar[32], const uint8_t point[32]);
+
+typedef struct {
+    const uint8_t *identity; /* the bytes of SPEC.md section 9.1; the X25519 key is at their end */
+    size_t identity_size;    /* at most 255 */
+    uint8_t ephemeral[32];   /* the public key of the process */
+} tm_end;
+
+/* The secrets of both directions, 32 bytes each. `own_static` and `own_ephemeral` are private keys;
+ * `suite` is 1 or 2. */
+void tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16], const tm_end *own,
+                        const uint8_t own_static[32], const uint8_t own_ephemeral[32],
+                        const tm_end *peer, uint8_t outgoing[32], uint8_t incoming[32]);
+
+void tm_hkdf(const uint8_t *secret, size_t secret_size, const uint8_t *salt, size_t salt_size,
+             const uint8_t *info, size_t info_size, uint8_t *out, size_t size);
+
+/* ---- SHA-256 (FIPS 180-4) ------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t state[8];
+    uint64_t size;
+    uint8_t block[64];
+} tm_sha256;
+
+void tm_sha256_init(tm_sha256 *hash);
+void tm_sha256_add(tm_sha256 *hash, const void *data, size_t size);
+void tm_sha256_end(tm_sha256 *hash, uint8_t digest[32]);
+
+/* ---- The generator and the permutation (SPEC.md sections 2.1 and 2.2) ----------------------- */
+
+typedef struct {
+    uint32_t k0, k1;
+} tm_key;
+
+/* The key of a label and of parts, each behind its u16 length. */
+void tm_key_begin(tm_sha256 *hash, const char *label);
+void tm_key_add(tm_sha256 *hash, const uint8_t *part, uint16_t size);
+tm_key tm_key_end(tm_sha256 *hash);
+
+/* Words 4 * block to 4 * block + 3 of the stream of a key. */
+void tm_philox(tm_key key, uint64_t block, uint32_t words[4]);
+
+typedef struct {
+    uint32_t keys[8];
+    uint32_t dimension;
+    uint8_t low_bits, high_bits;
+} tm_order;
+
+/* The permutation of `dimension` (1 to 2^24) coordinates in a round. */
+void tm_order_init(tm_order *order, const uint8_t model_hash[32], uint32_t round,
+                   uint32_t dimension);
+
+/* The coordinate at position i, which is below the dimension. */
+uint32_t tm_order_at(const tm_order *order, uint32_t i);
+
+/* ---- Chunks (SPEC.md sections 2.3 to 2.6 and 4.1) ------------------------------------------- */
+
+typedef struct {
+    uint16_t round_low;
+    uint16_t index; /* of the slice */
+    uint16_t scale;
+    uint16_t count; /* of nonzeros */
+    uint8_t coding;
+    const uint8_t *data;
+    size_t data_size;
+} tm_chunk;
+
+/* Read the head of a chunk's body. TM_LENGTH, TM_SCALE. `kind` is TM_CHUNK_KIND, or
+ * TM_VOTE_CHUNK_KIND in a partial aggregate. */
+tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size, uint8_t kind);
+
+/* Write the head of a chunk, TM_CHUNK_HEAD_SIZE bytes; its data follow. */
+void tm_chunk_write_head(uint8_t *body, const tm_chunk *chunk, uint8_t kind);
+
+/* The value of a scale in units of 2^-24. TM_SCALE. */
+tm_result tm_scale_decode(uint16_t code, uint32_t *units);
+
+/* Decode a chunk to `size` values: -1, 0 and 1, or with votes -127 to 127. TM_CODING, TM_TRITS. */
+tm_result tm_chunk_decode(const tm_chunk *chunk, int8_t *values, size_t size);
+
+/* ---- Packed trits ---------------------------------------------------------------------------- */
+
+/* Bit-planes of n trits, ceil(n / 8) bytes each, lowest bit first. */
+void tm_pack(const int8_t *trits, size_t n, uint8_t *nonzero, uint8_t *negative);
+
+/* The inner product of two packed vectors of `bytes` bytes a plane. */
+int32_t tm_inner_product(const uint8_t *nonzero_a, const uint8_t *negative_a,
+                         const uint8_t *nonzero_b, const uint8_t *negative_b, size_t bytes);
+
+/* ---- The erasure code (SPEC.md section 8.1) -------------------------------------------------- */
+
+typedef struct {
+    uint32_t size;         /* of the object in bytes */
+    uint16_t symbol_bytes; /* 1 to TM_SYMBOL_BYTES_MAX */
+} tm_layout;
+
+/* TM_SYMBOL for an empty object, or one of too many symbols. */
+tm_result tm_layout_check(const tm_layout *layout);
+
+uint32_t tm_layout_count(const tm_layout *layout); /* of source symbols */
+uint32_t tm_layout_generations(const tm_layout *layout);
+uint32_t tm_layout_generation(const tm_layout *layout, uint16_t index);
+
+/* Of the source symbols of a generation. */
+uint32_t tm_layout_sources(const tm_layout *layout, uint32_t generation);
+
+uint8_t tm_gf_multiply(uint8_t a, uint8_t b);
+
+/* to += factor * from, over GF(256), byte by byte. */
+void tm_gf_add(uint8_t *to, uint8_t factor, const uint8_t *from, size_t size);
+
+/* The symbol with this index of an object that is held whole: what a relay sends in its own right. */
+void tm_symbol_make(const tm_layout *layout, const uint8_t name[4], const uint8_t *object,
+                    uint16_t index, uint8_t *symbol);
+
+/* Collects the symbols of one generation. Memory: count * (count + symbol_bytes) bytes of rows, in
+ * which row r has a one in column pivots[r]. */
+typedef struct {
+    tm_layout layout;
+    uint8_t name[4];
+    uint32_t generation;
+    uint8_t *rows;
+    uint8_t *pivots; /* tm_layout_sources bytes */
+    uint8_t held;    /* rows so far */
+} tm_collector;
+
+/* The bytes of rows that a generation needs. */
+size_t tm_collector_room(const tm_layout *layout, uint32_t generation);
+
+void tm_collector_init(tm_collector *collector, const tm_layout *layout, const uint8_t name[4],
+                       uint32_t generation, uint8_t *rows, uint8_t *pivots);
+
+/* How many more independent symbols it needs. */
+uint32_t tm_collector_missing(const tm_collector *collector);
+
+/* Add a symbol of this generation; *is_new tells whether it was independent of those before.
+ * `row` is room for one row. TM_SYMBOL for one of another size or generation. */
+tm_result tm_collector_add(tm_collector *collector, uint16_t index, const uint8_t *symbol,
+                           size_t size, uint8_t *row, bool *is_new);
+
+/* Write the source symbols of a generation that lacks none to their places in the object. */
+void tm_collector_write(const tm_collector *collector, uint8_t *object);
+
+/* ---- Serial framing (SPEC.md section 7.3) ---------------------------------------------------- */
+
+uint32_t tm_crc32(uint32_t crc, const uint8_t *data, size_t size); /* begin with crc 0 */
+
+/* COBS of n bytes: at most n + n / 254 + 1. Returns the size. */
+size_t tm_cobs_encode(const uint8_t *data, size_t n, uint8_t *out);
+
+/* At most n - 1 bytes; `out` may be `encoded`. False where these bytes are not COBS. */
+bool tm_cobs_decode(const uint8_t *encoded, size_t n, uint8_t *out, size_t *size);
+
+/* A payload as it goes through a stream: zero, COBS of payload and CRC, zero. Returns the size. */
+size_t tm_cobs_frame(const uint8_t *payload, size_t n, uint8_t *out);
+#define TM_COBS_FRAME_MAX(n) ((n) + 4u + ((n) + 4u) / 254u + 3u)
+
+/* A KISS command: at most 2 * n + 4 bytes. Returns the size. */
+size_t tm_kiss_frame(uint8_t command, const uint8_t *data, size_t n, uint8_t *out);
+
+/* Finds frames between delimiters, byte by byte. */
+typedef struct {
+    uint8_t *buffer;
+    size_t room, size;
+    bool is_overlong;
+    uint32_t malformed; /* frames that were damaged and skipped */
+} tm_unframer;
+
+void tm_unframer_init(tm_unframer *unframer, uint8_t *buffer, size_t room);
+
+/* Take one byte. True at the end of a sound frame: its payload is in the buffer, *size bytes, until
+ * the next byte. For KISS the first byte of the buffer is the command. */
+bool tm_cobs_feed(tm_unframer *unframer, uint8_t byte, size_t *size);
+bool tm_kiss_feed(tm_unframer *unframer, uint8_t byte, size_t *size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,189 @@
+"""The C library answers as Python does, on this machine and on emulated boards."""
+
+import shutil
+import subprocess
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.c_cases import written
+from bench.c_library import FOLDER, CLibrary, CTraffic, CUnframer, make
+from firmware_tools.constants import HEADER, header
+from ternmesh.codec.scale import decode_scale
+from ternmesh.errors import WireError
+from ternmesh.security.identity import Role, make_identity
+from ternmesh.security.key_derivation import nonce, session_secrets, traffic_key
+from ternmesh.security.primitives import Ccm, exchange_key
+from ternmesh.security.session import Verdict, Window, whole_counter
+from ternmesh.wire.frame import Header, write_header
+from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_frame, kiss_frame
+
+pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
+CASES, SEED = 3000, 24
+SEMIHOSTING = "-semihosting-config enable=on,target=native -nographic -monitor none -serial none"
+BOARDS = {  # compiler, flags, target, how it is run
+    "x86": ("cc", "-O2", "conformance", "{}"),
+    "clang": ("clang", "-O1 -fsanitize=address,undefined", "conformance", "{}"),
+    "aarch64": ("aarch64-linux-gnu-gcc", "-O2 -static", "conformance", "qemu-aarch64 {}"),
+    "cortex-m0": (
+        "arm-none-eabi-gcc",
+        "-Os -mcpu=cortex-m0 -mthumb",
+        "conformance.elf",
+        f"qemu-system-arm -machine microbit {SEMIHOSTING} -kernel {{}}",
+    ),
+    "cortex-m4": (
+        "arm-none-eabi-gcc",
+        "-Os -mcpu=cortex-m4 -mthumb",
+        "conformance.elf",
+        f"qemu-system-arm -machine mps2-an386 {SEMIHOSTING} -kernel {{}}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> CLibrary:
+    return CLibrary(make(tmp_path_factory.mktemp("c"), "libternmesh.so"))
+
+
+@pytest.fixture(scope="module")
+def cases() -> bytes:
+    return written(SEED, CASES)
+
+
+def outcome(call):
+    """What a call gives, or the reason of its refusal."""
+    try:
+        return call()
+    except WireError as error:
+        return error.reason
+
+
+def test_the_constants_are_those_of_python() -> None:
+    assert HEADER.read_text() == header(), "run `python -m firmware_tools.constants`"
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_board_answers_every_case_as_python_does(board: str, cases: bytes, tmp_path) -> None:
+    compiler, flags, target, command = BOARDS[board]
+    for name in (compiler, command.split()[0]):
+        if name != "{}" and not shutil.which(name):
+            pytest.skip(f"{name} is not installed")
+    program = make(tmp_path, target, CC=compiler, CFLAGS=flags)
+    ran = run(command.format(program), cases, tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert b"failed 0" in ran.stdout
+
+
+def test_a_wrong_answer_is_found(cases: bytes, tmp_path) -> None:
+    program = make(tmp_path, "conformance")
+    ran = run(str(program), cases[:-1] + bytes([cases[-1] ^ 1]), tmp_path)
+    assert ran.returncode == 1
+    assert b"failed 1" in ran.stdout
+
+
+def run(command: str, cases: bytes, folder) -> subprocess.CompletedProcess[bytes]:
+    (folder / "cases.bin").write_bytes(cases)
+    with (folder / "cases.bin").open("rb") as file:
+        return subprocess.run(
+            command.split(),
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # where QEMU prints
+            cwd=folder,
+            timeout=120,
+        )
+
+
+def test_the_sources_have_no_known_defects() -> None:
+    if not shutil.which("cppcheck"):
+        pytest.skip("cppcheck is not installed")
+    subprocess.run(["make", "-s", "-C", str(FOLDER), "check"], check=True)
+
+
+def test_all_scales(library: CLibrary) -> None:
+    for code in range(1 << 16):
+        found = (outcome(partial(scale, code)) for scale in (library.scale, decode_scale))
+        assert len(set(found)) == 1, code
+
+
+@given(st.integers(0, (1 << 64) - 1) | st.integers(0, 1 << 25), st.integers(0, (1 << 24) - 1))
+def test_whole_counters(library: CLibrary, near: int, low: int) -> None:
+    assert library.whole_counter(near, low) == whole_counter(near, low)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_session_opens_replays_and_clones_as_python_does(library: CLibrary, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    highest = int(rng.integers(1 << 40)) if seed else (1 << 64) - 1500
+    secret, run = rng.bytes(32), rng.bytes(8) if seed % 2 else None
+    ours, window = CTraffic(library, secret, highest), Window(highest)
+    sender = CTraffic(library, secret, 0)
+    seen: list[bytes] = []
+    results = set()
+    for _ in range(800):
+        counter = max(0, window.highest + int(rng.integers(-1100, 200)))
+        counter = min(counter, (1 << 64) - 1)
+        frame = sender.seal(1, 5, counter, run, rng.bytes(int(rng.integers(1, 9))))
+        if seen and rng.random() < 0.3:
+            frame = seen[int(rng.integers(len(seen)))]
+        seen.append(frame)
+
+        def by_python(frame: bytes = frame) -> bytes:
+            whole = window.whole(int.from_bytes(frame[3:6], "little"))
+            cipher = Ccm(traffic_key(secret, whole))
+            body = cipher.open(nonce(5, whole), frame[:6] + (run or b""), frame[6:])
+            verdict = window.take(whole, frame[-8:][:4])
+            if verdict is not Verdict.NEW:
+                raise WireError(verdict.value, "")
+            return body
+
+        found = outcome(lambda frame=frame: ours.open(1, run, frame))
+        assert found == outcome(by_python)
+        results.add(found if isinstance(found, str) else "new")
+    assert results >= {"new", "replay", "clone"}
+
+
+def test_a_sealed_frame_is_that_of_python(library: CLibrary) -> None:
+    secret, counter = bytes(range(32)), 5 << 24 | 77
+    sealed = CTraffic(library, secret, 0).seal(2, 9, counter, b"the run!", b"a body")
+    head = write_header(Header(9, counter, 2))
+    cipher = Ccm(traffic_key(secret, counter))
+    assert sealed == head + cipher.seal(nonce(9, counter), head + b"the run!", b"a body")
+
+
+@pytest.mark.parametrize("suite", [1, 2])
+def test_the_secrets_of_a_session(library: CLibrary, suite: int) -> None:
+    rng = np.random.default_rng(suite)
+    a, b = (make_identity(name, Role.NODE, rng.bytes(64)) for name in ("ann", "bob-of-a-gateway"))
+    for own, other in ((a, b), (b, a)):
+        ephemeral, theirs = rng.bytes(32), exchange_key(rng.bytes(32))
+        rest = own, other.public, bytes(range(16)), suite, ephemeral, theirs
+        assert library.session_secrets(*rest) == session_secrets(*rest)
+
+
+STREAM = st.lists(
+    st.sampled_from([b"\0", b"\xc0", b"\xdb", b"\xdc", b"\xdd", b"\1", b"\2a"])
+    | st.binary(max_size=20)
+    | st.builds(cobs_frame, st.binary(min_size=1, max_size=300))
+    | st.builds(kiss_frame, st.integers(0, 255), st.binary(max_size=300))
+    | st.binary(min_size=500, max_size=650),
+    max_size=8,
+)
+
+
+@given(STREAM)
+def test_streams_hold_the_same_frames(library: CLibrary, parts: list[bytes]) -> None:
+    cobs, kiss = CobsUnframer(), KissUnframer()
+    in_c = CUnframer(library, "cobs", cobs.bytes_max), CUnframer(library, "kiss", kiss.bytes_max)
+    for part in parts:
+        assert in_c[0].feed(part) == cobs.feed(part)
+        assert in_c[1].feed(part) == [bytes([kind]) + data for kind, data in kiss.feed(part)]
+    assert (in_c[0].malformed, in_c[1].malformed) == (cobs.malformed, kiss.malformed)
+
+
+@given(st.integers(0, 255), st.binary(max_size=300))
+def test_kiss_frames(library: CLibrary, command: int, data: bytes) -> None:
+    assert library.kiss_frame(command, data) == kiss_frame(command, data)
