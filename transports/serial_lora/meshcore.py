@@ -21,6 +21,8 @@ from transports.serial_lora.settings import SerialLoraSettings
 
 DATA, SET_HARDWARE = 0x00, 0x06
 SET_RADIO, SET_POWER, GET_AIRTIME = 0x09, 0x0A, 0x0F
+GET_RADIO, GET_POWER, GET_NOISE, GET_NAME = 0x0B, 0x0C, 0x10, 0x16
+ANSWER = 0x80  # a flag of what answers a command
 AIRTIME, OK, ERROR, TX_DONE, RX_META = 0x8F, 0xF0, 0xF1, 0xF8, 0xF9
 TX_BUSY = 7
 ERRORS = {
@@ -112,13 +114,17 @@ class Meshcore(Dialect[tuple[int, bytes]]):
             self._extra_us = min(ours_us, modem_us + 1000 - ours_us)  # It rounds to milliseconds.
 
 
-def _steps(settings: SerialLoraSettings) -> list[tuple[int, bytes, int]]:
+def radio_bytes(settings: SerialLoraSettings) -> bytes:
+    """Frequency, bandwidth, spreading factor and coding rate, as SetRadio takes them."""
     radio = settings.radio
     numbers = settings.frequency_hz.to_bytes(4, "little")
     numbers += (radio.bandwidth_khz * 1000).to_bytes(4, "little")
-    numbers += bytes([radio.spreading_factor, radio.coding_rate + 4])
+    return numbers + bytes([radio.spreading_factor, radio.coding_rate + 4])
+
+
+def _steps(settings: SerialLoraSettings) -> list[tuple[int, bytes, int]]:
     return [
-        (SET_RADIO, numbers, OK),
+        (SET_RADIO, radio_bytes(settings), OK),
         (SET_POWER, bytes([settings.power_dbm]), OK),
         (GET_AIRTIME, bytes([PAYLOAD_MAX]), AIRTIME),
     ]

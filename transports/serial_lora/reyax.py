@@ -181,7 +181,7 @@ class Reyax(Dialect[Heard | TextLine]):
 
     def _set_up(self, now: float) -> list[Event]:
         """Get the modem's attention, then compare its settings and change those that differ."""
-        self._steps = deque(_steps(self._settings))
+        self._steps = deque(modem_settings(self._settings))
         return self._attract(now)
 
     def _attract(self, now: float) -> list[Event]:
@@ -246,8 +246,8 @@ class Reyax(Dialect[Heard | TextLine]):
         return refused + self._attract(now)
 
 
-def _steps(settings: SerialLoraSettings) -> list[tuple[str, str]]:
-    """Names and values; the network comes first, since the preamble depends on it."""
+def modem_settings(settings: SerialLoraSettings) -> list[tuple[str, str]]:
+    """AT names and values; the network comes first, since the preamble depends on it."""
     radio = settings.radio
     bandwidth = BANDWIDTH_CODES[radio.bandwidth_khz]
     numbers = (radio.spreading_factor, bandwidth, radio.coding_rate, radio.preamble_symbols)

@@ -102,7 +102,7 @@ class Rnode(Dialect[tuple[int, bytes]]):
                 self._snr_db = None
                 return [received]
             case RnodeCommand.DETECT if content == DETECT_ANSWER and not self.ready:
-                self._unconfirmed = _radio_commands(self._settings)
+                self._unconfirmed = radio_commands(self._settings)
                 self.deadline = now + ANSWER_S
                 return [Write(b"".join(kiss_frame(*item) for item in self._unconfirmed.items()))]
             case RnodeCommand.READY if content == ON and now >= self._left_at:
@@ -145,7 +145,7 @@ def with_long_preamble(radio: LoraSetting) -> LoraSetting:
     return replace(radio, preamble_symbols=symbols)
 
 
-def _radio_commands(settings: SerialLoraSettings) -> dict[int, bytes]:
+def radio_commands(settings: SerialLoraSettings) -> dict[int, bytes]:
     """The radio settings in the order of writing; the modem repeats each with its value."""
     radio = settings.radio
     return {

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pty
 import random
+import termios
 import tty
 from collections import deque
 from pathlib import Path
@@ -36,6 +37,14 @@ class SerialLine:
     def plugged(self) -> bool:
         """Whether the path leads to a terminal."""
         return self._ends is not None
+
+    @property
+    def baud(self) -> int:
+        """The rate that the host has set."""
+        assert self._ends is not None
+        code = termios.tcgetattr(self._ends[1])[4]
+        names = (name for name in vars(termios) if name[0] == "B" and name[1:].isdecimal())
+        return next((int(name[1:]) for name in names if getattr(termios, name) == code), 0)
 
     def fileno(self) -> int:
         """Our end of the pseudo-terminal."""

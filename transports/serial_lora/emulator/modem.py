@@ -46,8 +46,11 @@ class Reception:
 class EmulatedModem(ABC):
     """One modem; it has at most one transmission under way.
 
-    `fail_next`: error codes with which the next sends fail.
+    `fail_next`: error codes with which the next sends fail. `baud`: the rate of its serial port, at
+    any other of which it and its host understand nothing; 0: it takes every rate.
     """
+
+    baud = 0
 
     def __init__(self) -> None:
         self.fail_next: list[int] = []

@@ -176,7 +176,8 @@ class EmulatedRadios:
             self._tasks.get()()
         for index, line in enumerate(self._lines):
             if line in ready and line.plugged:
-                self._act(index, self.modems[index].receive_bytes(line.read()))
+                data = self._as_heard(index, line.read())
+                self._act(index, self.modems[index].receive_bytes(data))
         self._run_air(self._now())
         now_s = time.monotonic()
         for line in self._lines:
@@ -209,12 +210,19 @@ class EmulatedRadios:
         for action in actions:
             match action:
                 case Output(data):
-                    self._lines[index].write(data, time.monotonic())
+                    self._lines[index].write(self._as_heard(index, data), time.monotonic())
                 case Pause(seconds):
                     self._pauses[index] = self._now() + seconds
                 case _:
                     tuning = self.modems[index].tuning
                     self._channel.start(index, tuning, action, self._now())
+
+    def _as_heard(self, index: int, data: bytes) -> bytes:
+        """The bytes, or others where host and modem have different rates."""
+        baud = self.modems[index].baud
+        if not baud or not self._lines[index].plugged or self._lines[index].baud == baud:
+            return data
+        return bytes(byte ^ 0x55 | 0x80 for byte in data)
 
     def _plug(self, index: int) -> None:
         if not self._lines[index].plugged:

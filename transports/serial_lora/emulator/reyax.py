@@ -19,12 +19,14 @@ class ReyaxModem(EmulatedModem):
     def __init__(self, binary_safe: bool = True) -> None:
         super().__init__()
         self._binary_safe = binary_safe
+        self.refuses = ""  # the name of a setting that it does not take
         self._settings = {
             "ADDRESS": "0",
             "NETWORKID": "18",
             "BAND": "915000000",
             "PARAMETER": "9,7,1,12",
             "CRFOP": "22",
+            "VER": "RYLR998_emulated",
         }
         self._radio = LoraSetting(9, 125, 1, 12)
         self._buffer = bytearray()
@@ -91,6 +93,8 @@ class ReyaxModem(EmulatedModem):
             return [_line("ERR", "4")]
         if match[2] == "?":
             return [_line(match[1], self._settings[match[1]])]
+        if self.refuses and self.refuses == match[1]:
+            return [_line("ERR", "15")]
         return [self._set(match[1], match[3])]
 
     def _set(self, name: str, value: str) -> Action:

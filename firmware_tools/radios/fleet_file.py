@@ -1,0 +1,119 @@
+"""The file that says how the radios of a fleet are set up: one for all modems.
+
+region = "EU868"
+
+[radio]                     # as in [link.serial] of a host or node, without port and addresses
+dialect = "reyax"
+frequency_hz = 869525000
+spreading_factor = 7
+
+[addresses]                 # the boards; the host has 0
+board-1 = 1
+
+[ports]                     # where a modem is plugged in, unless --port tells
+host = "/dev/ttyUSB0"
+
+[channel]                   # Meshtastic alone: the fleet's own channel
+name = "ternmesh"
+key = "base64 of 32 random bytes"
+"""
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from firmware_tools.radios.modems import BY_DIALECT, Channel, Modem, Settings
+from ternmesh.config import ConfigError, Table, choices, read_config
+from ternmesh.link.regions import REGIONS, check
+from ternmesh.link.regions import Channel as RadioChannel
+from transports.base import HOST
+from transports.serial_lora.settings import SerialLoraSettings, serial_settings
+
+MODEMS_MAX = 255
+NAME_BYTES_MAX, KEY_BYTES = 11, 32  # of a Meshtastic channel
+REGION_CODES = {"EU868": 3, "US915": 1}  # of Meshtastic's config.proto
+_NOT_HERE = ("port", "addresses", "role", "queue_max", "speed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    name: str = "ternmesh"
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    radio: Table
+    region: str = field(metadata=choices(*REGIONS))
+    addresses: Table = field(default_factory=dict)
+    ports: Table = field(default_factory=dict)
+    channel: _Channel = field(default_factory=_Channel)
+
+
+@dataclass(frozen=True, slots=True)
+class RadioFleet:
+    """What all modems of a fleet are to have; checked against the region's law."""
+
+    region: str
+    ends: dict[str, SerialLoraSettings]  # by name; `host` is one of them
+    ports: dict[str, str]  # by name
+    channel: Channel
+
+    @property
+    def modem(self) -> type[Modem]:
+        """The kind of the modems."""
+        return BY_DIALECT[self.ends[HOST].dialect]
+
+    def wanted(self, name: str) -> Settings:
+        """The settings of one modem; ConfigError for a name that is not in the file."""
+        if name not in self.ends:
+            known = ", ".join(self.ends)
+            raise ConfigError(f"{name} is not in [addresses]: it must be one of {known}")
+        return self.modem.wanted(self.ends[name], self.channel)
+
+
+def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
+    """The fleet in a TOML text. ConfigError says what is wrong, also by the law of the region."""
+    found = read_config(_File, text)
+    for key in _NOT_HERE:
+        if key in found.radio:
+            raise ConfigError(f"radio.{key} does not belong here: remove it")
+    if len(found.addresses) >= MODEMS_MAX:
+        raise ConfigError(f"addresses has {len(found.addresses)} boards: {MODEMS_MAX - 1} is most")
+    shared = {**found.radio, "port": "-", "addresses": found.addresses}
+    ends = {name: serial_settings(shared, name) for name in (HOST, *found.addresses)}
+    for name, port in found.ports.items():
+        if name not in ends or not isinstance(port, str) or not port:
+            raise ConfigError(f"ports.{name} must be the device of a board in [addresses], or host")
+    if len(set(found.ports.values())) < len(found.ports):
+        raise ConfigError("[ports] names a port twice: each modem has one of its own")
+    own = ends[HOST]
+    if not own.frequency_hz and own.dialect != "meshtastic":
+        raise ConfigError("radio.frequency_hz is missing: the middle of the channel, in Hz")
+    region = REGIONS[found.region]
+    if own.frequency_hz:
+        check(region, RadioChannel(own.frequency_hz, own.radio, own.power_dbm))
+    channel = Channel()
+    if own.dialect == "meshtastic":
+        channel = _channel(found.channel, region.name, entropy)
+    return RadioFleet(region.name, ends, found.ports, channel)
+
+
+def _channel(found: _Channel, region: str, entropy: Callable[[int], bytes]) -> Channel:
+    if region not in REGION_CODES:
+        allowed = ", ".join(REGION_CODES)
+        raise ConfigError(f"Meshtastic nodes need a region that they know: {allowed}")
+    try:
+        key = base64.b64decode(found.key, validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != KEY_BYTES:
+        made = base64.b64encode(entropy(KEY_BYTES)).decode()
+        raise ConfigError(
+            f"channel.key must be base64 of {KEY_BYTES} bytes, the same for the whole fleet and "
+            f'secret, for example a new one: key = "{made}"'
+        )
+    if not 0 < len(found.name.encode()) <= NAME_BYTES_MAX:
+        raise ConfigError(f"channel.name must be 1 to {NAME_BYTES_MAX} bytes")
+    return Channel(found.name, found.key, REGION_CODES[region])

@@ -1,0 +1,296 @@
+"""`ternmesh firmware`: radio modems are found, set up alike, compared, brought back, measured."""
+
+import argparse
+import glob
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from firmware_tools.errors import FirmwareError
+from firmware_tools.radios.fleet_file import RadioFleet, read_radio_fleet
+from firmware_tools.radios.provision import (
+    SECRET,
+    Found,
+    Outcome,
+    probe,
+    provision,
+    read_backup,
+    restore,
+    write_backup,
+)
+from firmware_tools.radios.survey import Busy, Reach, measure_range, survey
+from ternmesh.config import ConfigError
+from ternmesh.link.airtime import SPREADING_FACTORS
+from ternmesh.link.regions import REGIONS
+from ternmesh_cli import process
+from ternmesh_cli.page import svg
+from ternmesh_cli.process import ExitCode, add_option, number, real
+from transports.base import TransportError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PORTS = ("/dev/serial/by-id/*", "/dev/ttyUSB*", "/dev/ttyACM*", "/dev/serial0")
+AT_ONCE = 8  # modems
+T = TypeVar("T")
+U = TypeVar("U")
+BACKUPS, LEDGERS = Path("radio-backups"), Path("radio-ledgers")
+ENDINGS = {
+    "changed": "is set up",
+    "unchanged": "has it all already",
+    "accepted": "takes the settings; ternmesh sets them whenever it opens the port",
+    "differs": "differs",
+    "failed": "failed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    rows = process.Subcommands(parser)
+    row = rows.add("probe", "find radio modems, and show their settings", _probe)
+    row.add_argument("ports", nargs="*", metavar="PORT", help="devices (default: all serial ports)")
+    process.add_json(row, "print a JSON list")
+
+    row = rows.add("provision", "give all modems of a fleet their settings", _provision)
+    _add_fleet(row)
+    row.add_argument("--dry-run", action="store_true", help="show what differs, write nothing")
+    what = f"where the settings before are kept (default: {BACKUPS})"
+    row.add_argument("--backups", type=process.path, default=BACKUPS, metavar="DIR", help=what)
+    process.add_json(row, "print a JSON list")
+
+    row = rows.add("verify", "compare the modems with the file of their fleet", _provision)
+    _add_fleet(row)
+    row.set_defaults(dry_run=True, backups=BACKUPS)
+    process.add_json(row, "print a JSON list")
+
+    row = rows.add("backup", "keep the settings of one modem in a file", _backup)
+    row.add_argument("port", metavar="PORT")
+    row.add_argument("--out", type=process.path, default=BACKUPS, metavar="DIR", help="its folder")
+
+    row = rows.add("restore", "bring the settings in a backup back", _restore)
+    row.add_argument("file", type=process.path, metavar="FILE")
+    row.add_argument("--port", metavar="PORT", help="where the modem is (default: where it was)")
+
+    row = rows.add("survey", "listen how busy the channel of a fleet is", _survey)
+    _add_fleet(row)
+    add_option(row, "--seconds", real(1, 86_400), 60.0, "how long")
+    _add_speed(row)
+    process.add_json(row)
+
+    row = rows.add("range", "measure how well frames arrive between two modems", _range)
+    _add_fleet(row)
+    add_option(row, "--frames", number(1, 200), 20, "each way, for each spreading factor")
+    what = "spreading factors (default: all)"
+    every = [*SPREADING_FACTORS]
+    row.add_argument("--sf", type=int, nargs="+", choices=every, default=every, help=what)
+    row.add_argument("--plot", type=process.path, metavar="SVG", help="draw it, too")
+    what = f"where the airtime of the last hour is kept (default: {LEDGERS})"
+    row.add_argument("--ledgers", type=process.path, default=LEDGERS, metavar="DIR", help=what)
+    _add_speed(row)
+    process.add_json(row, "print a JSON list")
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=process.path, metavar="FILE", help="the radios of the fleet")
+    what = "a modem's port, in place of [ports]; may be repeated"
+    parser.add_argument("--port", action="append", metavar="NAME=PORT", default=[], help=what)
+
+
+def _add_speed(parser: argparse.ArgumentParser) -> None:
+    add_option(parser, "--speed", real(0.01, 1000), 1.0, "of emulated modems")
+
+
+def _fleet(arguments: argparse.Namespace) -> tuple[RadioFleet, dict[str, str]]:
+    """The fleet in the file, and the ports by name; ConfigError."""
+    fleet = read_radio_fleet(arguments.file.read_text(), os.urandom)
+    ports = dict(fleet.ports)
+    if arguments.port:
+        pairs = [text.partition("=") for text in arguments.port]
+        ports = {name: port for name, _, port in pairs}
+        if not all(ports.values()) or len(set(ports.values())) < len(pairs):
+            raise ConfigError("--port must be NAME=PORT, like host=/dev/ttyUSB0, each port once")
+    if not ports:
+        raise ConfigError("no modem is named: add [ports] to the file, or --port NAME=PORT")
+    for name in ports:
+        fleet.wanted(name)
+    return fleet, ports
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    ports = arguments.ports or _serial_ports()
+    if not ports:
+        raise FirmwareError("there is no serial port: plug a modem in, or name its PORT")
+    answers = list(_at_once(_probed, ports))
+    if arguments.json:
+        print(json.dumps([_shown(answer) for answer in answers]))
+    else:
+        print("\n".join(line for answer in answers for line in _found_lines(answer)))
+    is_found = any(isinstance(answer, Found) for answer in answers)
+    return ExitCode.DONE if is_found else ExitCode.REFUSED
+
+
+def _serial_ports() -> list[str]:
+    """The serial devices of this machine, each once."""
+    paths = [path for pattern in PORTS for path in sorted(glob.glob(pattern))]
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
+
+
+def _probed(port: str) -> Found | Outcome:
+    try:
+        return probe(port)
+    except (FirmwareError, TransportError) as error:
+        return Outcome(port, "", "failed", reason=str(error))
+
+
+def _shown(answer: Found | Outcome) -> dict[str, Any]:
+    if isinstance(answer, Outcome):
+        return {"port": answer.port, "reason": answer.reason}
+    hidden = {k: "(secret)" if k in SECRET else v for k, v in answer.settings.items()}
+    return asdict(replace(answer, settings=hidden))
+
+
+def _found_lines(answer: Found | Outcome) -> Iterator[str]:
+    if isinstance(answer, Outcome):
+        yield answer.reason
+        return
+    yield f"{answer.port}: {answer.identity} ({answer.dialect}, {answer.baud} baud)"
+    for key, value in _shown(answer)["settings"].items():
+        yield f"  {key:14} {value}"
+
+
+def _provision(arguments: argparse.Namespace) -> int:
+    fleet, ports = _fleet(arguments)
+    kind = fleet.modem
+
+    def one(item: tuple[str, str]) -> Outcome:
+        name, port = item
+
+        def keep(found: Found) -> Path:
+            return write_backup(arguments.backups, found, name)
+
+        return provision(port, name, kind, fleet.wanted(name), None if arguments.dry_run else keep)
+
+    outcomes = []
+    for outcome in _at_once(one, list(ports.items())):
+        outcomes.append(outcome)
+        if not arguments.json:
+            print("\n".join(_lines(outcome)), flush=True)
+    if arguments.json:
+        print(json.dumps([_hidden(outcome) for outcome in outcomes]))
+    wrong = [outcome for outcome in outcomes if not outcome.is_right]
+    if not arguments.json:
+        print(f"{len(outcomes) - len(wrong)} of {len(outcomes)} modems are right")
+    return ExitCode.REFUSED if wrong else ExitCode.DONE
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    reason = f": {outcome.reason}" if outcome.reason else ""
+    yield f"{outcome.name or 'modem'} ({outcome.port}) {ENDINGS[outcome.result]}{reason}"
+    for name, (before, after) in _visible(outcome).items():
+        yield f"  {name:14} {before} -> {after}"
+    if outcome.backup and outcome.backup != ".":
+        yield f"  before: {outcome.backup}"
+
+
+def _visible(outcome: Outcome) -> dict[str, tuple[str, str]]:
+    hidden = ("(secret)", "(secret)")
+    return {k: hidden if k in SECRET else pair for k, pair in outcome.changes.items()}
+
+
+def _hidden(outcome: Outcome) -> dict[str, object]:
+    return asdict(replace(outcome, changes=_visible(outcome)))
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    found = probe(arguments.port)
+    if not found.settings:
+        raise FirmwareError(f"{found.identity} keeps no settings: there is nothing to back up")
+    print(write_backup(arguments.out, found, Path(found.port).name))
+    return ExitCode.DONE
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    found = read_backup(arguments.file)
+    outcome = restore(arguments.port or found.port, found)
+    print("\n".join(_lines(outcome)))
+    return ExitCode.DONE if outcome.is_right else ExitCode.REFUSED
+
+
+def _survey(arguments: argparse.Namespace) -> int:
+    fleet, ports = _fleet(arguments)
+    name, port = next(iter(ports.items()))
+    settings = replace(fleet.ends[name], port=port, speed=arguments.speed)
+
+    def tell(busy: Busy) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{_heard(busy)}", end="", file=sys.stderr, flush=True)
+
+    busy = survey(settings, arguments.seconds, tell)
+    if arguments.json:
+        print(json.dumps({**asdict(busy), "share": busy.share}))
+    else:
+        print(_heard(busy))
+    return ExitCode.DONE
+
+
+def _heard(busy: Busy) -> str:
+    level = busy.strongest_dbm
+    strongest = "" if level is None else f", the strongest at {level:g} dBm"
+    share = f"the channel was busy for {100 * busy.share:.1f} % of the time"
+    return f"{busy.seconds:.0f} s: {busy.frames} frames{strongest}; {share}"
+
+
+def _range(arguments: argparse.Namespace) -> int:
+    fleet, ports = _fleet(arguments)
+    if len(ports) != 2:
+        raise ConfigError("a range is between two modems: name two with --port NAME=PORT")
+    settings = [
+        replace(fleet.ends[name], port=port, speed=arguments.speed, binary="yes")
+        for name, port in ports.items()
+    ]
+    names = dict(zip(ports.values(), ports, strict=True))
+    rows = []
+    region = REGIONS[fleet.region]
+    for reach in measure_range(settings, region, arguments.sf, arguments.frames, arguments.ledgers):
+        rows.append(replace(reach, sender=names[reach.sender]))
+        if not arguments.json:
+            print(_row(rows[-1]), flush=True)
+    if arguments.plot:
+        _plot(rows, arguments.plot)
+    if arguments.json:
+        print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows]))
+    return ExitCode.DONE
+
+
+def _row(reach: Reach) -> str:
+    quality = "" if reach.rssi_dbm is None else f"  {reach.rssi_dbm:6.1f} dBm"
+    quality += "" if reach.snr_db is None else f"  SNR {reach.snr_db:5.1f} dB"
+    share = f"{100 * reach.ratio:5.1f} %  ({reach.arrived}/{reach.sent})"
+    return f"SF{reach.spreading_factor:<3} from {reach.sender:12} {share}{quality}"
+
+
+def _plot(rows: Sequence[Reach], path: Path) -> None:
+    """Delivery ratio over spreading factors, one line for each direction, as SVG."""
+
+    def draw(axes: "Axes") -> None:
+        for sender in dict.fromkeys(row.sender for row in rows):
+            own = [row for row in rows if row.sender == sender]
+            factors = [row.spreading_factor for row in own]
+            axes.plot(factors, [100 * row.ratio for row in own], "o-", label=f"from {sender}")
+        axes.set_ylim(0, 105)
+
+    try:
+        drawn = svg(draw, "spreading factor", "frames that arrived (%)", "lower right")
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'ternmesh[demo]'") from error
+    path.write_text(drawn)
+
+
+def _at_once(function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
+    """The results in order, of several modems at a time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(function, items)

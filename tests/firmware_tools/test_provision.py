@@ -1,0 +1,348 @@
+"""Radio modems are set up from one file: emulated ones, on real pseudo-terminals."""
+
+import json
+import stat
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firmware_tools.errors import FirmwareError, NoAnswer
+from firmware_tools.radios.ebyte_registers import (
+    FAILED,
+    REGISTERS,
+    RegisterReader,
+    channel_of,
+    named,
+    packed,
+    write_command,
+)
+from firmware_tools.radios.fleet_file import read_radio_fleet
+from firmware_tools.radios.line import Line
+from firmware_tools.radios.modems import BY_DIALECT, Reyax
+from firmware_tools.radios.provision import (
+    Found,
+    probe,
+    provision,
+    read_backup,
+    restore,
+    write_backup,
+)
+from ternmesh.config import ConfigError
+from ternmesh_cli import main
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.serial_lora.port import PortError
+
+KEY = "A" * 43 + "="
+DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
+
+
+def fleet_text(dialect: str = "reyax", boards: int = 3, **radio: object) -> str:
+    lines = ['region = "EU868"', "[radio]", f'dialect = "{dialect}"']
+    frequency = {"ebyte": 868_125_000, "meshtastic": 0}.get(dialect, 869_525_000)
+    settings = {"frequency_hz": frequency, "spreading_factor": 8, **radio}
+    lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value]
+    lines += ["[addresses]", *(f"board-{n} = {n}" for n in range(1, boards + 1))]
+    if dialect == "meshtastic":
+        lines += ["[channel]", f'key = "{KEY}"']
+    return "\n".join(lines)
+
+
+def fleet(dialect: str = "reyax", **radio: object):
+    return read_radio_fleet(fleet_text(dialect, **radio), bytes)
+
+
+def new(dialect: str, index: int = 0):
+    modem = new_modem(dialect, index)
+    if dialect == "ebyte":
+        modem.is_configured = True
+        modem.baud = 9600
+    return modem
+
+
+def set_up(radios: EmulatedRadios, index: int, tmp_path, dialect: str = "reyax", **radio: object):
+    own = fleet(dialect, **radio)
+
+    def keep(found: Found):
+        return write_backup(tmp_path, found, "board-1")
+
+    port = radios.paths[index]
+    return provision(port, "board-1", own.modem, own.wanted("board-1"), keep)
+
+
+@pytest.fixture
+def radios():
+    with EmulatedRadios([new(dialect) for dialect in DIALECTS], speed=50) as found:
+        yield found
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_modem_of_each_dialect_is_found_and_set_up(radios, tmp_path, dialect) -> None:
+    index = DIALECTS.index(dialect)
+    found = probe(radios.paths[index])
+    assert found.dialect == dialect
+    outcome = set_up(radios, index, tmp_path, dialect)
+    assert outcome.result == ("changed" if BY_DIALECT[dialect].keeps else "accepted"), outcome
+    own = fleet(dialect)
+    if BY_DIALECT[dialect].keeps:
+        assert set_up(radios, index, tmp_path, dialect).result == "unchanged"
+        now = probe(radios.paths[index]).settings
+        assert now.items() >= own.wanted("board-1").items()
+        assert restore(radios.paths[index], read_backup(tmp_path / "board-1-1.json")).is_right
+        assert probe(radios.paths[index]).settings == found.settings
+
+
+def test_what_it_had_is_kept_for_its_owner_alone(radios, tmp_path) -> None:
+    outcome = set_up(radios, 0, tmp_path)
+    assert stat.S_IMODE((tmp_path / "board-1-1.json").stat().st_mode) == 0o600
+    assert outcome.backup == str(tmp_path / "board-1-1.json")
+    assert outcome.changes["BAND"] == ("915000000", "869525000")
+
+
+def test_a_dry_run_writes_nothing(radios) -> None:
+    own, before = fleet(), probe(radios.paths[0])
+    outcome = provision(radios.paths[0], "board-2", own.modem, own.wanted("board-2"), None)
+    assert (outcome.result, outcome.is_right) == ("differs", False)
+    assert outcome.changes["ADDRESS"] == ("0", "2")
+    assert probe(radios.paths[0]) == before
+
+
+def test_a_modem_at_another_baud_rate_is_found(radios) -> None:
+    radios.modems[0].baud = 9600
+    assert probe(radios.paths[0]).baud == 9600
+
+
+def test_a_modem_that_nobody_knows_ends_with_a_sentence(radios) -> None:
+    radios.modems[0].baud = 1200
+    with pytest.raises(NoAnswer, match="no modem of a known dialect answers"):
+        probe(radios.paths[0])
+    own = fleet()
+    outcome = provision(radios.paths[0], "host", own.modem, own.wanted("host"), None)
+    assert "check wiring and baud rate" in outcome.reason
+
+
+def test_garbage_on_the_line_does_no_harm(radios, tmp_path) -> None:
+    for index, dialect in enumerate(DIALECTS):
+        radios.garble(index, b"\xff\xc0\x94\xc3\x00+RCV=\r\n" * 3)
+        assert set_up(radios, index, tmp_path, dialect).is_right
+
+
+def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back(
+    radios, tmp_path
+) -> None:
+    before = probe(radios.paths[0]).settings
+    radios.modems[0].refuses = "CRFOP"
+    outcome = set_up(radios, 0, tmp_path)
+    assert outcome.result == "failed"
+    assert "refuses AT+CRFOP=14" in outcome.reason
+    assert "it has again what it had before" in outcome.reason
+    assert probe(radios.paths[0]).settings == before
+
+
+def test_a_modem_that_is_pulled_out_can_be_brought_back(radios, tmp_path, monkeypatch) -> None:
+    before = probe(radios.paths[0]).settings
+    write = Reyax.write
+
+    def pulled(self, changes) -> None:
+        first = dict(list(changes.items())[:1])
+        write(self, first)
+        radios.unplug(0)
+        write(self, changes)
+
+    monkeypatch.setattr(Reyax, "write", pulled)
+    outcome = set_up(radios, 0, tmp_path)
+    assert outcome.result == "failed"
+    assert "is it unplugged?" in outcome.reason
+    assert "ternmesh firmware restore" in outcome.reason
+    monkeypatch.undo()
+    radios.replug(0)
+    assert probe(radios.paths[0]).settings != before, "the first setting was written"
+    restored = restore(radios.paths[0], read_backup(tmp_path / "board-1-1.json"))
+    assert restored.is_right
+    assert probe(radios.paths[0]).settings == before
+
+
+def test_two_tools_on_one_port(radios, tmp_path) -> None:
+    with Line(radios.paths[0], 115_200):
+        outcome = set_up(radios, 0, tmp_path)
+    assert "another program has it" in outcome.reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(PortError, match="there is no such device"):
+        probe(str(tmp_path / "nothing"))
+
+
+def test_twenty_modems_of_four_dialects_with_faults(tmp_path) -> None:
+    """Each ends right, or is named with the reason."""
+    kinds = [dialect for dialect in ("reyax", "ebyte", "meshtastic", "meshcore") for _ in range(5)]
+    with EmulatedRadios([new(kind, n) for n, kind in enumerate(kinds)], speed=50) as radios:
+        radios.modems[0].refuses = "BAND"
+        radios.modems[1].baud = 1200
+        radios.unplug(7)
+        radios.modems[8].fail_next = [1] * 9
+        for index in range(20):
+            radios.shape(index, ("whole", "split", "glued")[index % 3]) if index != 7 else None
+        outcomes = [None] * 20
+
+        def one(index: int) -> None:
+            outcomes[index] = set_up(radios, index, tmp_path / str(index), kinds[index])
+
+        threads = [threading.Thread(target=one, args=(index,)) for index in range(20)]
+        pulled = threading.Thread(target=lambda: (time.sleep(0.15), radios.unplug(2)))
+        for thread in (*threads, pulled):
+            thread.start()
+        for thread in (*threads, pulled):
+            thread.join()
+        wrong = {index for index, outcome in enumerate(outcomes) if not outcome.is_right}
+        assert wrong - {2} == {0, 1, 7, 8}, [outcomes[index] for index in wrong]
+        assert all(outcomes[index].reason for index in wrong)
+        for index in set(range(20)) - wrong - {2}:
+            if BY_DIALECT[kinds[index]].keeps:
+                wanted = fleet(kinds[index]).wanted("board-1")
+                assert probe(radios.paths[index]).settings.items() >= wanted.items()
+
+
+# The file
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("869525000", "869300000"), "keeps for alarms"),
+        (("EU868", "Mars"), "region is 'Mars'"),
+        (("spreading_factor = 8", "spreading_factor = 13"), "spreading factor 13"),
+        (('dialect = "reyax"', 'dialect = "semaphore"'), "dialect 'semaphore' must be one of"),
+        (('dialect = "reyax"', 'dialect = "reyax"\nport = "/dev/x"'), "radio.port does not belong"),
+        (('dialect = "reyax"', 'dialect = "reyax"\npower_dbm = 20'), "20 dBm is too strong"),
+        (("board-2 = 2", "board-2 = 1"), "two nodes have the same address"),
+        (("board-3 = 3", 'board-3 = 3\n[ports]\nboard-9 = "/dev/x"'), "ports.board-9"),
+        (("board-3 = 3", 'board-3 = 3\n[ports]\nhost = "x"\nboard-1 = "x"'), "a port twice"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_any_port_is_opened(change, sentence) -> None:
+    power = "\npower_dbm = 14" if "power" not in change[1] else ""
+    text = fleet_text(frequency_hz=869_525_000).replace(*change)
+    if "20 dBm" in sentence:
+        text = text.replace("869525000", "868300000")
+    with pytest.raises(ConfigError, match=sentence):
+        read_radio_fleet(text + power * 0, bytes)
+
+
+def test_a_meshtastic_fleet_needs_a_key_of_its_own_and_gets_one_proposed() -> None:
+    text = fleet_text("meshtastic").replace(KEY, "")
+    with pytest.raises(ConfigError, match='key = "AAAA'):
+        read_radio_fleet(text, bytes)
+    found = fleet("meshtastic").wanted("host")
+    assert (found["hop_limit"], found["use_preset"], found["region"]) == ("0", "0", "3")
+
+
+@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("latin-1")))
+def test_any_text_is_a_file_or_refused(text: str) -> None:
+    try:
+        read_radio_fleet(text, bytes)
+    except ConfigError:
+        return
+
+
+@given(st.binary(max_size=300) | st.just(b'{"format": 1}'))
+def test_any_bytes_are_a_backup_or_refused(tmp_path_factory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("backup") / "x.json"
+    path.write_bytes(data)
+    with pytest.raises(FirmwareError, match="is not a backup"):
+        read_backup(path)
+
+
+# Registers
+
+
+@given(st.binary(min_size=REGISTERS, max_size=REGISTERS))
+def test_registers_and_their_names(data: bytes) -> None:
+    # Two codes of parity mean the same; what has no name is kept.
+    assert packed(named(data)) == data
+
+
+@given(st.binary(max_size=40), st.binary(min_size=REGISTERS, max_size=REGISTERS), st.data())
+def test_an_answer_is_found_in_any_stream(noise: bytes, registers: bytes, data) -> None:
+    noise = noise.replace(b"\xff", b"\1").replace(b"\xc1", b"\1")
+    stream = noise + b"\xc1\0\7" + registers
+    cut = data.draw(st.integers(0, len(stream)))
+    reader = RegisterReader()
+    assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == [registers]
+    assert RegisterReader().feed(noise + FAILED) == [b""]
+
+
+def test_channels_and_values_that_there_are_not() -> None:
+    assert (channel_of(868_125_000), channel_of(433_125_000)) == (18, 23)
+    with pytest.raises(FirmwareError, match=r"lie at \.125"):
+        channel_of(869_525_000)
+    wrong = named(bytes(7)) | {"air_rate_bps": "777"}
+    with pytest.raises(FirmwareError, match="no air_rate_bps of 777"):
+        packed(wrong)
+    assert write_command(bytes(7))[:3] == b"\xc0\0\7"
+
+
+# The command
+
+
+def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, capsys) -> None:
+    path = tmp_path / "radios.toml"
+    path.write_text(fleet_text() + f'\n[ports]\nboard-1 = "{radios.paths[0]}"\n')
+    common = [str(path), "--backups", str(tmp_path / "kept")]
+    assert main.main(["firmware", "verify", str(path)]) == 1
+    assert "BAND           915000000 -> 869525000" in capsys.readouterr().out
+    assert main.main(["firmware", "provision", *common, "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["result"], row["name"]) == ("changed", "board-1")
+    assert main.main(["firmware", "verify", str(path)]) == 0
+    assert "1 of 1 modems are right" in capsys.readouterr().out
+    assert main.main(["firmware", "probe", radios.paths[0], str(tmp_path / "none"), "--json"]) == 0
+    found, missing = json.loads(capsys.readouterr().out)
+    assert found["settings"]["ADDRESS"] == "1"
+    assert "no such device" in missing["reason"]
+    assert main.main(["firmware", "backup", radios.paths[0], "--out", str(tmp_path)]) == 0
+    copy = capsys.readouterr().out.strip()
+    assert main.main(["firmware", "restore", row["backup"]]) == 0
+    assert main.main(["firmware", "restore", copy]) == 0
+    capsys.readouterr()
+    assert main.main(["firmware", "provision", *common, "--port", "board-7=/dev/x"]) == 2
+    assert "board-7 is not in [addresses]" in capsys.readouterr().err
+    assert main.main(["firmware", "backup", radios.paths[3]]) == 1
+    assert "keeps no settings" in capsys.readouterr().err
+
+
+def test_a_key_is_never_shown(radios, tmp_path, capsys) -> None:
+    path = tmp_path / "radios.toml"
+    path.write_text(fleet_text("meshtastic") + f'\n[ports]\nhost = "{radios.paths[2]}"\n')
+    for extra in ([], ["--json"]):
+        main.main(["firmware", "verify", str(path), *extra])
+    main.main(["firmware", "provision", str(path), "--backups", str(tmp_path)])
+    main.main(["firmware", "probe", radios.paths[2]])
+    shown = capsys.readouterr()
+    assert "(secret)" in shown.out
+    assert KEY not in shown.out + shown.err
+
+
+def test_range_and_survey(tmp_path, capsys) -> None:
+    with EmulatedRadios([new("meshcore"), new("meshcore")], speed=50, loss=0.3) as radios:
+        path = tmp_path / "radios.toml"
+        ports = f'\n[ports]\nhost = "{radios.paths[0]}"\nboard-1 = "{radios.paths[1]}"\n'
+        path.write_text(fleet_text("meshcore") + ports)
+        common = [str(path), "--speed", "50", "--json"]
+        more = ["--sf", "7", "8", "--frames", "10", "--ledgers", str(tmp_path / "air")]
+        plot = ["--plot", str(tmp_path / "range.svg")]
+        assert main.main(["firmware", "range", *common, *more, *plot]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [(row["spreading_factor"], row["sender"]) for row in rows] == [
+            (7, "host"),
+            (7, "board-1"),
+            (8, "host"),
+            (8, "board-1"),
+        ]
+        assert 10 < sum(row["arrived"] for row in rows) < 40
+        assert (tmp_path / "range.svg").read_text().startswith("<svg")
+        assert main.main(["firmware", "survey", *common, "--seconds", "20"]) == 0
+        assert json.loads(capsys.readouterr().out)["frames"] == 0
