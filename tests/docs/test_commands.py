@@ -78,6 +78,7 @@ ELSEWHERE = {
     "(cd /etc": "root: test_broker_install.py runs it",
     "sudo cp": "root: test_broker_install.py runs the same",
     "sudo touch": "root: tests/packaging/test_deb.py",
+    "make -s -C firmware_tools/c": "tests/firmware_tools/test_c_library.py builds it",
     "podman": "needs a container engine",
     "pipx install": "downloads packages",
     "uv tool install": "downloads packages",
@@ -94,6 +95,7 @@ ELSEWHERE = {
 PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
+    "./run firmware provision radios.toml --dry-run": "ends with 1: test_provision.py",
     "./run gateway": "needs a radio: tests/edge/gateway/test_service.py",
     "./run split": "tests/ternmesh_cli/split/test_split_programs.py",
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",
