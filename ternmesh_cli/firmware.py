@@ -28,6 +28,7 @@ from ternmesh.config import ConfigError
 from ternmesh.link.airtime import SPREADING_FACTORS
 from ternmesh.link.regions import REGIONS
 from ternmesh_cli import process
+from ternmesh_cli.firmware_image import add_image_arguments
 from ternmesh_cli.page import svg
 from ternmesh_cli.process import ExitCode, add_option, number, real
 from transports.base import TransportError
@@ -92,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row.add_argument("--ledgers", type=process.path, default=LEDGERS, metavar="DIR", help=what)
     _add_speed(row)
     process.add_json(row, "print a JSON list")
+
+    add_image_arguments(rows)
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:

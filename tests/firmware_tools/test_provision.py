@@ -24,6 +24,7 @@ from firmware_tools.radios.line import Line
 from firmware_tools.radios.modems import BY_DIALECT, Reyax
 from firmware_tools.radios.provision import (
     Found,
+    Outcome,
     probe,
     provision,
     read_backup,
@@ -185,19 +186,23 @@ def test_twenty_modems_of_four_dialects_with_faults(tmp_path) -> None:
         radios.unplug(7)
         radios.modems[8].fail_next = [1] * 9
         for index in range(20):
-            radios.shape(index, ("whole", "split", "glued")[index % 3]) if index != 7 else None
-        outcomes = [None] * 20
+            radios.shape(index, ("whole", "split", "glued")[index % 3])
+        outcomes: dict[int, Outcome] = {}
 
         def one(index: int) -> None:
             outcomes[index] = set_up(radios, index, tmp_path / str(index), kinds[index])
 
+        def pull() -> None:
+            time.sleep(0.15)
+            radios.unplug(2)
+
         threads = [threading.Thread(target=one, args=(index,)) for index in range(20)]
-        pulled = threading.Thread(target=lambda: (time.sleep(0.15), radios.unplug(2)))
-        for thread in (*threads, pulled):
+        threads.append(threading.Thread(target=pull))
+        for thread in threads:
             thread.start()
-        for thread in (*threads, pulled):
+        for thread in threads:
             thread.join()
-        wrong = {index for index, outcome in enumerate(outcomes) if not outcome.is_right}
+        wrong = {index for index, outcome in outcomes.items() if not outcome.is_right}
         assert wrong - {2} == {0, 1, 7, 8}, [outcomes[index] for index in wrong]
         assert all(outcomes[index].reason for index in wrong)
         for index in set(range(20)) - wrong - {2}:
