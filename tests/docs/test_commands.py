@@ -96,6 +96,7 @@ PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
     "./run firmware provision radios.toml --dry-run": "ends with 1: test_provision.py",
+    "./run firmware image": "needs an image of Pi OS: tests/firmware_tools/test_card.py",
     "./run gateway": "needs a radio: tests/edge/gateway/test_service.py",
     "./run split": "tests/ternmesh_cli/split/test_split_programs.py",
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",

@@ -33,19 +33,21 @@ from firmware_tools.radios.provision import (
 )
 from ternmesh.config import ConfigError
 from ternmesh_cli import main
+from transports.serial_lora.emulator.ebyte import EbyteModem
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.port import PortError
 
 KEY = "A" * 43 + "="
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 
 
-def fleet_text(dialect: str = "reyax", boards: int = 3, **radio: object) -> str:
+def fleet_text(dialect: str = "reyax", **radio: object) -> str:
     lines = ['region = "EU868"', "[radio]", f'dialect = "{dialect}"']
     frequency = {"ebyte": 868_125_000, "meshtastic": 0}.get(dialect, 869_525_000)
     settings = {"frequency_hz": frequency, "spreading_factor": 8, **radio}
     lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value]
-    lines += ["[addresses]", *(f"board-{n} = {n}" for n in range(1, boards + 1))]
+    lines += ["[addresses]", *(f"board-{n} = {n}" for n in range(1, 4))]
     if dialect == "meshtastic":
         lines += ["[channel]", f'key = "{KEY}"']
     return "\n".join(lines)
@@ -57,7 +59,7 @@ def fleet(dialect: str = "reyax", **radio: object):
 
 def new(dialect: str, index: int = 0):
     modem = new_modem(dialect, index)
-    if dialect == "ebyte":
+    if isinstance(modem, EbyteModem):
         modem.is_configured = True
         modem.baud = 9600
     return modem
@@ -181,7 +183,9 @@ def test_twenty_modems_of_four_dialects_with_faults(tmp_path) -> None:
     """Each ends right, or is named with the reason."""
     kinds = [dialect for dialect in ("reyax", "ebyte", "meshtastic", "meshcore") for _ in range(5)]
     with EmulatedRadios([new(kind, n) for n, kind in enumerate(kinds)], speed=50) as radios:
-        radios.modems[0].refuses = "BAND"
+        first = radios.modems[0]
+        assert isinstance(first, ReyaxModem)
+        first.refuses = "BAND"
         radios.modems[1].baud = 1200
         radios.unplug(7)
         radios.modems[8].fail_next = [1] * 9
