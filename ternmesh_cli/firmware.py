@@ -2,6 +2,7 @@
 
 import argparse
 import glob
+import importlib.util
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.fleet_file import RadioFleet, read_radio_fleet
 from firmware_tools.radios.provision import (
+    FAILURES,
     SECRET,
     Found,
     Outcome,
@@ -31,7 +33,8 @@ from ternmesh_cli import process
 from ternmesh_cli.firmware_image import add_image_arguments
 from ternmesh_cli.page import svg
 from ternmesh_cli.process import ExitCode, add_option, number, real
-from transports.base import TransportError
+from transports.base import HOST
+from transports.serial_lora.settings import TUNED_BY_US
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,6 +48,7 @@ ENDINGS = {
     "changed": "is set up",
     "unchanged": "has it all already",
     "accepted": "takes the settings; ternmesh sets them whenever it opens the port",
+    "volatile": "keeps no settings; ternmesh sets them whenever it opens the port",
     "differs": "differs",
     "failed": "failed",
 }
@@ -53,7 +57,9 @@ ENDINGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = process.Subcommands(parser)
     row = rows.add("probe", "find radio modems, and show their settings", _probe)
-    row.add_argument("ports", nargs="*", metavar="PORT", help="devices (default: all serial ports)")
+    row.add_argument("ports", nargs="*", metavar="PORT", help="devices, like /dev/ttyUSB0")
+    what = "ask every serial port, whatever is connected to it"
+    row.add_argument("--all", action="store_true", help=what)
     process.add_json(row, "print a JSON list")
 
     row = rows.add("provision", "give all modems of a fleet their settings", _provision)
@@ -74,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     row = rows.add("restore", "bring the settings in a backup back", _restore)
     row.add_argument("file", type=process.path, metavar="FILE")
+    what = "also to a modem that is not the one of the backup"
+    row.add_argument("--other-modem", action="store_true", help=what)
+    what = f"where the settings before are kept (default: {BACKUPS})"
+    row.add_argument("--backups", type=process.path, default=BACKUPS, metavar="DIR", help=what)
     row.add_argument("--port", metavar="PORT", help="where the modem is (default: where it was)")
 
     row = rows.add("survey", "listen how busy the channel of a fleet is", _survey)
@@ -124,9 +134,11 @@ def _fleet(arguments: argparse.Namespace) -> tuple[RadioFleet, dict[str, str]]:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
+    if bool(arguments.ports) == arguments.all:
+        raise ConfigError("name the PORT of a modem; or --all, which asks every serial port")
     ports = arguments.ports or _serial_ports()
     if not ports:
-        raise FirmwareError("there is no serial port: plug a modem in, or name its PORT")
+        raise FirmwareError("there is no serial port: plug a modem in")
     answers = list(_at_once(_probed, ports))
     if arguments.json:
         print(json.dumps([_shown(answer) for answer in answers]))
@@ -145,7 +157,7 @@ def _serial_ports() -> list[str]:
 def _probed(port: str) -> Found | Outcome:
     try:
         return probe(port)
-    except (FirmwareError, TransportError) as error:
+    except FAILURES as error:
         return Outcome(port, "", "failed", reason=str(error))
 
 
@@ -175,18 +187,22 @@ def _provision(arguments: argparse.Namespace) -> int:
         def keep(found: Found) -> Path:
             return write_backup(arguments.backups, found, name)
 
-        return provision(port, name, kind, fleet.wanted(name), None if arguments.dry_run else keep)
+        wanted, baud = fleet.wanted(name), fleet.ends[name].baud if kind.keeps else 0
+        kept = None if arguments.dry_run else keep
+        return provision(port, name, kind, wanted, kept, baud=baud)
 
-    outcomes = []
-    for outcome in _at_once(one, list(ports.items())):
-        outcomes.append(outcome)
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in _at_once(one, list(ports.items())):
+            outcomes.append(outcome)
+            if not arguments.json:
+                print("\n".join(_lines(outcome)), flush=True)
+    finally:  # also after Ctrl-C: what was done to which modem must be known
+        if arguments.json:
+            print(json.dumps([_hidden(outcome) for outcome in outcomes]))
+        wrong = [outcome for outcome in outcomes if not outcome.is_right]
         if not arguments.json:
-            print("\n".join(_lines(outcome)), flush=True)
-    if arguments.json:
-        print(json.dumps([_hidden(outcome) for outcome in outcomes]))
-    wrong = [outcome for outcome in outcomes if not outcome.is_right]
-    if not arguments.json:
-        print(f"{len(outcomes) - len(wrong)} of {len(outcomes)} modems are right")
+            print(f"{len(outcomes) - len(wrong)} of {len(ports)} modems are right")
     return ExitCode.REFUSED if wrong else ExitCode.DONE
 
 
@@ -195,7 +211,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield f"{outcome.name or 'modem'} ({outcome.port}) {ENDINGS[outcome.result]}{reason}"
     for name, (before, after) in _visible(outcome).items():
         yield f"  {name:14} {before} -> {after}"
-    if outcome.backup and outcome.backup != ".":
+    if outcome.backup:
         yield f"  before: {outcome.backup}"
 
 
@@ -218,13 +234,19 @@ def _backup(arguments: argparse.Namespace) -> int:
 
 def _restore(arguments: argparse.Namespace) -> int:
     found = read_backup(arguments.file)
-    outcome = restore(arguments.port or found.port, found)
+    port = arguments.port or found.port
+
+    def keep(now: Found) -> Path:
+        return write_backup(arguments.backups, now, f"before-{arguments.file.stem}"[:200])
+
+    outcome = restore(port, found, keep, is_same=not arguments.other_modem)
     print("\n".join(_lines(outcome)))
     return ExitCode.DONE if outcome.is_right else ExitCode.REFUSED
 
 
 def _survey(arguments: argparse.Namespace) -> int:
     fleet, ports = _fleet(arguments)
+    _refuse_untuned(fleet)
     name, port = next(iter(ports.items()))
     settings = replace(fleet.ends[name], port=port, speed=arguments.speed)
 
@@ -249,51 +271,83 @@ def _heard(busy: Busy) -> str:
 
 def _range(arguments: argparse.Namespace) -> int:
     fleet, ports = _fleet(arguments)
+    _refuse_untuned(fleet)
     if len(ports) != 2:
         raise ConfigError("a range is between two modems: name two with --port NAME=PORT")
     settings = [
         replace(fleet.ends[name], port=port, speed=arguments.speed, binary="yes")
         for name, port in ports.items()
     ]
+    if arguments.plot and not importlib.util.find_spec("matplotlib"):
+        raise ConfigError("--plot needs matplotlib: pip install 'ternmesh[demo]'")
     names = dict(zip(ports.values(), ports, strict=True))
-    rows = []
-    region = REGIONS[fleet.region]
-    for reach in measure_range(settings, region, arguments.sf, arguments.frames, arguments.ledgers):
-        rows.append(replace(reach, sender=names[reach.sender]))
-        if not arguments.json:
-            print(_row(rows[-1]), flush=True)
-    if arguments.plot:
-        _plot(rows, arguments.plot)
-    if arguments.json:
-        print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows]))
+    rows: list[Reach] = []
+    options = arguments.sf, arguments.frames, arguments.ledgers, _waits
+    try:
+        for reach in measure_range(settings, REGIONS[fleet.region], *options):
+            rows.append(replace(reach, sender=names[reach.sender]))
+            if not arguments.json:
+                print(_row(rows[-1]), flush=True)
+    finally:  # a measurement may take hours: what there is is shown
+        if arguments.plot and rows:
+            arguments.plot.write_text(_plot(rows))
+        if arguments.json:
+            print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows]))
+        print("run provision again: the modems have another spreading factor now", file=sys.stderr)
     return ExitCode.DONE
+
+
+def _refuse_untuned(fleet: RadioFleet) -> None:
+    if fleet.ends[HOST].dialect not in TUNED_BY_US:
+        allowed = ", ".join(TUNED_BY_US)
+        raise ConfigError(f"only modems that ternmesh tunes while they work can do this: {allowed}")
+
+
+def _waits(wait_s: float) -> None:
+    minutes = wait_s / 60
+    print(f"waits {minutes:.0f} min: the airtime of the hour is spent", file=sys.stderr, flush=True)
 
 
 def _row(reach: Reach) -> str:
     quality = "" if reach.rssi_dbm is None else f"  {reach.rssi_dbm:6.1f} dBm"
     quality += "" if reach.snr_db is None else f"  SNR {reach.snr_db:5.1f} dB"
+    if reach.reason:
+        return f"SF{reach.spreading_factor:<3} from {reach.sender:12} {reach.reason}"
     share = f"{100 * reach.ratio:5.1f} %  ({reach.arrived}/{reach.sent})"
     return f"SF{reach.spreading_factor:<3} from {reach.sender:12} {share}{quality}"
 
 
-def _plot(rows: Sequence[Reach], path: Path) -> None:
+def _plot(rows: Sequence[Reach]) -> str:
     """Delivery ratio over spreading factors, one line for each direction, as SVG."""
 
     def draw(axes: "Axes") -> None:
         for sender in dict.fromkeys(row.sender for row in rows):
-            own = [row for row in rows if row.sender == sender]
+            own = [row for row in rows if row.sender == sender and not row.reason]
             factors = [row.spreading_factor for row in own]
             axes.plot(factors, [100 * row.ratio for row in own], "o-", label=f"from {sender}")
         axes.set_ylim(0, 105)
 
-    try:
-        drawn = svg(draw, "spreading factor", "frames that arrived (%)", "lower right")
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'ternmesh[demo]'") from error
-    path.write_text(drawn)
+    return svg(draw, "spreading factor", "frames that arrived (%)", "lower right")
 
 
 def _at_once(function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
-    """The results in order, of several modems at a time."""
+    """The results in order, of several modems at a time.
+
+    After Ctrl-C none begins, and those that have begun still come.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield from pool.map(function, items)
+        waiting = [pool.submit(function, item) for item in items]
+        interrupt: KeyboardInterrupt | None = None
+        for future in waiting:
+            while interrupt is None:
+                try:
+                    future.result()
+                    break
+                except KeyboardInterrupt as error:
+                    interrupt = error
+                    for other in waiting:
+                        other.cancel()
+            if not future.cancelled():
+                yield future.result()
+        if interrupt is not None:
+            raise interrupt

@@ -1,21 +1,43 @@
 """The registers of EBYTE E22 modems in configuration mode, after the manual of the E22-900T22S.
 
 Commands: C1 first count reads, C0 first count data writes to flash; the answer is C1 first count
-data. A wrong command is answered with FF FF FF.
+data. A wrong command is answered with FF FF FF. The modem does not tell which model it is, and the
+same code means another power or frequency on another: the file of the fleet names the model.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from firmware_tools.errors import FirmwareError
 
 REGISTERS = 7  # ADDH ADDL NETID REG0 REG1 REG2 REG3
 FAILED = b"\xff\xff\xff"
 _READ, _WRITE = 0xC1, 0xC0
-_BAUDS = (1200, 2400, 4800, 9600, 19_200, 38_400, 57_600, 115_200)
+BAUDS = (1200, 2400, 4800, 9600, 19_200, 38_400, 57_600, 115_200)
 _AIR_RATES = (300, 1200, 2400, 4800, 9600, 19_200, 38_400, 62_500)
 _PACKETS = (240, 128, 64, 32)
-_POWERS = (22, 17, 13, 10)  # dBm, of modems of 22 dBm
-# The channel of each model's series begins here; a channel is 1 MHz wide.
-_BASES_HZ = (850_125_000, 410_125_000, 220_125_000)
-_CHANNEL_HZ, _CHANNELS = 1_000_000, 81
+_CHANNEL_HZ = 1_000_000
+BANDWIDTH_KHZ = 500  # the most that it uses, at its highest air rates; it does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A series: its first channel, how many there are, and the powers of the codes 0 to 3."""
+
+    base_hz: int
+    channels: int
+    powers_dbm: tuple[int, ...]
+
+
+_LOW, _HIGH = (22, 17, 13, 10), (30, 27, 24, 21)
+MODELS = {
+    "E22-230T22": Model(220_125_000, 65, _LOW),
+    "E22-230T30": Model(220_125_000, 65, _HIGH),
+    "E22-400T22": Model(410_125_000, 84, _LOW),
+    "E22-400T30": Model(410_125_000, 84, _HIGH),
+    "E22-900T22": Model(850_125_000, 81, _LOW),
+    "E22-900T30": Model(850_125_000, 81, _HIGH),
+}
 
 
 def read_command() -> bytes:
@@ -39,7 +61,7 @@ class RegisterReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The answers that `data` completes."""
         self._buffer += data
-        head = bytes([_READ, 0, REGISTERS])
+        head = read_command()
         while self._buffer:
             if self._buffer.startswith(FAILED):
                 del self._buffer[: len(FAILED)]
@@ -64,52 +86,66 @@ def named(registers: bytes) -> dict[str, str]:
     return {
         "address": str(int.from_bytes(registers[:2], "big")),
         "network_id": str(registers[2]),
-        "baud_rate": str(_BAUDS[reg0 >> 5]),
+        "baud_rate": str(BAUDS[reg0 >> 5]),
         "parity": str(reg0 >> 3 & 3),
         "air_rate_bps": str(_AIR_RATES[reg0 & 7]),
         "packet_bytes": str(_PACKETS[reg1 >> 6]),
-        "power": str(_POWERS[reg1 & 3]),
+        "power_code": str(reg1 & 3),
         "noise": str(reg1 >> 5 & 1),
         "channel": str(channel),
         "appends_rssi": str(reg3 >> 7),
         "transparent": str(1 - (reg3 >> 6 & 1)),
+        "repeater": str(reg3 >> 5 & 1),
         "listens_first": str(reg3 >> 4 & 1),
-        "others": f"{reg1 & 0x1C:02x}{reg3 & 0x2F:02x}",
+        "others": f"{reg1 & 0x1C:02x}{reg3 & 0x0F:02x}",
     }
 
 
-def packed(settings: dict[str, str]) -> bytes:
+def packed(settings: Mapping[str, str]) -> bytes:
     """The seven registers of all settings; FirmwareError for a value that there is none for."""
     others = bytes.fromhex(settings["others"])
-    reg0 = _place(_BAUDS, settings, "baud_rate") << 5 | int(settings["parity"]) << 3
+    reg0 = _place(BAUDS, settings, "baud_rate") << 5 | _bits(settings, "parity", 2) << 3
     reg0 |= _place(_AIR_RATES, settings, "air_rate_bps")
     reg1 = others[0] | _place(_PACKETS, settings, "packet_bytes") << 6
-    reg1 |= int(settings["noise"]) << 5 | _place(_POWERS, settings, "power")
-    reg3 = others[1] | int(settings["appends_rssi"]) << 7 | int(settings["listens_first"]) << 4
-    reg3 |= (1 - int(settings["transparent"])) << 6
-    address = int(settings["address"]).to_bytes(2, "big")
-    network, channel = int(settings["network_id"]), int(settings["channel"])
-    return address + bytes([network, reg0, reg1, channel, reg3])
+    reg1 |= _bits(settings, "noise", 1) << 5 | _bits(settings, "power_code", 2)
+    reg3 = others[1] | _bits(settings, "appends_rssi", 1) << 7
+    reg3 |= (1 - _bits(settings, "transparent", 1)) << 6 | _bits(settings, "repeater", 1) << 5
+    reg3 |= _bits(settings, "listens_first", 1) << 4
+    address = _bits(settings, "address", 16).to_bytes(2, "big")
+    rest = _bits(settings, "network_id", 8), reg0, reg1, _bits(settings, "channel", 8), reg3
+    return address + bytes(rest)
 
 
-def _place(values: tuple[int, ...], settings: dict[str, str], name: str) -> int:
-    value = int(settings[name])
-    if value not in values:
-        allowed = ", ".join(map(str, values))
-        raise FirmwareError(f"an EBYTE modem has no {name} of {value}: it must be one of {allowed}")
-    return values.index(value)
+def power_code(model: Model, power_dbm: int) -> int:
+    """The code of the strongest power that is not above `power_dbm`; FirmwareError if none is."""
+    for code, power in enumerate(model.powers_dbm):
+        if power <= power_dbm:
+            return code
+    lowest = model.powers_dbm[-1]
+    raise FirmwareError(f"this EBYTE model sends with {lowest} dBm at least: set power_dbm to that")
 
 
-def channel_of(frequency: int) -> int:
-    """The channel of a frequency in Hz: all series count from their lowest one in steps of 1 MHz.
-
-    FirmwareError where there is none.
-    """
-    for base in _BASES_HZ:
-        channel, rest = divmod(frequency - base, _CHANNEL_HZ)
-        if 0 <= channel < _CHANNELS and not rest:
-            return channel
+def channel_of(model: Model, frequency: int) -> int:
+    """The channel of a frequency in Hz; FirmwareError where the model has none there."""
+    channel, rest = divmod(frequency - model.base_hz, _CHANNEL_HZ)
+    if 0 <= channel < model.channels and not rest:
+        return channel
+    last = model.base_hz + (model.channels - 1) * _CHANNEL_HZ
     raise FirmwareError(
-        f"an EBYTE modem cannot send at {frequency} Hz: its channels lie at .125 of each MHz, like "
-        "868125000 or 915125000"
+        f"this EBYTE model cannot send at {frequency} Hz: it has {model.base_hz} to {last} Hz in "
+        "steps of 1 MHz, so .125 of each MHz"
     )
+
+
+def _place(values: tuple[int, ...], settings: Mapping[str, str], name: str) -> int:
+    if settings[name] not in map(str, values):
+        allowed = ", ".join(map(str, values))
+        raise FirmwareError(f"{name} is {settings[name]}: an EBYTE modem has one of {allowed}")
+    return values.index(int(settings[name]))
+
+
+def _bits(settings: Mapping[str, str], name: str, width: int) -> int:
+    text = settings[name]
+    if not text.isdecimal() or int(text) >= 1 << width:
+        raise FirmwareError(f"{name} is {text}: it must be a number below {1 << width}")
+    return int(text)

@@ -21,12 +21,13 @@ key = "base64 of 32 random bytes"
 import base64
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from firmware_tools.radios.modems import BY_DIALECT, Channel, Modem, Settings
+from firmware_tools.errors import FirmwareError
+from firmware_tools.radios.ebyte_registers import BANDWIDTH_KHZ, MODELS
+from firmware_tools.radios.modems import BY_DIALECT, Extras, Modem, Settings
 from ternmesh.config import ConfigError, Table, choices, read_config
-from ternmesh.link.regions import REGIONS, check
-from ternmesh.link.regions import Channel as RadioChannel
+from ternmesh.link.regions import REGIONS, Channel, check
 from transports.base import HOST
 from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 
@@ -46,6 +47,7 @@ class _Channel:
 class _File:
     radio: Table
     region: str = field(metadata=choices(*REGIONS))
+    ebyte_model: str = field(default="", metadata=choices("", *MODELS))
     addresses: Table = field(default_factory=dict)
     ports: Table = field(default_factory=dict)
     channel: _Channel = field(default_factory=_Channel)
@@ -58,7 +60,7 @@ class RadioFleet:
     region: str
     ends: dict[str, SerialLoraSettings]  # by name; `host` is one of them
     ports: dict[str, str]  # by name
-    channel: Channel
+    extras: Extras
 
     @property
     def modem(self) -> type[Modem]:
@@ -70,7 +72,7 @@ class RadioFleet:
         if name not in self.ends:
             known = ", ".join(self.ends)
             raise ConfigError(f"{name} is not in [addresses]: it must be one of {known}")
-        return self.modem.wanted(self.ends[name], self.channel)
+        return self.modem.wanted(self.ends[name], self.extras)
 
 
 def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
@@ -88,19 +90,27 @@ def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
             raise ConfigError(f"ports.{name} must be the device of a board in [addresses], or host")
     if len(set(found.ports.values())) < len(found.ports):
         raise ConfigError("[ports] names a port twice: each modem has one of its own")
-    own = ends[HOST]
-    if not own.frequency_hz and own.dialect != "meshtastic":
+    own, region = ends[HOST], REGIONS[found.region]
+    if not own.frequency_hz:
         raise ConfigError("radio.frequency_hz is missing: the middle of the channel, in Hz")
-    region = REGIONS[found.region]
-    if own.frequency_hz:
-        check(region, RadioChannel(own.frequency_hz, own.radio, own.power_dbm))
-    channel = Channel()
+    radio, extras = own.radio, Extras()
     if own.dialect == "meshtastic":
-        channel = _channel(found.channel, region.name, entropy)
-    return RadioFleet(region.name, ends, found.ports, channel)
+        extras = _channel(found.channel, region.name, entropy)
+    if own.dialect == "ebyte":
+        if not found.ebyte_model:
+            allowed = ", ".join(MODELS)
+            raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
+        radio, extras = replace(radio, bandwidth_khz=BANDWIDTH_KHZ), Extras(found.ebyte_model)
+    check(region, Channel(own.frequency_hz, radio, own.power_dbm))
+    fleet = RadioFleet(region.name, ends, found.ports, extras)
+    try:
+        fleet.wanted(HOST)
+    except FirmwareError as error:
+        raise ConfigError(f"[radio]: {error}") from error
+    return fleet
 
 
-def _channel(found: _Channel, region: str, entropy: Callable[[int], bytes]) -> Channel:
+def _channel(found: _Channel, region: str, entropy: Callable[[int], bytes]) -> Extras:
     if region not in REGION_CODES:
         allowed = ", ".join(REGION_CODES)
         raise ConfigError(f"Meshtastic nodes need a region that they know: {allowed}")
@@ -116,4 +126,4 @@ def _channel(found: _Channel, region: str, entropy: Callable[[int], bytes]) -> C
         )
     if not 0 < len(found.name.encode()) <= NAME_BYTES_MAX:
         raise ConfigError(f"channel.name must be 1 to {NAME_BYTES_MAX} bytes")
-    return Channel(found.name, found.key, REGION_CODES[region])
+    return Extras("", found.name, found.key, REGION_CODES[region])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from firmware_tools.errors import NoAnswer
+from ternmesh.errors import WireError
 from transports.serial_lora.dialect import StreamReader
 from transports.serial_lora.port import SerialPort
 from transports.serial_lora.send_queue import Waker
@@ -17,7 +18,7 @@ ROUND_S = 0.05  # the longest that one read waits
 
 
 class Line:
-    """A port that no other program can open meanwhile; PortError where that fails."""
+    """A port that is open for us alone (other programs that lock ports keep off); PortError."""
 
     def __init__(self, path: str, baud: int) -> None:
         self.path, self.baud = path, baud
@@ -35,6 +36,12 @@ class Line:
         self._port.close()
         self._waker.close()
 
+    def reopen(self, baud: int) -> None:
+        """Open the port anew, at another rate or after the modem was away; PortError."""
+        self._port.close()
+        self.baud = baud
+        self._port = SerialPort(self.path, baud, WRITE_TIMEOUT_S, self._waker)
+
     def write(self, data: bytes) -> None:
         """Write all of `data`; PortError."""
         self._port.write(data)
@@ -43,13 +50,11 @@ class Line:
         """What came, empty after `timeout_s`; PortError."""
         return self._port.read(timeout_s)
 
-    def messages(self, reader: StreamReader[M], seconds: float) -> list[M]:
-        """All messages that come in so many seconds; PortError."""
-        found: list[M] = []
+    def skip(self, reader: StreamReader[M], seconds: float) -> None:
+        """Pass over what comes in so many seconds; PortError."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            found += reader.feed(self._port.read(min(ROUND_S, left)))
-        return found
+            reader.feed(self._port.read(min(ROUND_S, left)))
 
     def ask(
         self,
@@ -58,12 +63,25 @@ class Line:
         answer: Callable[[M], T | None],
         what: str,
         timeout_s: float = 2.0,
+        longest_s: float = 0.0,
     ) -> T:
-        """Write a command; the first answer that is not None. NoAnswer names `what` was asked."""
+        """Write a command; the first answer that is not None. NoAnswer names `what` was asked.
+
+        An answer of many messages may take `longest_s` once its first message has come. What came
+        before the command is no answer.
+        """
+        while data := self._port.read(0.0):
+            reader.feed(data)
         self._port.write(command)
-        end = time.monotonic() + timeout_s
+        began = time.monotonic()
+        end = began + timeout_s
         while (left := end - time.monotonic()) > 0:
             for message in reader.feed(self._port.read(min(ROUND_S, left))):
-                if (found := answer(message)) is not None:
+                end = max(end, began + longest_s)
+                try:
+                    found = answer(message)
+                except WireError:
+                    continue  # a damaged message, of which there may be some on any line
+                if found is not None:
                     return found
-        raise NoAnswer(f"{self.path}: the modem does not answer {what}: check wiring and baud rate")
+        raise NoAnswer(f"{self.path}: the modem does not answer {what} at {self.baud} baud")

@@ -5,7 +5,11 @@ Settings are texts under the names that the modem's manual uses. They are read w
 """
 
 import base64
+import contextlib
 import random
+import re
+import struct
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +18,14 @@ from typing import ClassVar
 
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.radios.ebyte_registers import (
+    BAUDS,
+    MODELS,
     REGISTERS,
     RegisterReader,
     channel_of,
     named,
     packed,
+    power_code,
     read_command,
     write_command,
 )
@@ -28,34 +35,50 @@ from ternmesh.protobuf import Value
 from transports.serial_lora import meshcore, meshtastic
 from transports.serial_lora.dialect import error_text
 from transports.serial_lora.framing import KissUnframer, kiss_frame
-from transports.serial_lora.reyax import ERRORS, FILLER, ReyaxParser, TextLine, modem_settings
+from transports.serial_lora.port import PortError
+from transports.serial_lora.reyax import (
+    ERRORS,
+    WHILE_RECEIVING,
+    ReyaxParser,
+    TextLine,
+    modem_settings,
+)
 from transports.serial_lora.rnode import DETECT_ANSWER, DETECT_ASK, RnodeCommand, radio_commands
 from transports.serial_lora.settings import SerialLoraSettings
 
 Settings = dict[str, str]
 SHORT_S = 0.6  # for an answer to a probe
 FLASH_S = 3.0  # for an answer that follows a write to flash
+NUMBER = r"\d{1,10}"
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
-    """The channel of a Meshtastic fleet: its name, its key in base64, and the region's code."""
+class Extras:
+    """What a fleet file says for one dialect alone."""
 
-    name: str = ""
+    model: str = ""  # of an EBYTE modem
+    channel: str = ""  # of Meshtastic: its name, its key in base64, and the region's code
     key: str = ""
     region: int = 0
 
 
 class Modem(ABC):
-    """A modem on an open line."""
+    """A modem on an open line. `forms` has a pattern for the value of each setting."""
 
     dialect: ClassVar[str]
     bauds: ClassVar[tuple[int, ...]] = (115_200,)  # where it is looked for
+    forms: ClassVar[Mapping[str, str]] = {}
     keeps: ClassVar[bool] = True  # whether it keeps its settings without power
-    settles_s: ClassVar[float] = 0.0  # after a write, until it can be read again
+    restart_s: ClassVar[float] = 0.0  # how long it may be away after a write
 
     def __init__(self, line: Line) -> None:
         self._line = line
+
+    def reopen(self) -> None:
+        """Open the port anew where the modem may have restarted; what fails is tried again."""
+        if self.restart_s:
+            with contextlib.suppress(PortError):  # it is not back yet
+                self._line.reopen(self._line.baud)
 
     @abstractmethod
     def identify(self) -> str:
@@ -71,14 +94,30 @@ class Modem(ABC):
 
     @staticmethod
     @abstractmethod
-    def wanted(settings: SerialLoraSettings, channel: Channel) -> Settings:
-        """What the settings must be for an end of a fleet."""
+    def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
+        """What the settings must be for an end of a fleet; FirmwareError."""
+
+    @classmethod
+    def check(cls, settings: Mapping[str, str]) -> None:
+        """FirmwareError unless these are all settings of such a modem, in their form."""
+        for name, form in cls.forms.items():
+            if not re.fullmatch(form, settings.get(name, "")):
+                raise FirmwareError(f"{name} is {settings.get(name)!r}, which no such modem has")
+        if unknown := settings.keys() - cls.forms.keys():
+            raise FirmwareError(f"{min(unknown)} is no setting of such a modem")
 
 
 class Reyax(Modem):
     dialect = "reyax"
     bauds = (115_200, 9600, 57_600, 38_400, 19_200)
-    names = ("NETWORKID", "ADDRESS", "BAND", "PARAMETER", "CRFOP")
+    forms: ClassVar[Mapping[str, str]] = {
+        "NETWORKID": NUMBER,
+        "ADDRESS": NUMBER,
+        "BAND": NUMBER,
+        "PARAMETER": r"\d{1,2},\d,\d,\d{1,2}",
+        "CRFOP": NUMBER,
+        "IPR": NUMBER,  # the rate of its port: the last to be changed
+    }
 
     def __init__(self, line: Line) -> None:
         super().__init__(line)
@@ -86,43 +125,48 @@ class Reyax(Modem):
 
     def identify(self) -> str:
         self._line.write(b"\r\n")  # ends what another program may have begun
-        self._line.messages(self._parser, 0.1)
-        try:
-            self._ask("AT", SHORT_S)
-        except NoAnswer:
-            self._line.write(FILLER)
-            self._line.messages(self._parser, 0.1)
-            self._ask("AT", SHORT_S)
-        version = self._ask("AT+VER?", SHORT_S)
-        return f"REYAX {version.value}" if version.name == "VER" else "REYAX"
+        self._line.skip(self._parser, 0.1)
+        self._ask("AT", "OK")
+        version, unit = self._ask("AT+VER?", "VER"), self._ask("AT+UID?", "UID")
+        return f"REYAX {version.value} {unit.value}".strip()
 
     def read(self) -> Settings:
-        return {name: self._value(name) for name in self.names}
+        found = {}
+        for name in self.forms:
+            answer = self._ask(f"AT+{name}?", name)
+            if answer.error is not None:
+                raise NoAnswer(f"{self._line.path}: the modem does not tell its {name}")
+            found[name] = answer.value
+        return found
 
     def write(self, changes: Mapping[str, str]) -> None:
         for name, value in changes.items():
-            answer = self._ask(f"AT+{name}={value}", FLASH_S)
-            if answer.error is not None:
-                reason = error_text(answer.error, ERRORS)
-                raise FirmwareError(
-                    f"{self._line.path}: the modem refuses AT+{name}={value}: {reason}"
-                )
+            command = f"AT+{name}={value}"
+            # Firmware before 1.2.0 does not know the M, with which the frequency is kept in flash.
+            tried = [f"{command},M", command] if name == "BAND" else [command]
+            for text in tried:
+                answer = self._ask(text, "OK", name, timeout_s=FLASH_S)
+                if answer.error is None:
+                    break
+            else:
+                reason = error_text(answer.error or 0, ERRORS)
+                raise FirmwareError(f"{self._line.path}: the modem refuses {command}: {reason}")
+            if name == "IPR":
+                self._line.reopen(int(value))
 
     @staticmethod
-    def wanted(settings: SerialLoraSettings, channel: Channel) -> Settings:
-        del channel
-        return dict(modem_settings(settings))
+    def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
+        del extras
+        return dict(modem_settings(settings)) | {"IPR": str(settings.baud)}
 
-    def _value(self, name: str) -> str:
-        answer = self._ask(f"AT+{name}?", SHORT_S)
-        if answer.name != name:
-            raise NoAnswer(f"{self._line.path}: the modem does not tell its {name}")
-        return answer.value
+    def _ask(self, command: str, *names: str, timeout_s: float = SHORT_S) -> TextLine:
+        """The answer with one of these names, or an error about the command."""
 
-    def _ask(self, command: str, timeout_s: float) -> TextLine:
         def answer(message: object) -> TextLine | None:
-            is_answer = isinstance(message, TextLine) and message.name != "READY"
-            return message if is_answer and isinstance(message, TextLine) else None
+            if not isinstance(message, TextLine) or message.error in WHILE_RECEIVING:
+                return None  # a frame on the air, sound or damaged
+            is_answer = message.name in names or message.error is not None
+            return message if is_answer else None
 
         written = command.encode() + b"\r\n"
         return self._line.ask(written, self._parser, answer, command, timeout_s)
@@ -131,6 +175,10 @@ class Reyax(Modem):
 class Ebyte(Modem):
     dialect = "ebyte"
     bauds = (9600,)  # of the configuration mode, whatever the modem has otherwise
+    forms: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(named(bytes(REGISTERS)), NUMBER),
+        "others": "[0-9a-f]{4}",
+    }
 
     def identify(self) -> str:
         self.read()
@@ -144,7 +192,7 @@ class Ebyte(Modem):
         except NoAnswer as error:
             raise NoAnswer(
                 f"{error}; an EBYTE answers only in configuration mode: connect M1 to high and M0 "
-                "to ground (E32: both high), and switch it on again"
+                "to ground, and switch it on again"
             ) from error
         if len(answer) != REGISTERS:
             raise FirmwareError(f"{self._line.path}: the modem refuses to show its registers")
@@ -159,25 +207,23 @@ class Ebyte(Modem):
             raise FirmwareError(f"{self._line.path}: the modem refuses registers {registers.hex()}")
 
     @staticmethod
-    def wanted(settings: SerialLoraSettings, channel: Channel) -> Settings:
-        del channel
+    def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
+        model = MODELS[extras.model]
+        if settings.baud not in BAUDS:
+            raise FirmwareError(f"baud_rate {settings.baud} is none of an EBYTE modem")
         return {
             "address": "65535",  # takes and sends to all, as our frames name their receivers
             "network_id": str(settings.network_id),
             "baud_rate": str(settings.baud),
+            "parity": "0",
             "air_rate_bps": str(settings.air_rate_bps),
             "packet_bytes": "240",
-            "power": _ebyte_power(settings.power_dbm),
-            "channel": str(channel_of(settings.frequency_hz)),
-            "transparent": "1",
+            "power_code": str(power_code(model, settings.power_dbm)),
+            "channel": str(channel_of(model, settings.frequency_hz)),
             "appends_rssi": "0",
+            "transparent": "1",
+            "repeater": "0",
         }
-
-
-def _ebyte_power(power_dbm: int) -> str:
-    """The strongest step of an E22 of 22 dBm that is not above `power_dbm`."""
-    steps = (22, 17, 13, 10)
-    return str(next((step for step in steps if step <= power_dbm), steps[-1]))
 
 
 class Kiss(Modem):
@@ -189,25 +235,12 @@ class Kiss(Modem):
         super().__init__(line)
         self._unframer = KissUnframer()
 
-    def _ask(self, command: int, data: bytes, is_answer: Mapping[int, int], what: str) -> bytes:
-        """The data of an answer; `is_answer` has the first bytes that its command must have."""
-
-        def answer(message: tuple[int, bytes]) -> bytes | None:
-            kind, content = message
-            if kind not in is_answer:
-                return None
-            first = is_answer[kind]
-            return content if first < 0 or content[:1] == bytes([first]) else None
-
-        frame = kiss_frame(command, data)
-        return self._line.ask(frame, self._unframer, answer, what, SHORT_S)
-
 
 class Rnode(Kiss):
     dialect = "rnode"
 
     def identify(self) -> str:
-        found = self._ask(RnodeCommand.DETECT, DETECT_ASK, {RnodeCommand.DETECT: -1}, "DETECT")
+        found = self._ask(RnodeCommand.DETECT, DETECT_ASK)
         if found != DETECT_ANSWER:
             raise NoAnswer(f"{self._line.path}: this is no RNode")
         return "RNode"
@@ -219,21 +252,29 @@ class Rnode(Kiss):
     def write(self, changes: Mapping[str, str]) -> None:
         """Set the radio once, which shows that the modem can do it."""
         for name, value in changes.items():
-            command, data = RnodeCommand[name], bytes.fromhex(value)
-            kinds: dict[int, int] = {command: -1, RnodeCommand.ERROR: -1}
-            if self._ask(command, data, kinds, name) != data:
+            data = bytes.fromhex(value)
+            if self._ask(RnodeCommand[name], data) != data:
                 raise FirmwareError(f"{self._line.path}: the RNode refuses {name} {value}")
 
+    def _ask(self, command: RnodeCommand, data: bytes) -> bytes:
+        """What the modem repeats, or reports as an error."""
+
+        def answer(message: tuple[int, bytes]) -> bytes | None:
+            return message[1] if message[0] in (command, RnodeCommand.ERROR) else None
+
+        frame = kiss_frame(command, data)
+        return self._line.ask(frame, self._unframer, answer, command.name, SHORT_S)
+
     @staticmethod
-    def wanted(settings: SerialLoraSettings, channel: Channel) -> Settings:
-        del channel
+    def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
+        del extras
         commands = radio_commands(settings)
         return {RnodeCommand(code).name: data.hex() for code, data in commands.items()}
 
 
 class Meshcore(Kiss):
     dialect = "meshcore"
-    keeps = False
+    forms: ClassVar[Mapping[str, str]] = {"radio": "[0-9a-f]{20}", "power": "[0-9a-f]{2}"}
 
     def identify(self) -> str:
         name = self._get(meshcore.GET_NAME, "GetDeviceName")
@@ -260,8 +301,8 @@ class Meshcore(Kiss):
                 )
 
     @staticmethod
-    def wanted(settings: SerialLoraSettings, channel: Channel) -> Settings:
-        del channel
+    def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
+        del extras
         radio, power = meshcore.radio_bytes(settings), bytes([settings.power_dbm])
         return {"radio": radio.hex(), "power": power.hex()}
 
@@ -285,20 +326,38 @@ def _byte(code: int) -> bytes:
     return bytes([code])
 
 
+def as_float(mhz: float) -> int:
+    """The bits of a float32."""
+    return int.from_bytes(struct.pack("<f", mhz), "little")
+
+
 class Meshtastic(Modem):
-    """A Meshtastic node: read by its handshake, changed by admin messages to itself."""
+    """A Meshtastic node: read by its handshake, changed by admin messages to itself.
+
+    Floats are their bits, so that what is read is what is written. An override that would break
+    the law or move the channel is a setting like any other.
+    """
 
     dialect = "meshtastic"
-    settles_s = 1.0  # it restarts
-    # Field numbers of LoRaConfig
-    fields: ClassVar[Mapping[str, int]] = {
+    restart_s = 30.0
+    # Field numbers of LoRaConfig; fixed32 are the floats.
+    numbers: ClassVar[Mapping[str, int]] = {
         "use_preset": 1,
         "bandwidth": 3,
         "spread_factor": 4,
         "coding_rate": 5,
         "region": 7,
         "hop_limit": 8,
+        "tx_enabled": 9,
         "tx_power": 10,
+        "channel_num": 11,
+        "override_duty_cycle": 12,
+    }
+    floats: ClassVar[Mapping[str, int]] = {"frequency_offset": 6, "override_frequency": 14}
+    forms: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys((*numbers, *floats), NUMBER),
+        "channel": r"[^\0]{0,11}",
+        "key": r"[A-Za-z0-9+/=]{0,44}",
     }
 
     def __init__(self, line: Line) -> None:
@@ -310,12 +369,11 @@ class Meshtastic(Modem):
 
     def identify(self) -> str:
         self._line.write(meshtastic.WAKE)
-        self.read(SHORT_S)
+        time.sleep(meshtastic.WAKE_S)
+        self.read()
         return f"Meshtastic node {self._node:08x}"
 
-    def read(self, timeout_s: float = meshtastic.HANDSHAKE_S) -> Settings:
-        nonce = self._rng.randrange(1, 1 << 32)
-
+    def read(self) -> Settings:
         def answer(message: dict[int, Value]) -> bool | None:
             if (info := protobuf.data(message, meshtastic.FROM_MY_INFO)) is not None:
                 self._node = protobuf.number(protobuf.fields(info), meshtastic.MY_NODE)
@@ -323,61 +381,71 @@ class Meshtastic(Modem):
                 found = protobuf.data(protobuf.fields(config), meshtastic.CONFIG_LORA)
                 self._lora = self._lora if found is None else found
             if (channel := protobuf.data(message, meshtastic.FROM_CHANNEL)) is not None:
-                is_first = not protobuf.number(protobuf.fields(channel), meshtastic.CHANNEL_INDEX)
-                self._channel = channel if is_first else self._channel
-            return protobuf.number(message, meshtastic.FROM_COMPLETE) == nonce or None
+                content = protobuf.fields(channel)
+                if not protobuf.number(content, meshtastic.CHANNEL_INDEX):
+                    self._channel = protobuf.data(content, meshtastic.CHANNEL_SETTINGS) or b""
+            done = protobuf.number(message, meshtastic.FROM_COMPLETE)
+            return done == meshtastic.CONFIG_ONLY or None
 
-        request = protobuf.number_field(meshtastic.TO_WANT_CONFIG, nonce)
-        what = "the request for its configuration"
-        self._line.ask(meshtastic.frame(request), self._unframer, answer, what, timeout_s)
-        lora = protobuf.fields(self._lora)
-        channel = protobuf.data(protobuf.fields(self._channel), meshtastic.CHANNEL_SETTINGS)
-        own = protobuf.fields(channel or b"")
+        request = protobuf.number_field(meshtastic.TO_WANT_CONFIG, meshtastic.CONFIG_ONLY)
+        self._line.ask(
+            meshtastic.frame(request),
+            self._unframer,
+            answer,
+            "the request for its configuration",
+            SHORT_S,
+            meshtastic.HANDSHAKE_S,
+        )
+        lora, own = protobuf.fields(self._lora), protobuf.fields(self._channel)
+        every = {**self.numbers, **self.floats}
         name = protobuf.data(own, meshtastic.CHANNEL_NAME) or b""
         key = protobuf.data(own, meshtastic.CHANNEL_KEY) or b""
         return {
-            **{name: str(protobuf.number(lora, field)) for name, field in self.fields.items()},
+            **{name: str(protobuf.number(lora, field)) for name, field in every.items()},
             "channel": name.decode("utf-8", "replace"),
             "key": base64.b64encode(key).decode(),
         }
 
     def write(self, changes: Mapping[str, str]) -> None:
         """Write all in one transaction, at whose end the node saves and restarts."""
-        all_settings = self.read() | dict(changes)
+        wanted = self.read() | dict(changes)
         lora = self._lora  # of two values of a field the later one counts
-        for name, field in self.fields.items():
-            lora += protobuf.number_field(field, int(all_settings[name]))
-        own = protobuf.bytes_field(
-            meshtastic.CHANNEL_KEY, base64.b64decode(all_settings["key"], validate=True)
-        ) + protobuf.bytes_field(meshtastic.CHANNEL_NAME, all_settings["channel"].encode())
+        for name, field in self.numbers.items():
+            lora += protobuf.number_field(field, int(wanted[name]))
+        for name, field in self.floats.items():
+            lora += protobuf.fixed32_field(field, int(wanted[name]))
+        key = base64.b64decode(wanted["key"], validate=True)
+        own = self._channel + protobuf.bytes_field(meshtastic.CHANNEL_KEY, key)
+        own += protobuf.bytes_field(meshtastic.CHANNEL_NAME, wanted["channel"].encode())
         channel = protobuf.number_field(meshtastic.CHANNEL_INDEX, 0)
         channel += protobuf.bytes_field(meshtastic.CHANNEL_SETTINGS, own)
         channel += protobuf.number_field(meshtastic.CHANNEL_ROLE, meshtastic.PRIMARY)
         config = protobuf.bytes_field(meshtastic.CONFIG_LORA, lora)
-        for field, content in (
-            (meshtastic.ADMIN_BEGIN, None),
-            (meshtastic.ADMIN_SET_CONFIG, config),
-            (meshtastic.ADMIN_SET_CHANNEL, channel),
-            (meshtastic.ADMIN_COMMIT, None),
-        ):
-            if content is None:
-                self._admin(protobuf.number_field(field, 1))
-            else:
-                self._admin(protobuf.bytes_field(field, content))
+        self._admin(protobuf.number_field(meshtastic.ADMIN_BEGIN, 1))
+        self._admin(protobuf.bytes_field(meshtastic.ADMIN_SET_CONFIG, config))
+        self._admin(protobuf.bytes_field(meshtastic.ADMIN_SET_CHANNEL, channel))
+        self._admin(protobuf.number_field(meshtastic.ADMIN_COMMIT, 1))
 
     @staticmethod
-    def wanted(settings: SerialLoraSettings, channel: Channel) -> Settings:
+    def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
         radio = settings.radio
+        if settings.power_dbm == 0:
+            raise FirmwareError("power_dbm = 0 means the most that there is to a Meshtastic node")
         return {
             "use_preset": "0",
             "bandwidth": str(radio.bandwidth_khz),
             "spread_factor": str(radio.spreading_factor),
             "coding_rate": str(radio.coding_rate + 4),
-            "region": str(channel.region),
+            "region": str(extras.region),
             "hop_limit": str(settings.hop_limit),
+            "tx_enabled": "1",
             "tx_power": str(settings.power_dbm),
-            "channel": channel.name,
-            "key": channel.key,
+            "channel_num": "0",
+            "override_duty_cycle": "0",
+            "frequency_offset": "0",
+            "override_frequency": str(as_float(settings.frequency_hz / 1e6)),
+            "channel": extras.channel,
+            "key": extras.key,
         }
 
     def _admin(self, message: bytes) -> None:

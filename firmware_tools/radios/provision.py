@@ -5,6 +5,7 @@ outcome says what it was left with. Before anything is written, the settings are
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,18 @@ from typing import Any
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.radios.line import Line
 from firmware_tools.radios.modems import BY_DIALECT, MODEMS, Modem, Settings
+from ternmesh.errors import TernmeshError
+from ternmesh_store.files import make_private_folder
 from transports.base import TransportError
 from transports.serial_lora.port import PortError
 
-SETTLE_TRIES = 5
+SETTLE_S = 1.0  # between two looks at a modem that may have to settle, or to restart
+BOOT_S = 2.0  # for a board to restart
+FAILURES = (TernmeshError, TransportError, OSError, ValueError)  # of one modem
 SECRET = ("key",)  # settings that are not shown
 BACKUP_BYTES_MAX = 65_536
-FORMAT = 1
+FORMAT, BACKUPS_MAX = 1, 10_000
+Changes = dict[str, tuple[str, str]]  # before and after
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +45,55 @@ class Found:
 class Outcome:
     """What became of one modem.
 
-    `changed`, `unchanged`, `accepted` (it keeps no settings, but takes them), `differs` (nothing
-    was written) or `failed`.
+    `changed`, `unchanged`, `accepted` (it keeps no settings, but takes them), `volatile` (it keeps
+    none, nothing was tried), `differs` (nothing was written) or `failed`.
     """
 
     port: str
     name: str
     result: str
-    changes: dict[str, tuple[str, str]] = field(default_factory=dict)  # before and after
+    changes: Changes = field(default_factory=dict)
     reason: str = ""
     backup: str = ""  # the file with the settings that it had
 
     @property
     def is_right(self) -> bool:
         """Whether the modem has now what it should have."""
-        return self.result in ("changed", "unchanged", "accepted")
+        return self.result in ("changed", "unchanged", "accepted", "volatile")
 
 
 @contextmanager
-def opened(port: str, kinds: Sequence[type[Modem]]) -> Iterator[tuple[Modem, Found]]:
+def opened(
+    port: str, kinds: Sequence[type[Modem]], bauds: Sequence[int] = ()
+) -> Iterator[tuple[Modem, Found]]:
     """The modem at a port, which no other program can use meanwhile.
 
-    PortError where it cannot be opened, NoAnswer where it is none of these kinds.
+    `bauds` are tried before those at which such modems usually are. PortError where the port
+    cannot be opened, NoAnswer where there is none of these kinds.
     """
     reasons = []
-    for baud in dict.fromkeys(baud for kind in kinds for baud in kind.bauds):
+    rates = list(dict.fromkeys((*bauds, *(baud for kind in kinds for baud in kind.bauds))))
+    # Many boards restart when their port is opened: the first rate is tried once more, later.
+    for baud, wait_s in (*((baud, 0.0) for baud in rates), (rates[0], BOOT_S)):
         with Line(port, baud) as line:
+            time.sleep(wait_s)
             for kind in kinds:
-                if baud not in kind.bauds:
+                if baud not in (*kind.bauds, *bauds):
                     continue
                 modem = kind(line)
                 try:
                     identity = modem.identify()
+                    found = Found(port, baud, kind.dialect, identity, modem.read())
                 except NoAnswer as error:
                     reasons.append(str(error))
                     continue
-                yield modem, Found(port, baud, kind.dialect, identity, modem.read())
+                yield modem, found
                 return
-    if len(kinds) == 1:
-        raise NoAnswer(reasons[-1])
     names = ", ".join(kind.dialect for kind in kinds)
+    reason = f": {reasons[0]}" if len(kinds) == 1 else ""
     raise NoAnswer(
-        f"{port}: no modem of a known dialect answers ({names}); an EBYTE must be in configuration "
-        "mode (M1 high), others need their power and the right wires"
+        f"{port}: no modem of a known dialect answers ({names}){reason}; check its power and "
+        "wires; an EBYTE must be in configuration mode (M1 high, M0 low)"
     )
 
 
@@ -91,7 +103,7 @@ def probe(port: str) -> Found:
         return found
 
 
-def differences(have: Settings, wanted: Settings) -> dict[str, tuple[str, str]]:
+def differences(have: Settings, wanted: Settings) -> Changes:
     """The settings to change, with what they are and what they should be."""
     return {
         name: (have.get(name, "?"), value)
@@ -101,92 +113,108 @@ def differences(have: Settings, wanted: Settings) -> dict[str, tuple[str, str]]:
 
 
 def provision(
-    port: str, name: str, kind: type[Modem], wanted: Settings, keep: Callable[[Found], Path] | None
+    port: str,
+    name: str,
+    kind: type[Modem],
+    wanted: Settings,
+    keep: Callable[[Found], Path] | None,
+    *,
+    baud: int = 0,
+    identity: str = "",
 ) -> Outcome:
-    """Give a modem its settings; `keep` stores what it had. None: only compare (a dry run)."""
-    changes: dict[str, tuple[str, str]] = {}
-    backup = ""
+    """Give a modem its settings; `keep` stores what it had. None: only compare (a dry run).
+
+    `identity`: what the modem must say that it is. Whatever goes wrong is in the outcome.
+    """
+    outcome = Outcome(port, name, "failed")
     try:
-        with opened(port, [kind]) as (modem, found):
-            changes = differences(found.settings, wanted)
-            if not changes:
-                return Outcome(port, name, "unchanged")
+        with opened(port, [kind], (baud,) if baud else ()) as (modem, found):
+            if identity and found.identity != identity:
+                raise FirmwareError(f"{port} is {found.identity}, not {identity}: another modem")
+            outcome = replace(outcome, changes=differences(found.settings, wanted))
+            if not outcome.changes:
+                return replace(outcome, result="unchanged")
             if keep is None:
-                return Outcome(port, name, "differs", changes)
-            backup = str(keep(found)) if kind.keeps else ""
+                return replace(outcome, result="differs" if kind.keeps else "volatile")
+            if kind.keeps:
+                outcome = replace(outcome, backup=str(keep(found)))
             try:
-                _change(modem, {key: after for key, (_, after) in changes.items()}, wanted)
-            except FirmwareError as error:
-                failed = Outcome(port, name, "failed", changes, str(error), backup)
-                return _taken_back(modem, found, failed)
-        return Outcome(port, name, "changed" if kind.keeps else "accepted", changes, "", backup)
-    except PortError as error:
-        hint = f"; {_restore_hint(backup, port)}" if backup else ""
-        return Outcome(port, name, "failed", changes, f"{error}{hint}", backup)
-    except (FirmwareError, TransportError) as error:
-        return Outcome(port, name, "failed", changes, str(error), backup)
+                _change(modem, outcome.changes, wanted)
+            except PortError:
+                raise
+            except FAILURES as error:
+                return _taken_back(modem, found, replace(outcome, reason=str(error)))
+        return replace(outcome, result="changed" if kind.keeps else "accepted")
+    except FAILURES as error:
+        hint = f"; {_restore_hint(outcome)}" if outcome.backup else ""
+        return replace(outcome, reason=f"{error}{hint}")
 
 
-def restore(port: str, found: Found) -> Outcome:
-    """Bring the settings of a backup back."""
-    kind = BY_DIALECT[found.dialect]
-    return provision(port, "", kind, found.settings, lambda _: Path())
+def restore(
+    port: str, found: Found, keep: Callable[[Found], Path], *, is_same: bool = True
+) -> Outcome:
+    """Bring the settings of a backup back, by default to the very modem that had them."""
+    kind, identity = BY_DIALECT[found.dialect], found.identity if is_same else ""
+    settings = found.settings
+    return provision(port, "", kind, settings, keep, baud=found.baud, identity=identity)
 
 
-def _change(modem: Modem, changes: Settings, wanted: Settings) -> None:
-    """Write, then read until the modem shows what was written; FirmwareError."""
-    modem.write(changes)
+def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
+    """Write, then read until the modem shows what was written; FirmwareError, PortError."""
+    modem.write({name: after for name, (_, after) in changes.items()})
     if not modem.keeps and not modem.read():
         return  # such a modem shows nothing: it has confirmed each setting
-    for attempt in range(SETTLE_TRIES):
-        if attempt or modem.settles_s:
-            time.sleep(modem.settles_s)
+    end = time.monotonic() + modem.restart_s
+    while True:
         try:
             left = differences(modem.read(), wanted)
-        except NoAnswer:
-            if attempt == SETTLE_TRIES - 1:
+        except (NoAnswer, PortError):
+            if time.monotonic() >= end:
                 raise
-            continue
+            left = changes
         if not left:
             return
-    names = ", ".join(left)
-    raise FirmwareError(f"the modem has not kept {names}")
+        if time.monotonic() >= end:
+            raise FirmwareError(f"the modem has not kept {', '.join(left)}")
+        time.sleep(SETTLE_S)
+        modem.reopen()
 
 
 def _taken_back(modem: Modem, found: Found, failed: Outcome) -> Outcome:
     """Give the modem what it had before a change that failed, and say whether that worked."""
-    before = found.settings
     try:
-        left = differences(modem.read(), before)
+        left = differences(modem.read(), found.settings)
         if left:
-            _change(modem, {name: after for name, (_, after) in left.items()}, before)
+            _change(modem, left, found.settings)
         ending = "it has again what it had before" if modem.keeps else "it keeps no settings"
-    except (FirmwareError, PortError) as second:
-        hint = _restore_hint(failed.backup, failed.port)
-        ending = f"what it had could not be brought back ({second}): {hint}"
+    except FAILURES as second:
+        ending = f"what it had could not be brought back ({second}): {_restore_hint(failed)}"
     return replace(failed, reason=f"{failed.reason}; {ending}")
 
 
-def _restore_hint(backup: str, port: str) -> str:
-    return f"run `ternmesh firmware restore {backup} --port {port}` when it is back"
+def _restore_hint(outcome: Outcome) -> str:
+    where = f"{outcome.backup} --port {outcome.port}"
+    return f"run `ternmesh firmware restore {where}` when it is back"
 
 
 # Backups
 
 
 def write_backup(folder: Path, found: Found, name: str) -> Path:
-    """Keep a modem's settings in a file of its own, readable for its owner alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 10_000):
+    """Keep a modem's settings in a file of its own, readable for its owner alone; OSError."""
+    make_private_folder(folder)
+    text = json.dumps({"format": FORMAT, **asdict(found)}, indent=2) + "\n"
+    for number in range(1, BACKUPS_MAX):
         path = folder / f"{name}-{number}.json"
         try:
-            with path.open("x") as file:
-                path.chmod(0o600)
-                json.dump({"format": FORMAT, **asdict(found)}, file, indent=2)
-                file.write("\n")
-            return path
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
             continue  # an older backup stays
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        return path
     raise FirmwareError(f"{folder} is full of backups of {name}: move some of them elsewhere")
 
 
@@ -198,9 +226,11 @@ def read_backup(path: Path) -> Found:
         format_number = content.pop("format")
         found = Found(**content)
         sound = format_number == FORMAT and found.dialect in BY_DIALECT
-        sound = sound and all(type(v) is str for v in found.settings.values())
-        if len(text) > BACKUP_BYTES_MAX or not sound:
-            raise ValueError
+        if len(text) > BACKUP_BYTES_MAX or not sound or type(found.baud) is not int:
+            raise ValueError("it has another form")
+        BY_DIALECT[found.dialect].check(found.settings)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FirmwareError(f"{path} is not a backup of a modem's settings") from error
+    except FirmwareError as error:
+        raise FirmwareError(f"{path} is not a backup of a modem's settings: {error}") from error
     return found

@@ -32,9 +32,9 @@ from transports.serial_lora.transport import new_dialect
 
 READY_S = 30.0  # for a modem to be set up
 READ_S = 0.02
-PAYLOAD_BYTES = 24
 MARK = b"ternmesh range "
 MARGIN_S = 2.0  # for a modem to report a frame that has arrived
+LATEST_S = 20.0  # for a modem to report a frame as sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,12 @@ class Reach:
     arrived: int
     rssi_dbm: float | None = None  # means
     snr_db: float | None = None
+    reason: str = ""  # why nothing could be measured
 
     @property
     def ratio(self) -> float:
         """The part of the frames that arrived."""
-        return self.arrived / self.sent
+        return self.arrived / self.sent if self.sent else 0.0
 
 
 @dataclass(slots=True)
@@ -141,21 +142,21 @@ def measure_range(
     factors: Sequence[int],
     frames: int,
     ledgers: Path,
+    waits: Callable[[float], None],
 ) -> Iterator[Reach]:
     """Frames from each of two modems to the other, for each spreading factor.
 
     Both obey the region's law: ChannelError before anything is sent, and pauses where the airtime
-    of the hour is spent, which is kept in the folder `ledgers`.
+    of the hour is spent, which is kept in the folder `ledgers`; `waits` is told how long. What else
+    these modems have sent is not known here.
     """
     own = settings[0]
     tuned = {factor: replace(own.radio, spreading_factor=factor) for factor in factors}
     for radio in tuned.values():
         band = check(region, Channel(own.frequency_hz, radio, own.power_dbm))
     ledgers.mkdir(parents=True, exist_ok=True)
-    budgets = [
-        AirtimeBudget(AirtimeStore(ledgers / Path(one.port).name), band, speed=one.speed)
-        for one in settings
-    ]
+    files = [ledgers / f"{Path(one.port).name}.airtime" for one in settings]
+    budgets = [AirtimeBudget(AirtimeStore(path), band, speed=own.speed) for path in files]
     try:
         for factor, radio in tuned.items():
             with ExitStack() as stack:
@@ -164,47 +165,66 @@ def measure_range(
                     line = stack.enter_context(Line(one.port, one.baud))
                     dialect = new_dialect(replace(one, radio=radio), random.Random())
                     stations.append(Station(line, dialect))
-                for station in stations:
-                    station.start()
+                try:
+                    for station in stations:
+                        station.start()
+                except FirmwareError as error:  # some modems do not have all spreading factors
+                    yield Reach(factor, own.port, 0, 0, reason=str(error))
+                    continue
                 for index, budget in enumerate(budgets):
-                    yield _one_way(stations, index, factor, frames, budget, own.speed)
+                    trial = _Trial(stations[index], stations[1 - index], budget, own.speed)
+                    yield trial.run(factor, frames, waits)
     finally:
         for budget in budgets:
             budget.close()
 
 
-def _one_way(
-    stations: Sequence[Station],
-    index: int,
-    factor: int,
-    frames: int,
-    budget: AirtimeBudget,
-    speed: float,
-) -> Reach:
-    sender, receiver = stations[index], stations[1 - index]
-    arrived: dict[int, Received] = {}
-    for number in range(frames):
-        payload = (MARK + bytes([index + 1, number + 1])).ljust(PAYLOAD_BYTES, b".")
-        airtime_us = sender.dialect.airtime_us(len(payload))
-        while wait_s := budget.may_send(airtime_us):
-            if wait_s == float("inf"):
-                raise FirmwareError("one frame takes longer than the law allows in an hour")
-            _serve(stations)
-        receiver.heard.clear()
-        sender.refused.clear()
-        sender.send(payload)
-        end = time.monotonic() + 2 * airtime_us / 1e6 / speed + MARGIN_S
-        while time.monotonic() < end and not (sender.dialect.idle and number in arrived):
-            _serve(stations)
-            for item in receiver.heard:
-                if item.payload == payload:
-                    arrived[number] = item
-        if sender.refused:
-            raise FirmwareError(f"{sender.line.path}: the modem did not send: {sender.refused[0]}")
-    levels = [item.rssi_dbm for item in arrived.values() if item.rssi_dbm is not None]
-    ratios = [item.snr_db for item in arrived.values() if item.snr_db is not None]
-    means = (fmean(values) if values else None for values in (levels, ratios))
-    return Reach(factor, sender.line.path, frames, len(arrived), *means)
+@dataclass(slots=True)
+class _Trial:
+    """Frames one way."""
+
+    sender: Station
+    receiver: Station
+    budget: AirtimeBudget
+    speed: float
+    arrived: dict[int, Received] = field(default_factory=dict)
+
+    def run(self, factor: int, frames: int, waits: Callable[[float], None]) -> Reach:
+        """Send so many frames, and count."""
+        sent, reason = 0, ""
+        while sent < frames and not reason:
+            reason = self._send(sent, waits)
+            sent += not reason
+        levels = [item.rssi_dbm for item in self.arrived.values() if item.rssi_dbm is not None]
+        ratios = [item.snr_db for item in self.arrived.values() if item.snr_db is not None]
+        rssi, snr = (fmean(values) if values else None for values in (levels, ratios))
+        return Reach(factor, self.sender.line.path, sent, len(self.arrived), rssi, snr, reason)
+
+    def _send(self, number: int, waits: Callable[[float], None]) -> str:
+        """Send one frame, and wait until it has arrived or is lost; why it was not sent, or ""."""
+        payload = MARK + f"{self.sender.line.path[-3:]} {number}".encode().ljust(10, b".")
+        airtime_us = self.sender.dialect.airtime_us(len(payload))
+        told = False
+        while wait_s := self.budget.may_send(airtime_us):
+            if not told:
+                waits(wait_s)
+                told = True
+            _serve((self.sender, self.receiver))
+        self.receiver.heard.clear()
+        self.sender.refused.clear()
+        self.sender.send(payload)
+        air_s = airtime_us / 1e6 / self.speed
+        end, latest = (time.monotonic() + 2 * air_s + s for s in (MARGIN_S, LATEST_S))
+        while number not in self.arrived or not self.sender.dialect.idle:
+            now = time.monotonic()
+            if now >= latest or (now >= end and self.sender.dialect.idle):
+                break
+            _serve((self.sender, self.receiver))
+            found = (item for item in self.receiver.heard if item.payload == payload)
+            self.arrived.update((number, item) for item in found)
+        if not self.sender.dialect.idle:
+            return f"the modem did not report the frame as sent in {LATEST_S:g} s"
+        return "; ".join(self.sender.refused[:1])
 
 
 def _serve(stations: Sequence[Station]) -> None:

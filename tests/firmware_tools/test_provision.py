@@ -4,6 +4,7 @@ import json
 import stat
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,16 +13,18 @@ from hypothesis import strategies as st
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.radios.ebyte_registers import (
     FAILED,
+    MODELS,
     REGISTERS,
     RegisterReader,
     channel_of,
     named,
     packed,
+    power_code,
     write_command,
 )
 from firmware_tools.radios.fleet_file import read_radio_fleet
 from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT, Reyax
+from firmware_tools.radios.modems import BY_DIALECT, Meshtastic, Reyax, as_float
 from firmware_tools.radios.provision import (
     Found,
     Outcome,
@@ -43,8 +46,8 @@ DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 
 
 def fleet_text(dialect: str = "reyax", **radio: object) -> str:
-    lines = ['region = "EU868"', "[radio]", f'dialect = "{dialect}"']
-    frequency = {"ebyte": 868_125_000, "meshtastic": 0}.get(dialect, 869_525_000)
+    lines = ['region = "EU868"', 'ebyte_model = "E22-900T22"', "[radio]", f'dialect = "{dialect}"']
+    frequency = 867_125_000 if dialect == "ebyte" else 869_525_000
     settings = {"frequency_hz": frequency, "spreading_factor": 8, **radio}
     lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value]
     lines += ["[addresses]", *(f"board-{n} = {n}" for n in range(1, 4))]
@@ -75,6 +78,10 @@ def set_up(radios: EmulatedRadios, index: int, tmp_path, dialect: str = "reyax",
     return provision(port, "board-1", own.modem, own.wanted("board-1"), keep)
 
 
+def kept(folder):
+    return lambda found: write_backup(folder, found, "before")
+
+
 @pytest.fixture
 def radios():
     with EmulatedRadios([new(dialect) for dialect in DIALECTS], speed=50) as found:
@@ -90,10 +97,13 @@ def test_a_modem_of_each_dialect_is_found_and_set_up(radios, tmp_path, dialect) 
     assert outcome.result == ("changed" if BY_DIALECT[dialect].keeps else "accepted"), outcome
     own = fleet(dialect)
     if BY_DIALECT[dialect].keeps:
+        radios.unplug(index)
+        radios.replug(index)  # what it has kept without power
         assert set_up(radios, index, tmp_path, dialect).result == "unchanged"
         now = probe(radios.paths[index]).settings
         assert now.items() >= own.wanted("board-1").items()
-        assert restore(radios.paths[index], read_backup(tmp_path / "board-1-1.json")).is_right
+        backup = read_backup(tmp_path / "board-1-1.json")
+        assert restore(radios.paths[index], backup, kept(tmp_path)).is_right
         assert probe(radios.paths[index]).settings == found.settings
 
 
@@ -112,9 +122,14 @@ def test_a_dry_run_writes_nothing(radios) -> None:
     assert probe(radios.paths[0]) == before
 
 
-def test_a_modem_at_another_baud_rate_is_found(radios) -> None:
+def test_a_modem_at_another_baud_rate_is_found_and_gets_that_of_the_file(radios, tmp_path) -> None:
     radios.modems[0].baud = 9600
     assert probe(radios.paths[0]).baud == 9600
+    radios.modems[0]._settings["IPR"] = "9600"
+    outcome = set_up(radios, 0, tmp_path)
+    assert outcome.changes["IPR"] == ("9600", "115200"), outcome
+    assert outcome.is_right
+    assert (radios.modems[0].baud, probe(radios.paths[0]).baud) == (115_200, 115_200)
 
 
 def test_a_modem_that_nobody_knows_ends_with_a_sentence(radios) -> None:
@@ -123,7 +138,7 @@ def test_a_modem_that_nobody_knows_ends_with_a_sentence(radios) -> None:
         probe(radios.paths[0])
     own = fleet()
     outcome = provision(radios.paths[0], "host", own.modem, own.wanted("host"), None)
-    assert "check wiring and baud rate" in outcome.reason
+    assert "does not answer AT at 115200 baud" in outcome.reason
 
 
 def test_garbage_on_the_line_does_no_harm(radios, tmp_path) -> None:
@@ -162,8 +177,8 @@ def test_a_modem_that_is_pulled_out_can_be_brought_back(radios, tmp_path, monkey
     monkeypatch.undo()
     radios.replug(0)
     assert probe(radios.paths[0]).settings != before, "the first setting was written"
-    restored = restore(radios.paths[0], read_backup(tmp_path / "board-1-1.json"))
-    assert restored.is_right
+    backup = read_backup(tmp_path / "board-1-1.json")
+    assert restore(radios.paths[0], backup, kept(tmp_path)).is_right
     assert probe(radios.paths[0]).settings == before
 
 
@@ -228,17 +243,17 @@ def test_twenty_modems_of_four_dialects_with_faults(tmp_path) -> None:
         (('dialect = "reyax"', 'dialect = "reyax"\nport = "/dev/x"'), "radio.port does not belong"),
         (('dialect = "reyax"', 'dialect = "reyax"\npower_dbm = 20'), "20 dBm is too strong"),
         (("board-2 = 2", "board-2 = 1"), "two nodes have the same address"),
+        (("frequency_hz = 869525000", ""), "frequency_hz"),
         (("board-3 = 3", 'board-3 = 3\n[ports]\nboard-9 = "/dev/x"'), "ports.board-9"),
         (("board-3 = 3", 'board-3 = 3\n[ports]\nhost = "x"\nboard-1 = "x"'), "a port twice"),
     ],
 )
 def test_a_wrong_file_is_refused_before_any_port_is_opened(change, sentence) -> None:
-    power = "\npower_dbm = 14" if "power" not in change[1] else ""
-    text = fleet_text(frequency_hz=869_525_000).replace(*change)
+    text = fleet_text().replace(*change)
     if "20 dBm" in sentence:
         text = text.replace("869525000", "868300000")
     with pytest.raises(ConfigError, match=sentence):
-        read_radio_fleet(text + power * 0, bytes)
+        read_radio_fleet(text, bytes)
 
 
 def test_a_meshtastic_fleet_needs_a_key_of_its_own_and_gets_one_proposed() -> None:
@@ -247,6 +262,27 @@ def test_a_meshtastic_fleet_needs_a_key_of_its_own_and_gets_one_proposed() -> No
         read_radio_fleet(text, bytes)
     found = fleet("meshtastic").wanted("host")
     assert (found["hop_limit"], found["use_preset"], found["region"]) == ("0", "0", "3")
+    assert (found["override_duty_cycle"], found["override_frequency"]) == (
+        "0",
+        str(as_float(869.525)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dialect", "change", "sentence"),
+    [
+        ("meshtastic", ("869525000", "869300000"), "keeps for alarms"),
+        ("meshtastic", ("spreading_factor = 8", "bandwidth_khz = 500"), "keeps for alarms"),
+        ("meshtastic", ("spreading_factor = 8", "power_dbm = 0"), "means the most"),
+        ("ebyte", ("867125000", "868125000"), "not inside one sub-band"),
+        ("ebyte", ("E22-900T22", "E22-400T22"), "cannot send at"),
+        ("ebyte", ("E22-900T22", "E220"), "ebyte_model is 'E220'"),
+        ("ebyte", ("spreading_factor = 8", "power_dbm = 5"), "10 dBm at least"),
+    ],
+)
+def test_the_law_holds_for_modems_that_hide_what_they_do(dialect, change, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_radio_fleet(fleet_text(dialect).replace(*change), bytes)
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("latin-1")))
@@ -268,9 +304,71 @@ def test_any_bytes_are_a_backup_or_refused(tmp_path_factory, data: bytes) -> Non
 # Registers
 
 
+@pytest.mark.parametrize(
+    ("dialect", "settings", "sentence"),
+    [
+        ("reyax", {"SEND": "0,5,hello"}, "SEND is no setting"),
+        ("reyax", {"BAND": "915000000\r\nAT+SEND=0,1,x"}, "BAND is"),
+        ("ebyte", {"address": "abc"}, "address is 'abc'"),
+        ("meshcore", {"radio": "zz"}, "radio is 'zz'"),
+    ],
+)
+def test_a_backup_holds_settings_and_no_commands(
+    radios, tmp_path, dialect, settings, sentence
+) -> None:
+    found = probe(radios.paths[DIALECTS.index(dialect)])
+    path = write_backup(tmp_path, replace(found, settings=found.settings | settings), "x")
+    with pytest.raises(FirmwareError, match=sentence):
+        read_backup(path)
+
+
+def test_a_backup_goes_back_to_its_own_modem_alone(radios, tmp_path) -> None:
+    other = probe(radios.paths[0])
+    radios.modems[0]._settings["UID"] = "77"
+    outcome = restore(radios.paths[0], other, kept(tmp_path))
+    assert "another modem" in outcome.reason
+    assert restore(radios.paths[0], other, kept(tmp_path), is_same=False).is_right
+
+
+def test_frames_on_the_air_are_no_answers(radios, tmp_path) -> None:
+    done = threading.Event()
+
+    def noise() -> None:
+        while not done.wait(0.02):
+            radios.garble(0, b"+ERR=12\r\n")
+            radios.garble(0, b"+RCV=5,3,abc,-80,7\r\n")
+
+    thread = threading.Thread(target=noise)
+    thread.start()
+    try:
+        assert set_up(radios, 0, tmp_path).is_right
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_node_that_restarts_late_and_goes_away_meanwhile(radios, tmp_path, monkeypatch) -> None:
+    write = Meshtastic.write
+
+    def slow(self, changes) -> None:
+        write(self, changes)
+        radios.unplug(2)
+        threading.Timer(2.0, radios.replug, (2,)).start()
+
+    monkeypatch.setattr(Meshtastic, "write", slow)
+    assert set_up(radios, 2, tmp_path, "meshtastic").result == "changed"
+
+
+def test_one_modem_that_cannot_be_backed_up_does_not_hide_the_others(radios, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = set_up(radios, 0, tmp_path / "file")
+    assert outcome.result == "failed"
+    assert "folder" in outcome.reason
+    assert probe(radios.paths[0]).settings["BAND"] == "915000000", "nothing was written"
+
+
 @given(st.binary(min_size=REGISTERS, max_size=REGISTERS))
 def test_registers_and_their_names(data: bytes) -> None:
-    # Two codes of parity mean the same; what has no name is kept.
     assert packed(named(data)) == data
 
 
@@ -285,11 +383,16 @@ def test_an_answer_is_found_in_any_stream(noise: bytes, registers: bytes, data) 
 
 
 def test_channels_and_values_that_there_are_not() -> None:
-    assert (channel_of(868_125_000), channel_of(433_125_000)) == (18, 23)
-    with pytest.raises(FirmwareError, match=r"lie at \.125"):
-        channel_of(869_525_000)
+    high, low = MODELS["E22-900T22"], MODELS["E22-400T30"]
+    assert (channel_of(high, 868_125_000), channel_of(low, 433_125_000)) == (18, 23)
+    for frequency in (869_525_000, 433_125_000):
+        with pytest.raises(FirmwareError, match="cannot send at"):
+            channel_of(high, frequency)
+    assert (power_code(high, 14), power_code(low, 24)) == (2, 2)
+    with pytest.raises(FirmwareError, match="21 dBm at least"):
+        power_code(low, 14)
     wrong = named(bytes(7)) | {"air_rate_bps": "777"}
-    with pytest.raises(FirmwareError, match="no air_rate_bps of 777"):
+    with pytest.raises(FirmwareError, match="air_rate_bps is 777"):
         packed(wrong)
     assert write_command(bytes(7))[:3] == b"\xc0\0\7"
 
@@ -314,8 +417,10 @@ def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, ca
     assert "no such device" in missing["reason"]
     assert main.main(["firmware", "backup", radios.paths[0], "--out", str(tmp_path)]) == 0
     copy = capsys.readouterr().out.strip()
-    assert main.main(["firmware", "restore", row["backup"]]) == 0
-    assert main.main(["firmware", "restore", copy]) == 0
+    kept = ["--backups", str(tmp_path / "kept")]
+    assert main.main(["firmware", "restore", row["backup"], *kept]) == 0
+    assert main.main(["firmware", "restore", copy, *kept]) == 0
+    assert main.main(["firmware", "probe"]) == 2
     capsys.readouterr()
     assert main.main(["firmware", "provision", *common, "--port", "board-7=/dev/x"]) == 2
     assert "board-7 is not in [addresses]" in capsys.readouterr().err
@@ -341,7 +446,7 @@ def test_range_and_survey(tmp_path, capsys) -> None:
         ports = f'\n[ports]\nhost = "{radios.paths[0]}"\nboard-1 = "{radios.paths[1]}"\n'
         path.write_text(fleet_text("meshcore") + ports)
         common = [str(path), "--speed", "50", "--json"]
-        more = ["--sf", "7", "8", "--frames", "10", "--ledgers", str(tmp_path / "air")]
+        more = ["--sf", "7", "8", "--frames", "5", "--ledgers", str(tmp_path / "air")]
         plot = ["--plot", str(tmp_path / "range.svg")]
         assert main.main(["firmware", "range", *common, *more, *plot]) == 0
         rows = json.loads(capsys.readouterr().out)
@@ -351,7 +456,7 @@ def test_range_and_survey(tmp_path, capsys) -> None:
             (8, "host"),
             (8, "board-1"),
         ]
-        assert 10 < sum(row["arrived"] for row in rows) < 40
+        assert 4 < sum(row["arrived"] for row in rows) < 20
         assert (tmp_path / "range.svg").read_text().startswith("<svg")
         assert main.main(["firmware", "survey", *common, "--seconds", "20"]) == 0
         assert json.loads(capsys.readouterr().out)["frames"] == 0

@@ -50,7 +50,7 @@ ERRORS = {
     20: "smart receiving mode does not allow this",
 }
 _GARBLED, _STILL_SENDING = (1, 2, 4, 5), 17  # The frame has not left: it may be sent again.
-_WHILE_RECEIVING = (12, 18, 19)  # These answer no command.
+WHILE_RECEIVING = (12, 18, 19)  # These answer no command.
 
 _HEAD = re.compile(rb"\+RCV=(\d{1,5}),(\d{1,3}),")
 _TAIL = re.compile(rb",(-?\d{1,4}),(-?\d{1,4})\r\n")
@@ -200,7 +200,7 @@ class Reyax(Dialect[Heard | TextLine]):
         if isinstance(message, Heard):
             return [Received(message.data, message.rssi_dbm, message.snr_db)]
         error = message.error
-        if error in _WHILE_RECEIVING:
+        if error in WHILE_RECEIVING:
             return [Noise(ERRORS[error])]
         if message.name == "READY" and self._phase is not _Phase.QUIET:
             return self._restart("the modem has restarted", now)

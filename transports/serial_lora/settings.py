@@ -14,7 +14,7 @@ DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS = 0, 255
 BINARY = ("auto", "yes", "no")
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
-_TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their own tools
+TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their own tools
 _REYAX_NETWORK_ANY_PREAMBLE = 18
 _REYAX_PREAMBLE = 12
 _REYAX = needs("dialect", "reyax")
@@ -77,7 +77,7 @@ class SerialLoraSettings:
             raise ValueError("two nodes have the same address: each needs one of its own")
 
     def _check_numbers(self) -> None:
-        if self.dialect in _TUNED_BY_US and not 137_000_000 <= self.frequency_hz <= 1_020_000_000:
+        if self.dialect in TUNED_BY_US and not 137_000_000 <= self.frequency_hz <= 1_020_000_000:
             raise ValueError(
                 f"frequency_hz {self.frequency_hz} must be 137000000 to 1020000000, "
                 "like 869525000 in Europe or 915000000 in the US"

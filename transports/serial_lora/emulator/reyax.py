@@ -4,7 +4,14 @@ import re
 import struct
 
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
+from transports.serial_lora.emulator.modem import (
+    Action,
+    EmulatedModem,
+    Output,
+    Pause,
+    Reception,
+    Transmit,
+)
 from transports.serial_lora.reyax import BANDWIDTH_CODES, DATA_MAX, HIDDEN_BYTES
 
 LINE_MAX = 300
@@ -26,8 +33,12 @@ class ReyaxModem(EmulatedModem):
             "BAND": "915000000",
             "PARAMETER": "9,7,1,12",
             "CRFOP": "22",
+            "IPR": "115200",
             "VER": "RYLR998_emulated",
+            "UID": "0",
         }
+        self._next_baud = 0
+        self._stored_band = self._settings["BAND"]  # only a setting with an M is kept
         self._radio = LoraSetting(9, 125, 1, 12)
         self._buffer = bytearray()
 
@@ -38,6 +49,7 @@ class ReyaxModem(EmulatedModem):
     def power_up(self) -> list[Action]:
         self._buffer.clear()
         self._sending = False
+        self._settings["BAND"] = self._stored_band
         return [_line("READY")]
 
     def receive_bytes(self, data: bytes) -> list[Action]:
@@ -95,9 +107,17 @@ class ReyaxModem(EmulatedModem):
             return [_line(match[1], self._settings[match[1]])]
         if self.refuses and self.refuses == match[1]:
             return [_line("ERR", "15")]
-        return [self._set(match[1], match[3])]
+        return [self._set(match[1], match[3]), *([Pause(0.0)] if self._next_baud else [])]
+
+    def paused(self) -> list[Action]:
+        self.baud, self._next_baud = self._next_baud or self.baud, 0
+        return []
 
     def _set(self, name: str, value: str) -> Action:
+        if name == "BAND" and value.endswith(",M"):
+            self._stored_band = value = value[:-2]
+        if name == "IPR" and self.baud:
+            self._next_baud = int(value)  # after the answer
         if not re.fullmatch(r"\d{1,10}(,\d{1,10}){0,3}", value):
             return _line("ERR", "15")
         if name == "PARAMETER":
