@@ -21,7 +21,15 @@ from ternmesh.link.erasure_code import Decoder, Layout, encode_symbols
 from ternmesh.security.key_derivation import nonce, traffic_key
 from ternmesh.security.primitives import Ccm
 from ternmesh.security.session import MARK_SIZE, Verdict, Window
-from ternmesh.wire.frame import Header, open_seal, read_header, seal_open, write_header
+from ternmesh.wire.frame import (
+    BROADCAST,
+    UNASSIGNED,
+    Header,
+    open_seal,
+    read_header,
+    seal_open,
+    write_header,
+)
 from ternmesh.wire.update import CHUNK_KIND, VOTE_CHUNK_KIND, read_chunk
 from transports.serial_lora.framing import cobs_frame
 
@@ -48,6 +56,9 @@ REASONS = (  # in the order of tm_result
     "trits",
     "scale",
     "symbol",
+    "vector length",
+    "role",
+    "unknown key",
 )
 ROOM = 2560  # bytes of an input or answer
 Case = tuple[str, bytes, bytes]  # function, input, answer
@@ -72,6 +83,8 @@ def keyed_open(data: bytes) -> bytes:
     secret, highest, suite, has_run, run = struct.unpack_from("<32sQBB8s", data)
     frame = data[50:]
     header = read_header(frame, suite)
+    if header.address in (UNASSIGNED, BROADCAST):
+        raise WireError("role", "these have keys of their own")
     window = Window(highest)
     counter = window.whole(header.counter)
     head = frame[:HEAD] + (run if has_run else b"")
@@ -155,6 +168,46 @@ def golden() -> Iterator[tuple[str, bytes]]:
     for row in of("orders").values():
         rest = struct.pack("<II", row["round"], row["dimension"])
         yield "order", bytes(range(32)) + rest
+
+
+def refused() -> Iterator[tuple[str, bytes]]:
+    """Inputs for each clause of a rule by which a decoder refuses, and their neighbours."""
+
+    def code(size: int, count: int, coding: int, data: str) -> tuple[str, bytes]:
+        return "chunk_decode", chunk_input(size, {"count": count, "coding": coding, "bytes": data})
+
+    yield code(3, 1, 0x00, "01")  # R2.5-1: sound, then each fault
+    yield code(3, 4, 0x00, "0f00")
+    yield code(3, 1, 0x00, "08")  # beyond the end
+    yield code(3, 1, 0x00, "")
+    yield code(3, 1, 0x00, "0100")
+    yield code(3, 1, 0x00, "05")  # padding
+    yield code(3, 1, 0x40, "05")  # magnitudes that never reach 2
+    yield code(3, 1, 0x40, "09")
+    yield code(3, 1, 0x40, "01" + "00" * 15 + "02")  # 127, 128
+    yield code(3, 1, 0x40, "01" + "00" * 15 + "04")
+    yield code(400, 1, 0x4F, "01" + "00" * 40)
+    for coding in (0x10, 0x20, 0x81, 0xC1, 0xFF):
+        yield code(3, 1, coding, "01")
+    yield code(5, 4, 0x80, "00")  # the count differs
+    yield code(5, 5, 0x80, "f3")  # R2.4-1
+    yield code(4, 4, 0x80, "00")  # padding that is no zero
+    yield code(4, 4, 0x80, "51")
+    yield code(5, 5, 0x80, "0000")
+    for size, names in ((1024, 1), (1025, 1), (1030, 2), (100, 3), (100, 70), (17, 0)):
+        yield code(size, size, 0xC0, "0180" * names)  # R2.6-1
+    yield code(20, 20, 0xC0, "018000")
+    yield code(20, 19, 0xC0, "0180")
+    for symbol_bytes, size in ((0, 4), (2000, 4), (4080, 4), (1, 0), (2, 9)):  # R8.1-2
+        yield "symbol_make", struct.pack("<HH", symbol_bytes, 0) + bytes(4 + size)
+    for kind in (0x02, 0x09, 0x03):  # R4.1-1 and -2
+        for rest in ("00" * 9, "00" * 8, "00" * 4 + "0000010000", "00" * 4 + "0100000000"):
+            yield "chunk_decode", struct.pack("<HBB", 3, 2, kind) + bytes.fromhex(rest)
+    head = struct.pack("<32sQBB8s", bytes(32), 5, 1, 0, bytes(8))
+    for frame in ("", "20" * 15, "40" * 15, "21" * 15, "2c" * 15, "24000000000000" + "00" * 9):
+        yield "plain_open", bytes.fromhex(frame)
+        yield "keyed_open", head + bytes.fromhex(frame)
+    yield "keyed_open", head + bytes.fromhex("24ffff000000") + bytes(9)
 
 
 def chunk_input(size: int, row: dict[str, Any]) -> bytes:
@@ -284,7 +337,7 @@ _MAKERS: dict[str, Callable[[np.random.Generator], bytes]] = {
 def cases(seed: int, count: int) -> Iterator[Case]:
     """The golden vectors, then `count` random inputs, with the answers."""
     rng = np.random.default_rng(seed)
-    inputs = [*golden(), *(random_case(rng) for _ in range(count))]
+    inputs = [*golden(), *refused(), *(random_case(rng) for _ in range(count))]
     for function, data in inputs:
         found = answer(function, data)
         if max(len(data), len(found)) <= ROOM:

@@ -19,6 +19,7 @@ from ternmesh.security.identity import Identity, PublicIdentity, write_identity
 from ternmesh.security.primitives import exchange_key, shared_secret
 
 FOLDER = Path(__file__).parents[1] / "firmware_tools" / "c"
+SEAL, ROLE = 4, 12  # of tm_result
 _X25519 = CFUNCTYPE(None, POINTER(u8), POINTER(u8), POINTER(u8))
 
 
@@ -35,11 +36,33 @@ class _Window(Structure):
 
 
 class _Traffic(Structure):
-    _fields_ = [("secret", u8 * 32), ("generation", u64), ("is_set", c_bool), ("aes", _Aes)]
+    _fields_ = [
+        ("secret", u8 * 32),
+        ("key", u8 * 16),
+        ("generation", u64),
+        ("has_key", c_bool),
+        ("aes", _Aes),
+    ]
 
 
 class _End(Structure):
     _fields_ = [("identity", c_char_p), ("identity_size", c_size_t), ("ephemeral", u8 * 32)]
+
+
+class _Layout(Structure):
+    _fields_ = [("size", u32), ("symbol_bytes", u16)]
+
+
+class _Collector(Structure):
+    _fields_ = [
+        ("layout", _Layout),
+        ("name", u8 * 4),
+        ("generation", u32),
+        ("rows", c_void_p),
+        ("row", c_void_p),
+        ("pivots", c_void_p),
+        ("held", u8),
+    ]
 
 
 class _Unframer(Structure):
@@ -69,7 +92,9 @@ class CLibrary:
         self.c: Any = ctypes.CDLL(str(path))
         self.c.tm_reason.restype = c_char_p
         self.c.tm_aes128_portable.restype = _Aes
-        self.c.tm_kiss_frame.restype = c_size_t
+        for name in ("kiss_frame", "plain_seal", "keyed_seal", "collector_room"):
+            getattr(self.c, f"tm_{name}").restype = c_size_t
+        self.c.tm_order_at.restype = u32
         self.c.tm_cobs_feed.restype = self.c.tm_kiss_feed.restype = c_bool
         self.c.tm_whole_counter.restype = u64
         self.c.tm_whole_counter.argtypes = [u64, u32]
@@ -77,7 +102,8 @@ class CLibrary:
     def check(self, result: int) -> None:
         """Raise the reason of a refusal."""
         if result:
-            raise WireError(self.c.tm_reason(result).decode(), "the C library refuses it")
+            reason = self.c.tm_reason(result).decode()
+            raise WireError(reason, f"the C library refuses it: {reason}")
 
     def whole_counter(self, near: int, low: int) -> int:
         """As `ternmesh.security.session.whole_counter`."""
@@ -88,6 +114,24 @@ class CLibrary:
         units = u32()
         self.check(self.c.tm_scale_decode(u16(code), byref(units)))
         return units.value
+
+    def plain_seal(self, address: int, counter: int, key_phase: int, body: bytes) -> bytes:
+        """As `ternmesh.wire.frame.seal_open`; empty where the body has no allowed size."""
+        head, out = _Header(address, counter, 7, key_phase), (u8 * (len(body) + 14))()
+        size = self.c.tm_plain_seal(out, byref(head), body, c_size_t(len(body)))
+        return bytes(out[:size])
+
+    def plain_open(self, frame: bytes) -> None:
+        """Only whether a frame opens."""
+        head, size = _Header(), c_size_t()
+        self.check(self.c.tm_plain_open(byref(head), frame, c_size_t(len(frame)), byref(size)))
+
+    def slice_size(self, dimension: int, span: int, index: int) -> int:
+        """How many values a slice has."""
+        size = c_size_t()
+        rest = u32(dimension), u32(span), u16(index), byref(size)
+        self.check(self.c.tm_slice_size(*rest))
+        return size.value
 
     def kiss_frame(self, command: int, data: bytes) -> bytes:
         """As `transports.serial_lora.framing.kiss_frame`."""
@@ -103,12 +147,19 @@ class CLibrary:
         suite: int,
         ephemeral: bytes,
         theirs: bytes,
+        *,
+        is_zero: bool = False,
     ) -> tuple[bytes, bytes]:
-        """As `ternmesh.security.key_derivation.session_secrets`."""
+        """As `ternmesh.security.key_derivation.session_secrets`.
+
+        `is_zero`: as if X25519 gave zeros, as for a key of small order.
+        """
 
         def x25519(shared: Any, scalar: Any, point: Any) -> None:
             point = bytes(point[:32])
-            if bytes(scalar[:32]) == ephemeral:
+            if is_zero:
+                found = bytes(32)
+            elif bytes(scalar[:32]) == ephemeral:
                 found = shared_secret(ephemeral, point)
             else:
                 found = own.exchange(point)
@@ -121,7 +172,9 @@ class CLibrary:
         ours, peer = end(own.public, exchange_key(ephemeral)), end(other, theirs)
         out, incoming = ctypes.create_string_buffer(32), ctypes.create_string_buffer(32)
         rest = byref(ours), bytes(31) + b"\1", ephemeral, byref(peer), out, incoming
-        self.c.tm_session_secrets(_X25519(x25519), u8(suite), fleet, *rest)
+        call = self.c.tm_session_secrets
+        result = call(_X25519(x25519), u8(suite), fleet, *rest)
+        self.check(result)
         return out.raw, incoming.raw
 
 
@@ -141,19 +194,24 @@ class CTraffic:
         self._c.tm_window_init(byref(self._window), u64(highest), self._marks)
 
     def seal(self, suite: int, address: int, counter: int, run: bytes | None, body: bytes) -> bytes:
-        """A sealed frame."""
-        size = len(body) + CONSTANTS["FRAME_OVERHEAD"]
-        head, out = _Header(address, 0, suite, 0), (u8 * size)()
-        rest = run, body, c_size_t(len(body)), out
-        self._c.tm_keyed_seal(byref(self._traffic), byref(head), u64(counter), *rest)
-        return bytes(out)
+        """A sealed frame, made in place; empty where there is none."""
+        head, size = _Header(address, 0, suite, 0), len(body) + CONSTANTS["FRAME_OVERHEAD"]
+        out = (u8 * size)(*bytes(CONSTANTS["HEAD_SIZE"]), *body)
+        inside = ctypes.addressof(out) + CONSTANTS["HEAD_SIZE"]
+        rest = run, c_void_p(inside), c_size_t(len(body)), out
+        made = self._c.tm_keyed_seal(byref(self._traffic), byref(head), u64(counter), *rest)
+        return bytes(out[:made])
 
     def open(self, suite: int, run: bytes | None, frame: bytes) -> bytes:
-        """The body of a frame, which is entered into the window."""
-        head, out = _Header(), (u8 * max(1, len(frame) - CONSTANTS["FRAME_OVERHEAD"]))()
-        rest = u8(suite), run, frame, c_size_t(len(frame)), byref(head), out
-        self._library.check(self._c.tm_keyed_open(byref(self._traffic), byref(self._window), *rest))
-        return bytes(out)
+        """The body of a frame, opened in place, which is entered into the window."""
+        head, kept = _Header(), (u8 * len(frame))(*frame)
+        inside = ctypes.addressof(kept) + CONSTANTS["HEAD_SIZE"]
+        rest = u8(suite), run, kept, c_size_t(len(frame)), byref(head), c_void_p(inside)
+        result = self._c.tm_keyed_open(byref(self._traffic), byref(self._window), *rest)
+        if result in (SEAL, ROLE):
+            assert bytes(kept) == frame, "a frame that does not open must stay as it is"
+        self._library.check(result)
+        return bytes(kept[CONSTANTS["HEAD_SIZE"] : -CONSTANTS["TAG_SIZE"]])
 
 
 class CUnframer:
@@ -177,3 +235,49 @@ class CUnframer:
             for byte in data
             if self._feed(byref(self._kept), u8(byte), byref(size))
         ]
+
+
+class CCollector:
+    """Collects all generations of an object, each in memory of exactly its size."""
+
+    def __init__(self, library: CLibrary, size: int, symbol_bytes: int, name: bytes) -> None:
+        self._library, self._c = library, library.c
+        self._layout = _Layout(size, symbol_bytes)
+        layout = byref(self._layout)
+        library.check(self._c.tm_layout_check(layout))
+        self._ones, self._memory = [], []
+        for number in range(self._c.tm_layout_generations(layout)):
+            room = self._c.tm_collector_room(layout, u32(number))
+            memory, one = ctypes.create_string_buffer(room), _Collector()
+            rest = layout, name, u32(number), memory
+            too_small = self._c.tm_collector_init(byref(one), *rest, c_size_t(room - 1))
+            assert self._c.tm_reason(too_small) == b"room"
+            library.check(self._c.tm_collector_init(byref(one), *rest, c_size_t(room)))
+            self._ones.append(one)
+            self._memory.append(memory)
+        rest = layout, name, u32(len(self._ones)), memory
+        none = self._c.tm_collector_init(byref(_Collector()), *rest, c_size_t(1 << 30))
+        assert self._c.tm_reason(none) == b"symbol", "there is no such generation"
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """By generation."""
+        return tuple(self._c.tm_collector_missing(byref(one)) for one in self._ones)
+
+    def add(self, index: int, symbol: bytes) -> bool:
+        """Whether a symbol was new."""
+        number = self._c.tm_layout_generation(byref(self._layout), u16(index))
+        is_new, rest = c_bool(), (u16(index), symbol, c_size_t(len(symbol)))
+        for one in self._ones[:number] + self._ones[number + 1 :]:
+            wrong = self._c.tm_collector_add(byref(one), *rest, byref(is_new))
+            assert self._c.tm_reason(wrong) == b"symbol", "a symbol of another generation"
+        one = self._ones[number]
+        self._library.check(self._c.tm_collector_add(byref(one), *rest, byref(is_new)))
+        return is_new.value
+
+    def data(self) -> bytes:
+        """The object."""
+        found = ctypes.create_string_buffer(self._layout.size)
+        for one in self._ones:
+            self._c.tm_collector_write(byref(one), found)
+        return found.raw

@@ -10,10 +10,12 @@ from ternmesh.codec import codebook, entropy_coder, scale
 from ternmesh.generator import derive_key
 from ternmesh.link import erasure_code
 from ternmesh.security import key_derivation, session, signatures
+from ternmesh.security.primitives import PUBLIC_SIZE
 from ternmesh.wire import frame, update
 
 HEADER = Path(__file__).parent / "c" / "include" / "ternmesh_constants.h"
 _KEY = derive_key("codebook")
+NAME_MAX = 32  # bytes of a name
 CONSTANTS = {
     "WIRE_VERSION": frame.VERSION,
     "HEAD_SIZE": frame.HEAD_SIZE,
@@ -29,6 +31,8 @@ CONSTANTS = {
     "COUNTER_BITS": frame.COUNTER_BITS,
     "GENERATION_BITS": key_derivation.GENERATION_BITS,
     "WINDOW": session.SIZE,
+    "IDENTITY_MIN": 3 + 1 + 2 * PUBLIC_SIZE,  # version, role, length, a name, both keys
+    "IDENTITY_MAX": 3 + NAME_MAX + 2 * PUBLIC_SIZE,
     "RUN_SIZE": len(signatures.NO_RUN),
     "CHUNK_KIND": update.CHUNK_KIND,
     "VOTE_CHUNK_KIND": update.VOTE_CHUNK_KIND,

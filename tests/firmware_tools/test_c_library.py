@@ -1,6 +1,7 @@
 """The C library answers as Python does, on this machine and on emulated boards."""
 
 import shutil
+import struct
 import subprocess
 from functools import partial
 
@@ -9,16 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.c_cases import written
-from bench.c_library import FOLDER, CLibrary, CTraffic, CUnframer, make
+from bench.c_cases import REASONS, written
+from bench.c_cases import cases as made
+from bench.c_library import FOLDER, CCollector, CLibrary, CTraffic, CUnframer, make
 from firmware_tools.constants import HEADER, header
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
+from ternmesh.link.erasure_code import Decoder, Layout, encode_symbols
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import nonce, session_secrets, traffic_key
 from ternmesh.security.primitives import Ccm, exchange_key
 from ternmesh.security.session import Verdict, Window, whole_counter
-from ternmesh.wire.frame import Header, write_header
+from ternmesh.wire.frame import Header, seal_open, write_header
 from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_frame, kiss_frame
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
@@ -26,7 +29,12 @@ CASES, SEED = 3000, 24
 SEMIHOSTING = "-semihosting-config enable=on,target=native -nographic -monitor none -serial none"
 BOARDS = {  # compiler, flags, target, how it is run
     "x86": ("cc", "-O2", "conformance", "{}"),
-    "clang": ("clang", "-O1 -fsanitize=address,undefined", "conformance", "{}"),
+    "clang": (
+        "clang",
+        "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all",
+        "conformance",
+        "{}",
+    ),
     "aarch64": ("aarch64-linux-gnu-gcc", "-O2 -static", "conformance", "qemu-aarch64 {}"),
     "cortex-m0": (
         "arm-none-eabi-gcc",
@@ -74,7 +82,35 @@ def test_a_board_answers_every_case_as_python_does(board: str, cases: bytes, tmp
     program = make(tmp_path, target, CC=compiler, CFLAGS=flags)
     ran = run(command.format(program), cases, tmp_path)
     assert ran.returncode == 0, ran.stdout
-    assert b"failed 0" in ran.stdout
+    assert f"cases {count(cases)}\nfailed 0\n".encode() in ran.stdout
+
+
+def count(cases: bytes) -> int:
+    """How many cases there are in a file."""
+    at = number = 0
+    while at < len(cases):
+        size, answer = struct.unpack_from("<HH", cases, at + 1)
+        at, number = at + 5 + size + answer, number + 1
+    return number
+
+
+def test_each_refusal_has_a_case() -> None:
+    """Every reason of each function, and that function's success."""
+    found = {(function, REASONS[answer[0]]) for function, _, answer in made(SEED, CASES)}
+    plain = {"length", "version", "suite", "seal"}
+    wanted = {
+        "plain_open": plain,
+        "keyed_open": plain | {"replay", "role"},
+        "chunk_decode": {"length", "scale", "coding", "trits"},
+        "symbol_make": {"symbol"},
+    }
+    missing = {
+        (function, reason)
+        for function, reasons in wanted.items()
+        for reason in reasons | {""}
+        if (function, reason) not in found
+    }
+    assert not missing
 
 
 def test_a_wrong_answer_is_found(cases: bytes, tmp_path) -> None:
@@ -118,6 +154,7 @@ def test_whole_counters(library: CLibrary, near: int, low: int) -> None:
 def test_a_session_opens_replays_and_clones_as_python_does(library: CLibrary, seed: int) -> None:
     rng = np.random.default_rng(seed)
     highest = int(rng.integers(1 << 40)) if seed else (1 << 64) - 1500
+    highest = (9 << 20) - 100 if seed == 1 else highest  # the key changes in the window
     secret, run = rng.bytes(32), rng.bytes(8) if seed % 2 else None
     ours, window = CTraffic(library, secret, highest), Window(highest)
     sender = CTraffic(library, secret, 0)
@@ -154,6 +191,26 @@ def test_a_sealed_frame_is_that_of_python(library: CLibrary) -> None:
     assert sealed == head + cipher.seal(nonce(9, counter), head + b"the run!", b"a body")
 
 
+def test_what_has_keys_of_its_own_and_what_fits_no_frame_is_not_sealed(library: CLibrary) -> None:
+    traffic = CTraffic(library, bytes(32), 0)
+    for address, body in ((0, b"x"), (0xFFFF, b"x"), (1, b""), (1, bytes(4083))):
+        assert traffic.seal(1, address, 1, None, body) == b""
+    assert len(traffic.seal(1, 1, 1, None, bytes(4082))) == 4096
+    with pytest.raises(WireError, match="length"):
+        library.plain_open(bytes(4097))
+
+
+@given(
+    st.integers(0, 0xFFFF),
+    st.integers(0, (1 << 24) - 1),
+    st.integers(0, 1),
+    st.binary(min_size=1, max_size=99),
+)
+def test_plain_frames(library: CLibrary, address: int, counter: int, phase: int, body) -> None:
+    expected = seal_open(Header(address, counter, 0, phase), body)
+    assert library.plain_seal(address, counter, phase, body) == expected
+
+
 @pytest.mark.parametrize("suite", [1, 2])
 def test_the_secrets_of_a_session(library: CLibrary, suite: int) -> None:
     rng = np.random.default_rng(suite)
@@ -162,6 +219,49 @@ def test_the_secrets_of_a_session(library: CLibrary, suite: int) -> None:
         ephemeral, theirs = rng.bytes(32), exchange_key(rng.bytes(32))
         rest = own, other.public, bytes(range(16)), suite, ephemeral, theirs
         assert library.session_secrets(*rest) == session_secrets(*rest)
+
+
+def test_no_session_with_a_weak_key(library: CLibrary) -> None:
+    a, b = (make_identity(name, Role.NODE, bytes(range(64))) for name in ("ann", "bob"))
+    rest = a, b.public, bytes(16), 1, bytes(range(32)), bytes(32)
+    with pytest.raises(WireError, match="unknown key"):
+        library.session_secrets(*rest, is_zero=True)
+
+
+@pytest.mark.parametrize(("size", "symbol_bytes"), [(400, 1), (1000, 7), (2083, 16), (5, 9)])
+def test_an_object_of_several_generations(library: CLibrary, size: int, symbol_bytes: int) -> None:
+    rng = np.random.default_rng(size)
+    layout, name, data = Layout(size, symbol_bytes), rng.bytes(4), rng.bytes(size)
+    ours, theirs = CCollector(library, size, symbol_bytes, name), Decoder(layout, name)
+    while not theirs.is_complete:
+        index = int(rng.integers(2 * layout.count + 4))
+        [symbol] = encode_symbols(layout, name, data, [index])
+        assert ours.add(index, symbol) == theirs.add(index, symbol)
+        assert ours.missing == theirs.missing
+    assert ours.data() == data
+
+
+@pytest.mark.parametrize(
+    ("size", "symbol_bytes"), [(0, 4), (5, 0), (5, 4080), ((1 << 32) - 1, 255)]
+)
+def test_layouts_that_cannot_be(library: CLibrary, size: int, symbol_bytes: int) -> None:
+    with pytest.raises(WireError, match="symbol"):
+        CCollector(library, size, symbol_bytes, bytes(4))
+
+
+@given(st.integers(1, 1 << 24), st.integers(0, 4096), st.integers(0, 0xFFFF))
+def test_slices(library: CLibrary, dimension: int, span: int, index: int) -> None:
+    found = outcome(lambda: library.slice_size(dimension, span, index))
+    exists = span and index * span < dimension
+    assert found == (min(span, dimension - index * span) if exists else "vector length")
+
+
+def test_the_fuzz_target_finds_nothing_in_a_short_run(tmp_path) -> None:
+    if not shutil.which("clang"):
+        pytest.skip("clang is not installed")
+    program = make(tmp_path, "fuzz", CC="clang", CFLAGS="-O1")
+    options = ["-runs=3000", "-max_len=300", "-seed=1"]
+    subprocess.run([program, *options], check=True, cwd=tmp_path, stderr=subprocess.DEVNULL)
 
 
 STREAM = st.lists(

@@ -1,20 +1,26 @@
 /* ternmesh for microcontrollers: frames, seals, chunks, symbols and serial framing.
  *
  * C99 without malloc, recursion, variable-length arrays or global state that changes. All memory is
- * the caller's; every function says how much it needs. Numbers on the wire are little-endian. What
- * the bytes mean is in docs/SPEC.md; the constants come from there (ternmesh_constants.h).
+ * the caller's; every function says how much it needs. Buffers may overlap only where that is said.
+ * Numbers on the wire are little-endian. What the bytes mean is in docs/SPEC.md; the constants
+ * are made of those of the Python program (ternmesh_constants.h).
  *
  * A function that reads what came over the air returns a tm_result. TM_OK is 0; any other result
- * has changed nothing but output buffers, and its reason is the one that Python counts.
+ * has changed nothing but outputs, and its reason is the one that Python counts.
  */
 #ifndef TERNMESH_H
 #define TERNMESH_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ternmesh_constants.h"
+
+#if UINT_MAX < 0xFFFFFFFF
+#error "int must have 32 bits: AVR boards are too small"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,10 +38,13 @@ typedef enum {
     TM_TRITS,   /* a dense chunk with bytes that are no trits */
     TM_SCALE,   /* a scale that is not canonical, or does not fit the count */
     TM_SYMBOL,  /* a symbol or layout of an impossible size */
-    TM_ROOM     /* a buffer of the caller's is too small; never the sender's fault */
+    TM_VECTOR,  /* a slice that the vector does not have */
+    TM_ROLE,    /* an address that this function is not for */
+    TM_KEY,     /* an identity or key that no session can be made with */
+    TM_ROOM     /* a buffer of the caller's is too small: never the sender's fault */
 } tm_result;
 
-/* The reason in SPEC.md section 6.6, for example "coding"; "" for TM_OK. */
+/* The reason in SPEC.md section 6.6, for example "coding"; "" for TM_OK, "room" for TM_ROOM. */
 const char *tm_reason(tm_result result);
 
 /* ---- Frames (SPEC.md section 3) ------------------------------------------------------------- */
@@ -51,11 +60,12 @@ typedef struct {
  * TM_LENGTH, TM_VERSION, or TM_SUITE for a suite that does not exist. */
 tm_result tm_header_read(tm_header *header, const uint8_t *frame, size_t size);
 
-/* Write TM_HEAD_SIZE bytes. */
+/* Write TM_HEAD_SIZE bytes. Suite, key phase and counter must fit their 3, 1 and 24 bits. */
 void tm_header_write(uint8_t *frame, const tm_header *header);
 
 /* Suite 0: a frame of TM_HEAD_SIZE + body_size + TM_TAG_SIZE bytes; its tag detects damage only.
- * The header's suite must be 0. Returns the size of the frame. */
+ * `body` may be frame + TM_HEAD_SIZE. The header's suite is not looked at. Returns the size of the
+ * frame; 0 where the body does not have 1 to TM_BODY_MAX bytes. */
 size_t tm_plain_seal(uint8_t *frame, const tm_header *header, const uint8_t *body,
                      size_t body_size);
 
@@ -64,7 +74,9 @@ tm_result tm_plain_open(tm_header *header, const uint8_t *frame, size_t size, si
 
 /* ---- AES-128-CCM, tag of 8 bytes (RFC 3610) ------------------------------------------------- */
 
-/* A block cipher: the portable one below, or a driver of the chip's own AES unit. */
+/* A block cipher: the portable one below, or a driver of the chip's own AES unit. The key is set
+ * before each frame, so one unit may serve all traffic. `set_key` must copy the key; `encrypt` is
+ * called with in == out, too. */
 typedef struct {
     void *context;
     void (*set_key)(void *context, const uint8_t key[16]);
@@ -92,11 +104,13 @@ typedef struct {
     const uint8_t *run; /* TM_RUN_SIZE bytes that do not travel (R3-10), or NULL */
 } tm_associated;
 
-/* Write size + TM_TAG_SIZE bytes to `out`, which may be `body`. The key must be set. */
+/* Write size + TM_TAG_SIZE bytes to `out`, which may be `body`. The key must be set, and the nonce
+ * never used with it. At most TM_BODY_MAX bytes. */
 void tm_ccm_seal(const tm_aes *aes, const tm_nonce *nonce, const tm_associated *associated,
                  const uint8_t *body, size_t size, uint8_t *out);
 
-/* Write size - TM_TAG_SIZE bytes to `out`, which may be `sealed`. TM_SEAL: `out` is then zeros. */
+/* Write size - TM_TAG_SIZE bytes to `out`, which may be `sealed`, if the tag is right: TM_SEAL, and
+ * nothing is written, if it is not. */
 tm_result tm_ccm_open(const tm_aes *aes, const tm_nonce *nonce, const tm_associated *associated,
                       const uint8_t *sealed, size_t size, uint8_t *out);
 
@@ -122,21 +136,27 @@ tm_result tm_window_take(tm_window *window, uint64_t counter, const uint8_t *tag
 /* One direction of a session: the secret from which the key of each 2^20 frames follows. */
 typedef struct {
     uint8_t secret[32];
-    uint64_t generation; /* of the key that is set */
-    bool is_set;
+    uint8_t key[16];
+    uint64_t generation; /* of the key */
+    bool has_key;
     tm_aes aes;
 } tm_traffic;
 
 void tm_traffic_init(tm_traffic *traffic, const uint8_t secret[32], tm_aes aes);
 
-/* A frame of TM_HEAD_SIZE + body_size + TM_TAG_SIZE bytes, for any address but 0. `counter` must
- * never have been used with this secret. Returns the size of the frame. */
+/* A frame of TM_HEAD_SIZE + body_size + TM_TAG_SIZE bytes. `counter` must never have been used with
+ * this secret, also not before a restart (R3-7). `body` may be frame + TM_HEAD_SIZE. Returns the
+ * size of the frame; 0 for a body that does not have 1 to TM_BODY_MAX bytes, and for the addresses
+ * TM_UNASSIGNED and TM_BROADCAST, which have keys of their own. */
 size_t tm_keyed_seal(tm_traffic *traffic, const tm_header *header, uint64_t counter,
                      const uint8_t *run, const uint8_t *body, size_t body_size, uint8_t *frame);
 
-/* Open a frame of suite `suite` and enter it into the window. `body` takes size - TM_HEAD_SIZE -
- * TM_TAG_SIZE bytes and may be frame + TM_HEAD_SIZE.
- * TM_LENGTH, TM_VERSION, TM_SUITE, TM_SEAL, TM_REPLAY, TM_CLONE. */
+/* Open a frame of suite `suite` and enter it into the window. `body` takes size - TM_FRAME_OVERHEAD
+ * bytes and may be frame + TM_HEAD_SIZE; it is written only where the tag is right. `run` is NULL but
+ * in a run's frames between host and node (R3-10).
+ * TM_OK proves that the peer of this session has sealed the frame, not that it may use the address
+ * in the header (R9.1-1): compare that with the one it was given. TM_ROLE: TM_UNASSIGNED and
+ * TM_BROADCAST have other keys. TM_LENGTH, TM_VERSION, TM_SUITE, TM_SEAL, TM_REPLAY, TM_CLONE. */
 tm_result tm_keyed_open(tm_traffic *traffic, tm_window *window, uint8_t suite, const uint8_t *run,
                         const uint8_t *frame, size_t size, tm_header *header, uint8_t *body);
 
@@ -145,18 +165,23 @@ typedef void (*tm_x25519)(uint8_t shared[32], const uint8_t scalar[32], const ui
 
 typedef struct {
     const uint8_t *identity; /* the bytes of SPEC.md section 9.1; the X25519 key is at their end */
-    size_t identity_size;    /* at most 255 */
+    size_t identity_size;    /* TM_IDENTITY_MIN to TM_IDENTITY_MAX */
     uint8_t ephemeral[32];   /* the public key of the process */
 } tm_end;
 
 /* The secrets of both directions, 32 bytes each. `own_static` and `own_ephemeral` are private keys;
- * `suite` is 1 or 2. */
-void tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16], const tm_end *own,
+ * `suite` is 1 or 2. TM_KEY for an identity of an impossible size, and for a key of small order: the
+ * secrets are then not written. */
+tm_result tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16], const tm_end *own,
                         const uint8_t own_static[32], const uint8_t own_ephemeral[32],
                         const tm_end *peer, uint8_t outgoing[32], uint8_t incoming[32]);
 
+/* At most 8,160 bytes (RFC 5869). `out` must not overlap the others. */
 void tm_hkdf(const uint8_t *secret, size_t secret_size, const uint8_t *salt, size_t salt_size,
              const uint8_t *info, size_t info_size, uint8_t *out, size_t size);
+
+/* Overwrite a secret that is needed no more. */
+void tm_wipe(void *secret, size_t size);
 
 /* ---- SHA-256 (FIPS 180-4) ------------------------------------------------------------------- */
 
@@ -194,7 +219,7 @@ typedef struct {
 void tm_order_init(tm_order *order, const uint8_t model_hash[32], uint32_t round,
                    uint32_t dimension);
 
-/* The coordinate at position i, which is below the dimension. */
+/* The coordinate at position i; the dimension itself where i is not below it. */
 uint32_t tm_order_at(const tm_order *order, uint32_t i);
 
 /* ---- Chunks (SPEC.md sections 2.3 to 2.6 and 4.1) ------------------------------------------- */
@@ -219,7 +244,12 @@ void tm_chunk_write_head(uint8_t *body, const tm_chunk *chunk, uint8_t kind);
 /* The value of a scale in units of 2^-24. TM_SCALE. */
 tm_result tm_scale_decode(uint16_t code, uint32_t *units);
 
-/* Decode a chunk to `size` values: -1, 0 and 1, or with votes -127 to 127. TM_CODING, TM_TRITS. */
+/* How many values slice `index` of a vector has, in a plan's span. TM_VECTOR where there is none:
+ * an index comes over the air. Its first value is at position index * span. */
+tm_result tm_slice_size(uint32_t dimension, uint32_t span, uint16_t index, size_t *size);
+
+/* Decode a chunk to `size` values: -1, 0 and 1, or with votes (coding & TM_MAGNITUDES) -127 to 127,
+ * which only partial aggregates may have (R4.1-5). TM_CODING, TM_TRITS: `values` is then undefined. */
 tm_result tm_chunk_decode(const tm_chunk *chunk, int8_t *values, size_t size);
 
 /* ---- Packed trits ---------------------------------------------------------------------------- */
@@ -238,14 +268,16 @@ typedef struct {
     uint16_t symbol_bytes; /* 1 to TM_SYMBOL_BYTES_MAX */
 } tm_layout;
 
-/* TM_SYMBOL for an empty object, or one of too many symbols. */
+/* TM_SYMBOL for an empty object, or one of too many symbols. A layout comes over the air: the other
+ * functions need one that was checked. */
 tm_result tm_layout_check(const tm_layout *layout);
 
 uint32_t tm_layout_count(const tm_layout *layout); /* of source symbols */
 uint32_t tm_layout_generations(const tm_layout *layout);
 uint32_t tm_layout_generation(const tm_layout *layout, uint16_t index);
 
-/* Of the source symbols of a generation. */
+/* Of the source symbols of a generation, which is below tm_layout_generations: at most
+ * TM_GENERATION_MAX. */
 uint32_t tm_layout_sources(const tm_layout *layout, uint32_t generation);
 
 uint8_t tm_gf_multiply(uint8_t a, uint8_t b);
@@ -253,7 +285,8 @@ uint8_t tm_gf_multiply(uint8_t a, uint8_t b);
 /* to += factor * from, over GF(256), byte by byte. */
 void tm_gf_add(uint8_t *to, uint8_t factor, const uint8_t *from, size_t size);
 
-/* The symbol with this index of an object that is held whole: what a relay sends in its own right. */
+/* The symbol with this index of an object that is held whole (layout->size bytes): what a relay sends
+ * in its own right. Writes symbol_bytes bytes. */
 void tm_symbol_make(const tm_layout *layout, const uint8_t name[4], const uint8_t *object,
                     uint16_t index, uint8_t *symbol);
 
@@ -264,23 +297,26 @@ typedef struct {
     uint8_t name[4];
     uint32_t generation;
     uint8_t *rows;
-    uint8_t *pivots; /* tm_layout_sources bytes */
+    uint8_t *row;    /* one row: sources + symbol_bytes bytes */
+    uint8_t *pivots; /* TM_GENERATION_MAX bytes */
     uint8_t held;    /* rows so far */
 } tm_collector;
 
-/* The bytes of rows that a generation needs. */
+/* The bytes of memory that a generation needs: its rows, one more, and the pivots. */
 size_t tm_collector_room(const tm_layout *layout, uint32_t generation);
 
-void tm_collector_init(tm_collector *collector, const tm_layout *layout, const uint8_t name[4],
-                       uint32_t generation, uint8_t *rows, uint8_t *pivots);
+/* Begin with no symbol. TM_SYMBOL for an impossible layout or generation, TM_ROOM where `memory` is
+ * smaller than tm_collector_room. */
+tm_result tm_collector_init(tm_collector *collector, const tm_layout *layout, const uint8_t name[4],
+                            uint32_t generation, uint8_t *memory, size_t room);
 
 /* How many more independent symbols it needs. */
 uint32_t tm_collector_missing(const tm_collector *collector);
 
 /* Add a symbol of this generation; *is_new tells whether it was independent of those before.
- * `row` is room for one row. TM_SYMBOL for one of another size or generation. */
+ * TM_SYMBOL for one of another size or generation. */
 tm_result tm_collector_add(tm_collector *collector, uint16_t index, const uint8_t *symbol,
-                           size_t size, uint8_t *row, bool *is_new);
+                           size_t size, bool *is_new);
 
 /* Write the source symbols of a generation that lacks none to their places in the object. */
 void tm_collector_write(const tm_collector *collector, uint8_t *object);
@@ -302,7 +338,8 @@ size_t tm_cobs_frame(const uint8_t *payload, size_t n, uint8_t *out);
 /* A KISS command: at most 2 * n + 4 bytes. Returns the size. */
 size_t tm_kiss_frame(uint8_t command, const uint8_t *data, size_t n, uint8_t *out);
 
-/* Finds frames between delimiters, byte by byte. */
+/* Finds frames between delimiters, byte by byte. `room` must hold what is between two delimiters:
+ * n + 4 + (n + 4) / 254 + 1 bytes for COBS payloads of n bytes, 2 * (n + 1) for KISS data of n. */
 typedef struct {
     uint8_t *buffer;
     size_t room, size;

@@ -15,6 +15,8 @@
 #define TM_COUNTER_BITS 0x18u
 #define TM_GENERATION_BITS 0x14u
 #define TM_WINDOW 0x400u
+#define TM_IDENTITY_MIN 0x44u
+#define TM_IDENTITY_MAX 0x63u
 #define TM_RUN_SIZE 0x8u
 #define TM_CHUNK_KIND 0x2u
 #define TM_VOTE_CHUNK_KIND 0x9u

@@ -137,51 +137,65 @@ static void key_stream(const tm_aes *aes, const tm_nonce *nonce, size_t number, 
     aes->encrypt(aes->context, counter, out);
 }
 
-/* Encrypt or decrypt, and mix what is plain into the MAC; the tag at the end. */
-static void crypt_and_mac(Mac *mac, const tm_nonce *nonce, const uint8_t *in, size_t size,
-                          uint8_t *out, bool is_sealing, uint8_t tag[TM_TAG_SIZE]) {
+/* Encrypt or decrypt. */
+static void crypt(const tm_aes *aes, const tm_nonce *nonce, const uint8_t *in, size_t size,
+                  uint8_t *out) {
     uint8_t stream[16];
     for (size_t i = 0; i < size; i++) {
         if (i % 16 == 0) {
-            key_stream(mac->aes, nonce, i / 16 + 1, stream);
+            key_stream(aes, nonce, i / 16 + 1, stream);
         }
-        uint8_t other = in[i] ^ stream[i % 16];
-        mac_add(mac, is_sealing ? in + i : &other, 1);
-        out[i] = other;
+        out[i] = in[i] ^ stream[i % 16];
     }
+    tm_wipe(stream, sizeof stream);
+}
+
+static void mac_end(Mac *mac, const tm_nonce *nonce, uint8_t tag[TM_TAG_SIZE]) {
+    uint8_t stream[16];
     mac_pad(mac);
     key_stream(mac->aes, nonce, 0, stream);
     for (unsigned i = 0; i < TM_TAG_SIZE; i++) {
         tag[i] = mac->block[i] ^ stream[i];
     }
+    tm_wipe(mac, sizeof *mac);
+    tm_wipe(stream, sizeof stream);
 }
 
 void tm_ccm_seal(const tm_aes *aes, const tm_nonce *nonce, const tm_associated *associated,
                  const uint8_t *body, size_t size, uint8_t *out) {
     Mac mac;
     mac_begin(&mac, aes, nonce, associated, size);
-    crypt_and_mac(&mac, nonce, body, size, out, true, out + size);
+    mac_add(&mac, body, size);
+    crypt(aes, nonce, body, size, out);
+    mac_end(&mac, nonce, out + size);
 }
 
 tm_result tm_ccm_open(const tm_aes *aes, const tm_nonce *nonce, const tm_associated *associated,
                       const uint8_t *sealed, size_t size, uint8_t *out) {
     Mac mac;
-    uint8_t tag[TM_TAG_SIZE], given[TM_TAG_SIZE], different = 0;
+    uint8_t tag[TM_TAG_SIZE], block[16], different = 0;
     if (size < TM_TAG_SIZE) {
         return TM_SEAL;
     }
     size -= TM_TAG_SIZE;
-    memcpy(given, sealed + size, TM_TAG_SIZE); /* `out` may be `sealed` */
     mac_begin(&mac, aes, nonce, associated, size);
-    crypt_and_mac(&mac, nonce, sealed, size, out, false, tag);
+    for (size_t at = 0; at < size; at += 16) { /* first only for the tag: `out` may be `sealed` */
+        size_t part = size - at;
+        part = part < 16 ? part : 16;
+        key_stream(aes, nonce, at / 16 + 1, block);
+        for (size_t i = 0; i < part; i++) {
+            block[i] ^= sealed[at + i];
+        }
+        mac_add(&mac, block, part);
+    }
+    tm_wipe(block, sizeof block);
+    mac_end(&mac, nonce, tag);
     for (unsigned i = 0; i < TM_TAG_SIZE; i++) { /* in constant time */
-        different |= tag[i] ^ given[i];
+        different |= tag[i] ^ sealed[size + i];
     }
     if (different) {
-        if (size) {
-            memset(out, 0, size);
-        }
         return TM_SEAL;
     }
+    crypt(aes, nonce, sealed, size, out);
     return TM_OK;
 }

@@ -75,6 +75,9 @@ static uint32_t mix(uint32_t x) {
 }
 
 uint32_t tm_order_at(const tm_order *order, uint32_t i) {
+    if (i >= order->dimension) {
+        return order->dimension; /* the walk might never come back into the vector */
+    }
     uint32_t low_mask = ((uint32_t)1 << order->low_bits) - 1;
     uint32_t high_mask = ((uint32_t)1 << order->high_bits) - 1;
     do {
@@ -131,6 +134,15 @@ void tm_chunk_write_head(uint8_t *body, const tm_chunk *chunk, uint8_t kind) {
         body[2 + 2 * i] = (uint8_t)(fields[i] >> 8);
     }
     body[9] = chunk->coding;
+}
+
+tm_result tm_slice_size(uint32_t dimension, uint32_t span, uint16_t index, size_t *size) {
+    if (!span || (uint64_t)index * span >= dimension) {
+        return TM_VECTOR;
+    }
+    uint32_t left = dimension - index * span;
+    *size = left < span ? left : span;
+    return TM_OK;
 }
 
 /* ---- The code (2.5) ---- */

@@ -6,7 +6,8 @@
 const char *tm_reason(tm_result result) {
     static const char *const reasons[] = {"",      "length", "version", "suite",
                                           "seal",  "replay", "clone",   "coding",
-                                          "trits", "scale",  "symbol",  "room"};
+                                          "trits", "scale",  "symbol",  "vector length",
+                                          "role",  "unknown key", "room"};
     return reasons[result];
 }
 
@@ -24,6 +25,10 @@ tm_result tm_header_read(tm_header *header, const uint8_t *frame, size_t size) {
     header->address = (uint16_t)(frame[1] | frame[2] << 8);
     header->counter = frame[3] | (uint32_t)frame[4] << 8 | (uint32_t)frame[5] << 16;
     return header->suite > TM_SUITE_HOP ? TM_SUITE : TM_OK;
+}
+
+static bool is_body(size_t size) {
+    return size && size <= TM_BODY_MAX;
 }
 
 void tm_header_write(uint8_t *frame, const tm_header *header) {
@@ -57,8 +62,13 @@ size_t tm_plain_seal(uint8_t *frame, const tm_header *header, const uint8_t *bod
                      size_t body_size) {
     uint8_t digest[32];
     size_t size = TM_HEAD_SIZE + body_size;
+    tm_header open = *header;
+    if (!is_body(body_size)) {
+        return 0;
+    }
+    open.suite = TM_SUITE_OPEN;
     memmove(frame + TM_HEAD_SIZE, body, body_size); /* the body may be in place already */
-    tm_header_write(frame, header);
+    tm_header_write(frame, &open);
     checksum(frame, size, digest);
     memcpy(frame + size, digest, TM_TAG_SIZE);
     return size + TM_TAG_SIZE;
@@ -136,25 +146,29 @@ tm_result tm_window_take(tm_window *window, uint64_t counter, const uint8_t *tag
 
 void tm_traffic_init(tm_traffic *traffic, const uint8_t secret[32], tm_aes aes) {
     memcpy(traffic->secret, secret, 32);
-    traffic->is_set = false;
+    traffic->has_key = false;
     traffic->generation = 0;
     traffic->aes = aes;
 }
 
+/* The AES unit may have had another key since, or none after a deep sleep. */
 static void set_key_of(tm_traffic *traffic, uint64_t counter) {
-    static const char info[] = "ternmesh generation";
+    static const uint8_t info[] = "ternmesh generation";
     uint64_t generation = counter >> TM_GENERATION_BITS;
-    uint8_t salt[8], key[16];
-    if (traffic->is_set && traffic->generation == generation) {
-        return;
+    if (!traffic->has_key || traffic->generation != generation) {
+        uint8_t salt[8];
+        for (unsigned i = 0; i < 8; i++) {
+            salt[i] = (uint8_t)(generation >> 8 * i);
+        }
+        tm_hkdf(traffic->secret, 32, salt, 8, info, sizeof info - 1, traffic->key, 16);
+        traffic->generation = generation;
+        traffic->has_key = true;
     }
-    for (unsigned i = 0; i < 8; i++) {
-        salt[i] = (uint8_t)(generation >> 8 * i);
-    }
-    tm_hkdf(traffic->secret, 32, salt, 8, (const uint8_t *)info, sizeof info - 1, key, 16);
-    traffic->aes.set_key(traffic->aes.context, key);
-    traffic->generation = generation;
-    traffic->is_set = true;
+    traffic->aes.set_key(traffic->aes.context, traffic->key);
+}
+
+static bool is_own_key(uint16_t address) {
+    return address != TM_UNASSIGNED && address != TM_BROADCAST;
 }
 
 size_t tm_keyed_seal(tm_traffic *traffic, const tm_header *header, uint64_t counter,
@@ -162,6 +176,9 @@ size_t tm_keyed_seal(tm_traffic *traffic, const tm_header *header, uint64_t coun
     tm_header low = *header;
     tm_nonce nonce = tm_nonce_of(header->address, counter);
     tm_associated associated = {frame, TM_HEAD_SIZE, run};
+    if (!is_body(body_size) || !is_own_key(header->address)) {
+        return 0;
+    }
     memmove(frame + TM_HEAD_SIZE, body, body_size);
     low.counter = (uint32_t)(counter & (((uint32_t)1 << TM_COUNTER_BITS) - 1));
     tm_header_write(frame, &low);
@@ -176,6 +193,9 @@ tm_result tm_keyed_open(tm_traffic *traffic, tm_window *window, uint8_t suite, c
     tm_result result = read_suite(header, frame, size, suite);
     if (result != TM_OK) {
         return result;
+    }
+    if (!is_own_key(header->address)) {
+        return TM_ROLE;
     }
     uint8_t tag[4];
     uint64_t counter = tm_whole_counter(window->highest, header->counter);
@@ -201,11 +221,31 @@ static void add_identity(tm_sha256 *hash, const tm_end *end) {
     tm_sha256_add(hash, end->identity, end->identity_size);
 }
 
-void tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16], const tm_end *own,
+static bool is_identity(const tm_end *end) {
+    return end->identity_size >= TM_IDENTITY_MIN && end->identity_size <= TM_IDENTITY_MAX;
+}
+
+/* Whether an exchange gave zeros, as a key of small order makes it. */
+static bool is_weak(uint8_t secrets[4][32]) {
+    bool is_any = false;
+    for (unsigned i = 0; i < 4; i++) {
+        uint8_t all = 0;
+        for (unsigned j = 0; j < 32; j++) {
+            all |= secrets[i][j];
+        }
+        is_any |= all == 0;
+    }
+    return is_any;
+}
+
+tm_result tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16], const tm_end *own,
                         const uint8_t own_static[32], const uint8_t own_ephemeral[32],
                         const tm_end *peer, uint8_t outgoing[32], uint8_t incoming[32]) {
     static const uint8_t name[32] = "Noise_KK_25519_AESGCM_SHA256", label[] = "ternmesh session",
                          info[] = "ternmesh traffic";
+    if (!is_identity(own) || !is_identity(peer)) {
+        return TM_KEY;
+    }
     const uint8_t *peer_static = peer->identity + peer->identity_size - 32;
     bool first = is_first(own, peer);
     const tm_end *initiator = first ? own : peer, *responder = first ? peer : own;
@@ -215,12 +255,18 @@ void tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16]
     x25519(secrets[1], own_static, peer_static);
     x25519(secrets[2], own_ephemeral, peer->ephemeral);
     x25519(secrets[first ? 3 : 0], own_static, peer->ephemeral);
+    if (is_weak(secrets)) {
+        tm_wipe(secrets, sizeof secrets);
+        return TM_KEY;
+    }
     memcpy(chain, name, 32);
     for (unsigned i = 0; i < 4; i++) {
         uint8_t salt[32];
         memcpy(salt, chain, 32);
         tm_hkdf(secrets[i], 32, salt, 32, NULL, 0, chain, 64);
+        tm_wipe(salt, sizeof salt);
     }
+    tm_wipe(secrets, sizeof secrets);
     memcpy(script, chain, 32);
     tm_hkdf(NULL, 0, script, 32, NULL, 0, chain, 64);
     tm_sha256 hash;
@@ -235,4 +281,7 @@ void tm_session_secrets(tm_x25519 x25519, uint8_t suite, const uint8_t fleet[16]
     tm_sha256_end(&hash, script);
     tm_hkdf(chain, 32, script, 32, info, sizeof info - 1, first ? outgoing : incoming, 32);
     tm_hkdf(chain + 32, 32, script, 32, info, sizeof info - 1, first ? incoming : outgoing, 32);
+    tm_wipe(chain, sizeof chain);
+    tm_wipe(script, sizeof script);
+    return TM_OK;
 }

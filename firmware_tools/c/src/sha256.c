@@ -121,6 +121,13 @@ static void hmac_end(Hmac *hmac, uint8_t tag[32]) {
     tm_sha256_end(&hmac->hash, tag);
 }
 
+void tm_wipe(void *secret, size_t size) {
+    volatile uint8_t *bytes = secret; /* or the compiler would see that nobody reads the zeros */
+    while (size--) {
+        *bytes++ = 0;
+    }
+}
+
 void tm_hkdf(const uint8_t *secret, size_t secret_size, const uint8_t *salt, size_t salt_size,
              const uint8_t *info, size_t info_size, uint8_t *out, size_t size) {
     Hmac hmac;
@@ -141,4 +148,7 @@ void tm_hkdf(const uint8_t *secret, size_t secret_size, const uint8_t *salt, siz
         out += part;
         size -= part;
     }
+    tm_wipe(&hmac, sizeof hmac);
+    tm_wipe(extracted, sizeof extracted);
+    tm_wipe(block, sizeof block);
 }

@@ -114,19 +114,31 @@ void tm_symbol_make(const tm_layout *layout, const uint8_t name[4], const uint8_
 
 /* ---- Collecting ---- */
 
-size_t tm_collector_room(const tm_layout *layout, uint32_t generation) {
-    size_t count = tm_layout_sources(layout, generation);
-    return count * (count + layout->symbol_bytes);
+static size_t width_of(const tm_layout *layout, uint32_t generation) {
+    return tm_layout_sources(layout, generation) + (size_t)layout->symbol_bytes;
 }
 
-void tm_collector_init(tm_collector *collector, const tm_layout *layout, const uint8_t name[4],
-                       uint32_t generation, uint8_t *rows, uint8_t *pivots) {
+size_t tm_collector_room(const tm_layout *layout, uint32_t generation) {
+    size_t rows = tm_layout_sources(layout, generation) + (size_t)1;
+    return rows * width_of(layout, generation) + TM_GENERATION_MAX;
+}
+
+tm_result tm_collector_init(tm_collector *collector, const tm_layout *layout, const uint8_t name[4],
+                            uint32_t generation, uint8_t *memory, size_t room) {
+    if (tm_layout_check(layout) != TM_OK || generation >= tm_layout_generations(layout)) {
+        return TM_SYMBOL;
+    }
+    if (room < tm_collector_room(layout, generation)) {
+        return TM_ROOM;
+    }
     collector->layout = *layout;
     memcpy(collector->name, name, 4);
     collector->generation = generation;
-    collector->rows = rows;
-    collector->pivots = pivots;
+    collector->pivots = memory;
+    collector->row = memory + TM_GENERATION_MAX;
+    collector->rows = collector->row + width_of(layout, generation);
     collector->held = 0;
+    return TM_OK;
 }
 
 uint32_t tm_collector_missing(const tm_collector *collector) {
@@ -151,8 +163,9 @@ static void coefficient_row(const tm_collector *collector, uint16_t index, uint3
 }
 
 tm_result tm_collector_add(tm_collector *collector, uint16_t index, const uint8_t *symbol,
-                           size_t size, uint8_t *row, bool *is_new) {
+                           size_t size, bool *is_new) {
     const tm_layout *layout = &collector->layout;
+    uint8_t *row = collector->row;
     *is_new = false;
     if (size != layout->symbol_bytes || tm_layout_generation(layout, index) != collector->generation) {
         return TM_SYMBOL;
