@@ -82,6 +82,12 @@ def kept(folder):
     return lambda found: write_backup(folder, found, "before")
 
 
+@pytest.fixture(autouse=True)
+def no_board_restarts(monkeypatch) -> None:
+    """Emulated modems are there as soon as their port is opened."""
+    monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 0.1)
+
+
 @pytest.fixture
 def radios():
     with EmulatedRadios([new(dialect) for dialect in DIALECTS], speed=50) as found:
