@@ -65,6 +65,42 @@ class _Collector(Structure):
     ]
 
 
+class _BleSent(Structure):
+    _fields_ = [
+        ("at", u32),
+        ("order", u32),
+        ("sent_ms", u32),
+        ("size", u16),
+        ("is_received", c_bool),
+        ("is_lost", c_bool),
+        ("is_first", c_bool),
+    ]
+
+
+_WINDOW = CONSTANTS["BLE_WINDOW"]
+
+
+class _Ble(Structure):
+    _fields_ = [
+        *((name, c_bool) for name in ("is_established", "has_failed", "has_deadline")),
+        *((name, u32) for name in ("deadline_ms", "refused", "frames")),
+        *((name, c_bool) for name in ("is_initiator", "has_session", "is_paused", "is_full")),
+        *((name, c_bool) for name in ("is_hello_due", "is_ask_due", "is_status_due")),
+        *((name, u16) for name in ("session", "last_session")),
+        *((name, u32) for name in ("identity", "peer", "since_ms", "full_ms", "patience_ms")),
+        ("ring", c_void_p),
+        *((name, u32) for name in ("ring_room", "start", "end", "cut", "taken", "order")),
+        *((name, u8) for name in ("credits", "first", "sent_head", "sent_count", "leaving")),
+        ("sent", _BleSent * _WINDOW),
+        ("slots", c_void_p),
+        *((name, c_size_t) for name in ("slot_room", "slot_at", "frame_size")),
+        ("next", u8),
+        ("frame_head", u8 * 2),
+        ("slot_sizes", u16 * _WINDOW),
+        ("frames_taken", u32),
+    ]
+
+
 class _Unframer(Structure):
     _fields_ = [
         ("buffer", c_void_p),
@@ -92,9 +128,11 @@ class CLibrary:
         self.c: Any = ctypes.CDLL(str(path))
         self.c.tm_reason.restype = c_char_p
         self.c.tm_aes128_portable.restype = _Aes
-        for name in ("kiss_frame", "plain_seal", "keyed_seal", "collector_room"):
+        for name in ("kiss_frame", "plain_seal", "keyed_seal", "collector_room", "ble_frame"):
             getattr(self.c, f"tm_{name}").restype = c_size_t
         self.c.tm_order_at.restype = u32
+        self.c.tm_ble_value_to_send.restype = c_size_t
+        self.c.tm_ble_offer.restype = c_bool
         self.c.tm_cobs_feed.restype = self.c.tm_kiss_feed.restype = c_bool
         self.c.tm_whole_counter.restype = u64
         self.c.tm_whole_counter.argtypes = [u64, u32]
@@ -281,3 +319,67 @@ class CCollector:
         for one in self._ones:
             self._c.tm_collector_write(byref(one), found)
         return found.raw
+
+
+class CBle:
+    """One end of a BLE link, with the methods of `transports.ble.protocol.BleProtocol`."""
+
+    RING, FRAME = 1 << 14, 4096
+
+    def __init__(
+        self, library: CLibrary, *, initiator: bool, identity: int, session: int, value_max: int
+    ) -> None:
+        self._c, self._value_max = library.c, value_max
+        self._ring = ctypes.create_string_buffer(self.RING)
+        slots = CONSTANTS["BLE_WINDOW"] * (value_max - 4)
+        self._slots, self._frame = (u8 * slots)(), (u8 * self.FRAME)()
+        self._ble, self._out = _Ble(), (u8 * value_max)()
+        rest = self._ring, c_size_t(self.RING), self._slots, c_size_t(value_max)
+        self._c.tm_ble_init(byref(self._ble), c_bool(initiator), u32(identity), u16(session), *rest)
+
+    @property
+    def state(self) -> tuple[bool, bool, int, int]:
+        """Established, failed, refused values, unconfirmed frames."""
+        ble = self._ble
+        return ble.is_established, ble.has_failed, ble.refused, ble.frames
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When `timeout` must be called."""
+        return self._ble.deadline_ms if self._ble.has_deadline else None
+
+    def connected(self, now_ms: int) -> None:
+        """Values can pass."""
+        self._c.tm_ble_connected(byref(self._ble), u32(now_ms))
+
+    def disconnected(self) -> None:
+        """No more."""
+        self._c.tm_ble_disconnected(byref(self._ble))
+
+    def offer(self, frame: bytes) -> bool:
+        """Whether there was room for a frame."""
+        return bool(self._c.tm_ble_offer(byref(self._ble), frame, c_size_t(len(frame))))
+
+    def pause(self, is_paused: bool) -> None:
+        """Take no more values, or take them again."""
+        self._c.tm_ble_pause(byref(self._ble), c_bool(is_paused))
+
+    def timeout(self, now_ms: int) -> None:
+        """Do what is due."""
+        self._c.tm_ble_timeout(byref(self._ble), u32(now_ms))
+
+    def receive_value(self, value: bytes, now_ms: int) -> list[bytes]:
+        """The frames that a value completes."""
+        size, frames = c_size_t(len(value)), []
+        self._c.tm_ble_value(byref(self._ble), value, size, u32(now_ms))
+        room = c_size_t(self.FRAME)
+        while found := self._c.tm_ble_frame(byref(self._ble), self._frame, room):
+            frames.append(bytes(self._frame[:found]))
+        return frames
+
+    def values_to_send(self, now_ms: int) -> list[bytes]:
+        """The values that must leave now."""
+        values, rest = [], (self._out, c_size_t(self._value_max), u32(now_ms))
+        while size := self._c.tm_ble_value_to_send(byref(self._ble), *rest):
+            values.append(bytes(self._out[:size]))
+        return values

@@ -12,6 +12,7 @@ from ternmesh.link import erasure_code
 from ternmesh.security import key_derivation, session, signatures
 from ternmesh.security.primitives import PUBLIC_SIZE
 from ternmesh.wire import frame, update
+from transports.ble import gatt, values
 
 HEADER = Path(__file__).parent / "c" / "include" / "ternmesh_constants.h"
 _KEY = derive_key("codebook")
@@ -33,6 +34,8 @@ CONSTANTS = {
     "WINDOW": session.SIZE,
     "IDENTITY_MIN": 3 + 1 + 2 * PUBLIC_SIZE,  # version, role, length, a name, both keys
     "IDENTITY_MAX": 3 + NAME_MAX + 2 * PUBLIC_SIZE,
+    "BLE_WINDOW": values.WINDOW,
+    "BLE_VALUE_MAX": gatt.VALUE_MAX,
     "RUN_SIZE": len(signatures.NO_RUN),
     "CHUNK_KIND": update.CHUNK_KIND,
     "VOTE_CHUNK_KIND": update.VOTE_CHUNK_KIND,

@@ -169,11 +169,50 @@ static void streams(const uint8_t *data, size_t n) {
     }
 }
 
+static void links(const uint8_t *data, size_t n) {
+    static uint8_t rings[2][256], slots[2][TM_BLE_WINDOW * 56], frame[2][100];
+    static tm_ble ends[2];
+    uint8_t value[60];
+    uint32_t now = 0;
+    size_t size;
+    for (unsigned i = 0; i < 2; i++) {
+        tm_ble_init(&ends[i], i == 0, i + 1, (uint16_t)i, rings[i], 256, slots[i], 60);
+        tm_ble_connected(&ends[i], 0);
+    }
+    while (n >= 2) { /* each step: what happens, a size, and bytes */
+        unsigned own = data[0] & 1, what = data[0] >> 1 & 7;
+        size_t part = data[1] < n - 2 ? data[1] : n - 2;
+        const uint8_t *bytes = data + 2;
+        now += data[0];
+        if (what == 0) {
+            tm_ble_value(&ends[own], bytes, part, now);
+        } else if (what == 1) {
+            tm_ble_pause(&ends[own], part & 1);
+        } else if (what == 2) {
+            tm_ble_connected(&ends[own], now);
+        } else {
+            (void)tm_ble_offer(&ends[own], bytes, part);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            while ((size = tm_ble_value_to_send(&ends[i], value, sizeof value, now)) > 0) {
+                if (what != 3) { /* else it is lost */
+                    tm_ble_value(&ends[1 - i], value, size, now);
+                }
+            }
+            while (tm_ble_frame(&ends[i], frame[i], sizeof frame[i])) {
+            }
+            tm_ble_timeout(&ends[i], now);
+        }
+        data += 2 + part;
+        n -= 2 + part;
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static void (*const targets[])(const uint8_t *, size_t) = {frames, counters, chunks,
-                                                               symbols, streams, places};
+                                                               symbols, streams, places, links};
     if (n) {
-        targets[data[0] % 6](data + 1, n - 1);
+        targets[data[0] % 7](data + 1, n - 1);
     }
     return 0;
 }

@@ -354,6 +354,71 @@ void tm_unframer_init(tm_unframer *unframer, uint8_t *buffer, size_t room);
 bool tm_cobs_feed(tm_unframer *unframer, uint8_t byte, size_t *size);
 bool tm_kiss_feed(tm_unframer *unframer, uint8_t byte, size_t *size);
 
+/* ---- A BLE link (SPEC.md section 7.4) --------------------------------------------------------- */
+
+typedef struct {
+    uint32_t at; /* in the stream */
+    uint32_t order, sent_ms;
+    uint16_t size;
+    bool is_received, is_lost, is_first; /* is_first: sent once, so its round trip is known */
+} tm_ble_sent;
+
+/* One end of a link. Its fields are for the functions below, but for those named here. */
+typedef struct {
+    bool is_established; /* frames can pass */
+    bool has_failed;     /* end the connection; tm_ble_connected begins the next */
+    bool has_deadline;   /* call tm_ble_timeout at deadline_ms */
+    uint32_t deadline_ms;
+    uint32_t refused; /* values that fit no rule */
+    uint32_t frames;  /* that the peer has not confirmed */
+
+    bool is_initiator, has_session, is_paused, is_full;
+    bool is_hello_due, is_ask_due, is_status_due;
+    uint16_t session, last_session;
+    uint32_t identity, peer_identity, since_ms, full_ms, patience_ms;
+    /* out */
+    uint8_t *ring;
+    uint32_t ring_room, start, end, cut, taken, order;
+    uint8_t credits, first, sent_head, sent_count, leaving;
+    tm_ble_sent sent[TM_BLE_WINDOW];
+    /* in */
+    uint8_t *slots;
+    size_t slot_room, slot_at, frame_size;
+    uint8_t next, frame_head[2];
+    uint16_t slot_sizes[TM_BLE_WINDOW];
+    uint32_t frames_taken;
+} tm_ble;
+
+/* `identity` (not 0) and `session` are random, new at each start. The central of a link (the board) is
+ * the initiator. `ring` holds frames until the peer has them: each takes its size and 2 bytes;
+ * `ring_room` is a power of two.
+ * `slots` has TM_BLE_WINDOW * (value_max - 4) bytes, where value_max (5 to TM_BLE_VALUE_MAX) is the
+ * largest value of this link: longer ones are not taken. */
+void tm_ble_init(tm_ble *ble, bool is_initiator, uint32_t identity, uint16_t session, uint8_t *ring,
+                 size_t ring_room, uint8_t *slots, size_t value_max);
+
+/* Times are in milliseconds of any steady clock, which may overflow. */
+void tm_ble_connected(tm_ble *ble, uint32_t now);
+void tm_ble_disconnected(tm_ble *ble);
+void tm_ble_timeout(tm_ble *ble, uint32_t now);
+
+/* Keep a frame for the peer; false where the ring has no room for it. */
+bool tm_ble_offer(tm_ble *ble, const uint8_t *frame, size_t size);
+
+/* Take no more values, or take them again. */
+void tm_ble_pause(tm_ble *ble, bool is_paused);
+
+/* A value has come; its bytes may be anything. Call tm_ble_frame until it returns 0 afterwards. */
+void tm_ble_value(tm_ble *ble, const uint8_t *value, size_t size, uint32_t now);
+
+/* The next whole frame, written to `frame`, or 0. `frame` keeps the begin of an unfinished one, so it
+ * must be the same buffer each time; a longer frame than `room` ends the connection. */
+size_t tm_ble_frame(tm_ble *ble, uint8_t *frame, size_t room);
+
+/* The next value that must leave, written to `out` (`value_max` bytes, at most that of tm_ble_init and
+ * at least 19), or 0. */
+size_t tm_ble_value_to_send(tm_ble *ble, uint8_t *out, size_t value_max, uint32_t now);
+
 #ifdef __cplusplus
 }
 #endif

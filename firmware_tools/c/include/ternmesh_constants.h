@@ -17,6 +17,8 @@
 #define TM_WINDOW 0x400u
 #define TM_IDENTITY_MIN 0x44u
 #define TM_IDENTITY_MAX 0x63u
+#define TM_BLE_WINDOW 0x20u
+#define TM_BLE_VALUE_MAX 0x200u
 #define TM_RUN_SIZE 0x8u
 #define TM_CHUNK_KIND 0x2u
 #define TM_VOTE_CHUNK_KIND 0x9u
