@@ -95,6 +95,7 @@ class _Ble(Structure):
         ("slots", c_void_p),
         *((name, c_size_t) for name in ("slot_room", "slot_at", "frame_size")),
         ("next", u8),
+        ("window", u8),
         ("frame_head", u8 * 2),
         ("slot_sizes", u16 * _WINDOW),
         ("frames_taken", u32),
@@ -334,7 +335,8 @@ class CBle:
         slots = CONSTANTS["BLE_WINDOW"] * (value_max - 4)
         self._slots, self._frame = (u8 * slots)(), (u8 * self.FRAME)()
         self._ble, self._out = _Ble(), (u8 * value_max)()
-        rest = self._ring, c_size_t(self.RING), self._slots, c_size_t(value_max)
+        window = u8(CONSTANTS["BLE_WINDOW"])
+        rest = self._ring, c_size_t(self.RING), self._slots, window, c_size_t(value_max)
         self._c.tm_ble_init(byref(self._ble), c_bool(initiator), u32(identity), u16(session), *rest)
 
     @property

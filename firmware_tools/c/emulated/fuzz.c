@@ -176,7 +176,7 @@ static void links(const uint8_t *data, size_t n) {
     uint32_t now = 0;
     size_t size;
     for (unsigned i = 0; i < 2; i++) {
-        tm_ble_init(&ends[i], i == 0, i + 1, (uint16_t)i, rings[i], 256, slots[i], 60);
+        tm_ble_init(&ends[i], i == 0, i + 1, (uint16_t)i, rings[i], 256, slots[i], i ? 4 : 32, 60);
         tm_ble_connected(&ends[i], 0);
     }
     while (n >= 2) { /* each step: what happens, a size, and bytes */

@@ -354,6 +354,13 @@ void tm_unframer_init(tm_unframer *unframer, uint8_t *buffer, size_t room);
 bool tm_cobs_feed(tm_unframer *unframer, uint8_t byte, size_t *size);
 bool tm_kiss_feed(tm_unframer *unframer, uint8_t byte, size_t *size);
 
+/* ---- Airtime (SPEC.md section 8.3) ------------------------------------------------------------ */
+
+/* The time on air of a LoRa frame in microseconds: explicit header, CRC on. Spreading factor 7 to 12,
+ * bandwidth 125, 250 or 500 kHz, coding rate 1 (4/5) to 4 (4/8), at most 255 bytes. */
+uint32_t tm_airtime_us(uint8_t spreading_factor, uint16_t bandwidth_khz, uint8_t coding_rate,
+                       uint16_t preamble_symbols, size_t bytes);
+
 /* ---- A BLE link (SPEC.md section 7.4) --------------------------------------------------------- */
 
 typedef struct {
@@ -384,7 +391,7 @@ typedef struct {
     /* in */
     uint8_t *slots;
     size_t slot_room, slot_at, frame_size;
-    uint8_t next, frame_head[2];
+    uint8_t next, window, frame_head[2];
     uint16_t slot_sizes[TM_BLE_WINDOW];
     uint32_t frames_taken;
 } tm_ble;
@@ -392,10 +399,11 @@ typedef struct {
 /* `identity` (not 0) and `session` are random, new at each start. The central of a link (the board) is
  * the initiator. `ring` holds frames until the peer has them: each takes its size and 2 bytes;
  * `ring_room` is a power of two.
- * `slots` has TM_BLE_WINDOW * (value_max - 4) bytes, where value_max (5 to TM_BLE_VALUE_MAX) is the
- * largest value of this link: longer ones are not taken. */
+ * `slots` has window * (value_max - 4) bytes: `window`, a power of two up to TM_BLE_WINDOW, is how many
+ * values may come out of order, and value_max (19 to TM_BLE_VALUE_MAX) is the largest value of this
+ * link: longer ones are not taken. */
 void tm_ble_init(tm_ble *ble, bool is_initiator, uint32_t identity, uint16_t session, uint8_t *ring,
-                 size_t ring_room, uint8_t *slots, size_t value_max);
+                 size_t ring_room, uint8_t *slots, uint8_t window, size_t value_max);
 
 /* Times are in milliseconds of any steady clock, which may overflow. */
 void tm_ble_connected(tm_ble *ble, uint32_t now);
@@ -411,8 +419,8 @@ void tm_ble_pause(tm_ble *ble, bool is_paused);
 /* A value has come; its bytes may be anything. Call tm_ble_frame until it returns 0 afterwards. */
 void tm_ble_value(tm_ble *ble, const uint8_t *value, size_t size, uint32_t now);
 
-/* The next whole frame, written to `frame`, or 0. `frame` keeps the begin of an unfinished one, so it
- * must be the same buffer each time; a longer frame than `room` ends the connection. */
+/* The size of the next whole frame, or 0. `frame` keeps the begin of an unfinished one, so it must be
+ * the same buffer each time. Of a frame that is longer than `room` only the begin is there. */
 size_t tm_ble_frame(tm_ble *ble, uint8_t *frame, size_t room);
 
 /* The next value that must leave, written to `out` (`value_max` bytes, at most that of tm_ble_init and

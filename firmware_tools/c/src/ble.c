@@ -194,9 +194,9 @@ static void restart_receiver(tm_ble *ble) {
 
 static void take_data(tm_ble *ble, const uint8_t *value, size_t size) {
     uint8_t ahead = (uint8_t)(value[1] - ble->next);
-    unsigned slot = value[1] % TM_BLE_WINDOW;
+    unsigned slot = value[1] % ble->window;
     size -= 2 + CRC_BYTES;
-    if (ahead < TM_BLE_WINDOW && !ble->slot_sizes[slot] && size <= ble->slot_room) {
+    if (ahead < ble->window && !ble->slot_sizes[slot] && size <= ble->slot_room) {
         memcpy(ble->slots + slot * ble->slot_room, value + 2, size);
         ble->slot_sizes[slot] = (uint16_t)size;
     }
@@ -208,18 +208,18 @@ static void fail(tm_ble *ble) {
 }
 
 size_t tm_ble_frame(tm_ble *ble, uint8_t *frame, size_t room) {
-    while (ble->slot_sizes[ble->next % TM_BLE_WINDOW]) {
-        unsigned slot = ble->next % TM_BLE_WINDOW;
+    while (ble->slot_sizes[ble->next % ble->window]) {
+        unsigned slot = ble->next % ble->window;
         while (ble->slot_at < ble->slot_sizes[slot]) {
             uint8_t byte = ble->slots[slot * ble->slot_room + ble->slot_at++];
             if (ble->frame_size < LENGTH_BYTES) {
-                ble->frame_head[ble->frame_size++] = byte;
-            } else {
-                frame[ble->frame_size++ - LENGTH_BYTES] = byte;
+                ble->frame_head[ble->frame_size] = byte;
+            } else if (ble->frame_size - LENGTH_BYTES < room) {
+                frame[ble->frame_size - LENGTH_BYTES] = byte;
             }
+            ble->frame_size++;
             size_t length = ble->frame_head[0] | (size_t)ble->frame_head[1] << 8;
-            if (ble->frame_size == LENGTH_BYTES &&
-                (!length || length > TM_FRAME_MAX || length > room)) {
+            if (ble->frame_size == LENGTH_BYTES && (!length || length > TM_FRAME_MAX)) {
                 fail(ble);
                 restart_receiver(ble);
                 return 0;
@@ -239,12 +239,12 @@ size_t tm_ble_frame(tm_ble *ble, uint8_t *frame, size_t room) {
 
 static size_t status_value(tm_ble *ble, uint8_t *out) {
     uint32_t later = 0;
-    for (unsigned i = 0; i + 1 < TM_BLE_WINDOW; i++) {
-        later |= (uint32_t)(ble->slot_sizes[(ble->next + 1 + i) % TM_BLE_WINDOW] != 0) << i;
+    for (unsigned i = 0; i + 1 < ble->window; i++) {
+        later |= (uint32_t)(ble->slot_sizes[(ble->next + 1 + i) % ble->window] != 0) << i;
     }
     out[0] = STATUS;
     out[1] = ble->next;
-    out[2] = ble->is_paused ? 0 : TM_BLE_WINDOW;
+    out[2] = ble->is_paused ? 0 : ble->window;
     put_u32(out + 3, later);
     return with_crc(out, STATUS_BYTES - CRC_BYTES, ble->session);
 }
@@ -252,7 +252,7 @@ static size_t status_value(tm_ble *ble, uint8_t *out) {
 /* ---- The session ---- */
 
 void tm_ble_init(tm_ble *ble, bool is_initiator, uint32_t identity, uint16_t session, uint8_t *ring,
-                 size_t ring_room, uint8_t *slots, size_t value_max) {
+                 size_t ring_room, uint8_t *slots, uint8_t window, size_t value_max) {
     memset(ble, 0, sizeof *ble);
     ble->is_initiator = is_initiator;
     ble->identity = identity;
@@ -260,6 +260,7 @@ void tm_ble_init(tm_ble *ble, bool is_initiator, uint32_t identity, uint16_t ses
     ble->ring = ring;
     ble->ring_room = (uint32_t)ring_room;
     ble->slots = slots;
+    ble->window = window;
     ble->slot_room = value_max - (2 + CRC_BYTES);
     ble->patience_ms = PATIENCE_FIRST_MS;
     ble->credits = TM_BLE_WINDOW;
@@ -300,7 +301,7 @@ static size_t hello_value(const tm_ble *ble, uint8_t *out) {
     put_u32(out + 4, ble->identity);
     put_u32(out + 8, ble->frames_taken ? ble->peer_identity : 0);
     put_u32(out + 12, ble->frames_taken);
-    out[16] = ble->is_paused ? 0 : TM_BLE_WINDOW;
+    out[16] = ble->is_paused ? 0 : ble->window;
     return with_crc(out, HELLO_BYTES - CRC_BYTES, HELLO_START);
 }
 

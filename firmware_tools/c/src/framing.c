@@ -191,3 +191,17 @@ bool tm_kiss_feed(tm_unframer *unframer, uint8_t byte, size_t *size) {
     *size = to;
     return n > 0;
 }
+
+/* ---- Airtime: Semtech AN1200.13 ---- */
+
+uint32_t tm_airtime_us(uint8_t spreading_factor, uint16_t bandwidth_khz, uint8_t coding_rate,
+                       uint16_t preamble_symbols, size_t bytes) {
+    enum { LOW_RATE_SYMBOL_US = 16000 };
+    uint32_t symbol_us = ((uint32_t)1 << spreading_factor) * 1000 / bandwidth_khz;
+    int32_t low_rate = symbol_us >= LOW_RATE_SYMBOL_US;
+    int32_t bits = 8 * (int32_t)bytes - 4 * (int32_t)spreading_factor + 28 + 16;
+    int32_t each = 4 * ((int32_t)spreading_factor - 2 * low_rate);
+    uint32_t blocks = bits > 0 ? (uint32_t)((bits + each - 1) / each) : 0;
+    uint32_t quarters = 4 * (preamble_symbols + 8u + blocks * (coding_rate + 4u)) + 17;
+    return quarters * symbol_us / 4;
+}
