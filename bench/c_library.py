@@ -131,7 +131,6 @@ class CLibrary:
         self.c.tm_aes128_portable.restype = _Aes
         for name in ("kiss_frame", "plain_seal", "keyed_seal", "collector_room", "ble_frame"):
             getattr(self.c, f"tm_{name}").restype = c_size_t
-        self.c.tm_order_at.restype = u32
         self.c.tm_ble_value_to_send.restype = c_size_t
         self.c.tm_ble_offer.restype = c_bool
         self.c.tm_cobs_feed.restype = self.c.tm_kiss_feed.restype = c_bool

@@ -295,7 +295,7 @@ class Meshcore(Kiss):
                 f"the setting of {name}",
             )
             if answer[0] != meshcore.OK:
-                reason = error_text(answer[1], meshcore.ERRORS)
+                reason = error_text(int.from_bytes(answer[1:2]), meshcore.ERRORS)
                 raise FirmwareError(
                     f"{self._line.path}: the modem refuses {name} {value}: {reason}"
                 )
@@ -319,11 +319,8 @@ class Meshcore(Kiss):
 
 def _hardware(message: tuple[int, bytes], codes: tuple[int, ...]) -> bytes | None:
     kind, content = message
-    return content if kind == meshcore.SET_HARDWARE and content[:1] in map(_byte, codes) else None
-
-
-def _byte(code: int) -> bytes:
-    return bytes([code])
+    is_answer = kind == meshcore.SET_HARDWARE and content and content[0] in codes
+    return content if is_answer else None
 
 
 def as_float(mhz: float) -> int:
