@@ -30,10 +30,10 @@ LOWEST = 0.1  # the least reputation
 LOW = 0.6  # below it the owner is told
 PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
-HARM_SCALE = 0.07  # the least rise of the error from which on a node is discounted
+HARM_SCALE = 0.07  # the least rise of the error that is a harm of 1
 USUAL = 1.5  # that rise, in medians of the other nodes' rises
 OWN = 8.0  # how much more a rise counts that a node reports of its own updates, in its first rounds
-EXCLUDED = 2.0  # harm from which a node's updates do not count
+DISCOUNTED, EXCLUDED = 1.5, 2.0  # harm from which on a node counts less, and not at all
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
 AGREED_MIN = 0.05  # the usual agreement from which on less than half of it is discounted
 UNLIKE = 0.1  # the least agreement of a node that does not oppose the others: its root is 0.5
@@ -82,7 +82,7 @@ class Reputations:
         return self.standings.get(address, Standing())
 
     def harm(self, address: int) -> float:
-        """The rise of the error by a node's probes: above 1 it is discounted.
+        """The rise of the error by a node's probes, in rises that are usual.
 
         At most a minority has any: the nodes with the largest rises.
         """
@@ -95,7 +95,8 @@ class Reputations:
     def reputation(self, address: int) -> float:
         """A factor of the node's weight, 0.1 to 1."""
         standing = self.of(address)
-        loss = min(1.0, max(0.0, EXCLUDED - self.harm(address))) ** 2.0
+        harm = (EXCLUDED - self.harm(address)) / (EXCLUDED - DISCOUNTED)
+        loss = min(1.0, max(0.0, harm)) ** 2.0
         opposition = (standing.agreement - OPPOSITE) / (OPPOSED - OPPOSITE)
         agreement = min(1.0, max(0.0, opposition), self._likeness(address))
         product: float = loss**LOSS * agreement**AGREEMENT * standing.uptime**UPTIME
@@ -130,7 +131,7 @@ class Reputations:
         standing = self.of(address)
         if address in self.fixed:
             return "pinned by the owner" if self.fixed[address] else "muted by the owner"
-        if self.harm(address) > 1:
+        if self.harm(address) > DISCOUNTED:
             return "excluded: raises the error" if self.is_excluded(address) else "raises the error"
         if self.copies.get(address, 1) > 1:
             return "sends what another sends"
@@ -241,7 +242,7 @@ class Reputations:
         self._harms = {address: rise / scale for rise, address in worst if rise > 0}
 
     def _scale(self, address: int) -> float:
-        """The rise of the error from which on a node is discounted.
+        """The rise of the error that is a harm of 1.
 
         Where nodes have quite different data, most honest updates raise the others' error.
         """
