@@ -36,7 +36,7 @@ OWN = 8.0  # how much more a rise counts that a node reports of its own updates,
 DISCOUNTED, EXCLUDED = 1.5, 2.0  # harm from which on a node counts less, and not at all
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
 AGREED_MIN = 0.05  # the usual agreement from which on less than half of it is discounted
-UNLIKE = 0.18  # the least agreement of a node that does not oppose the others: its root is 0.6
+UNLIKE = 0.2  # the least agreement of a node that does not oppose the others: its root is 0.6
 NEWCOMER = 8  # rounds until a node that comes later counts as much as the first ones
 DECAY = 0.9  # of agreement and uptime, by round
 MEMORY = 0.9  # of a rise, by probe
@@ -104,7 +104,7 @@ class Reputations:
         return max(LOWEST, product * known)
 
     def _likeness(self, address: int) -> float:
-        """How much a node agrees with the others, of half of what is usual: 0.18 to 1."""
+        """How much a node agrees with the others, of half of what is usual: 0.2 to 1."""
         if self.usual_agreement < AGREED_MIN:
             return 1.0
         return max(UNLIKE, 2 * self.of(address).agreement / self.usual_agreement)

@@ -119,7 +119,7 @@ def test_only_what_opposes_the_others_is_discounted() -> None:
     assert found.weight(1) == reputation.LOWEST
     assert found.reason(1) == "opposes the others"
     assert found.of(1).low_since > 0
-    assert found.weight(2) == pytest.approx(0.6, abs=0.01), "it may be honest"
+    assert found.weight(2) == pytest.approx(0.2**0.3, abs=0.01), "it may be honest"
     assert found.reason(2) == "is unlike the others"
     assert found.weight(3) == pytest.approx(1.0)
     assert found.of(3).low_since == 0
