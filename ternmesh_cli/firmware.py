@@ -1,4 +1,7 @@
-"""`ternmesh firmware`: radio modems are found, set up alike, compared, brought back, measured."""
+"""`ternmesh firmware`: radio modems are found, set up alike, compared, brought back, measured.
+
+SD cards and flashing have files of their own.
+"""
 
 import argparse
 import glob
@@ -30,6 +33,7 @@ from ternmesh.config import ConfigError
 from ternmesh.link.airtime import SPREADING_FACTORS
 from ternmesh.link.regions import REGIONS
 from ternmesh_cli import process
+from ternmesh_cli.firmware_flash import add_flash_arguments
 from ternmesh_cli.firmware_image import add_image_arguments
 from ternmesh_cli.page import svg
 from ternmesh_cli.process import ExitCode, add_option, number, real
@@ -105,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_json(row, "print a JSON list")
 
     add_image_arguments(rows)
+    add_flash_arguments(rows)
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
-from ternmesh.errors import SecurityError
+from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.identity import Role
-from ternmesh.security.signatures import RELEASE, own_quantum, sign_release, signatures_of
+from ternmesh.security.signatures import (
+    RELEASE,
+    SOFTWARE,
+    own_quantum,
+    sign_release,
+    signatures_of,
+    verify_release,
+)
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 from ternmesh_service.config_file import package_folder
 from ternmesh_service.control_socket import PUBLISHED, ControlError
+from ternmesh_service.release_files import entry_of
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
@@ -154,6 +162,34 @@ def sign(
         count = signatures_of(signers, fleet.name, content, signed, domain)
         total = len(signers.keys)
         print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
+
+
+def sign_file(arguments: argparse.Namespace, path: Path, named: str, domain: str) -> None:
+    """Add a signature for a file to those beside it, in FILE.sig."""
+    sign(arguments, _signature_file(path), entry_of(path).sha256, named, domain)
+
+
+def check_file(path: Path, copy: Path, config: Path, domain: str) -> None:
+    """SecurityError unless the fleet of this configuration has signed `copy`, beside `path`."""
+    from ternmesh.release import SIGNATURES_MAX
+    from ternmesh_store.files import read_file
+
+    file = _signature_file(path)
+    if not file.exists():
+        command = "upgrade" if domain == SOFTWARE else domain
+        raise SecurityError(
+            f"{file} is missing: the owner of the fleet makes it with `ternmesh {command} sign`"
+        )
+    fleet = keys.fleet_of(config)
+    try:
+        signed = read_file(file, SIGNATURES_MAX)
+        verify_release(fleet.signers, fleet.name, entry_of(copy).sha256, signed, domain)
+    except WireError as error:
+        raise SecurityError(f"{path} is not signed by this fleet, or damaged ({error})") from error
+
+
+def _signature_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sig")
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ the other version.
 """
 
 import argparse
-import hashlib
 import json
 import logging
 import shutil
@@ -16,17 +15,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from ternmesh.errors import TernmeshError, WireError
-from ternmesh.release import SIGNATURES_MAX
+from ternmesh.errors import TernmeshError
 from ternmesh.security.identity import Role
-from ternmesh.security.signatures import SOFTWARE, verify_release
+from ternmesh.security.signatures import SOFTWARE
 from ternmesh_cli import keys, release
 from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.rollback import KEPT, LAST, MARKER, Failed, run
-from ternmesh_store.files import copy_file, make_private_folder, open_regular, read_file
+from ternmesh_store.files import copy_file, make_private_folder
 from ternmesh_store.state_file import AIRTIME, StateFile
 
 FOLDER = Path("/var/lib/ternmesh/upgrade")
@@ -70,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sign(arguments: argparse.Namespace) -> int:
     file = arguments.file
-    release.sign(arguments, _signature(file), _digest(file), file.name, SOFTWARE)
+    release.sign_file(arguments, file, file.name, SOFTWARE)
     return 0
 
 
@@ -126,7 +124,7 @@ def _prepare(
     file.parent.mkdir(parents=True)
     copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
     if not arguments.insecure:
-        _check_signature(arguments.file, file, arguments.config[0])
+        release.check_file(arguments.file, file, arguments.config[0], SOFTWARE)
     package = software.read_package(file)
     run("systemctl", "enable", "--quiet", RECOVERY)
     marker = {
@@ -208,27 +206,3 @@ def _copy_state(ends: Collection[End]) -> dict[str, dict[str, int]]:
                 str(path): rollback.format_of(path) for path in (state.path, *ledgers)
             }
     return found
-
-
-def _check_signature(path: Path, copy: Path, config: Path) -> None:
-    """Raise Failed unless the fleet of this configuration has signed the file."""
-    file = _signature(path)
-    if not file.exists():
-        raise Failed(
-            f"{file} is missing: the owner of the fleet makes it with `ternmesh upgrade sign`"
-        )
-    fleet = keys.fleet_of(config)
-    try:
-        signed = read_file(file, SIGNATURES_MAX)
-        verify_release(fleet.signers, fleet.name, _digest(copy), signed, SOFTWARE)
-    except WireError as error:
-        raise Failed(f"{path} is not signed by this fleet, or damaged ({error})") from error
-
-
-def _signature(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sig")
-
-
-def _digest(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").digest()

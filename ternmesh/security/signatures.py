@@ -40,7 +40,7 @@ NO_RUN = bytes(8)  # in the context of announces and releases; an announce names
 NO_MODEL = bytes(32)  # in the context of a release, whose manifest names the model
 SIGNED = 0x0E  # the kind of a body that carries a signed body
 # Domains of certified content
-GLOBAL_UPDATE, RELEASE, SOFTWARE = "reference", "release", "software"
+GLOBAL_UPDATE, RELEASE, SOFTWARE, FIRMWARE = "reference", "release", "software", "firmware"
 QUANTUM = 3  # the kind of object that carries an ML-DSA-44 signature
 CERTIFICATE_MAX = 1041  # bytes of a certificate with 16 rows
 _UPDATE_NUMBERS = struct.Struct("<IIH")

@@ -1,0 +1,258 @@
+"""Boards that tests flash: an ESP32-C3, MCUboot with MCUmgr, the drive of a UF2 bootloader.
+
+Each is simulated on a pseudo-terminal or in a folder, and may fail on request.
+"""
+
+import hashlib
+import os
+import pty
+import select
+import struct
+import threading
+import tty
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import cbor2
+from smp import packet
+
+FLASH = 1 << 20
+ESP32_C3, FLASH_ID = 5, 0x1640EF
+SPI_DATA = 0x60002058  # the register from which esptool reads what the flash memory answers
+
+
+class Board(threading.Thread):
+    """A thread that answers on a pseudo-terminal until it is unplugged."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._master, slave = pty.openpty()
+        tty.setraw(slave)
+        self.port = os.ttyname(slave)
+        self._slave = slave  # held open, as else a read fails between two programs
+        self._ended = self._stopped = False
+
+    def run(self) -> None:
+        while not (self._ended or self._stopped):
+            if select.select([self._master], [], [], 0.05)[0]:
+                try:
+                    self.take(os.read(self._master, 4096))
+                except OSError:
+                    return
+
+    def take(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def send(self, data: bytes) -> None:
+        if not self._ended:
+            os.write(self._master, data)
+
+    def unplug(self) -> None:
+        """Answer no more: whoever has the port open gets an error."""
+        if not self._ended:
+            self._ended = True
+            os.close(self._slave)
+            os.close(self._master)
+
+    def close(self) -> None:
+        self._stopped = True
+        self.join()
+        self.unplug()
+
+
+class EspChip(Board):
+    """The ROM loader of an ESP32-C3, then the flasher that esptool loads into its memory."""
+
+    def __init__(self, chip: int = ESP32_C3, fails_after: int = -1, spoils: bool = False) -> None:
+        super().__init__()
+        self.flash = bytearray(b"\xff" * FLASH)
+        self.restarts = 0
+        self._chip, self._left, self._spoils = chip, fails_after, spoils
+        self._is_stub, self._buffer, self._reads = False, b"", 0
+        self._at, self._zip = 0, zlib.decompressobj()
+
+    def take(self, data: bytes) -> None:
+        *frames, self._buffer = (self._buffer + data).split(b"\xc0")
+        for frame in filter(None, frames):
+            self._frame(frame.replace(b"\xdb\xdc", b"\xc0").replace(b"\xdb\xdd", b"\xdb"))
+
+    def _slip(self, data: bytes) -> None:
+        self.send(
+            b"\xc0" + data.replace(b"\xdb", b"\xdb\xdd").replace(b"\xc0", b"\xdb\xdc") + b"\xc0"
+        )
+
+    def _answer(self, op: int, data: bytes = b"", value: int = 0) -> None:
+        status = bytes(2 if self._is_stub else 4)
+        self._slip(struct.pack("<BBHI", 1, op, len(data + status), value) + data + status)
+
+    def _frame(self, frame: bytes) -> None:
+        if self._reads and len(frame) == 4:  # flash memory that was read has arrived
+            self._reads = 0
+            return
+        op, body = frame[1], frame[8:]
+        numbers = struct.unpack(f"<{len(body) // 4}I", body[: len(body) // 4 * 4])
+        if op == 0x08:
+            for _ in range(8):
+                self._answer(op, value=0 if self._is_stub else 0x20120707)
+        elif op == 0x14:
+            self._answer(op, struct.pack("<IB7sII", 0, 0, bytes(7), self._chip, 0))
+        elif op == 0x0A:
+            self._answer(op, value=FLASH_ID if numbers[0] == SPI_DATA else 0)
+        elif op == 0x06 and not self._is_stub:
+            self._answer(op)
+            self._is_stub = True
+            self._slip(b"OHAI")
+        elif op == 0xD2:
+            self._answer(op)
+            self._reads = 1
+            part = bytes(self.flash[numbers[0] : numbers[0] + numbers[1]])
+            self._slip(part)
+            self._slip(hashlib.md5(part).digest())
+        elif op == 0x10:
+            self._at, self._zip = numbers[3], zlib.decompressobj()
+            self._answer(op)
+        elif op == 0x11:
+            self._write(self._zip.decompress(body[16:]))
+            self._answer(op)
+        elif op == 0x13:
+            part = bytes(self.flash[numbers[0] : numbers[0] + numbers[1]])
+            self._answer(op, hashlib.md5(part).digest())
+        else:  # registers, memory, settings of the flash memory, the rate
+            self._answer(op)
+
+    def _write(self, data: bytes) -> None:
+        if self._left == 0:
+            self.unplug()
+        self._left -= 1
+        if self._spoils:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        self.flash[self._at : self._at + len(data)] = data
+        self._at += len(data)
+
+
+class McubootBoard(Board):
+    """A board with MCUboot, which swaps slots, and an application with MCUmgr."""
+
+    def __init__(self, running: bytes, digest: bytes, board: str = "nrf52840dk") -> None:
+        super().__init__()
+        self.slots: list[tuple[bytes, bytes] | None] = [(digest, running), None]
+        self.confirmed, self.pending, self.permanent = True, False, False
+        self.accepts, self.hangs, self.hangs_after_start = True, False, False
+        self.unplugged_at = -1
+        self.received = 0  # bytes of uploads
+        self._board, self._partial, self._size, self._key = board, b"", 0, b""
+        self._reader = packet.decode()
+        next(self._reader)
+        self._lines = b""
+
+    def power_cycle(self) -> None:
+        """What MCUboot does at a start."""
+        self.hangs = False
+        if (self.pending and self.accepts) or not (self.pending or self.confirmed):
+            self.confirmed = self.permanent or not self.pending
+            self.slots.reverse()
+        self.pending = self.permanent = False
+
+    def take(self, data: bytes) -> None:
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            try:
+                self._reader.send(line + b"\n")
+            except StopIteration as found:
+                self._reader = packet.decode()
+                next(self._reader)
+                self._message(found.value)
+
+    def _message(self, message: bytes) -> None:
+        op, _, _, group, sequence, command = struct.unpack("!BBHHBB", message[:8])
+        if self.hangs:
+            return
+        asked = cbor2.loads(message[8:])
+        said = self._image(op & 7, command, asked) if group == 1 else self._os(command, asked)
+        if said is None:
+            return
+        body = cbor2.dumps(said)
+        head = struct.pack(
+            "!BBHHBB", (op & ~7) | (op & 7) + 1, 0, len(body), group, sequence, command
+        )
+        for line in packet.encode(head + body):
+            self.send(line)
+
+    def _os(self, command: int, asked: dict) -> dict | None:
+        if command == 5:
+            before = self.slots[0]
+            self.power_cycle()
+            self.hangs = self.hangs_after_start and self.slots[0] != before
+        return {0: {"r": asked.get("d", "")}, 5: {}, 6: {"buf_size": 384, "buf_count": 4},
+                7: {"output": self._board}}.get(command, {"rc": 8})  # fmt: skip
+
+    def _image(self, op: int, command: int, asked: dict) -> dict | None:
+        if command == 1:
+            return self._upload(asked)
+        if op == 2:
+            wanted = asked.get("hash")
+            if wanted is None or (self.slots[0] and wanted == self.slots[0][0]):
+                self.confirmed = True
+            elif self.slots[1] and wanted == self.slots[1][0]:
+                self.pending, self.permanent = True, bool(asked.get("confirm"))
+            else:
+                return {"rc": 3}
+        return {"images": list(self._states())}
+
+    def _states(self) -> Iterator[dict]:
+        for number, slot in enumerate(self.slots):
+            if slot is None:
+                continue
+            version = ".".join(map(str, struct.unpack_from("<BBH", slot[1], 20)))
+            yield {
+                "slot": number, "version": version, "hash": slot[0], "bootable": True,
+                "active": number == 0, "confirmed": number == 0 and self.confirmed,
+                "pending": number == 1 and self.pending,
+            }  # fmt: skip
+
+    def _upload(self, asked: dict) -> dict | None:
+        if asked["off"] == 0:
+            key = bytes(asked["sha"])
+            if key != self._key or not self._partial:
+                self._key, self._partial, self._size = key, b"", asked["len"]
+            elif self._partial:
+                return {"off": len(self._partial)}
+        if asked["off"] == len(self._partial):
+            self._partial += asked["data"]
+            self.received += len(asked["data"])
+        if 0 <= self.unplugged_at <= len(self._partial):
+            self.unplugged_at = -1
+            return None
+        if len(self._partial) == self._size:
+            header, protected, size = struct.unpack_from("<HHI", self._partial, 8)
+            digest = hashlib.sha256(self._partial[: header + protected + size]).digest()
+            self.slots[1] = digest, self._partial
+            self._partial = b""
+            return {"off": self._size, "match": True}
+        return {"off": len(self._partial)}
+
+
+class Uf2Drive(threading.Thread):
+    """The drive of a bootloader: it goes away once it has all blocks of an image."""
+
+    def __init__(self, folder: Path, board: str, size: int, *, takes: bool = True) -> None:
+        super().__init__(daemon=True)
+        self.folder = folder
+        self.held = b""
+        self._size, self._takes = size, takes
+        self._end = threading.Event()
+        (folder / "INFO_UF2.TXT").write_text(f"UF2 Bootloader v3.0\r\nBoard-ID: {board}\r\n")
+
+    def run(self) -> None:
+        while not self._end.wait(0.02):
+            for path in self.folder.glob("*.uf2"):
+                if self._takes and path.stat().st_size == self._size:
+                    self.held = path.read_bytes()
+                    path.unlink()
+                    (self.folder / "INFO_UF2.TXT").unlink()
+                    return
+
+    def close(self) -> None:
+        self._end.set()
+        self.join()
