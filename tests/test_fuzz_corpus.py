@@ -13,7 +13,7 @@ from fuzz.run import CORPUS
 from fuzz.table import TARGETS
 from fuzz.target import Target
 
-DAMAGED = 20  # copies of each input with another byte or cut short
+DAMAGED, INPUTS = 20, 1000  # copies of each input with another byte or cut short; about all of them
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,10 @@ def inputs(target: Target) -> Iterator[bytes]:
     """Nothing, the seeds and the kept inputs, and damaged copies of them."""
     rng = random.Random(target.name)
     kept = [path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))]
-    for data in [b"", *target.seeds(), *kept]:
+    whole = [b"", *target.seeds(), *kept]
+    for data in whole:
         yield data
-        for _ in range(DAMAGED if data else 0):
+        for _ in range(min(DAMAGED, INPUTS // len(whole)) if data else 0):
             damaged = bytearray(data)
             damaged[rng.randrange(len(data))] = rng.randrange(256)
             yield bytes(damaged[: rng.randrange(len(data))] if rng.random() < 0.2 else damaged)

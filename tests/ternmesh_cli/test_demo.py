@@ -66,7 +66,7 @@ def test_the_demo_over_emulated_radios(tmp_path):
 def test_updates_may_be_sent_once_and_the_fleet_goes_on(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
-    options = ["--service", "unreliable", "--loss", "0.2", "--rounds", "2", "--speed", "50"]
+    options = ["--service", "unreliable", "--loss", "0.2", "--rounds", "2", "--speed", "100"]
     done = subprocess.run(
         [*command, *options, "--out", str(out)], capture_output=True, text=True, check=False
     )

@@ -12,11 +12,26 @@ static void check(bool holds) {
     }
 }
 
+/* A cipher that is none: AES would take nine tenths of the time, and has no branches to find. */
+static void no_key(void *context, const uint8_t key[16]) {
+    memcpy(context, key, 16);
+}
+
+static void no_cipher(void *context, const uint8_t in[16], uint8_t out[16]) {
+    const uint8_t *key = context;
+    uint8_t mixed[16], sum = 1;
+    for (unsigned i = 0; i < 16; i++) {
+        sum = (uint8_t)(sum * 5 + (in[i] ^ key[i]));
+        mixed[15 - i] = sum;
+    }
+    memcpy(out, mixed, sizeof mixed);
+}
+
 static void frames(const uint8_t *data, size_t n) {
     static const uint8_t secret[32] = {1};
-    static uint8_t body[TM_FRAME_MAX], marks[TM_WINDOW][4];
-    static tm_aes128 aes;
-    static tm_traffic traffic; /* its key is kept, which saves most of the time */
+    static uint8_t body[TM_FRAME_MAX], marks[TM_WINDOW][4], key[16];
+    static const tm_aes aes = {key, no_key, no_cipher};
+    static tm_traffic traffic;
     tm_header header;
     tm_window window;
     size_t size = 0;
@@ -28,8 +43,11 @@ static void frames(const uint8_t *data, size_t n) {
     }
     uint64_t highest;
     memcpy(&highest, data, 8);
+    if (data[8] & 3) { /* another key is derived for each 2^20 counters, which takes long */
+        highest %= 1u << 19;
+    }
     if (!traffic.has_key) {
-        tm_traffic_init(&traffic, secret, tm_aes128_portable(&aes));
+        tm_traffic_init(&traffic, secret, aes);
     }
     tm_window_init(&window, highest, marks);
     (void)tm_keyed_open(&traffic, &window, 1, NULL, data + 8, n - 8, &header, body);
@@ -104,7 +122,7 @@ static void symbols(const uint8_t *data, size_t n) {
     if (n < 10) {
         return;
     }
-    tm_layout layout = {(uint32_t)(data[0] | data[1] << 8) % 512, data[2] % 64};
+    tm_layout layout = {data[0] % 64, data[1] % 16};
     tm_collector collector;
     uint32_t generation = data[3] % 2;
     if (tm_collector_init(&collector, &layout, data + 4, generation, memory, sizeof memory) != TM_OK) {
@@ -211,8 +229,12 @@ static void links(const uint8_t *data, size_t n) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static void (*const targets[])(const uint8_t *, size_t) = {frames, counters, chunks,
                                                                symbols, streams, places, links};
+#ifdef ONLY /* one target: some take a hundred times as long as others */
+    targets[ONLY](data, n);
+#else
     if (n) {
         targets[data[0] % 7](data + 1, n - 1);
     }
+#endif
     return 0;
 }
