@@ -35,6 +35,7 @@ NAMES = (
     "robust",
     "personal",
     "fleet",
+    "firmware",
     "house",
 )
 

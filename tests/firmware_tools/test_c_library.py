@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import firmware
 from bench.c_cases import REASONS, written
 from bench.c_cases import cases as made
 from bench.c_library import FOLDER, CCollector, CLibrary, CTraffic, CUnframer, make
@@ -26,29 +27,8 @@ from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_fram
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
 CASES, SEED = 3000, 24
-SEMIHOSTING = "-semihosting-config enable=on,target=native -nographic -monitor none -serial none"
-BOARDS = {  # compiler, flags, target, how it is run
-    "x86": ("cc", "-O2", "conformance", "{}"),
-    "clang": (
-        "clang",
-        "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all",
-        "conformance",
-        "{}",
-    ),
-    "aarch64": ("aarch64-linux-gnu-gcc", "-O2 -static", "conformance", "qemu-aarch64 {}"),
-    "cortex-m0": (
-        "arm-none-eabi-gcc",
-        "-Os -mcpu=cortex-m0 -mthumb",
-        "conformance.elf",
-        f"qemu-system-arm -machine microbit {SEMIHOSTING} -kernel {{}}",
-    ),
-    "cortex-m4": (
-        "arm-none-eabi-gcc",
-        "-Os -mcpu=cortex-m4 -mthumb",
-        "conformance.elf",
-        f"qemu-system-arm -machine mps2-an386 {SEMIHOSTING} -kernel {{}}",
-    ),
-}
+SANITIZERS = "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+BOARDS = firmware.BOARDS | {"clang": ("clang", SANITIZERS, "conformance", "{}")}
 
 
 @pytest.fixture(scope="module")

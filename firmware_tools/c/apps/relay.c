@@ -55,7 +55,7 @@ static void send_down(relay *own, size_t size) {
         own->dropped++;
         return;
     }
-    unsigned place = (own->first + own->count++) % RELAY_QUEUE;
+    unsigned place = (own->first + (unsigned)own->count++) % RELAY_QUEUE;
     uint8_t *payload = own->queue[place];
     payload[0] = header.address == TM_BROADCAST ? ALL : own->settings.address;
     payload[1] = HOST;
@@ -120,7 +120,6 @@ static void transmit(relay *own, uint32_t now) {
 }
 
 void relay_work(relay *own, uint32_t now) {
-    static uint8_t value[RELAY_VALUE_MAX];
     size_t size;
     bool is_due = (int32_t)(now - own->answer_due_ms) >= 0;
     if (own->set_up < READY && is_due) {
@@ -141,7 +140,7 @@ void relay_work(relay *own, uint32_t now) {
     }
     tm_ble_pause(&own->ble, own->count == RELAY_QUEUE); /* what was granted waits in its slots */
     tm_ble_timeout(&own->ble, now);
-    while ((size = tm_ble_value_to_send(&own->ble, value, sizeof value, now)) > 0) {
-        relay_ble_write(value, size);
+    while ((size = tm_ble_value_to_send(&own->ble, own->frame, RELAY_VALUE_MAX, now)) > 0) {
+        relay_ble_write(own->frame, size);
     }
 }

@@ -12,9 +12,9 @@
 
 enum {
     RELAY_FRAME_MAX = 253, /* bytes that the modem takes, without the 2 of the radio addresses */
-    RELAY_QUEUE = 4,       /* frames that wait for the modem */
-    RELAY_RING = 1024,     /* bytes of frames that wait for the bridge; a power of two */
-    RELAY_WINDOW = 4,      /* BLE values out of order */
+    RELAY_QUEUE = 2,       /* frames that wait for the modem */
+    RELAY_RING = 512,      /* bytes of frames that wait for the bridge; a power of two */
+    RELAY_WINDOW = 3,      /* BLE values out of order */
     RELAY_VALUE_MAX = 244  /* of BLE, with its usual longest packet */
 };
 
@@ -31,8 +31,8 @@ typedef struct {
     relay_settings settings;
     tm_ble ble;
     tm_unframer kiss;
-    uint8_t kiss_buffer[520], ring[RELAY_RING], slots[RELAY_WINDOW * (RELAY_VALUE_MAX - 4)];
-    uint8_t frame[RELAY_FRAME_MAX];
+    uint8_t kiss_buffer[264], ring[RELAY_RING], slots[RELAY_WINDOW * (RELAY_VALUE_MAX - 4)];
+    uint8_t frame[RELAY_FRAME_MAX]; /* one from BLE, or a value on its way there */
     uint8_t queue[RELAY_QUEUE][2 + RELAY_FRAME_MAX];
     uint8_t sizes[RELAY_QUEUE], first, count;
     uint8_t set_up; /* commands that the modem has confirmed: all of them at RELAY_READY */
