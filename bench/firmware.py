@@ -43,7 +43,7 @@ NOTES = (
     "RAM: the state of the relay with all buffers, one for the modem, and the deepest stack of its "
     "functions; to open frames oneself takes a session, a window, a frame and a stack",
     "instructions on an emulated Cortex-M0, those of the library and of memset and memcpy",
-    "X25519 and EdDSA are those of Monocypher (with BLAKE2b, where Ed25519 has SHA-512); the library "
+    "X25519 and EdDSA are Monocypher's (with BLAKE2b, where Ed25519 has SHA-512): the library "
     "calls X25519 and has no signatures",
 )
 

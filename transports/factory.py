@@ -11,7 +11,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ternmesh.config import ConfigError
+from ternmesh.config import ConfigError, Table, read_table
+from ternmesh.link.airtime import FRAME_MAX as LORA_MAX
+from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.link.regions import REGIONS, UNREGULATED, Channel, SubBand, check, frame_limit_us
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
@@ -28,6 +30,7 @@ from transports.serial_lora.airtime_budget import AirtimeBudget, AirtimeLog
 from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 
 LINK_MTU_MAX = 1024  # without a radio among them: brokers with a limit take such frames, too
+RELAY_MTU = 253  # of a relay's modem, behind two radio addresses
 LINK_FRAME_MTU = 1024  # of an update whose object the link cuts: long frames lose least on heads
 LINK_ANNOUNCE_S = 3600.0  # every announce costs airtime
 NETWORK_PROFILE = BearerProfile()
@@ -76,6 +79,13 @@ def check_link(link: LinkConfig, role: str) -> None:
             raise ConfigError(f"in [link.also.{name}]: {error}") from error
     if link.service == UNRELIABLE and not is_linked(link) and not link.radios:
         raise ConfigError('link.service is "unreliable": that is for radios; drop it here')
+    if link.relay:
+        _relay_radio(link.relay)
+        if role != HOST or not link.ble or link.service == UNRELIABLE:
+            raise ConfigError(
+                "link.relay is for a host or gateway whose BLE bridges serve relays, with whole "
+                "updates; drop it here"
+            )
     if link.radios and (role != HOST or link.has_radio):
         raise ConfigError("link.radios is for a host on a broker; drop it here")
     if link.gateway and (role == HOST or not is_linked(link)):
@@ -130,6 +140,14 @@ def radio_of(link: LinkConfig, role: str) -> Radio:
     return Radio(settings, check(region, channel))
 
 
+def _relay_radio(table: Table) -> LoraSetting:
+    """The radio behind a relay; ConfigError."""
+    try:
+        return read_table(LoraSetting, table, "link.relay")
+    except ValueError as error:
+        raise ConfigError(f"[link.relay]: {error}") from error
+
+
 def make_transport(
     link: LinkConfig, role: str, stores: Stores, keys: LinkKeys | None = None
 ) -> StatusTransport:
@@ -142,7 +160,7 @@ def make_transport(
     bearers = [_bearer(name, one, role, stores) for name, one in link.bearers().items()]
     radios = [radio_of(one, role) for one in link.bearers().values() if one.serial]
     nodes = boards_of(link, role)
-    timing = _timing(bearers, radios, len(nodes))
+    timing = _timing(bearers, radios, len(nodes), link.relay)
     if keys is not None and timing.mtu < FRAME_MIN:
         raise ConfigError(
             f"[link]: frames of {timing.mtu} bytes are too short for keys, which take {FRAME_MIN}: "
@@ -198,18 +216,24 @@ def profile_of(link: LinkConfig) -> BearerProfile:
     return replace(reliable, frame_mtu=frame_mtu, manifest_repeats=1)
 
 
-def _timing(bearers: Sequence[Bearer], radios: Sequence[Radio], nodes: int) -> LinkSettings:
+def _timing(
+    bearers: Sequence[Bearer], radios: Sequence[Radio], nodes: int, relay: Table
+) -> LinkSettings:
     """Settings for the slowest bearer, with frames that all of them carry."""
     sizes = [LINK_MTU_MAX, *(bearer.transport.mtu for bearer in bearers)]
+    sizes += [RELAY_MTU] if relay else []
     metered = [b.transport for b in bearers if isinstance(b.transport, AirtimeTransport)]
-    frame_us = max((raw.airtime_us(min(sizes)) for raw in metered), default=0)
+    frames_us = [raw.airtime_us(min(sizes)) for raw in metered]
+    if relay:
+        frames_us.append(airtime_us(_relay_radio(relay), LORA_MAX))
+    frame_us = max(frames_us, default=0)
     speed = min((radio.settings.speed for radio in radios), default=1.0)
     return link_timing(min(sizes), frame_us, nodes, speed)
 
 
 def is_linked(link: LinkConfig) -> bool:
     """Whether the bearer gets the link around it."""
-    return bool(link.serial or link.also or link.multipath)
+    return bool(link.serial or link.also or link.multipath or link.relay)
 
 
 def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:

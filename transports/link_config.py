@@ -25,8 +25,9 @@ class LinkConfig:
     by `transports.ble.config`. `also` holds further bearers by name, each a table like this one;
     `multipath` says that the other end has several. `gateway` is the name of the gateway that a
     board's radio reaches in place of the host: its keys seal the link. `radios` says that boards
-    of this host have radios, behind gateways. `service`, the same on host and boards, is how
-    updates travel over radios: whole, with retransmissions, or each frame once.
+    of this host have radios, behind gateways. `relay` is the radio setting of boards that a relay
+    connects to a BLE bridge. `service`, the same on host and boards, is how updates travel over
+    radios: whole, with retransmissions, or each frame once.
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
     and its key for a broker that requests them. `message_max` (bytes) is for brokers that cannot
     announce their limit, as with MQTT 3.1.1, and close the connection after a longer message.
@@ -47,13 +48,14 @@ class LinkConfig:
     multipath: bool = False
     gateway: str = ""
     radios: bool = False
+    relay: Table = field(default_factory=dict)
     service: str = field(default=COMPLETE, metadata=choices(COMPLETE, UNRELIABLE))
 
     def bearers(self) -> dict[str, "LinkConfig"]:
         """Each bearer's own table by name, in order of preference; ConfigError."""
         found = {
             MAIN: replace(
-                self, also={}, multipath=False, gateway="", radios=False, service=COMPLETE
+                self, also={}, multipath=False, gateway="", radios=False, relay={}, service=COMPLETE
             )
         }
         for name, table in self.also.items():
@@ -62,7 +64,7 @@ class LinkConfig:
                 raise ConfigError(f"{where} is {table!r}: it must be a table, written [{where}]")
             if name == MAIN or not name.replace("-", "").isalnum():
                 raise ConfigError(f"{where}: call it something else, of letters, digits and -")
-            for key in ("also", "multipath", "gateway", "radios", "service"):
+            for key in ("also", "multipath", "gateway", "radios", "relay", "service"):
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
             found[name] = read_table(LinkConfig, table, where)

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from ternmesh.config import ConfigError, read_table
+from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.link.regions import EU868
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import OpenSealing
 from ternmesh.wire.frame import Header, seal_open
 from ternmesh_store.state_file import StateFile
-from transports.base import BearerProfile
+from transports.base import HOST, BearerProfile
 from transports.factory import (
+    RELAY_MTU,
     check_link,
     frame_max,
     link_timing,
@@ -26,6 +28,7 @@ from transports.factory import (
 )
 from transports.link_config import LinkConfig
 from transports.mqtt.transport import MqttTransport
+from transports.reliable import ReliableTransport
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 SERIAL = {
@@ -209,3 +212,33 @@ def test_only_boards_on_a_radio_have_a_gateway_for_a_neighbour(link: LinkConfig,
     with pytest.raises(ConfigError, match=r"link\.gateway is for boards"):
         check_link(link, role)
     check_link(replace(serial(), gateway="shed"), "theo")
+
+
+BRIDGE: dict[str, Any] = {"ble": {"ada": {"hci": "tcp-client:127.0.0.1:9"}}}
+SF9 = {"spreading_factor": 9}
+
+
+def test_a_host_behind_whose_bridge_is_a_radio_is_as_patient_as_that_and_as_short(
+    tmp_path: Path,
+) -> None:
+    link = LinkConfig(**BRIDGE, relay=SF9)
+    check_link(link, HOST)
+    transport = make_transport(link, HOST, StateFile(tmp_path))
+    assert isinstance(transport, ReliableTransport)
+    air_us = airtime_us(LoraSetting(9), 255)
+    assert transport._settings == link_timing(RELAY_MTU, air_us, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("link", "role", "sentence"),
+    [
+        (LinkConfig(**BRIDGE, relay={"spreading_factor": 13}), HOST, "link.relay.*factor 13"),
+        (LinkConfig(**BRIDGE, relay={"power": 3}), HOST, "link.relay.power"),
+        (LinkConfig("mqtt://b", relay=SF9), HOST, "whose BLE bridges serve relays"),
+        (LinkConfig(**BRIDGE, relay=SF9), "ada", "whose BLE bridges serve relays"),
+        (LinkConfig(**BRIDGE, relay=SF9, service="unreliable"), HOST, "with whole updates"),
+    ],
+)
+def test_a_relay_that_cannot_be_is_one_sentence(link, role: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_link(link, role)

@@ -15,7 +15,7 @@ enum {
     RELAY_QUEUE = 2,       /* frames that wait for the modem */
     RELAY_RING = 512,      /* bytes of frames that wait for the bridge; a power of two */
     RELAY_WINDOW = 3,      /* BLE values out of order */
-    RELAY_VALUE_MAX = 244  /* of BLE, with its usual longest packet */
+    RELAY_VALUE_MAX = 244  /* of BLE: the board asks for an ATT MTU of 3 more, and no more */
 };
 
 typedef struct {
