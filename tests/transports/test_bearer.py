@@ -235,7 +235,7 @@ def test_a_host_behind_whose_bridge_is_a_radio_is_as_patient_as_that_and_as_shor
         (LinkConfig(**BRIDGE, relay={"spreading_factor": 13}), HOST, "link.relay.*factor 13"),
         (LinkConfig(**BRIDGE, relay={"power": 3}), HOST, "link.relay.power"),
         (LinkConfig("mqtt://b", relay=SF9), HOST, "whose BLE bridges serve relays"),
-        (LinkConfig(**BRIDGE, relay=SF9), "ada", "whose BLE bridges serve relays"),
+        (LinkConfig(ble={"adapter": "bleak"}, relay=SF9), "ada", "whose BLE bridges serve"),
         (LinkConfig(**BRIDGE, relay=SF9, service="unreliable"), HOST, "with whole updates"),
     ],
 )
