@@ -29,6 +29,12 @@ BOARDS = {  # compiler, flags, target, how it is run
         "conformance.elf",
         f"qemu-system-arm -machine mps2-an386 {SEMIHOSTING} -kernel {{}}",
     ),
+    "riscv32": (  # the instructions of an ESP32-C3
+        "riscv64-unknown-elf-gcc",
+        "-Os -march=rv32imc -mabi=ilp32",
+        "conformance.riscv",
+        f"qemu-system-riscv32 -machine virt -bios none {SEMIHOSTING} -kernel {{}}",
+    ),
 }
 PARTS, PART, PART_QUICK = 10, 1_000_000, 5_000  # processes, and frames of each
 CASES, CASES_QUICK = 20_000, 500  # on each emulated board, besides the golden vectors
@@ -37,7 +43,8 @@ MONOCYPHER = "pymonocypher==4.0.2.5"  # whose source has monocypher.c
 NOTES = (
     "frames: valid ones with up to three changes, or 10 % random bytes, through tm_plain_open, "
     "tm_chunk_read and tm_chunk_decode, tm_keyed_open; reasons and bytes are compared",
-    "Cortex-M0 (microbit) and M4 (MPS2) are emulated by QEMU, aarch64 by qemu-user",
+    "Cortex-M0 (microbit), M4 (MPS2) and RISC-V (rv32imc, as an ESP32-C3 has; machine virt) are "
+    "emulated by QEMU, aarch64 by qemu-user",
     "flash: bytes of code and constants, gcc -Os for a Cortex-M0, only what is called is linked; "
     "relay: parse, open, seal, the relay with its BLE link and KISS, and the portable AES",
     "RAM: the state of the relay with all buffers, one for the modem, and the deepest stack of its "

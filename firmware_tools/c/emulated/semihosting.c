@@ -1,19 +1,26 @@
-/* The board layer of an emulated Cortex-M: start-up, and files through ARM semihosting.
- *
- * The cases are in the file cases.bin of the emulator's folder.
+/* The board layer of an emulated Cortex-M or RISC-V: files through semihosting, and for a Cortex-M
+ * its start-up. The cases are in the file cases.bin of the emulator's folder.
  */
 #include "board.h"
 
 enum { SYS_OPEN = 0x01, SYS_WRITE0 = 0x04, SYS_READ = 0x06, SYS_EXIT_EXTENDED = 0x20 };
 
-extern uint32_t stack_top[], data_begin[], data_end[], data_image[], bss_begin[], bss_end[];
-int main(void);
-
 static uintptr_t call(uintptr_t operation, const void *block) {
+#ifdef __riscv
+    register uintptr_t a0 __asm__("a0") = operation;
+    register const void *a1 __asm__("a1") = block;
+    __asm__ volatile(".option push\n.option norvc\n.balign 16\n" /* the three on one page */
+                     "slli x0, x0, 0x1f\nebreak\nsrai x0, x0, 7\n.option pop"
+                     : "+r"(a0)
+                     : "r"(a1)
+                     : "memory");
+    return a0;
+#else
     register uintptr_t r0 __asm__("r0") = operation;
     register const void *r1 __asm__("r1") = block;
     __asm__ volatile("bkpt 0xAB" : "+r"(r0) : "r"(r1) : "memory");
     return r0;
+#endif
 }
 
 bool board_read(uint8_t *out, size_t size) {
@@ -46,6 +53,10 @@ int board_exit(int code) {
     return code;
 }
 
+#ifndef __riscv
+extern uint32_t stack_top[], data_begin[], data_end[], data_image[], bss_begin[], bss_end[];
+int main(void);
+
 static void reset(void) {
     uint32_t *from = data_image;
     for (uint32_t *to = data_begin; to < data_end; to++) {
@@ -70,3 +81,4 @@ __attribute__((section(".vectors"), used)) static const struct {
     uint32_t *stack;
     Handler handlers[15];
 } vectors = {stack_top, {reset, fault, fault}};
+#endif
