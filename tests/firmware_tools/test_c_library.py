@@ -1,9 +1,11 @@
 """The C library answers as Python does, on this machine and on emulated boards."""
 
+import ctypes
 import shutil
 import struct
 import subprocess
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import nonce, session_secrets, traffic_key
 from ternmesh.security.primitives import Ccm, exchange_key
 from ternmesh.security.session import Verdict, Window, whole_counter
-from ternmesh.wire.frame import Header, seal_open, write_header
+from ternmesh.wire.frame import BODY_MAX, Header, seal_open, write_header
 from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_frame, kiss_frame
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
@@ -236,12 +238,29 @@ def test_slices(library: CLibrary, dimension: int, span: int, index: int) -> Non
     assert found == (min(span, dimension - index * span) if exists else "vector length")
 
 
-def test_the_fuzz_target_finds_nothing_in_a_short_run(tmp_path) -> None:
+def test_the_fuzz_target_finds_nothing_in_what_it_once_kept_and_in_a_short_run(tmp_path) -> None:
+    """The corpus is of 10^8 executions: rows of target (u8), size (u16) and input."""
     if not shutil.which("clang"):
         pytest.skip("clang is not installed")
     program = make(tmp_path, "fuzz", CC="clang", CFLAGS="-O1")
-    options = ["-runs=3000", "-max_len=300", "-seed=1"]
+    corpus, at = tmp_path / "corpus", 0
+    corpus.mkdir()
+    kept = Path(__file__).with_name("fuzz_corpus.bin").read_bytes()
+    while at < len(kept):
+        target, size = struct.unpack_from("<BH", kept, at)
+        (corpus / str(at)).write_bytes(bytes([target]) + kept[at + 3 : at + 3 + size])
+        at += 3 + size
+    options = ["-runs=3000", "-max_len=300", "-seed=1", str(corpus)]
     subprocess.run([program, *options], check=True, cwd=tmp_path, stderr=subprocess.DEVNULL)
+
+
+def test_a_chunk_that_is_longer_than_any_frame_is_refused(library: CLibrary) -> None:
+    body = bytes([2, *bytes(8)])
+    for size in (BODY_MAX, BODY_MAX + 1):
+        chunk = ctypes.create_string_buffer(64)
+        data = body + bytes(size - len(body))
+        found = library.c.tm_chunk_read(chunk, data, ctypes.c_size_t(size), ctypes.c_uint8(2))
+        assert REASONS[found] == ("" if size == BODY_MAX else "length")
 
 
 STREAM = st.lists(
