@@ -11,6 +11,7 @@ from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices
 from ternmesh.federated.management import LIMITS
 from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
+from ternmesh_service.metrics import MetricsConfig
 from transports.factory import check_link
 from transports.link_config import LinkConfig
 from transports.mqtt.topics import check_topic
@@ -169,6 +170,7 @@ class NodeConfig:
     predict: PredictConfig = field(default_factory=PredictConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
     log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))

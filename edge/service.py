@@ -33,6 +33,7 @@ from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, DATA, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.metrics import served_metrics
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.wipe import wiping
 from ternmesh_store.database import Database
@@ -170,6 +171,7 @@ def _serve(
         data = open_data(config, package, state)
         path = control_path(config.state_dir, config.control_socket)
         with closing(data), ControlServer(path, relay.ask), ExitStack() as stack:
+            stack.enter_context(served_metrics(config.metrics, path))
             made = partial(Node, config, loaded, data, store, last, transport)
             node = made(pace=pace_of(transport), keyring=keyring, beat=manager.beat)
             node.management.values = partial(values, node, time.monotonic())

@@ -12,6 +12,7 @@ from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
 from ternmesh_service.keyring import SecurityConfig
+from ternmesh_service.metrics import MetricsConfig
 from transports.base import HOST, BearerProfile
 from transports.factory import NETWORK_PROFILE, check_link, profile_of
 from transports.link_config import LinkConfig
@@ -113,6 +114,7 @@ class HostConfig:
     own_samples: OwnSamplesConfig = field(default_factory=OwnSamplesConfig)
     releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
     log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))

@@ -38,6 +38,7 @@ from ternmesh_service.control_socket import (
     Relay,
 )
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.metrics import served_metrics
 from ternmesh_service.notify import ServiceManager
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
@@ -333,7 +334,8 @@ def _host_model(
             return {**service.status(), **about, **now, "release": releases.status()}
 
         path = control_path(config.state_dir, config.control_socket)
-        return _serve(service, releases, transport, path, answer, stop, until_finished)
+        with served_metrics(config.metrics, path):
+            return _serve(service, releases, transport, path, answer, stop, until_finished)
 
 
 def _serve(

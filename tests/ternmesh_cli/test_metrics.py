@@ -1,0 +1,96 @@
+"""A real Prometheus scrapes a real fleet; each query of the Grafana dashboard returns data."""
+
+import json
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from models.zoo import fsdd_path
+from ternmesh_cli.keys import enrol_fleet
+from tests.ternmesh_cli.test_fleet import HOST_CONFIG, NODE_CONFIG, Process
+from tests.ternmesh_service.test_metrics import free_port
+
+DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana" / "ternmesh.json"
+BOARDS = ("theo", "nicolas")
+EVALUATE = """
+[evaluate]
+path = '{clips}'
+divide_by = 255.0
+arrays = {{features = "x", target = "y"}}
+where = {{speaker = "{name}"}}
+samples_max = 8
+[metrics]
+port = {port}
+"""
+PROMETHEUS = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+- job_name: ternmesh-host
+  static_configs: [{{targets: ["127.0.0.1:{0}"]}}]
+- job_name: ternmesh-node
+  static_configs: [{{targets: ["127.0.0.1:{1}", "127.0.0.1:{2}"]}}]
+"""
+
+
+def queries() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    if not shutil.which("prometheus"):
+        pytest.skip("prometheus is not installed")
+    ports = [free_port() for _ in range(4)]
+    (tmp_path / "prometheus.yml").write_text(PROMETHEUS.format(*ports))
+    with (tmp_path / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                "prometheus", f"--config.file={tmp_path}/prometheus.yml",
+                f"--storage.tsdb.path={tmp_path}/tsdb",
+                f"--web.listen-address=127.0.0.1:{ports[3]}",
+            ],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    yield ports
+    process.kill()
+    process.wait()
+
+
+def test_every_panel_has_data(tmp_path, mosquitto, eventually, prometheus) -> None:
+    enrol_fleet("ternmesh", tmp_path / "host", {name: tmp_path / name for name in BOARDS})
+    clips, (port, *ports, asked) = fsdd_path("train"), prometheus
+    text = HOST_CONFIG.format(url=mosquitto.url, rounds=500, announce_s=1)
+    text = text.replace("min_peers = 3", "min_peers = 2") + f"[metrics]\nport = {port}\n"
+    fleet = [Process("host", tmp_path / "host", text)]
+    for name, own in zip(BOARDS, ports, strict=True):
+        text = NODE_CONFIG.format(name=name, url=mosquitto.url, clips=clips)
+        text += EVALUATE.format(name=name, clips=clips, port=own)
+        fleet.append(Process("node", tmp_path / name, text))
+    try:
+        for process in fleet:
+            process.start()
+
+        def missing() -> list[str]:
+            return [query for query in queries() if not _found(asked, query)]
+
+        eventually(lambda: not missing(), 60.0)
+    finally:
+        for process in fleet:
+            process.process.kill()
+            process.process.wait()
+
+
+def _found(port: int, query: str) -> list[object]:
+    url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    try:
+        with urllib.request.urlopen(url) as answer:
+            result: list[object] = json.loads(answer.read())["data"]["result"]
+            return result
+    except urllib.error.URLError:  # it is not up yet
+        return []

@@ -1,0 +1,114 @@
+"""Metrics: what a scrape gets of a status, over HTTP, and what a wrong setting says."""
+
+import http.client
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ternmesh.config import ConfigError
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.metrics import METRICS, PREFIX, MetricsConfig, samples, served_metrics
+
+STANDING = {"weight": 0.25, "reason": "raises the error"}
+BOARD = {
+    "name": 'a"da\n<b>', "active": True, "standing": STANDING, "samples": 40, "heard_s_ago": 2.5,
+    "rounds_counted": 7, "rounds_missed": 1, "bytes_up": 900, "bytes_down": 1000,
+}  # fmt: skip
+ROUND = {
+    "seconds": 3.5, "bytes_up": {"a": 3, "b": 4}, "bytes_down": 9, "evaluations": 2, "loss": 0.5,
+    "accuracy": 0.75,
+}  # fmt: skip
+HOST = {
+    "role": "host", "software": "1", "run": "00ff", "version": 8, "nodes": [BOARD],
+    "history": [ROUND, {**ROUND, "evaluations": 0, "loss": None, "seconds": 4.5}],
+    "refused": {"seal": 3}, "transport": {"connected": True, "airtime_us": 1_500_000},
+}  # fmt: skip
+NODE = {
+    "role": "node", "name": "ada", "version": 8, "samples": 12, "metric": 0.5,
+    "metric_name": "accuracy", "bytes_up": 5, "bytes_down": 6, "history": [{"loss": 0.25}],
+    "rss_mib": 100.0, "transport": {"connected": False},
+}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name.removeprefix(PREFIX), tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def serve(tmp_path):
+    config, path = MetricsConfig(free_port()), tmp_path / "control.sock"
+
+    def start(answer):
+        with ControlServer(path, lambda _request: answer), served_metrics(config, path):
+            return scraped(config.port)
+
+    return start
+
+
+def test_a_host_tells_of_its_fleet(serve) -> None:
+    found = serve(HOST)
+    board = ("board", BOARD["name"])
+    assert found["fleet_accuracy", ()] == 0.75, "of the newest round with reports"
+    assert found["round_seconds", ()] == 4.5
+    assert found["round_bytes", (("direction", "up"),)] == 7
+    assert found["board_weight", (board,)] == 0.25, "also of a hostile name"
+    assert found["board_bytes_total", (board, ("direction", "up"))] == 900
+    assert found["board_rounds_total", (board, ("result", "missed"))] == 1
+    assert found["boards_doubted", (("reason", "raises the error"),)] == 1
+    assert found["refused_frames_total", (("reason", "seal"),)] == 3
+    assert found["airtime_seconds_total", ()] == 1.5
+    assert found["info", (("role", "host"), ("run", "00ff"), ("software", "1"))] == 1
+
+
+def test_a_node_tells_of_itself(serve) -> None:
+    found = serve(NODE)
+    assert found["score", (("metric", "accuracy"),)] == 0.5
+    assert found["loss", ()] == 0.25
+    assert found["memory_bytes", ()] == 100 * 2**20
+    assert found["connected", ()] == 0
+    assert found["bytes_total", (("direction", "down"),)] == 6
+
+
+def test_all_metrics_are_known_and_described(serve) -> None:
+    names = {name for answer in (HOST, NODE) for name, *_ in samples(answer)}
+    assert names == set(METRICS)
+
+
+@pytest.mark.parametrize("role", ["gateway", "split board", None])
+def test_another_process_tells_what_all_have(role) -> None:
+    assert [name for name, *_ in samples({"role": role, "version": None})] == ["info"]
+
+
+def test_a_process_that_does_not_answer_has_no_metrics(tmp_path, serve) -> None:
+    config = MetricsConfig(free_port())
+    with served_metrics(config, tmp_path / "none.sock"):
+        assert scraped(config.port) == {}
+    with pytest.raises((ConnectionError, OSError, http.client.HTTPException)):
+        scraped(config.port)
+
+
+def test_a_port_in_use_is_a_sentence(tmp_path) -> None:
+    config = MetricsConfig(free_port())
+    with socket.socket() as taken:
+        taken.bind((config.address, config.port))
+        taken.listen()
+        with (
+            pytest.raises(ConfigError, match=r"metrics\.port .* choose another"),
+            served_metrics(config, tmp_path / "x"),
+        ):
+            pass
