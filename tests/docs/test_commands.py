@@ -43,6 +43,7 @@ from ternmesh_cli import main
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_service.keyring import SecurityConfig
+from ternmesh_service.metrics import MetricsConfig
 from transports.ble.config import BoardConfig
 from transports.link_config import LinkConfig
 from transports.mqtt.embedded_broker import EmbeddedBroker
@@ -514,6 +515,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "`[link]`": (LinkConfig,),
     "`[link.serial]`": (SerialLoraSettings, LoraSetting),
     "`[link.ble]`": (BoardConfig,),
+    "`[metrics]`": (MetricsConfig,),
     "`[security]`": (SecurityConfig,),
     "`[aggregate]` of a gateway": (AggregateConfig,),
 }
@@ -521,6 +523,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
 NOT_SET |= {
     "label",
+    "metrics",
     "own_samples",
     "network",
     "remote",
