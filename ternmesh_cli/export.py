@@ -28,13 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help=what)
     what = "on a board: the adapter that is best on its held-out samples, instead of the newest"
     parser.add_argument("--best", action="store_true", help=what)
+    form = parser.add_mutually_exclusive_group()
+    what = "also write a LoRA as files of Hugging Face PEFT"
+    form.add_argument("--peft", action="store_true", help=what)
+    what = "instead: a model package that begins with the LoRA in these files of PEFT"
+    form.add_argument("--from-peft", type=path, metavar="DIR", help=what)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the global adapter in three forms, and print where."""
+    """Write the global adapter in three forms or four, and print where."""
     from edge.export import export_learned, learned_on
 
     end = keys.read(arguments.config)
+    if arguments.from_peft is not None:
+        return _from_peft(arguments, end)
     if end.role is Role.GATEWAY:
         raise ConfigError(f"{arguments.config} is of a gateway, which learns nothing")
     if end.role is Role.NODE:
@@ -43,8 +50,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--best is for a board with held-out samples: the host has none")
     else:
         found = _learned_on_host(arguments.config, end)
-    for written in export_learned(arguments.out, *found):
+    made = export_learned(arguments.out, *found)
+    if arguments.peft:
+        from models.peft import write_peft
+
+        loaded, vector, _ = found
+        made.append(arguments.out / f"{loaded.package.name}-peft")
+        write_peft(made[-1], loaded.package, loaded.folder, vector)
+    for written in made:
         print(f"{written} holds the adapter of global update {found[2]}")
+    return 0
+
+
+def _from_peft(arguments: argparse.Namespace, end: keys.End) -> int:
+    from edge.export import export_learned
+    from edge.onnx.session import load_model
+    from models.peft import read_peft
+    from ternmesh_service.config_file import package_folder
+
+    if end.role is Role.GATEWAY or arguments.best:
+        raise ConfigError("--from-peft needs the settings of a host or board, and no --best")
+    program = "host" if end.role is Role.HOST else "node"
+    loaded = load_model(package_folder(read_program(program, arguments.config).model))
+    vector = read_peft(arguments.from_peft, loaded.package, loaded.folder)
+    made = export_learned(arguments.out, loaded, vector, 0)[0]
+    print(f"{made} begins with it: name it as `model` in the settings of host and boards")
     return 0
 
 

@@ -92,3 +92,21 @@ def test_a_board(keyword: LoadedModel, tmp_path: Path, capsys) -> None:
     assert main([*arguments, str(tmp_path / "best"), "--best"]) == 0
     for vector, folder in zip(vectors, ("out", "best"), strict=True):
         assert np.array_equal(load_model(tmp_path / folder / "keyword").initial, vector)
+
+
+def test_a_lora_goes_out_to_peft_and_comes_back(
+    keyword: LoadedModel, tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "host.toml").write_text(HOST)
+    (tmp_path / "state").mkdir()
+    expected = learned_state(tmp_path / "state", keyword)
+    arguments = ["export", "--config", str(tmp_path / "host.toml"), "--out"]
+    assert main([*arguments, str(tmp_path / "out"), "--peft"]) == 0
+    files = tmp_path / "out" / "keyword-peft"
+    assert f"{files} holds the adapter of global update 1" in capsys.readouterr().out
+    assert main([*arguments, str(tmp_path / "new"), "--from-peft", str(files)]) == 0
+    assert "name it as `model`" in capsys.readouterr().out
+    begun = load_model(tmp_path / "new" / "keyword")
+    assert np.allclose(begun.initial, expected, rtol=1e-6)
+    assert main([*arguments, str(tmp_path / "no"), "--from-peft", str(tmp_path)]) == 1
+    assert "adapter_config.json is no configuration of a LoRA" in capsys.readouterr().err

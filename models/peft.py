@@ -1,0 +1,154 @@
+"""LoRA adapters in the files of Hugging Face PEFT, out and in.
+
+Names, shapes and the scale come from the model package: forward.onnx has s in `x A (s B)`. PEFT
+has A and B transposed, and the scale in its configuration; here it goes into B (alpha = rank).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import onnx
+    from onnx import numpy_helper
+except ImportError as error:
+    raise ImportError("PEFT files need the package onnx: pip install 'ternmesh[peft]'") from error
+try:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file, save_file
+except ImportError as error:
+    raise ImportError(
+        "PEFT files need the package safetensors: pip install 'ternmesh[peft]'"
+    ) from error
+
+from ternmesh.errors import ModelPackageError
+from ternmesh.model_package import FORWARD, ModelPackage
+from ternmesh.types import Vector
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_MAX = 1 << 20  # bytes
+PREFIX = "base_model.model."  # of each tensor in a PEFT file
+DOWN, UP = ".lora_A", ".lora_B"
+_PEFT = {DOWN: ".lora_A.weight", UP: ".lora_B.weight"}
+# What changes the sum that PEFT computes, and what it must be here.
+_PLAIN = {"use_dora": False, "bias": "none", "fan_in_fan_out": False}
+
+
+def write_peft(
+    folder: Path, package: ModelPackage, package_folder: Path, vector: Vector, base: str = ""
+) -> None:
+    """Write the adapter `vector` (float32, [D]) as PEFT files into a new folder.
+
+    `base` is how PEFT users load the base model, a name or folder. ModelPackageError where the
+    adapter is no LoRA with both A and B.
+    """
+    scales = _scales(package, package_folder)
+    tensors: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
+    saved: dict[str, None] = {}
+    for name, values in package.split(vector).items():
+        if name.endswith((DOWN, UP)):
+            layer, kind = name[: -len(DOWN)], name[-len(DOWN) :]
+            ranks[layer] = values.shape[1] if kind == DOWN else values.shape[0]
+            scaled = values if kind == DOWN else np.float32(scales[layer]) * values
+            tensors[PREFIX + layer + _PEFT[kind]] = np.ascontiguousarray(scaled.T)
+        else:  # a whole module that is trained, such as a head
+            saved[name.rpartition(".")[0]] = None
+            tensors[PREFIX + name] = np.ascontiguousarray(values)
+    rank = max(ranks.values())
+    others = {layer: own for layer, own in ranks.items() if own != rank}
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base or None,
+        "task_type": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": others,
+        "alpha_pattern": others,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "target_modules": sorted(ranks),
+        "modules_to_save": list(saved) or None,
+    }
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def read_peft(folder: Path, package: ModelPackage, package_folder: Path) -> Vector:
+    """The adapter vector of PEFT files for this package; ModelPackageError.
+
+    They must have exactly its tensors. The sum that PEFT computes is kept: its scale goes into B.
+    """
+    scales = _scales(package, package_folder)
+    theirs = _their_scales(folder, package)
+    try:
+        found = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError, TypeError, KeyError) as error:  # also types numpy lacks
+        raise ModelPackageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    parts = []
+    for spec in package.adapter:
+        is_factor = spec.name.endswith((DOWN, UP))
+        layer, kind = spec.name[: -len(DOWN)], spec.name[-len(DOWN) :]
+        key = PREFIX + (layer + _PEFT[kind] if is_factor else spec.name)
+        shape = spec.shape[::-1] if is_factor else spec.shape
+        if key not in found or found[key].shape != shape:
+            held = "no such tensor" if key not in found else f"it is {found[key].shape} there"
+            raise ModelPackageError(f"{folder / WEIGHTS}: {key} must be {shape}, and {held}")
+        values = found.pop(key).astype(np.float32)
+        if kind == UP and is_factor:
+            values = values * np.float32(theirs[layer] / scales[layer])
+        parts.append((values.T if is_factor else values).reshape(-1))
+    if found:
+        raise ModelPackageError(
+            f"{folder / WEIGHTS} has {min(found)}, which {package.name} does not train"
+        )
+    vector: Vector = np.concatenate(parts)
+    if not np.isfinite(vector).all():
+        raise ModelPackageError(f"{folder / WEIGHTS} has NaN or infinity")
+    return vector
+
+
+def _their_scales(folder: Path, package: ModelPackage) -> dict[str, float]:
+    """The scale of each layer in a PEFT configuration; ModelPackageError for no plain LoRA."""
+    path = folder / CONFIG
+    ranks = {s.name[: -len(UP)]: s.shape[0] for s in package.adapter if s.name.endswith(UP)}
+    try:
+        if path.stat().st_size > CONFIG_MAX:
+            raise ValueError("it is too long")
+        config = json.loads(path.read_text())
+        alphas = config.get("alpha_pattern") or {}
+        if config["peft_type"] != "LORA" or not alphas.keys() <= ranks.keys():
+            raise ValueError("it is no LoRA, or has an alpha for other layers")
+        wide = {layer: float(alphas.get(layer, config["lora_alpha"])) for layer in ranks}
+        odd = {key: config[key] for key, plain in _PLAIN.items() if config.get(key, plain) != plain}
+        power = 0.5 if config.get("use_rslora") else 1.0
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelPackageError(f"{path} is no configuration of a LoRA: {error!r}") from error
+    if odd:
+        raise ModelPackageError(f"{path} has {odd}: ternmesh has only the plain LoRA")
+    return {layer: wide[layer] / rank**power for layer, rank in ranks.items()}
+
+
+def _scales(package: ModelPackage, folder: Path) -> dict[str, float]:
+    """The s of each layer; ModelPackageError where the adapter is no LoRA."""
+    names = {spec.name for spec in package.adapter}
+    layers = {name[: -len(UP)] for name in names if name.endswith(UP)}
+    if not layers or {name[: -len(DOWN)] for name in names if name.endswith(DOWN)} != layers:
+        raise ModelPackageError(
+            f"the adapter of {package.name} is no LoRA with A and B: PEFT has no form for it"
+        )
+    graph = onnx.load(folder / FORWARD).graph
+    constants = {item.name: item for item in graph.initializer}
+    scales = dict.fromkeys(layers, 1.0)
+    for node in graph.node:
+        for name in node.input:
+            layer = name[: -len(UP)]
+            if name.endswith(UP) and layer in layers and node.op_type == "Mul":
+                [other] = [item for item in node.input if item != name]
+                scales[layer] = float(numpy_helper.to_array(constants[other]))
+    return scales
