@@ -49,6 +49,7 @@ COMMANDS = {
     "setup": ("install a board or a host: settings, keys and service", "setup", "add_arguments"),
     "split": ("train a model cut between boards and host", "split", "add_arguments"),
     "status": ("ask a running host, node or gateway", "status", "add_arguments"),
+    "wake-word": ("serve a board's words to Home Assistant", "wake_word", "add_arguments"),
     "upgrade": ("install a newer ternmesh, on trial", "upgrade", "add_arguments"),
 }
 

@@ -100,6 +100,7 @@ PARSED = {
     "./run firmware provision radios.toml --dry-run": "ends with 1: test_provision.py",
     "./run firmware image": "needs an image of Pi OS: tests/firmware_tools/test_card.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
+    "./run wake-word": "tests/edge/test_wake_word.py",
     "./run firmware pack": "needs firmware: tests/firmware_tools/test_flash.py",
     "./run firmware sign": "needs firmware: tests/firmware_tools/test_flash.py",
     "./run firmware flash": "needs a microcontroller: tests/firmware_tools/test_flash.py",

@@ -1,0 +1,263 @@
+"""A real Wyoming client speaks to the wake-word service, with held-out clips.
+
+The recordings are not here, only their features: sound is made of them again (Griffin and Lim,
+"Signal estimation from modified short-time Fourier transform", 1984), whose features are the same
+to 0.001.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncClient
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+from wyoming.wake import Detect, Detection, NotDetected
+
+from edge.data.logmel import CLIP, FFT, FRAMES, HOP, LOUD, QUIET, RATE, WINDOW, _mel_bank, log_mel
+from edge.errors import DataError
+from edge.onnx.session import load_model, write_adapter
+from edge.predict.predictor import Predictor
+from edge.wake_word import CLIENTS_MAX, WakeWordService, check_address, decode
+from models.zoo import fsdd_path, package_path
+from ternmesh.config import ConfigError
+from tests.edge.data.live.conftest import new_package
+from tests.ternmesh_service.test_metrics import free_port
+
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+# Of the held-out recordings: none too loud for 16 bits.
+CLIPS = 0, 24, 32, 48, 80, 104, 120, 136, 168
+
+
+def sound_of(features: np.ndarray) -> np.ndarray:
+    """Sound whose log-mel features are these."""
+    target = 10.0 ** (features.astype(float) * (LOUD - QUIET) + QUIET) - 10.0**QUIET
+    bank = _mel_bank()
+    power = np.maximum(target @ np.linalg.pinv(bank), 1e-9)
+    for _ in range(50):
+        ratio = np.maximum(target, 1e-9) / np.maximum(power @ bank, 1e-12)
+        power *= ratio @ bank.T / np.maximum(bank.sum(1), 1e-9)
+    window = np.hanning(WINDOW)
+    phase = np.exp(2j * np.pi * np.random.default_rng(0).random(power.shape))
+    for _ in range(60):
+        out, norm = np.zeros(CLIP), np.full(CLIP, 1e-6)
+        for k, frame in enumerate(np.fft.irfft(np.sqrt(power) * phase, FFT)[:, :WINDOW]):
+            out[k * HOP : k * HOP + WINDOW] += frame * window
+            norm[k * HOP : k * HOP + WINDOW] += window**2
+        out /= norm
+        frames = np.lib.stride_tricks.sliding_window_view(out, WINDOW)[::HOP] * window
+        phase = np.exp(1j * np.angle(np.fft.rfft(frames, FFT)))
+    assert len(frames) == FRAMES
+    return out.astype(np.float32)
+
+
+def in_a_room(sound: np.ndarray, rate: int = 16_000) -> bytes:
+    """A word between two seconds of a quiet room, 16 bits at `rate`."""
+    quiet = np.zeros(RATE, np.float32)
+    whole = np.concatenate([quiet, sound, quiet])
+    at = np.arange(len(whole) * rate // RATE) * RATE / rate
+    noise = 1e-3 * np.random.default_rng(0).standard_normal(len(at))
+    numbers = np.interp(at, np.arange(len(whole)), whole) + noise
+    return bytes((np.clip(numbers, -1, 1) * 32_767).astype("<i2").tobytes())
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory) -> Predictor:
+    loaded = load_model(package_path("keyword"))
+    path = tmp_path_factory.mktemp("adapter") / "current.onnx_adapter"
+    write_adapter(path, loaded.package, loaded.initial, 3)
+    return Predictor(loaded, path)
+
+
+@pytest.fixture(scope="module")
+def recordings() -> list[tuple[str, bytes]]:
+    data = np.load(fsdd_path("dev"))
+    features = data["x"].astype(np.float32) / 255
+    return [(NAMES[int(data["y"][i])], in_a_room(sound_of(features[i]))) for i in CLIPS]
+
+
+async def heard(uri: str, sound: bytes, names: list[str] | None = None) -> list[Event]:
+    """What the service answers to a stream of sound, until a detection or none."""
+    async with AsyncClient.from_uri(uri) as client:
+        await client.write_event(Detect(names=names).event())
+        await client.write_event(AudioStart(rate=16_000, width=2, channels=1).event())
+        for at in range(0, len(sound), 2048):
+            part = sound[at : at + 2048]
+            chunk = AudioChunk(16_000, 2, 1, part, timestamp=at // 32)
+            await client.write_event(chunk.event())
+        await client.write_event(AudioStop().event())
+        events: list[Event] = []
+        while not (events and NotDetected.is_type(events[-1].type)):
+            try:
+                event = await asyncio.wait_for(client.read_event(), 1.0 if events else 10.0)
+            except TimeoutError:
+                break
+            if event is None:
+                break
+            events.append(event)
+        return events
+
+
+def serving(service: WakeWordService, ask):
+    """Run `ask` with the address of a service."""
+
+    async def both():
+        uri = f"tcp://127.0.0.1:{free_port()}"
+        task = asyncio.create_task(service.serve(uri))
+        await asyncio.sleep(0.05)
+        try:
+            return await ask(uri)
+        finally:
+            task.cancel()
+
+    return asyncio.run(both())
+
+
+def test_held_out_words_are_detected(predictor, recordings) -> None:
+    async def ask(uri: str) -> list[list[Event]]:
+        return [await heard(uri, sound) for _, sound in recordings]
+
+    answers = serving(WakeWordService(predictor, [], 0.0), ask)
+    found = [
+        [Detection.from_event(event) for event in events if Detection.is_type(event.type)]
+        for events in answers
+    ]
+    right = [
+        [item.name for item in items] == [name]
+        for items, (name, _) in zip(found, recordings, strict=True)
+    ]
+    assert [len(items) for items in found] == [1] * len(recordings), "each word once"
+    assert sum(right) >= 6, "of 9: the model knows 80 % of these voices before it has learned"
+    assert all(1000 < (item.timestamp or 0) < 3000 for items in found for item in items)
+
+
+def test_only_the_words_that_were_asked_for_are_told(predictor, recordings) -> None:
+    name, sound = recordings[0]
+    other = next(word for word in NAMES if word != name)
+
+    async def ask(uri: str) -> tuple[list[Event], list[Event]]:
+        return await heard(uri, sound, [other]), await heard(uri, sound, [name])
+
+    no, yes = serving(WakeWordService(predictor, [], 0.5), ask)
+    assert [event.type for event in no] == ["not-detected"]
+    assert Detection.from_event(yes[0]).name == name
+
+
+def test_the_service_describes_itself(predictor) -> None:
+    async def ask(uri: str) -> Info:
+        async with AsyncClient.from_uri(uri) as client:
+            await client.write_event(Describe().event())
+            event = await client.read_event()
+            assert event is not None
+            return Info.from_event(event)
+
+    info = serving(WakeWordService(predictor, ["seven", "three"], 0.8), ask)
+    [program] = info.wake
+    assert [model.name for model in program.models] == ["seven", "three"]
+
+
+def test_what_is_no_sound_ends_that_connection_alone(predictor, recordings) -> None:
+    async def ask(uri: str) -> list[Event]:
+        for chunk in (AudioChunk(16_000, 3, 1, b"abc"), AudioChunk(7, 2, 1, b"ab")):
+            async with AsyncClient.from_uri(uri) as client:
+                await client.write_event(chunk.event())
+                assert await asyncio.wait_for(client.read_event(), 10.0) is None
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(uri.rsplit(":", 1)[1]))
+        writer.write(b"\xff no event\n")
+        assert await asyncio.wait_for(reader.read(), 10.0) == b""
+        writer.close()
+        return await heard(uri, recordings[0][1])
+
+    answers = serving(WakeWordService(predictor, [], 0.5), ask)
+    assert Detection.from_event(answers[0]).name == recordings[0][0]
+
+
+def test_there_is_room_for_a_few_clients(predictor) -> None:
+    async def ask(uri: str) -> bool:
+        held = [AsyncClient.from_uri(uri) for _ in range(CLIENTS_MAX)]
+        for client in held:
+            await client.connect()
+            await client.write_event(Describe().event())
+            assert await client.read_event() is not None
+        async with AsyncClient.from_uri(uri) as late:
+            refused = await asyncio.wait_for(late.read_event(), 10.0) is None
+        await held[0].disconnect()
+        await asyncio.sleep(0.1)
+        async with AsyncClient.from_uri(uri) as next_one:
+            await next_one.write_event(Describe().event())
+            refused &= await asyncio.wait_for(next_one.read_event(), 10.0) is not None
+        for client in held[1:]:
+            await client.disconnect()
+        return refused
+
+    assert serving(WakeWordService(predictor, [], 0.5), ask)
+
+
+@pytest.mark.parametrize(
+    ("uri", "sentence"),
+    [
+        ("tcp://0.0.0.0:10400", "no password"),
+        ("tcp://192.0.2.1:10400", "no password"),
+        ("tcp://127.0.0.1", "must be like"),
+        ("unix:///x", "must be like"),
+        ("tcp://x:y", "must be like"),
+    ],
+)
+def test_an_address_that_others_reach_must_be_meant(uri: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_address(uri, in_lan=False)
+    check_address("tcp://localhost:10400", in_lan=False)
+    check_address("tcp://0.0.0.0:10400", in_lan=True)
+
+
+def test_a_model_of_other_things_and_unknown_words_are_a_sentence(predictor) -> None:
+    with pytest.raises(DataError, match="does not know 'computer'"):
+        WakeWordService(predictor, ["computer"], 0.5)
+
+    class Other:
+        package = new_package(2)
+
+    with pytest.raises(DataError, match="is no model of words"):
+        WakeWordService(Other(), [], 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("width", "data"), [(1, b"\x80\xff"), (2, b"\0\0\xff\x7f"), (4, bytes(8))])
+def test_widths_of_numbers(width: int, data: bytes) -> None:
+    found = decode(data + b"\0" * (width > 1), width, 1)
+    assert found[0] == 0
+    assert len(found) == 2
+    assert found[1] == pytest.approx(0.0 if width == 4 else 1.0, abs=0.01)
+
+
+def test_sound_has_the_features_that_it_was_made_of() -> None:
+    features = np.load(fsdd_path("dev"))["x"][24].astype(np.float32) / 255
+    assert np.abs(log_mel(sound_of(features)) - features).mean() < 0.002
+
+
+def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
+    loaded = load_model(package_path("keyword"))
+    (tmp_path / "state").mkdir()
+    write_adapter(tmp_path / "state" / "current.onnx_adapter", loaded.package, loaded.initial, 3)
+    (tmp_path / "node.toml").write_text(
+        f'name = "ada"\nstate_dir = "state"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n'
+        f"[data]\npath = '{fsdd_path('train')}'\n"
+    )
+    port = free_port()
+    command = [sys.executable, "-m", "ternmesh_cli.main", "wake-word", "--config"]
+    options = [
+        str(tmp_path / "node.toml"),
+        "--listen",
+        f"tcp://127.0.0.1:{port}",
+        "--word",
+        "seven",
+    ]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"wake words on tcp://127.0.0.1" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
