@@ -1,6 +1,7 @@
 """`ternmesh firmware pack|sign|flash|slots|revert`: firmware of microcontrollers."""
 
 import argparse
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -104,11 +105,13 @@ def _sign(arguments: argparse.Namespace) -> int:
 
 
 def _flash(arguments: argparse.Namespace) -> int:
+    data = read_file(arguments.file, FILE_MAX)  # once: what is checked is what is written
     if arguments.insecure:
         print(UNSIGNED, file=sys.stderr)
     else:
-        release.check_file(arguments.file, arguments.file, arguments.config, FIRMWARE)
-    image = read_image(read_file(arguments.file, FILE_MAX))
+        digest = hashlib.sha256(data).digest()
+        release.check_file(arguments.file, digest, arguments.config, FIRMWARE)
+    image = read_image(data)
     progress = _shown if sys.stderr.isatty() else _hidden
     said = _written(image, arguments.target, progress)
     print(f"{_said(image)}: {said}")

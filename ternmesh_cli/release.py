@@ -169,8 +169,8 @@ def sign_file(arguments: argparse.Namespace, path: Path, named: str, domain: str
     sign(arguments, _signature_file(path), entry_of(path).sha256, named, domain)
 
 
-def check_file(path: Path, copy: Path, config: Path, domain: str) -> None:
-    """SecurityError unless the fleet of this configuration has signed `copy`, beside `path`."""
+def check_file(path: Path, digest: bytes, config: Path, domain: str) -> None:
+    """SecurityError unless the fleet of this configuration has signed this SHA-256 of `path`."""
     from ternmesh.release import SIGNATURES_MAX
     from ternmesh_store.files import read_file
 
@@ -183,7 +183,7 @@ def check_file(path: Path, copy: Path, config: Path, domain: str) -> None:
     fleet = keys.fleet_of(config)
     try:
         signed = read_file(file, SIGNATURES_MAX)
-        verify_release(fleet.signers, fleet.name, entry_of(copy).sha256, signed, domain)
+        verify_release(fleet.signers, fleet.name, digest, signed, domain)
     except WireError as error:
         raise SecurityError(f"{path} is not signed by this fleet, or damaged ({error})") from error
 

@@ -23,6 +23,7 @@ from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlError
+from ternmesh_service.release_files import entry_of
 from ternmesh_service.rollback import KEPT, LAST, MARKER, Failed, run
 from ternmesh_store.files import copy_file, make_private_folder
 from ternmesh_store.state_file import AIRTIME, StateFile
@@ -124,7 +125,7 @@ def _prepare(
     file.parent.mkdir(parents=True)
     copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
     if not arguments.insecure:
-        release.check_file(arguments.file, file, arguments.config[0], SOFTWARE)
+        release.check_file(arguments.file, entry_of(file).sha256, arguments.config[0], SOFTWARE)
     package = software.read_package(file)
     run("systemctl", "enable", "--quiet", RECOVERY)
     marker = {

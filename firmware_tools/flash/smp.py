@@ -5,6 +5,7 @@ MCUboot goes back to the one before.
 """
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,11 +26,13 @@ from firmware_tools.flash.image import (
 from transports.base import MissingExtra
 
 try:
+    from smp.exceptions import SMPException
     from smpclient import SMPClient
     from smpclient.exceptions import SMPClientException
     from smpclient.generics import success
     from smpclient.requests.image_management import ImageStatesRead, ImageStatesWrite
     from smpclient.requests.os_management import EchoWrite, OSApplicationInfoRead, ResetWrite
+    from smpclient.transport import SMPTransportDisconnected
     from smpclient.transport.serial.encoded import SMPSerialTransport
     from smpclient.transport.udp import SMPUDPTransport
 except ImportError as error:
@@ -37,6 +40,11 @@ except ImportError as error:
         "boards with MCUboot need the package smpclient: pip install 'ternmesh[flash]'"
     ) from error
 
+# What a board that is gone, or sends garbage, makes of a request.
+_FAULTS: tuple[type[Exception], ...] = (
+    *(SMPClientException, SMPException, SMPTransportDisconnected, OSError, TimeoutError),
+    *(ValueError, KeyError, struct.error),
+)
 UDP = "udp:"  # how an address begins that is no serial port
 CONNECT_S, ANSWER_S, ERASE_S, RESTART_S, LOOK_S = 5.0, 4.0, 40.0, 60.0, 1.0
 T = TypeVar("T")
@@ -79,7 +87,7 @@ def flash(image: Image, address: str, progress: Progress, *, restart_s: float = 
                 image.data, first_timeout_s=ERASE_S, subsequent_timeout_s=ANSWER_S
             ):
                 progress(offset, len(image.data))
-        except (SMPClientException, TimeoutError, OSError) as error:
+        except _FAULTS as error:
             raise FirmwareError(
                 f"the upload to {address} broke off ({error}): the running firmware is as it was; "
                 "give this command again, and it goes on from there"
@@ -155,7 +163,7 @@ def _run(address: str, work: Callable[[SMPClient], Awaitable[T]]) -> T:
 
     try:
         return asyncio.run(connected())
-    except (SMPClientException, TimeoutError, OSError) as error:
+    except _FAULTS as error:
         raise NoAnswer(
             f"no board answers SMP on {address} ({error}): is it connected, does its firmware have "
             "MCUmgr, and is the port free?"

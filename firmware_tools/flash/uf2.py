@@ -48,18 +48,18 @@ def flash(image: Image, drive: Path, progress: Progress, *, taken_s: float = TAK
                 progress(min(at + STEP, len(image.data)), len(image.data))
     except OSError as error:
         # The last blocks may be enough for the board to restart before the copy is closed.
-        if drive.exists() or sent + STEP < len(image.data):
+        if _is_there(drive / INFO) or sent + STEP < len(image.data):
             raise FirmwareError(
                 f"the copy to {drive} ended after {sent} of {len(image.data)} bytes "
                 f"({error.strerror}): the old firmware is not whole any more; enter the bootloader "
                 "again with the BOOT button, and give this command again"
             ) from error
     end = time.monotonic() + taken_s
-    while target.exists() and time.monotonic() < end:
+    while _is_there(target) and time.monotonic() < end:
         if _holds(drive, image):
             return "it was read back and is right; the board has not restarted yet"
         time.sleep(LOOK_S)
-    if target.exists():
+    if _is_there(target):
         raise FirmwareError(
             f"the board has not taken the image within {taken_s:g} s: see whether it is for this "
             "board, enter the bootloader again, and give this command again"
@@ -67,10 +67,20 @@ def flash(image: Image, drive: Path, progress: Progress, *, taken_s: float = TAK
     return "the board took it and restarted; such a board cannot be read back"
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a file is there; a drive that was pulled may answer with any error."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
 def _holds(drive: Path, image: Image) -> bool:
     """Whether the drive shows flash memory that has all of the image."""
-    path = drive / CURRENT
-    if not path.is_file() or path.stat().st_size > CURRENT_MAX:
+    try:
+        with (drive / CURRENT).open("rb") as file:
+            held = dict(uf2_blocks(file.read(CURRENT_MAX)))
+    except (OSError, FirmwareError):  # not all bootloaders have it
         return False
-    held = dict(uf2_blocks(path.read_bytes()))
     return all(held.get(address) == payload for address, payload in uf2_blocks(image.data))

@@ -140,6 +140,7 @@ class McubootBoard(Board):
         self.confirmed, self.pending, self.permanent = True, False, False
         self.accepts, self.hangs, self.hangs_after_start = True, False, False
         self.unplugged_at = -1
+        self.garbage = b""  # before each answer
         self.received = 0  # bytes of uploads
         self._board, self._partial, self._size, self._key = board, b"", 0, b""
         self._reader = packet.decode()
@@ -176,6 +177,7 @@ class McubootBoard(Board):
         head = struct.pack(
             "!BBHHBB", (op & ~7) | (op & 7) + 1, 0, len(body), group, sequence, command
         )
+        self.send(self.garbage)
         for line in packet.encode(head + body):
             self.send(line)
 

@@ -266,6 +266,13 @@ def test_a_board_without_another_image_cannot_go_back(mcuboot) -> None:
         smp.revert(mcuboot.port)
 
 
+@pytest.mark.parametrize("garbage", [b"\x06\x09AAAA\n", b"\x06\x09!\n", b"boot: hello\n" * 9])
+def test_a_board_that_sends_garbage_is_a_sentence_or_understood(mcuboot, garbage: bytes) -> None:
+    mcuboot.garbage = garbage
+    with suppress(NoAnswer):
+        assert smp.slots(mcuboot.port)[0].version == (1, 2, 2)
+
+
 def test_a_port_without_a_board_is_a_sentence() -> None:
     with pytest.raises(NoAnswer, match="no board answers SMP"):
         smp.slots("/dev/ttyNONE")
