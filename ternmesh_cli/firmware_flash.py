@@ -12,7 +12,7 @@ from firmware_tools.flash.image import (
     ESP,
     IMAGE_MAX,
     METHODS,
-    SMP,
+    UF2,
     Image,
     Progress,
     read_image,
@@ -99,8 +99,9 @@ def _said(image: Image) -> str:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    image = read_image(read_file(arguments.file, FILE_MAX))
-    release.sign_file(arguments, arguments.file, image.label, FIRMWARE)
+    data = read_file(arguments.file, FILE_MAX)
+    digest = hashlib.sha256(data).digest()
+    release.sign_file(arguments, arguments.file, read_image(data).label, FIRMWARE, digest)
     return ExitCode.DONE
 
 
@@ -113,14 +114,20 @@ def _flash(arguments: argparse.Namespace) -> int:
         release.check_file(arguments.file, digest, arguments.config, FIRMWARE)
     image = read_image(data)
     progress = _shown if sys.stderr.isatty() else _hidden
-    said = _written(image, arguments.target, progress)
+    try:
+        said = _written(image, arguments.target, progress)
+    except FirmwareError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        process.complain(error)
+        return ExitCode.INTERRUPTED
     print(f"{_said(image)}: {said}")
     return ExitCode.DONE
 
 
 def _written(image: Image, target: str, progress: Progress) -> str:
     is_drive = Path(target).is_dir()
-    if is_drive != (image.method not in (ESP, SMP)):
+    if is_drive != (image.method == UF2):
         needed = "a serial port" if is_drive else "the folder of the board's drive"
         raise FirmwareError(f"{image.label} is written by {image.method}: TARGET must be {needed}")
     if is_drive:

@@ -164,9 +164,11 @@ def sign(
         print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
 
 
-def sign_file(arguments: argparse.Namespace, path: Path, named: str, domain: str) -> None:
-    """Add a signature for a file to those beside it, in FILE.sig."""
-    sign(arguments, _signature_file(path), entry_of(path).sha256, named, domain)
+def sign_file(
+    arguments: argparse.Namespace, path: Path, named: str, domain: str, digest: bytes | None = None
+) -> None:
+    """Add a signature for a file, or its SHA-256 as read before, to those beside it in FILE.sig."""
+    sign(arguments, _signature_file(path), digest or entry_of(path).sha256, named, domain)
 
 
 def check_file(path: Path, digest: bytes, config: Path, domain: str) -> None:

@@ -22,7 +22,8 @@ IMAGE_MAX: Final = 1 << 25  # bytes
 ESP, UF2, SMP = "esp", "uf2", "smp"
 METHODS: Final = (ESP, UF2, SMP)
 BOARD: Final = re.compile(r"[A-Za-z0-9_./@+-]{1,64}\Z")
-_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,5})\Z")
+# A board may report a build number as well, as Zephyr does
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,5})(?:\.\d{1,10})?\Z")
 # UF2: two magic numbers, flags, address, bytes, number of the block, blocks, family; one at the end
 _UF2 = struct.Struct("<8I476sI")
 _UF2_MAGIC = (0x0A324655, 0x9E5D5157, 0x0AB16F30)
@@ -33,6 +34,10 @@ _ESP_APP_MAGIC, _ESP_APP_AT = 0xABCD5432, 0x20
 ESP_HEAD = _ESP_APP_AT + _ESP_APP.size  # bytes that name an application
 # MCUboot: magic number, load address, header, protected, size, flags, version (image_header)
 _MCUBOOT, _MCUBOOT_MAGIC = struct.Struct("<IIHHIIBBHI"), 0x96F3B83D
+_ENCRYPTED = 0x04 | 0x08
+# Behind it, a trailer: magic number and bytes in all; then fields of kind, bytes, content
+_TRAILER, _TRAILER_MAGIC = struct.Struct("<HH"), 0x6907
+_HASHES = {0x10: hashlib.sha256, 0x11: hashlib.sha384, 0x12: hashlib.sha512}
 
 Version = tuple[int, int, int]
 Progress = Callable[[int, int], None]  # bytes so far, and of all
@@ -61,7 +66,10 @@ def text_of(version: Version) -> str:
 
 
 def read_version(text: str) -> Version | None:
-    """The version in a text like 1.2.3; None for another text. An appendix of + or - is ignored."""
+    """The version in a text like 1.2.3; None for another text.
+
+    A fourth number, and an appendix of + or -, are ignored.
+    """
     found = _VERSION.match(re.split(r"[+-]", text.removeprefix("v"))[0])
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
@@ -119,6 +127,7 @@ def check(image: Image) -> None:
             said_version == image.version,
             f"the data says that it is version {said_version and text_of(said_version)}",
         )
+        mcuboot_hash(image.data)
 
 
 def esp_application(data: bytes) -> tuple[str, str] | None:
@@ -155,15 +164,30 @@ def _mcuboot_version(data: bytes) -> Version | None:
 
 
 def mcuboot_hash(data: bytes) -> bytes:
-    """The SHA-256 by which MCUboot names an image: of header, body and protected part.
+    """The hash by which MCUboot names an image: of header, body and protected part.
 
-    FirmwareError where the image does not have it among its trailers.
+    FirmwareError where its trailer has none, or another one than the image.
     """
-    _, _, header, protected, size, *_ = _MCUBOOT.unpack_from(data)
+    _, _, header, protected, size, flags, *_ = _MCUBOOT.unpack_from(data)
     end = header + size + protected
-    digest = hashlib.sha256(data[:end]).digest()
-    _require(digest in data[end:], "the image is damaged, or was not made with imgtool sign")
-    return digest
+    for kind, said in _mcuboot_fields(data[end:]):
+        if kind in _HASHES:
+            made = _HASHES[kind](data[:end]).digest()
+            # That of an encrypted image is of what only the board can decrypt.
+            matches = said == made or (flags & _ENCRYPTED and len(said) == len(made))
+            _require(bool(matches), "the data is damaged: it has another hash than it says")
+            return said
+    raise FirmwareError("this firmware image is refused: it has no hash: sign it with imgtool")
+
+
+def _mcuboot_fields(trailer: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and content of the fields of a trailer; none where it is no trailer."""
+    magic, total = _TRAILER.unpack(trailer[: _TRAILER.size].ljust(_TRAILER.size, b"\0"))
+    at = _TRAILER.size
+    while magic == _TRAILER_MAGIC and at + _TRAILER.size <= min(total, len(trailer)):
+        kind, size = _TRAILER.unpack_from(trailer, at)
+        at += _TRAILER.size + size
+        yield kind, trailer[at - size : at]
 
 
 def refuse_older(image: Image, installed: Version | None) -> None:
@@ -181,6 +205,14 @@ def refuse_other(image: Image, board: str) -> None:
         raise FirmwareError(
             f"{image.label} is for {image.board}, and this board is {board}: nothing was written"
         )
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in one line and without the request that smpclient adds."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return re.split(r"\n| header=", str(text).strip())[0]
 
 
 def _require(holds: bool, else_it: str) -> None:

@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 
 from firmware_tools.errors import FirmwareError
-from firmware_tools.flash.image import Image, Progress, refuse_other, uf2_blocks
+from firmware_tools.flash.image import Image, Progress, reason, refuse_other, uf2_blocks
 
 INFO, CURRENT = "INFO_UF2.TXT", "CURRENT.UF2"
 INFO_MAX, CURRENT_MAX = 4096, 1 << 26  # bytes
 STEP = 64 * 512  # bytes between two looks at the progress
 TAKEN_S, LOOK_S = 10.0, 0.1
+BLOCK_DEVICES = Path("/sys/dev/block")  # of Linux, those that are connected
 
 
 def board_of(drive: Path) -> str:
@@ -37,6 +38,7 @@ def flash(image: Image, drive: Path, progress: Progress, *, taken_s: float = TAK
     """
     refuse_other(image, board_of(drive))
     target = drive / f"{image.name}.uf2"
+    device = _device_of(drive)
     sent = 0
     try:
         with target.open("wb") as file:
@@ -46,20 +48,21 @@ def flash(image: Image, drive: Path, progress: Progress, *, taken_s: float = TAK
                 file.flush()
                 os.fsync(file.fileno())
                 progress(min(at + STEP, len(image.data)), len(image.data))
-    except OSError as error:
+    except (OSError, KeyboardInterrupt) as error:
         # The last blocks may be enough for the board to restart before the copy is closed.
-        if _is_there(drive / INFO) or sent + STEP < len(image.data):
+        has_gone = sent + STEP >= len(image.data) and not _is_there(drive / INFO, device)
+        if not has_gone or isinstance(error, KeyboardInterrupt):
             raise FirmwareError(
                 f"the copy to {drive} ended after {sent} of {len(image.data)} bytes "
-                f"({error.strerror}): the old firmware is not whole any more; enter the bootloader "
+                f"({reason(error)}): the old firmware is not whole any more; enter the bootloader "
                 "again with the BOOT button, and give this command again"
             ) from error
     end = time.monotonic() + taken_s
-    while _is_there(target) and time.monotonic() < end:
+    while _is_there(target, device) and time.monotonic() < end:
         if _holds(drive, image):
             return "it was read back and is right; the board has not restarted yet"
         time.sleep(LOOK_S)
-    if _is_there(target):
+    if _is_there(target, device):
         raise FirmwareError(
             f"the board has not taken the image within {taken_s:g} s: see whether it is for this "
             "board, enter the bootloader again, and give this command again"
@@ -67,13 +70,20 @@ def flash(image: Image, drive: Path, progress: Progress, *, taken_s: float = TAK
     return "the board took it and restarted; such a board cannot be read back"
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a file is there; a drive that was pulled may answer with any error."""
+def _device_of(drive: Path) -> Path | None:
+    """What Linux shows as long as the device of a drive is connected; None elsewhere."""
+    number = drive.stat().st_dev
+    device = BLOCK_DEVICES / f"{os.major(number)}:{os.minor(number)}"
+    return device if device.exists() else None
+
+
+def _is_there(path: Path, device: Path | None) -> bool:
+    """Whether a file is there; a pulled drive may answer with any error, or from a cache."""
     try:
         path.stat()
     except OSError:
         return False
-    return True
+    return device is None or device.exists()
 
 
 def _holds(drive: Path, image: Image) -> bool:

@@ -17,9 +17,10 @@ from pathlib import Path
 import cbor2
 from smp import packet
 
-FLASH = 1 << 20
+FLASH = 1 << 22
 ESP32_C3, FLASH_ID = 5, 0x1640EF
 SPI_DATA = 0x60002058  # the register from which esptool reads what the flash memory answers
+CRYPT_COUNT, IS_ENCRYPTED = 0x60008834, 1 << 18
 
 
 class Board(threading.Thread):
@@ -64,13 +65,29 @@ class Board(threading.Thread):
 class EspChip(Board):
     """The ROM loader of an ESP32-C3, then the flasher that esptool loads into its memory."""
 
-    def __init__(self, chip: int = ESP32_C3, fails_after: int = -1, spoils: bool = False) -> None:
+    def __init__(
+        self,
+        chip: int = ESP32_C3,
+        fails_after: int = -1,
+        spoils: bool = False,
+        encrypts: bool = False,
+        stays: bool = False,
+    ) -> None:
         super().__init__()
         self.flash = bytearray(b"\xff" * FLASH)
         self.restarts = 0
-        self._chip, self._left, self._spoils = chip, fails_after, spoils
+        self._chip, self._left, self._spoils, self._stays = chip, fails_after, spoils, stays
+        self._registers = {SPI_DATA: FLASH_ID, CRYPT_COUNT: IS_ENCRYPTED if encrypts else 0}
         self._is_stub, self._buffer, self._reads = False, b"", 0
         self._at, self._zip = 0, zlib.decompressobj()
+
+    def restart(self, _chip: object, mode: str) -> None:
+        """What the RTS line does, which a pseudo-terminal does not have."""
+        if self._stays:
+            raise OSError(5, "Input/output error")
+        assert mode == "hard-reset"
+        self.restarts += 1
+        self._is_stub = False
 
     def take(self, data: bytes) -> None:
         *frames, self._buffer = (self._buffer + data).split(b"\xc0")
@@ -98,7 +115,7 @@ class EspChip(Board):
         elif op == 0x14:
             self._answer(op, struct.pack("<IB7sII", 0, 0, bytes(7), self._chip, 0))
         elif op == 0x0A:
-            self._answer(op, value=FLASH_ID if numbers[0] == SPI_DATA else 0)
+            self._answer(op, value=self._registers.get(numbers[0], 0))
         elif op == 0x06 and not self._is_stub:
             self._answer(op)
             self._is_stub = True
@@ -141,6 +158,12 @@ class McubootBoard(Board):
         self.accepts, self.hangs, self.hangs_after_start = True, False, False
         self.unplugged_at = -1
         self.garbage = b""  # before each answer
+        self.body = b""  # in place of that of each answer
+        self.loses: set[tuple[int, int, int]] = set()  # op, group, command: one answer each
+        self.refuses = 0  # an error code (img_mgmt_err_code_t) for each request that writes
+        self.late = 0  # so often it tells its slots after an order to restart, before it does
+        self.recovers = 0  # so often a recovery loader tells them, before the application does
+        self._due = 0
         self.received = 0  # bytes of uploads
         self._board, self._partial, self._size, self._key = board, b"", 0, b""
         self._reader = packet.decode()
@@ -173,7 +196,10 @@ class McubootBoard(Board):
         said = self._image(op & 7, command, asked) if group == 1 else self._os(command, asked)
         if said is None:
             return
-        body = cbor2.dumps(said)
+        if (op & 7, group, command) in self.loses:
+            self.loses.remove((op & 7, group, command))
+            return
+        body = self.body or cbor2.dumps(said)
         head = struct.pack(
             "!BBHHBB", (op & ~7) | (op & 7) + 1, 0, len(body), group, sequence, command
         )
@@ -183,33 +209,52 @@ class McubootBoard(Board):
 
     def _os(self, command: int, asked: dict) -> dict | None:
         if command == 5:
-            before = self.slots[0]
-            self.power_cycle()
-            self.hangs = self.hangs_after_start and self.slots[0] != before
+            self._due = self.late
+            if not self._due:
+                self._restart()
         return {0: {"r": asked.get("d", "")}, 5: {}, 6: {"buf_size": 384, "buf_count": 4},
                 7: {"output": self._board}}.get(command, {"rc": 8})  # fmt: skip
 
+    def _restart(self) -> None:
+        before = self.slots[0]
+        self.power_cycle()
+        self.hangs = self.hangs_after_start and self.slots[0] != before
+
     def _image(self, op: int, command: int, asked: dict) -> dict | None:
+        if op == 2 and self.refuses:
+            return {"err": {"group": 1, "rc": self.refuses}}
         if command == 1:
             return self._upload(asked)
         if op == 2:
             wanted = asked.get("hash")
             if wanted is None or (self.slots[0] and wanted == self.slots[0][0]):
                 self.confirmed = True
+            elif self.pending or not self.confirmed:
+                return {"err": {"group": 1, "rc": 28}}
             elif self.slots[1] and wanted == self.slots[1][0]:
                 self.pending, self.permanent = True, bool(asked.get("confirm"))
             else:
                 return {"rc": 3}
-        return {"images": list(self._states())}
+        states = list(self._states())
+        if self._due:
+            self._due -= 1
+            if not self._due:
+                self._restart()
+        elif self.recovers:
+            self.recovers -= 1
+        return {"images": states}
 
     def _states(self) -> Iterator[dict]:
+        is_recovery = self.recovers and not self._due
         for number, slot in enumerate(self.slots):
             if slot is None:
                 continue
-            version = ".".join(map(str, struct.unpack_from("<BBH", slot[1], 20)))
+            *numbers, build = struct.unpack_from("<BBHI", slot[1], 20)
+            version = ".".join(map(str, [*numbers, build] if build else numbers))
             yield {
                 "slot": number, "version": version, "hash": slot[0], "bootable": True,
-                "active": number == 0, "confirmed": number == 0 and self.confirmed,
+                "active": number == 0 and not is_recovery,
+                "confirmed": number == 0 and self.confirmed,
                 "pending": number == 1 and self.pending,
             }  # fmt: skip
 
@@ -236,13 +281,18 @@ class McubootBoard(Board):
 
 
 class Uf2Drive(threading.Thread):
-    """The drive of a bootloader: it goes away once it has all blocks of an image."""
+    """The drive of a bootloader: it goes away once it has all blocks of an image.
 
-    def __init__(self, folder: Path, board: str, size: int, *, takes: bool = True) -> None:
+    With a `device` only that file goes away, and the folder shows what it had.
+    """
+
+    def __init__(
+        self, folder: Path, board: str, size: int, *, takes: bool = True, device: Path | None = None
+    ) -> None:
         super().__init__(daemon=True)
         self.folder = folder
         self.held = b""
-        self._size, self._takes = size, takes
+        self._size, self._takes, self._device = size, takes, device
         self._end = threading.Event()
         (folder / "INFO_UF2.TXT").write_text(f"UF2 Bootloader v3.0\r\nBoard-ID: {board}\r\n")
 
@@ -251,6 +301,9 @@ class Uf2Drive(threading.Thread):
             for path in self.folder.glob("*.uf2"):
                 if self._takes and path.stat().st_size == self._size:
                     self.held = path.read_bytes()
+                    if self._device is not None:  # a mount that nothing has removed
+                        self._device.unlink()
+                        return
                     path.unlink()
                     (self.folder / "INFO_UF2.TXT").unlink()
                     return

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import resource
 import signal
 import struct
@@ -16,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from imgtool.image import Image as McubootImage
+from imgtool.keys.x25519 import X25519
 from imgtool.version import decode_version
+from smp import packet
 
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.flash import esp, smp, uf2
@@ -30,7 +33,7 @@ from firmware_tools.flash.image import (
     read_version,
     write_image,
 )
-from ternmesh_cli import main
+from ternmesh_cli import firmware_flash, main
 from ternmesh_cli.keys import enrol_fleet
 from tests.firmware_tools.emulated_boards import EspChip, McubootBoard, Uf2Drive
 
@@ -75,24 +78,32 @@ def uf2_image(board: str = "RPI-RP2", blocks: int = 140) -> Image:
     return Image("sensor", (1, 0, 0), board, UF2, 0, data)
 
 
-def mcuboot_image(tmp_path: Path, version: str = "1.2.3", size: int = SIZE) -> Image:
+def mcuboot_image(tmp_path: Path, version: str = "1.2.3", **options: Any) -> Image:
+    return imgtool(tmp_path, version, **options)[0]
+
+
+def imgtool(tmp_path: Path, version: str = "1.2.3", **options: Any) -> tuple[Image, bytes]:
+    """An image, and its hash as imgtool has it."""
     source, target = tmp_path / "app.bin", tmp_path / "signed.bin"
-    source.write_bytes(noise(size, int(version.replace(".", "")) % 250))
+    source.write_bytes(noise(SIZE, sum(version.encode()) % 256))
     made = McubootImage(
         version=decode_version(version), header_size=0x200, pad_header=True, slot_size=1 << 18,
         align=4, endian="little",
     )  # fmt: skip
     made.load(str(source))
-    made.create(None, "hash", None)
+    made.create(**{"key": None, "public_key_format": "hash", "enckey": None} | options)
     made.save(str(target))
-    return Image("relay", numbers(version), "nrf52840dk", SMP, 0, target.read_bytes())
+    image = Image("relay", numbers(version), "nrf52840dk", SMP, 0, target.read_bytes())
+    return image, made.image_hash
 
 
 @contextmanager
 def chip(**faults: Any) -> Iterator[EspChip]:
     board = EspChip(**faults)
     board.start()
-    yield board
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esptool.reset_chip", board.restart)
+        yield board
     board.close()
 
 
@@ -110,6 +121,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smp, "LOOK_S", 0.1)
     monkeypatch.setattr(smp, "ANSWER_S", 1.0)
     monkeypatch.setattr(smp, "CONNECT_S", 1.0)
+    monkeypatch.setattr(smp, "ERASE_S", 1.0)
 
 
 def ignore(_done: int, _total: int) -> None:
@@ -162,6 +174,32 @@ def test_an_image_of_another_version_than_it_says_is_refused(tmp_path: Path) -> 
         write_image(replace(mcuboot_image(tmp_path), version=(2, 0, 0)))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"user_sha": "512"},
+        {"custom_tlvs": {0xA0: noise(40)}},
+        {"enckey": X25519.generate(), "custom_tlvs": {0xA0: b"own"}},
+        {"enckey": X25519.generate(), "user_sha": "512", "encrypt_keylen": 256},
+    ],
+)
+def test_the_hash_of_an_mcuboot_image_is_what_imgtool_says(options: dict, tmp_path: Path) -> None:
+    image, digest = imgtool(tmp_path, **options)
+    assert mcuboot_hash(read_image(write_image(image)).data) == digest
+
+
+def test_a_damaged_mcuboot_image_is_refused_before_a_board_gets_it(tmp_path: Path) -> None:
+    image, digest = imgtool(tmp_path)
+    spoiled = image.data[:5000] + bytes([image.data[5000] ^ 1]) + image.data[5001:]
+    with pytest.raises(FirmwareError, match="another hash than it says"):
+        write_image(replace(image, data=spoiled))
+    cut = image.data[: image.data.index(digest) - 8]  # without its trailer
+    for data in (cut, cut + b"\x07\x69", cut + b"\x07\x69\xff\xff" + bytes(9), cut + digest):
+        with pytest.raises(FirmwareError, match="has no hash"):
+            write_image(replace(image, data=data))
+
+
 # ESP
 
 
@@ -171,15 +209,34 @@ def test_an_esp_takes_an_image_and_it_is_read_back() -> None:
     with chip() as board:
         said = esp.flash(image, board.port, lambda *two: seen.append(two))
         assert bytes(board.flash[0x10000 : 0x10000 + len(image.data)]) == image.data
+        assert board.restarts == 1
     assert "read back" in said
+    assert "the board restarts" in said
     assert seen[-1] == (len(image.data), len(image.data))
 
 
-def test_another_chip_is_left_as_it_is() -> None:
-    with chip(chip=9) as board:
-        with pytest.raises(FirmwareError, match=r"is for esp32c3, and this board is esp32s3"):
-            esp.flash(esp_image(), board.port, ignore)
+@pytest.mark.parametrize(
+    ("faults", "image", "sentence"),
+    [
+        ({"chip": 9}, esp_image(), "is for esp32c3, and this board is esp32s3"),
+        ({}, esp_image(chip=9), r"built for another chip than esp32c3 \(number 9, not 5\)"),
+        ({"encrypts": True}, esp_image(), "encrypts its flash memory"),
+        ({}, replace(esp_image(), address=0x3FF000), "refuses it or is gone .*will not fit"),
+    ],
+)
+def test_a_chip_that_cannot_have_an_image_is_left_as_it_is_and_restarts(
+    faults: dict, image: Image, sentence: str
+) -> None:
+    with chip(**faults) as board:
+        with pytest.raises(FirmwareError, match=f"{sentence}.*nothing was written"):
+            esp.flash(image, board.port, ignore)
         assert set(board.flash) == {0xFF}
+        assert board.restarts == 1
+
+
+def test_a_chip_that_cannot_be_restarted_is_named_and_has_the_image() -> None:
+    with chip(stays=True) as board:
+        assert "is right; the board did not restart" in esp.flash(esp_image(), board.port, ignore)
 
 
 def test_an_older_application_is_refused_and_another_one_is_not() -> None:
@@ -187,12 +244,15 @@ def test_an_older_application_is_refused_and_another_one_is_not() -> None:
         esp.flash(esp_image("1.3.0"), board.port, ignore)
         with pytest.raises(FirmwareError, match=r"version 1\.3\.0, and relay 1\.2\.3 is older"):
             esp.flash(esp_image("1.2.3"), board.port, ignore)
+        assert board.restarts == 2
         esp.flash(esp_image("1.0.0", "sensor"), board.port, ignore)
 
 
 def test_a_chip_that_goes_away_while_it_is_written_is_named_with_what_to_do() -> None:
-    with chip(fails_after=0) as board, pytest.raises(FirmwareError, match=r"broke off.*not whole"):
-        esp.flash(esp_image(), board.port, ignore)
+    with chip(fails_after=0) as board:
+        with pytest.raises(FirmwareError, match=r"broke off.*not whole"):
+            esp.flash(esp_image(), board.port, ignore)
+        assert board.restarts == 0
 
 
 def test_a_chip_that_reads_back_other_bytes_is_named() -> None:
@@ -223,9 +283,68 @@ def test_a_board_takes_an_image_starts_and_confirms_it(mcuboot, tmp_path: Path) 
     ]
     smp.flash(image, mcuboot.port, ignore)
     assert mcuboot.received == len(image.data), "the same image is not sent again"
-    assert "1.2.2" in smp.revert(mcuboot.port)
+
+
+def test_a_board_goes_back_to_its_other_image(mcuboot, tmp_path: Path) -> None:
+    smp.flash(mcuboot_image(tmp_path), mcuboot.port, ignore)
+    assert "runs 1.2.2" in smp.revert(mcuboot.port)
     assert smp.slots(mcuboot.port)[0].version == (1, 2, 2)
     assert mcuboot.confirmed
+    mcuboot.confirmed, mcuboot.late = False, 1  # 1.2.2 on trial, and not restarted at once
+    assert "runs 1.2.3" in smp.revert(mcuboot.port)
+    assert smp.slots(mcuboot.port)[0].version == (1, 2, 3)
+    assert mcuboot.confirmed
+
+
+def test_another_image_that_fails_is_left_by_the_next_start(mcuboot, tmp_path: Path) -> None:
+    smp.flash(mcuboot_image(tmp_path), mcuboot.port, ignore)
+    mcuboot.hangs_after_start = True
+    with pytest.raises(NoAnswer, match="switch it off and on"):
+        smp.revert(mcuboot.port, restart_s=0.3)
+    mcuboot.power_cycle()
+    assert smp.slots(mcuboot.port)[0].version == (1, 2, 3)
+
+
+@pytest.mark.parametrize("lost", [(2, 1, 0), (2, 1, 1)])
+def test_a_lost_answer_is_no_dead_end(mcuboot, tmp_path: Path, lost: tuple) -> None:
+    image = mcuboot_image(tmp_path)
+    mcuboot.loses = {lost}
+    with suppress(FirmwareError):  # the sentence says to give the command again
+        smp.flash(image, mcuboot.port, ignore)
+    assert not mcuboot.loses
+    smp.flash(image, mcuboot.port, ignore)
+    assert mcuboot.slots[0][1] == image.data
+    assert mcuboot.confirmed
+    assert mcuboot.received == len(image.data)
+
+
+def test_a_board_that_restarts_before_it_answers_is_waited_for(mcuboot, tmp_path: Path) -> None:
+    mcuboot.loses = {(2, 0, 5)}
+    assert "confirmed" in smp.flash(mcuboot_image(tmp_path), mcuboot.port, ignore)
+
+
+@pytest.mark.parametrize("phases", [{"late": 2}, {"recovers": 2}, {"late": 1, "recovers": 1}])
+def test_what_answers_before_the_new_image_starts_is_not_taken_for_it(
+    mcuboot, tmp_path: Path, phases: dict
+) -> None:
+    image = mcuboot_image(tmp_path)
+    progress = lambda done, total: vars(mcuboot).update(phases if done == total else {})  # noqa: E731
+    smp.flash(image, mcuboot.port, progress)
+    assert mcuboot.slots[0][1] == image.data
+    assert mcuboot.confirmed
+
+
+def test_a_board_that_does_not_say_what_runs_is_left_as_it_is(mcuboot, tmp_path: Path) -> None:
+    mcuboot.recovers = 1
+    with pytest.raises(FirmwareError, match="does not say which firmware runs"):
+        smp.flash(mcuboot_image(tmp_path), mcuboot.port, ignore)
+    assert mcuboot.received == 0
+
+
+def test_what_a_board_refuses_has_a_name(mcuboot, tmp_path: Path) -> None:
+    mcuboot.refuses = 9
+    with pytest.raises(FirmwareError, match=r"refuses the upload \(NO_FREE_SLOT\)"):
+        smp.flash(mcuboot_image(tmp_path), mcuboot.port, ignore)
 
 
 def test_an_upload_that_breaks_off_goes_on_from_there(mcuboot, tmp_path: Path) -> None:
@@ -242,6 +361,8 @@ def test_an_image_for_another_board_or_an_older_one_is_refused(mcuboot, tmp_path
     image = mcuboot_image(tmp_path)
     with pytest.raises(FirmwareError, match="is for stm32, and this board is nrf52840dk"):
         smp.flash(replace(image, board="stm32"), mcuboot.port, ignore)
+    running = mcuboot_image(tmp_path, "1.2.2+7")  # of a build, which Zephyr says as 1.2.2.7
+    mcuboot.slots[0] = mcuboot_hash(running.data), running.data
     with pytest.raises(FirmwareError, match=r"1\.2\.2, and relay 1\.2\.1 is older"):
         smp.flash(mcuboot_image(tmp_path, "1.2.1"), mcuboot.port, ignore)
     assert mcuboot.received == 0
@@ -255,7 +376,7 @@ def test_an_image_that_the_bootloader_refuses_is_named(mcuboot, tmp_path: Path) 
 
 def test_an_image_that_does_not_answer_is_left_by_the_next_start(mcuboot, tmp_path: Path) -> None:
     mcuboot.hangs_after_start = True
-    with pytest.raises(NoAnswer, match="switch it off and on"):
+    with pytest.raises(NoAnswer, match=r"waiting for request\).*switch it off and on"):
         smp.flash(mcuboot_image(tmp_path), mcuboot.port, ignore, restart_s=0.3)
     mcuboot.power_cycle()
     assert smp.slots(mcuboot.port)[0].version == (1, 2, 2)
@@ -266,11 +387,20 @@ def test_a_board_without_another_image_cannot_go_back(mcuboot) -> None:
         smp.revert(mcuboot.port)
 
 
-@pytest.mark.parametrize("garbage", [b"\x06\x09AAAA\n", b"\x06\x09!\n", b"boot: hello\n" * 9])
+@pytest.mark.parametrize(
+    "garbage", [b"\x06\x09AAAA\n", b"\x06\x09!\n", b"boot: hello\n" * 9, *packet.encode(b"short")]
+)
 def test_a_board_that_sends_garbage_is_a_sentence_or_understood(mcuboot, garbage: bytes) -> None:
     mcuboot.garbage = garbage
     with suppress(NoAnswer):
         assert smp.slots(mcuboot.port)[0].version == (1, 2, 2)
+
+
+@pytest.mark.parametrize("body", [b"\x01", b"\xff", b"\xa1\x01\x02", b"\xa1", b"\xa0"])
+def test_an_answer_that_is_none_is_a_sentence(mcuboot, body: bytes) -> None:
+    mcuboot.body = body
+    with pytest.raises(NoAnswer, match="no board answers SMP"):
+        smp.slots(mcuboot.port)
 
 
 def test_a_port_without_a_board_is_a_sentence() -> None:
@@ -317,6 +447,17 @@ def test_a_drive_that_does_not_take_the_image_is_named(drive) -> None:
     drive.start(takes=False)
     with pytest.raises(FirmwareError, match="has not taken the image"):
         uf2.flash(uf2_image(), drive.folder, ignore, taken_s=0.2)
+
+
+def test_a_drive_that_goes_away_under_its_mount_has_taken_the_image(
+    drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uf2, "BLOCK_DEVICES", tmp_path)
+    number = drive.folder.stat().st_dev
+    device = tmp_path / f"{os.major(number)}:{os.minor(number)}"
+    device.touch()
+    drive.start(device=device)
+    assert "restarted" in uf2.flash(uf2_image(), drive.folder, ignore, taken_s=5)
 
 
 def test_another_board_and_another_folder_are_refused(drive, tmp_path: Path) -> None:
@@ -398,6 +539,24 @@ def test_unsigned_firmware_is_written_only_where_that_is_asked_for(
     assert ternmesh("revert", mcuboot.port) == 0
     assert ternmesh("slots", mcuboot.port) == 0
     assert "slot 0  1.2.2" in capsys.readouterr().out
+
+
+def test_ctrl_c_during_a_write_says_what_became_of_the_board(
+    fleet: Path, mcuboot, drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def interrupted(_done: int, _total: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(firmware_flash, "_hidden", interrupted)
+    drive.start()
+    with chip() as board:
+        for image, target, sentence in (
+            (esp_image(), board.port, "broke off (interrupted): what is on the board is not whole"),
+            (uf2_image(), drive.folder, "0 of 71680 bytes (interrupted): the old"),
+            (mcuboot_image(tmp_path), mcuboot.port, "interrupted: the running firmware is as it"),
+        ):
+            assert ternmesh("flash", pack(fleet, image), target, "--insecure") == 130
+            assert sentence in capsys.readouterr().err
 
 
 def test_an_esp_image_is_for_a_port_and_a_uf2_image_for_a_folder(
