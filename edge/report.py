@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,11 @@ def status(node: Node) -> dict[str, Any]:
     }
 
 
-def values(node: Node, started_at: float) -> dict[str, float | None]:
+def values(
+    node: Node, started_at: float, transport: Callable[[], Mapping[str, object]] = dict
+) -> dict[str, float | None]:
     """The values of a report to the host; None for what is not known."""
+    radio = transport()
     entries = [*node.history]
     metrics = [entry.metric for entry in entries if entry.metric is not None]
     losses = [entry.loss for entry in entries if entry.loss is not None]
@@ -81,7 +84,15 @@ def values(node: Node, started_at: float) -> dict[str, float | None]:
         "metric": metrics[-1] if metrics else None,
         "loss": losses[-1] if losses else None,
         "log_level": logging.getLogger().level // 10 - 1,
+        "airtime_s": _seconds(radio.get("airtime_us")),
+        "airtime_left_s": _seconds(radio.get("airtime_left_us")),
+        "power_w": node.throttle.readings.power_w,
+        "energy_j": node.throttle.energy_j,
     }
+
+
+def _seconds(us: object) -> float | None:
+    return us / 1e6 if isinstance(us, int) else None
 
 
 def _read(sensor: Callable[[], float]) -> float | None:

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.config import NodeConfig, check_config, warn_of_shared
+from edge.config import ZEROTH_ORDER, NodeConfig, check_config, warn_of_shared
 from edge.data.buttons import Buttons
-from edge.data.labels import answer_data
+from edge.data.label_queue import PresentModel
+from edge.data.labels import answer_data, finish_data
 from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
 from edge.data.sources import make_source, open_folder
 from edge.enrolment import finish_rotation
@@ -135,8 +136,25 @@ def _answer(
     if BACKUP in request:
         return answer_backup(state, node.config.security.path(state.folder), request)
     if DATA in request:
-        return answer_data(getattr(node.data.feed, "buffer", None), request, node.scores)
+        buffer = getattr(node.data.feed, "buffer", None)
+        return answer_data(buffer, request, node.scores, present_model(node))
     return {**status(node), **{name: read() for name, read in parts.items()}}
+
+
+def present_model(node: Node) -> PresentModel:
+    """What requests about labels need of the model."""
+    held_out, settings = node.data.held_out, node.config
+    scored = [entry for entry in node.history if entry.metric is not None]
+    return PresentModel(
+        scores=node.scores,
+        adapter=node.global_adapter,
+        gradient=None if settings.training.mode == ZEROTH_ORDER else node.trainer.gradient,
+        held_out=held_out,
+        held_out_count=0 if held_out is None else min(len(held_out), settings.evaluate.samples_max),
+        run=node.protocol.run.hex(),
+        version=scored[-1].version if scored else 0,
+        score=scored[-1].metric if scored else None,
+    )
 
 
 def _intake(
@@ -170,11 +188,12 @@ def _serve(
         last = store.load(package.model_hash(), package.dimension, package.adapter_key())
         data = open_data(config, package, state)
         path = control_path(config.state_dir, config.control_socket)
-        with closing(data), ControlServer(path, relay.ask), ExitStack() as stack:
+        server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
+        with closing(data), server, ExitStack() as stack:
             stack.enter_context(served_metrics(config.metrics, path))
             made = partial(Node, config, loaded, data, store, last, transport)
             node = made(pace=pace_of(transport), keyring=keyring, beat=manager.beat)
-            node.management.values = partial(values, node, time.monotonic())
+            node.management.values = partial(values, node, time.monotonic(), transport.status)
             incoming = None if releases is None else _intake(node, loaded, keyring, releases)
             transport.open()
             node.start()

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import linear_regression, mean, median
 from typing import Any
 
 from host.management import row
@@ -29,6 +30,7 @@ from transports.driver import PeerTraffic
 
 HISTORY_MAX = 100
 HISTORY_CELLS_MAX = 20_000  # nodes times rounds in one answer, which has a limit of bytes
+RECENT = 10  # rounds of which a rate or a mean is
 
 
 class RoundCosts:
@@ -102,8 +104,12 @@ def status(
     tallies: Mapping[str, Tally],
     history: Sequence[StoredRound],
     now: float,
+    since: int = 0,
 ) -> dict[str, Any]:
-    """The state of the run, ready for JSON. Refusals are counted since this process began."""
+    """The state of the run, ready for JSON. Refusals are counted since this process began.
+
+    The history has the rounds after version `since`.
+    """
     is_open = coordinator.phase == OPEN
     rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(coordinator.nodes)))
     unlike = set(coordinator.aggregation.reputations.unlike())
@@ -137,7 +143,33 @@ def status(
         "behind": _behind(coordinator),
         "refused": refusals(coordinator.refused),
         "first_contacts": coordinator.refused[FIRST_CONTACT],
-        "history": [asdict(item) for item in history[-rows:]],
+        "metrics": _metrics(coordinator, history),
+        "history": [asdict(item) for item in history[-rows:] if item.version > since],
+    }
+
+
+def _metrics(coordinator: Coordinator, history: Sequence[StoredRound]) -> dict[str, float | None]:
+    """Figures of the fleet, of the newest rounds; None before there are any.
+
+    `convergence_rate`: how much the loss falls a round, by least squares. `model_divergence`: 0
+    where the nodes' updates agree, 1 where they have nothing in common. `communication_overhead`:
+    bytes on the bearer for each byte of updates that arrived and of global updates.
+    """
+    recent = history[-RECENT:]
+    losses = [(row.version, row.loss) for row in recent if row.loss is not None]
+    reputations = coordinator.aggregation.reputations
+    cosines = list(reputations.cosines.values())
+    moved = sum(sum(row.bytes_up.values()) + row.bytes_down for row in recent if row.useful_bytes)
+    useful = sum(row.useful_bytes for row in recent)
+    return {
+        "global_loss": losses[-1][1] if losses else None,
+        "convergence_rate": -linear_regression(*zip(*losses, strict=True)).slope
+        if len(losses) > 1
+        else None,
+        "model_divergence": 1 - median(cosines) if cosines else None,
+        "communication_overhead": moved / useful if useful else None,
+        "round_latency_s": mean(row.seconds for row in recent) if recent else None,
+        "byzantine_detections": sum(map(reputations.is_excluded, reputations.standings)),
     }
 
 

@@ -85,6 +85,7 @@ class HostService:
             stored.plan, settings, model_hash, stored.run, stored.state, security, pace
         )
         self.coordinator.management.restore(store.boards(clock()))
+        self.coordinator.mute(store.muted)
         self.enrolment: EnrolmentService[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
             self.enrolment = EnrolmentService(
@@ -140,7 +141,10 @@ class HostService:
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""
         if BOARDS in request:
-            return management.answer(self.coordinator, request, self._clock())
+            answer = management.answer(self.coordinator, request, self._clock())
+            if "mute" in request and "error" not in answer:
+                self._mute({row["name"] for row in answer["boards"]}, bool(request["mute"]))
+            return answer
         if RETURN in request:
             refusal = self.coordinator.return_to(int(request[RETURN]), self._clock())
             return {"error": refusal} if refusal else {"said": self.coordinator.returned}
@@ -160,11 +164,17 @@ class HostService:
                     self.coordinator.handle_timeout(self._clock())
         return answer
 
-    def status(self) -> dict[str, Any]:
-        """The state of the run, ready for JSON."""
-        return status(
-            self.coordinator, self._store.tallies(), list(self._history), self._clock()
-        ) | {"carried_from": self._store.carried_from or None}
+    def _mute(self, names: set[str], mute: bool) -> None:
+        muted = self.coordinator.muted
+        self.coordinator.mute(muted | names if mute else muted - names)
+        self._store.keep_muted(self.coordinator.muted)
+        self._store.commit()
+
+    def status(self, since: int = 0) -> dict[str, Any]:
+        """The state of the run, ready for JSON; its history begins after version `since`."""
+        tallies, history = self._store.tallies(), list(self._history)
+        found = status(self.coordinator, tallies, history, self._clock(), since)
+        return {**found, "carried_from": self._store.carried_from or None}
 
     def may_leave(self) -> bool:
         """Whether the run is over, and nodes that missed its end had time to ask for it.
@@ -331,7 +341,8 @@ def _host_model(
                 return service.manage(request)
             about = {"fleet": config.link.fleet, "model": package.name}
             now = {"security": keyring.status(), "transport": transport.status()}
-            return {**service.status(), **about, **now, "release": releases.status()}
+            run = service.status(int(request.get("since", 0)))
+            return {**run, **about, **now, "release": releases.status()}
 
         path = control_path(config.state_dir, config.control_socket)
         with served_metrics(config.metrics, path):

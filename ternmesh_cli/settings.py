@@ -13,6 +13,7 @@ from ternmesh_cli.status import ask_boards
 from ternmesh_cli.status_nodes import NO_REPORT, table
 
 DEFAULT = "default"  # as the board's own configuration says
+MUTE = ("mute=off", "mute=on")  # kept by the host
 TAKEN_S = 5.0  # how long to wait until all boards have taken what was set
 _EXAMPLE = """\
 settings of a board:
@@ -21,6 +22,7 @@ settings of a board:
   log_level=debug   or info, warning, error
   silence=0.05      its own share in place of the host's [run] silence
   threshold=0.6     no label for predictions that are less probable
+  mute=on           its updates count nothing; off: as its reputation says
   NAME=default      as the board's own configuration says
 """
 
@@ -37,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Set what was named, wait for the boards, and show the settings."""
-    changes = dict(map(read_setting, arguments.changes))
+    muted = {text: text == MUTE[1] for text in arguments.changes if text in MUTE}
+    changes = dict(map(read_setting, [text for text in arguments.changes if text not in MUTE]))
     answer = ask_boards(
         arguments.config,
         arguments.name,
-        {"set": changes},
+        {"set": changes, **({"mute": any(muted.values())} if muted else {})},
         lambda row: not row["behind"],
         TAKEN_S if changes else 0.0,
     )

@@ -29,10 +29,16 @@ METRICS = {  # by name: kind and help
     "boards_doubted": (GAUGE, "boards that count less than in full, by reason"),
     "fleet_loss": (GAUGE, "median loss of the boards, for the newest global adapter with reports"),
     "fleet_accuracy": (GAUGE, "median accuracy of the boards, 0 to 1"),
+    "convergence_rate": (GAUGE, "how much the loss of the fleet falls a round"),
+    "model_divergence": (GAUGE, "0: the boards' updates agree, 1: they have nothing in common"),
+    "communication_overhead": (GAUGE, "bytes on the bearer for each byte that counts"),
+    "byzantine_detections": (GAUGE, "boards that are excluded since they do harm"),
     "round_seconds": (GAUGE, "time of the newest round"),
     "round_bytes": (GAUGE, "bytes on the bearer of the newest round, by direction"),
     "board_samples": (GAUGE, "samples that a board trains on"),
     "board_weight": (GAUGE, "factor of a board's weight, 0 to 1"),
+    "board_loss": (GAUGE, "newest loss that a board has reported"),
+    "board_accuracy": (GAUGE, "newest accuracy that a board has reported, 0 to 1"),
     "board_heard_seconds": (GAUGE, "time since the last frame of a board"),
     "board_rounds": (COUNTER, "rounds of the run, by whether they counted the board"),
     "board_bytes": (COUNTER, "bytes of a board in the run, by direction"),
@@ -140,6 +146,13 @@ def _host(answer: Answer) -> Iterator[Sample]:
         yield "round_bytes", float(row["bytes_down"]), (("direction", "down"),)
     for row in [row for row in answer["history"] if row["evaluations"]][-1:]:
         yield from _values(row, {"loss": "fleet_loss", "accuracy": "fleet_accuracy"})
+        for name, values in row["reports"].items():
+            for key, value in zip(("board_loss", "board_accuracy"), values, strict=True):
+                if value is not None:
+                    yield key, value, (("board", str(name)),)
+    measured = answer.get("metrics") or {}
+    same = "convergence_rate", "model_divergence", "communication_overhead", "byzantine_detections"
+    yield from _values(measured, dict(zip(same, same, strict=True)))
     doubted: dict[str, int] = {}
     for node in nodes:
         board = ("board", str(node["name"]))

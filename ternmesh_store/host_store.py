@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import cbor2
+
+from ternmesh.federated.evaluation import ACCURACY_UNIT, LOSS_UNIT, Evaluation
 from ternmesh.federated.events import (
     BoardChanged,
     BodyAccepted,
@@ -32,10 +35,11 @@ from ternmesh_store.database import Database
 from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
 
 ROUNDS_MAX = 1000  # closed rounds that the history holds
-_RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", "host_round", "host_traffic")
+_OF_ROUNDS = ("host_round", "host_traffic", "host_report")
+_RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", *_OF_ROUNDS)
 _MODEL, _RESIDUAL = "model_q24", "residual"
 _KEY, _CARRIED, _MEAN = "adapter_key", "carried_from", "mean"
-_STANDINGS = "standings"
+_STANDINGS, _MUTED = "standings", "muted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,9 @@ class StoredRound:
     loss: float | None = None  # median of the nodes, for the global adapter of the version before
     accuracy: float | None = None
     evaluations: int = 0  # how many nodes reported
+    useful_bytes: int = 0  # of the updates that arrived, and of the global update
+    # Loss and accuracy by node, of the global adapter of the version before
+    reports: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,15 @@ class HostStore(Store):
     def carried_from(self) -> str:
         """The run, and its version, whose adapter this run has begun with; '' for none."""
         return (self._values.get(_CARRIED) or b"").decode()
+
+    @property
+    def muted(self) -> list[str]:
+        """The nodes of the fleet that the owner has muted while the host ran."""
+        return [str(name) for name in json.loads(self._values.get(_MUTED) or b"[]")]
+
+    def keep_muted(self, names: Iterable[str]) -> None:
+        """Store them; `commit` makes it durable."""
+        self._values.put(_MUTED, json.dumps(sorted(names)).encode())
 
     def begin(
         self,
@@ -306,8 +322,8 @@ class HostStore(Store):
         write("DELETE FROM host_chain WHERE ? NOT IN (SELECT version FROM host_chain)", previous)
         self._database.insert("host_chain", event.version, event.global_hash, event.content)
         write("DELETE FROM host_chain WHERE version <= ?", event.version - self._chain_max)
-        write("DELETE FROM host_body")
         self._close_round(event)
+        write("DELETE FROM host_body")
         for entry in event.counted:
             write(
                 "UPDATE host_node SET rounds_counted = rounds_counted + 1, counted_round = ?, "
@@ -345,16 +361,34 @@ class HostStore(Store):
             event.evaluation.accuracy,
             event.evaluation.nodes,
         )
-        for table in ("host_round", "host_traffic"):
+        [(arrived,)] = self._database.rows("SELECT total(length(body)) FROM host_body")
+        self._database.insert(
+            "host_report",
+            event.version,
+            int(arrived) + len(event.content),
+            _write_reports(event.evaluations, names),
+        )
+        for table in _OF_ROUNDS:
             oldest = event.version - ROUNDS_MAX
             self._database.write(f"DELETE FROM {table} WHERE version <= ?", oldest)
 
     def _round(
-        self, version: int, counted: str, missing: str, seconds: float, *evaluation: Any
+        self,
+        version: int,
+        counted: str,
+        missing: str,
+        seconds: float,
+        loss: float | None,
+        accuracy: float | None,
+        evaluations: int,
     ) -> StoredRound:
         traffic = self._database.rows(
             "SELECT peer, bytes_up, bytes_down FROM host_traffic WHERE version = ?", version
         )
+        reports = self._database.rows(
+            "SELECT useful_bytes, reports FROM host_report WHERE version = ?", version
+        )
+        useful, found = reports[0] if reports else (0, b"\x80")  # of an earlier ternmesh: none
         return StoredRound(
             version,
             tuple(json.loads(counted)),
@@ -362,7 +396,11 @@ class HostStore(Store):
             {peer: up for peer, up, _ in traffic if up},
             sum(down for _, _, down in traffic),
             seconds,
-            *evaluation,
+            loss,
+            accuracy,
+            evaluations,
+            useful,
+            _read_reports(found),
         )
 
     def _nodes(self) -> Iterable[NodeRecord]:
@@ -377,3 +415,29 @@ class HostStore(Store):
             if lead is not None:
                 aggregate = Counted(lead, round_number, lead_digest, have)
             yield NodeRecord(address, name, samples, counted, aggregate)
+
+
+def _write_reports(
+    evaluations: Iterable[tuple[int, Evaluation]], names: Mapping[int, str]
+) -> bytes:
+    """Loss and accuracy by name, in units of the wire; -1 for what a node has not reported."""
+    rows = [
+        [names[address], _units(found.loss, LOSS_UNIT), _units(found.accuracy, ACCURACY_UNIT)]
+        for address, found in evaluations
+    ]
+    written: bytes = cbor2.dumps(rows)
+    return written
+
+
+def _units(value: float | None, unit: float) -> int:
+    return -1 if value is None else round(value / unit)
+
+
+def _read_reports(content: bytes) -> dict[str, tuple[float | None, float | None]]:
+    return {
+        str(name): (
+            None if loss < 0 else round(loss * LOSS_UNIT, 3),
+            None if accuracy < 0 else round(accuracy * ACCURACY_UNIT, 4),
+        )
+        for name, loss, accuracy in cbor2.loads(content)
+    }

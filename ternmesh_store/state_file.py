@@ -120,6 +120,10 @@ _HOST = (
         bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL,
         PRIMARY KEY (version, peer)
     ) WITHOUT ROWID""",
+    # What arrived of updates and left in a global update; the nodes' reports (`_write_reports`)
+    """CREATE TABLE host_report (
+        version INTEGER PRIMARY KEY, useful_bytes INTEGER NOT NULL, reports BLOB NOT NULL
+    )""",
     "CREATE TABLE host_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     # Of the fleet, not of a run: what the host wants of a board, and its last report.
     """CREATE TABLE host_board (
@@ -144,11 +148,11 @@ _TO_5 = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=5,  # a change of any table takes the next number, and an entry in migrations
+    version=6,  # a change of any table takes the next number, and an entry in migrations
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
     # From format 3 on an upgrade keeps the state. 4: reports, settings; 5: time and certainty of
-    # samples, evaluations
-    migrations={4: (), 5: _TO_5},
+    # samples, evaluations; 6: evaluations of each node
+    migrations={4: (), 5: _TO_5, 6: ()},
     advice=f"bring back a copy (`ternmesh restore --force`): a backup, or {STATE}.format-N of a "
     "format that this one reads",
 )

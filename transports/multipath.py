@@ -134,12 +134,16 @@ class MultipathTransport:
 
     def status(self) -> dict[str, object]:
         each = {bearer.name: bearer.transport.status() for bearer in self._bearers}
-        airtimes = [us for one in each.values() if isinstance(us := one.get("airtime_us"), int)]
+        sums = {
+            key: sum(found)
+            for key in ("airtime_us", "airtime_left_us")
+            if (found := [us for one in each.values() if isinstance(us := one.get(key), int)])
+        }
         return {
             "connected": self.connected,
             "last_error": None if self.connected else self._troubles(),
             "frames_dropped": self.frames_dropped,
-            **({"airtime_us": sum(airtimes)} if airtimes else {}),
+            **sums,
             "bearers": {name: {**each[name], "frames_sent": self._sent[name]} for name in each},
         }
 

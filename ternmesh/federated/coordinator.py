@@ -16,7 +16,7 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ternmesh.codec.encoder import add_residual
 from ternmesh.codec.scale import add_q24, to_float
@@ -97,6 +97,7 @@ class Coordinator(HostRun):
         limit = settings.aggregation.guard if self.aggregation.has_probes else 0.0
         keeps_steps = settings.aggregation.name not in MEANS
         self.guard = Guard(plan, model_hash, limit, keeps_steps=keeps_steps)
+        self.muted: frozenset[str] = frozenset()
         self.returned = ""  # which global update went back to which version, and why
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers
@@ -339,11 +340,7 @@ class Coordinator(HostRun):
             self.residual, count = add_residual(self.residual, step), Count([], {}, {})
         for address in self._round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
-        fixed = self.settings.aggregation.fixed
-        named = {name: self.nodes.named(name) for name in fixed}
-        self.aggregation.reputations.fixed = {
-            node.address: fixed[name] for name, node in named.items() if node is not None
-        }
+        self._fix_weights()
         combined = self.aggregation.combine(
             count.updates, self.version, self._round.silent, to_float(self.model_q24)
         )
@@ -423,6 +420,18 @@ class Coordinator(HostRun):
         self._outgoing.cut(ALL, BROADCAST, objects, self.plan.frame_mtu)
         self._announce_at = now + self.plan.announce_s
 
+    def mute(self, names: Collection[str]) -> None:
+        """From now on nodes with these names count nothing, as if `fixed` said so."""
+        self.muted = frozenset(names)
+        self._fix_weights()
+
+    def _fix_weights(self) -> None:
+        fixed = {**self.settings.aggregation.fixed, **dict.fromkeys(self.muted, 0.0)}
+        named = {name: self.nodes.named(name) for name in fixed}
+        self.aggregation.reputations.fixed = {
+            node.address: fixed[name] for name, node in named.items() if node is not None
+        }
+
     def _move_on(
         self,
         link: ChainLink,
@@ -453,6 +462,7 @@ class Coordinator(HostRun):
             given_by=given_by,
             mean=b"" if count.rows or self.plan.rounds else self.consolidation.stored(),
             evaluation=count.evaluation,
+            evaluations=count.evaluations,
             standings=self.aggregation.reputations.stored(),
             returns_to=returns_to,
         )

@@ -237,6 +237,7 @@ class GlobalUpdateMade:
     given_by: str = ""  # the node that gave it back to a host that had lost it
     mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)
     evaluation: Evaluation = NOT_EVALUATED  # by the nodes, of the global adapter before
+    evaluations: tuple[tuple[int, Evaluation], ...] = ()  # by the address of the node
 
 
 @dataclass(frozen=True, slots=True)

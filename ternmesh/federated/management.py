@@ -50,6 +50,10 @@ VALUES: Final = (
     "metric",
     "loss",
     "log_level",
+    "airtime_s",  # of its radio, since the program began
+    "airtime_left_s",  # of the hour that the law looks at, when its last frame left
+    "power_w",  # that the board measures now
+    "energy_j",  # since the program began
 )
 ACTIVITIES: Final = (
     "joining",
@@ -74,6 +78,9 @@ SCALES: Final[Mapping[str, int]] = {
     "metric": 1000,
     "loss": 1000,
     "threshold": 1000,
+    "airtime_s": 10,
+    "airtime_left_s": 10,
+    "power_w": 100,
 }
 # What 0, 1 ... mean
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -257,6 +257,12 @@ class Count:
         """What the nodes report of the global adapter before this round."""
         return of_fleet([update.evaluation for update in self.updates])
 
+    @property
+    def evaluations(self) -> tuple[tuple[int, Evaluation], ...]:
+        """The reports of the nodes whose own updates count, by address."""
+        alone = [update for update in self.updates if update.members == 1]
+        return tuple((item.address, item.evaluation) for item in alone if item.evaluation.nodes)
+
 
 class OpenRound:
     """The updates of one round while they arrive, and the silent nodes, by address.

@@ -78,6 +78,19 @@ def test_settings_go_on_in_another_run(bench: Bench) -> None:
     assert (found.number, found.in_force) == (1, {"pause": 1})
 
 
+def test_a_muted_board_counts_nothing_until_that_ends_also_after_a_restart(bench: Bench) -> None:
+    def weights() -> dict[str, float]:
+        return {n["name"]: n["standing"]["weight"] for n in bench.service.status()["nodes"]}
+
+    ask(bench, "bob", mute=True)
+    assert weights() == {"ada": 1.0, "bob": 0.0}
+    bench.boot()
+    assert weights() == {"ada": 1.0, "bob": 0.0}
+    assert "error" in ask(bench, "eve", mute=True)
+    ask(bench, "all", mute=False)
+    assert weights() == {"ada": 1.0, "bob": 1.0}
+
+
 def test_a_report_is_readable(bench: Bench) -> None:
     bench.now += 3.0
     bench.settle()

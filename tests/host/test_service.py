@@ -15,6 +15,7 @@ from host.runs import continue_or_begin
 from host.service import HostService
 from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
+from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, WorkReady
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
@@ -235,6 +236,32 @@ def test_a_run_to_its_end_with_every_byte_in_some_round(bench):
     assert all(item["bytes_down"] > 0 for item in status["history"])
     hashes = {driver.endpoint.global_hash.hex() for driver in bench.nodes.values()}
     assert hashes == {status["global_hash"]}
+
+
+def test_the_status_has_the_figures_of_the_fleet_and_what_each_board_reports(bench):
+    def work(driver, event):
+        if isinstance(event, WorkReady):
+            loss = 0.5 - 0.1 * event.round
+            report = Evaluation(loss, 0.75 if driver is bench.nodes["ada"] else None)
+            driver.endpoint.evaluation = write_values(report)
+            Bench.work(bench, driver, event)
+
+    bench.work = work
+    for name in NAMES:
+        bench.join(name)
+    bench.settle()
+    status = bench.service.status()
+    rows, figures = status["history"], status["metrics"]
+    assert [row["reports"]["ada"] for row in rows] == [(0.5, 0.75), (0.4, 0.75), (0.3, 0.75)]
+    assert {row["reports"]["bob"] for row in rows} == {(0.5, None), (0.4, None), (0.3, None)}
+    assert figures["global_loss"] == pytest.approx(0.3)
+    assert figures["convergence_rate"] == pytest.approx(0.1)
+    moved = sum(sum(row["bytes_up"].values()) + row["bytes_down"] for row in rows)
+    useful = sum(row["useful_bytes"] for row in rows)
+    assert moved > useful
+    assert figures["communication_overhead"] == pytest.approx(moved / useful)
+    assert figures["byzantine_detections"] == 0
+    assert [row["version"] for row in bench.service.status(since=2)["history"]] == [3]
 
 
 def test_seconds_are_those_of_the_open_round(bench):

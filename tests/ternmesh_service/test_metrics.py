@@ -18,11 +18,15 @@ BOARD = {
 }  # fmt: skip
 ROUND = {
     "seconds": 3.5, "bytes_up": {"a": 3, "b": 4}, "bytes_down": 9, "evaluations": 2, "loss": 0.5,
-    "accuracy": 0.75,
+    "accuracy": 0.75, "reports": {"ada": (0.25, None), "bob": (0.75, 0.875)},
 }  # fmt: skip
 HOST = {
     "role": "host", "software": "1", "run": "00ff", "version": 8, "nodes": [BOARD],
-    "history": [ROUND, {**ROUND, "evaluations": 0, "loss": None, "seconds": 4.5}],
+    "history": [ROUND, {**ROUND, "evaluations": 0, "loss": None, "seconds": 4.5, "reports": {}}],
+    "metrics": {
+        "convergence_rate": 0.125, "model_divergence": 0.25, "communication_overhead": 1.5,
+        "byzantine_detections": 1,
+    },
     "refused": {"seal": 3}, "transport": {"connected": True, "airtime_us": 1_500_000},
 }  # fmt: skip
 NODE = {
@@ -64,6 +68,10 @@ def test_a_host_tells_of_its_fleet(serve) -> None:
     found = serve(HOST)
     board = ("board", BOARD["name"])
     assert found["fleet_accuracy", ()] == 0.75, "of the newest round with reports"
+    assert found["board_loss", (("board", "ada"),)] == 0.25
+    assert found["board_accuracy", (("board", "bob"),)] == 0.875
+    assert ("board_accuracy", (("board", "ada"),)) not in found, "ada has not reported it"
+    assert found["model_divergence", ()] == 0.25
     assert found["round_seconds", ()] == 4.5
     assert found["round_bytes", (("direction", "up"),)] == 7
     assert found["board_weight", (board,)] == 0.25, "also of a hostile name"

@@ -272,13 +272,23 @@ def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):
         bytes_up={"ada": 111, "stranger": 7},
         bytes_down=456,
         seconds=2.5,
+        useful_bytes=len(certify(b"content of 1")),
     )
     assert store.history() == [first], "the round that is still open is no history"
     both = (COUNTED, replace(COUNTED, address=2))
-    made = replace(global_hash(2, counted=both, missing=()), evaluation=Evaluation(0.4, 0.9, 2))
+    reports = ((1, Evaluation(0.3, None, 1)), (2, Evaluation(0.5, 0.9, 1)))
+    made = replace(
+        global_hash(2, counted=both, missing=()),
+        evaluation=Evaluation(0.4, 0.9, 2),
+        evaluations=reports,
+    )
     store.record(made)
     assert store.history()[0] == first
-    second = StoredRound(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0, 0.4, 0.9, 2)
+    second = StoredRound(
+        *(2, ("ada", "bob"), (), {"bob": 200}, 9, 4.0, 0.4, 0.9, 2),
+        useful_bytes=len(certify(b"content of 2")),
+        reports={"ada": (0.3, None), "bob": (0.5, 0.9)},
+    )
     assert store.history(1) == [second]
     assert store.tallies() == {
         "ada": Tally(rounds_counted=2, rounds_missed=0, bytes_up=111, bytes_down=5),
@@ -295,6 +305,17 @@ def test_the_history_is_bounded_and_totals_are_not_cut(store, monkeypatch):
     assert [item.version for item in store.history()] == [6, 7, 8]
     assert store._database.rows("SELECT count(*) FROM host_traffic") == [(3,)]
     assert store.tallies()["ada"] == Tally(8, 0, 80, 8)
+
+
+def test_what_the_owner_has_muted_stays_over_restarts_and_runs(path):
+    store = opened(path)
+    store.begin(RUN, PLAN, MODEL)
+    assert store.muted == []
+    store.keep_muted({"bob", "ada"})
+    store.begin(b"run-0002", PLAN, MODEL)
+    store.commit()
+    store._database.close()
+    assert opened(path).muted == ["ada", "bob"]
 
 
 def test_vectors_are_written_only_when_they_change(store):

@@ -59,6 +59,7 @@ class AirtimeBudget:
         self._hold_s = hold_s
         self._speed = speed
         self._clock = clock or read_moment
+        self.left_us: int | None = None  # of the hour, at the last frame; None without a limit
 
     def may_send(self, airtime_us: int) -> float:
         """0.0 if the frame's airtime is now reserved on disk, else the seconds to wait, or inf."""
@@ -68,9 +69,12 @@ class AirtimeBudget:
         if not self._log.is_open:
             self._log.open(now)
         hold_s = min(self._hold_s, HOLD_MAX_S - airtime_us / 1e6)
-        if self._log.reserve(self._band, now, airtime_us, hold_s):
+        is_free = self._log.reserve(self._band, now, airtime_us, hold_s)
+        ledger = self._log.ledger(self._band, now)
+        self.left_us = ledger.budget_us - ledger.spent_us(now.now_s)
+        if is_free:
             return 0.0
-        free_s = self._log.ledger(self._band, now).next_free_s(now.now_s, airtime_us)
+        free_s = ledger.next_free_s(now.now_s, airtime_us)
         return max(free_s - now.now_s, 1e-3) / self._speed
 
     @property

@@ -40,6 +40,7 @@ class SerialLoraCounters:
     bytes_in: int = 0
     bytes_out: int = 0
     airtime_us: int = 0  # of all payloads that were handed to the modem
+    airtime_left_us: int | None = None  # of the hour, at the last frame; None without a limit
     lost: int = 0  # frames that waited or were on their way when the modem went away
     too_long: int = 0  # frames of more airtime than is ever granted
     refused: int = 0  # frames that the modem would not send
@@ -130,7 +131,10 @@ class ModemLink:
             return
         payload = item.payload or self._coding.encode(item.to, item.frame)
         airtime_us = self.dialect.airtime_us(len(payload))
-        wait_s = self._budget.may_send(airtime_us) if self._budget else 0.0
+        wait_s = 0.0
+        if self._budget:
+            wait_s = self._budget.may_send(airtime_us)
+            self._counters.airtime_left_us = self._budget.left_us
         if wait_s == inf:  # The modem's own estimate of the airtime exceeds the limit of an hour.
             self._queue.take()
             self._counters.too_long += 1

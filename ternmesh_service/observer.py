@@ -1,0 +1,55 @@
+"""Asks a process for its status again and again, in a thread of its own.
+
+What is done with the status may be slow or fail: the process does not notice.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ternmesh_service.control_socket import ControlError, ask
+
+Status = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def observed(
+    socket: Path, every_s: float, take: Callable[[Status], None], since: bool = False
+) -> Iterator[None]:
+    """Give `take` the status of the process behind a control socket every `every_s` seconds.
+
+    With `since`, the history in it begins after the newest version that was taken before. An
+    exception of `take` is logged, once for each text, and the next status is given as before.
+    """
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_observe, args=(socket, every_s, take, since, stop), name="observer", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5.0)
+
+
+def _observe(
+    socket: Path, every_s: float, take: Callable[[Status], None], since: bool, stop: threading.Event
+) -> None:
+    version, said = 0, ""
+    while not stop.wait(every_s):
+        try:
+            status = ask(socket, {"command": "status", "since": version})
+            take(status)
+            version = int(status.get("version", 0)) if since else 0
+        except ControlError:
+            continue  # it starts, ends or is busy
+        except Exception as error:
+            if str(error) != said:
+                said = str(error)
+                _log.warning("%s: %s", type(error).__name__, error)
