@@ -284,6 +284,8 @@ def test_a_meshtastic_node_without_duty_cycle_makes_a_pause(new_fleet) -> None:
 class Purse:
     """A budget that grants so many frames, and then none for an hour."""
 
+    left_us = None
+
     def __init__(self, frames: int) -> None:
         self.frames = frames
         self.granted: list[int] = []
