@@ -14,6 +14,8 @@ from ternmesh_service.control_socket import DATA, ControlError
 from ternmesh_store.state_file import STATE
 
 HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
+WORST = ("key", "label", "guess", "harm", "loss")
+WORST_MAX = 20  # rows that are shown
 CONFIG = "the configuration of the node"
 DAY_S = 86_400.0
 
@@ -21,6 +23,9 @@ DAY_S = 86_400.0
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     rows = process.Subcommands(parser)
     row = rows.add("list", "show what is stored under each label", run_list)
+    process.add_config(row, CONFIG)
+    process.add_json(row)
+    row = rows.add("worst", "show which labelled samples hurt the model", run_worst)
     process.add_config(row, CONFIG)
     process.add_json(row)
     row = rows.add("forget", "delete the samples that fit all that is given", run_forget)
@@ -51,6 +56,21 @@ def run_list(arguments: argparse.Namespace) -> int:
         for label, samples, size, newest, *ages in map(dict.values, groups)
     ]
     print(json.dumps(groups) if arguments.json else "\n".join(table(HEADS, cells)))
+    return process.ExitCode.DONE
+
+
+def run_worst(arguments: argparse.Namespace) -> int:
+    answer = _ask(arguments, {DATA: "influence"})
+    if arguments.json:
+        print(json.dumps(answer))
+        return process.ExitCode.DONE
+    cells = [
+        (repr(row["key"]), row["label"], row["guess"], f"{row['harm']:.4g}", f"{row['loss']:.4g}")
+        for row in answer["rows"][:WORST_MAX]
+    ]
+    print("\n".join(table(WORST, cells)))
+    held_out = f" and {answer['held_out']} held-out ones" if answer["by"] == "gradient" else ""
+    print(f"by {answer['by']} of {answer['samples']} of {answer['of']} labelled samples{held_out}")
     return process.ExitCode.DONE
 
 

@@ -1,5 +1,6 @@
 """Labels that people give, and requests about the samples of a source (docs/labels.md)."""
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from edge.config import NodeConfig
+from edge.data import label_queue
 from edge.data.replay import Array, ReplayBuffer
 from edge.data.sources import Label, class_names, label_arrays, one_class
-from edge.errors import DataError
+from edge.errors import DataError, EdgeError
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import DATA
 from ternmesh_store.database import StoreError
@@ -18,6 +20,9 @@ from ternmesh_store.state_file import StateFile
 SHADES = np.array(list(" .:-=+*#%@"))
 WIDTH, HEIGHT, CURVE = 64, 16, 8  # of a picture, in characters; lines of a curve
 GUESSES = 3  # classes that are shown for a sample
+LATER = "later"  # in place of an answer: the rest of the work, for `finish_data`
+BUSY_S = 5.0  # how long a request waits while the work of another one is done
+_WORK = threading.Lock()  # held by that one: each needs memory
 
 Guess = Callable[[Mapping[str, Array]], Array]  # inputs to scores [samples, classes]
 
@@ -32,23 +37,53 @@ def answer_stopped(config: NodeConfig, request: Mapping[str, Any]) -> dict[str, 
     state.open()
     try:
         buffer.load(may_clear=False)
-        return answer_data(buffer, request)
+        return finish_data(answer_data(buffer, request))
     finally:
         state.close()
 
 
+def finish_data(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole answer, from that of `answer_data`, in a thread that need not be the node's."""
+    if LATER not in answer:
+        return dict(answer)
+    if not _WORK.acquire(timeout=BUSY_S):
+        return {"error": "the answer to another request is being computed: ask again"}
+    try:
+        return {DATA: answer[LATER]()}
+    except (EdgeError, MemoryError) as error:
+        return {"error": str(error) or "there is too little memory"}
+    finally:
+        _WORK.release()
+
+
 def answer_data(
-    buffer: ReplayBuffer | None, request: Mapping[str, Any], guess: Guess | None = None
+    buffer: ReplayBuffer | None,
+    request: Mapping[str, Any],
+    guess: Guess | None = None,
+    model: label_queue.PresentModel | None = None,
 ) -> dict[str, Any]:
-    """The answer to a request of `ternmesh data` or `ternmesh label`."""
+    """The answer to a request about samples, for `finish_data`."""
     try:
         if buffer is None:
             raise DataError("the samples of this node are files: it has none of a source")
+        label_queue.note_score(buffer, model)
         match request[DATA]:
             case "list":
                 return {DATA: _groups(buffer)}
             case "next":
                 return {DATA: _next(buffer, request["place"], guess)}
+            case "queue" | "labelled":
+                return {LATER: label_queue.begin_rows(buffer, request, model)}
+            case "label" if "keys" in request:
+                return {DATA: label_queue.label_many(buffer, request)}
+            case "unlabel":
+                return {DATA: label_queue.unlabel(buffer, request)}
+            case "enough":
+                return {DATA: label_queue.enough(buffer, model)}
+            case "influence":
+                from edge.data.influence import begin_influence  # with onnxruntime
+
+                return {LATER: begin_influence(buffer, model)}
             case "label":
                 newest = buffer.groups().get(None, [])[-1:]
                 if not (key := request["key"] or next(map(buffer.key, newest), "")):

@@ -39,6 +39,7 @@ ID_MAX = 1 << 62
 ITEMS_MAX = 4096  # of one poll; the rest is left out
 RATED_MAX = 128  # samples whose certainty is computed at once
 UNKNOWN = 2.0  # in place of the certainty of samples that nothing has rated: they go first
+KNOWN = 1.5  # the same, on disk, of samples that had a label: the model may have learned them
 CLOCK_SET = 1_735_689_600  # 2025, in seconds since 1970: a clock that is behind was not set
 EXPIRE_S, DAY_S = 3600.0, 86_400.0  # time between two looks for samples that are too old
 _TENSORS = "tensors"
@@ -93,6 +94,8 @@ class ReplayBuffer:
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
         self._waiting: dict[int, float] = {}  # certainties, oldest first
         self._fresh: list[int] = []  # ids that got a label since the last `add`
+        self._known: set[int] = set()  # ids that wait and had a label: no later one is fresh
+        self._values = StoredValues(database, "replay_value")
         self._id = 0  # of the newest sample
 
     def load(self, *, may_clear: bool = True) -> None:
@@ -106,17 +109,18 @@ class ReplayBuffer:
                 "than data.replay_bytes_max: raise that"
             )
         tensors = json.dumps([asdict(spec) for spec in self.package.batch_inputs]).encode()
-        values = StoredValues(self._database, "replay_value")
-        if (stored := values.get(_TENSORS)) != tensors:
+        if (stored := self._values.get(_TENSORS)) != tensors:
             if stored and not may_clear:
                 raise DataError(f"its samples are not of {self.package.name}: start the node first")
             self._database.write("DELETE FROM replay_sample")
-            values.put(_TENSORS, tensors)
+            self._values.put(_TENSORS, tensors)
         self._drop_damaged()
         rows = self._database.rows("SELECT id, certainty, targets FROM replay_sample ORDER BY id")
         self.classes = {row: self._class_of(found) for row, _, found in rows if found is not None}
         self._labelled = list(self.classes)
-        self._waiting = {row: certainty for row, certainty, found in rows if found is None}
+        waiting = {row: certainty for row, certainty, found in rows if found is None}
+        self._known = {row for row, certainty in waiting.items() if certainty == KNOWN}
+        self._waiting = waiting | dict.fromkeys(self._known, 0.0)
         self._id = rows[-1][0] if rows else 0
         self._trim()  # the settings may allow less than before
         self._database.commit()
@@ -168,11 +172,40 @@ class ReplayBuffer:
         known = ((row, float(v)) for row, v in zip(rows, values, strict=True) if 0 <= v <= 1)
         self._waiting.update(known)
 
-    def label(self, label: Label) -> bool:
-        """Take a label, also in place of another; False where its sample is gone. DataError."""
-        is_known = self._take_label(label, corrects=True)
+    def label(self, *labels: Label) -> int:
+        """Take labels in one commit, also in place of others; how many have a sample. DataError."""
+        count = sum(self._take_label(label, corrects=True) for label in labels)
         self._database.commit()
-        return is_known
+        return count
+
+    def unlabel(self, rows: Iterable[int]) -> int:
+        """Take labels back in one commit; returns their number.
+
+        These samples are the next to be asked for, and make no room. A later label of one is no
+        news for the evaluation, unless the one before was not read yet.
+        """
+        gone = {row for row in rows if row in self.classes}
+        unread = gone.intersection(self._fresh)
+        for row in gone:
+            sql = "UPDATE replay_sample SET targets = NULL, certainty = ? WHERE id = ?"
+            self._database.write(sql, UNKNOWN if row in unread else KNOWN, row)
+            del self.classes[row]
+        self._labelled = [row for row in self._labelled if row in self.classes]
+        self._fresh = [row for row in self._fresh if row not in unread]
+        self._known |= gone - unread
+        self._waiting = dict(sorted((self._waiting | dict.fromkeys(gone, 0.0)).items()))
+        self._trim()
+        self._database.commit()
+        return len(gone)
+
+    def value(self, key: str) -> bytes | None:
+        """What `keep` has stored."""
+        return self._values.get(key)
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Store a value about the samples beside them."""
+        self._values.put(key, value)
+        self._database.commit()
 
     def forget(self, rows: Iterable[int]) -> int:
         """Delete samples, and all their bytes in the file and its WAL; returns their number."""
@@ -280,7 +313,10 @@ class ReplayBuffer:
         if is_new:
             del self._waiting[row]
             bisect.insort(self._labelled, row)
-            self._fresh.append(row)
+            if row in self._known:
+                self._known.remove(row)
+            else:
+                self._fresh.append(row)
         self.counters.labels += is_new
         self.counters.corrected += not is_new
         return True
@@ -317,6 +353,7 @@ class ReplayBuffer:
             self._database.write("DELETE FROM replay_sample WHERE id = ?", row)
             self._waiting.pop(row, None)
             self.classes.pop(row, None)
+            self._known.discard(row)
         if len(self._labelled) != len(self.classes):
             self._labelled = [row for row in self._labelled if row in self.classes]
         return len(gone)

@@ -27,7 +27,7 @@ from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
 from edge.onnx.session import LoadedModel, adapter_version, read_adapter
 from edge.report import status, summary
-from edge.service import open_data
+from edge.service import open_data, present_model
 from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated import robust
@@ -186,6 +186,24 @@ def test_two_nodes_learn_together_to_the_end(world: World) -> None:
         assert entries[-1].loss < entries[1].loss
         assert sum(entry.bytes_up for entry in entries[1:]) > 0
         assert node.diverged == 0
+
+
+def test_requests_about_labels_get_the_model_and_its_score(world: World) -> None:
+    node = world.add("ada")
+    assert present_model(node).score is None
+    world.until(lambda: node.protocol.finished)
+    found, last = present_model(node), list(node.history)[-1]
+    assert (found.score, found.version) == (last.metric, ROUNDS)
+    assert (found.held_out_count, found.run) == (16, b"first   ".hex())
+    np.testing.assert_array_equal(found.adapter, global_adapter(world))
+    batch = world.nodes["ada"].data.training.batch(np.arange(8))
+    assert found.gradient is not None
+    assert found.gradient(found.adapter, batch).shape == (18,)
+    config = world.config("bob")
+    training = replace(config.training, mode="zeroth_order")
+    few = replace(config, training=training, evaluate=EvaluateConfig())
+    found = present_model(world.add("bob", few))
+    assert (found.gradient, found.held_out, found.held_out_count) == (None, None, 0)
 
 
 @pytest.mark.parametrize("report", [True, False])

@@ -14,11 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, LabelConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.config import (
+    DataConfig,
+    EvaluateConfig,
+    LabelConfig,
+    NodeConfig,
+    ReleasesConfig,
+    TrainingConfig,
+)
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
-from edge.onnx.session import LoadedModel, adapter_version
+from edge.onnx.session import LoadedModel, adapter_version, load_model
 from edge.service import run_node
+from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade
@@ -196,6 +204,46 @@ def test_a_node_answers_about_its_samples(tiny, tiny_data, tmp_path, eventually,
         eventually(lambda: status_of(tmp_path / "node.toml") is not None)
         with pytest.raises(ControlError, match="are files"):
             ask(socket, {"data": "list"})
+
+
+class Recordings:
+    """A few recordings, once, without labels."""
+
+    def poll(self, now: float) -> list[Sample]:
+        with np.load(fsdd_path("train")) as data:
+            return [Sample(str(n), {"features": x}) for n, x in enumerate(data["x"][:20] / 255)]
+
+
+def test_a_page_for_labels_is_answered_while_the_node_runs(
+    tiny, tmp_path, eventually, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sensors", SimpleNamespace(Recordings=Recordings))
+    clips: dict[str, Any] = {"arrays": {"features": "x", "target": "y"}, "divide_by": 255}
+    config = replace(
+        config_of(load_model(package_path("keyword")), tmp_path),
+        data=DataConfig(source="sensors:Recordings"),
+        evaluate=EvaluateConfig(path=str(fsdd_path("dev")), samples_max=250, **clips),
+    )
+    socket = tmp_path / "state" / "control.sock"
+
+    def asked(what: str, **values: Any) -> Any:
+        return ask(socket, {"data": what, **values})["data"]
+
+    with running(config) as thread:
+        eventually(lambda: (status_of(tmp_path / "node.toml") or {}).get("source"))
+        eventually(lambda: asked("queue")["waiting"] == 20)
+        queue = asked("queue", limit=3)
+        assert (queue["held_out"], queue["score"], len(queue["rows"])) == (250, None, 3)
+        keys = [row["key"] for row in queue["rows"]]
+        assert asked("label", keys=keys, label="seven")["labelled"] == 3
+        assert {row["label"] for row in asked("labelled")["rows"]} == {"seven"}
+        found = asked("influence")
+        assert (found["by"], found["held_out"], found["of"]) == ("gradient", 256, 3)
+        assert "no held-out score is known yet" in asked("enough")["sentence"]
+        assert asked("unlabel", keys=keys) == {"unlabelled": 3}
+        with pytest.raises(ControlError, match="no sample has the key 'x'"):
+            asked("unlabel", keys=["x"])
+        assert thread.is_alive()
 
 
 def test_a_releases_folder_that_fails_does_not_end_a_node(

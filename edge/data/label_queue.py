@@ -1,0 +1,260 @@
+"""Requests of a page for labels: what waits, labels for many samples, and whether they suffice.
+
+A request is begun in the thread of the node, which reads what it needs of the buffer. Where the
+model has work to do, `Later` does it in the thread of the client: training goes on meanwhile.
+"""
+
+import base64
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.data.replay import KEY_MAX, RATED_MAX, UNKNOWN, ReplayBuffer
+from edge.data.sources import Label, class_names, label_arrays, one_class
+from edge.errors import DataError
+from edge.trainer import Arrays, Dataset, Vector
+from ternmesh.model_package import ModelPackage
+from ternmesh_service.control_socket import DATA
+
+ROWS_MAX, KEYS_MAX, GUESSES = 50, 200, 3
+IMAGE_MAX = 48 << 10  # bytes, a third more as base64
+READ_MAX = 16 << 20  # bytes of inputs that one request reads
+WORK_S = 0.5  # of a queue, after which no further batch is predicted
+CURVE, POINTS_MAX = "curve", 256
+SPANS = (20, 60)  # labels over which a change of the score is looked for, the shorter one first
+
+Later = Callable[[], dict[str, Any]]  # the rest of an answer; ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class PresentModel:
+    """The model of a running node at the time of a request. Any thread may call its functions."""
+
+    scores: Callable[[Arrays], NDArray[Any]]  # first output; tensors of an adapter may be inputs
+    adapter: Vector  # that predicts (float32, D)
+    gradient: Callable[[Vector, Arrays], Vector] | None  # of the loss of a batch; None: not exact
+    held_out: Dataset | None
+    held_out_count: int  # samples behind `score`; 0: it is that of new labels
+    run: str
+    version: int  # of the adapter that has `score`
+    score: float | None  # the newest
+
+
+def begin_rows(
+    buffer: ReplayBuffer, request: Mapping[str, Any], model: PresentModel | None
+) -> Later:
+    """Samples as a page shows them; DataError.
+
+    "queue": those that wait for a label, the least certain first; "labelled": the newest labels,
+    or the samples in `keys`.
+    """
+    limit, is_queue = request.get("limit", ROWS_MAX), request[DATA] == "queue"
+    if type(limit) is not int or not 1 <= limit <= ROWS_MAX:
+        raise DataError(f"limit must be a whole number from 1 to {ROWS_MAX}, not {limit!r:.100}")
+    if is_queue:
+        rows = _readable(buffer, buffer.least_certain(), RATED_MAX)
+    else:
+        rows = _find(buffer, request)[:limit] if "keys" in request else newest(buffer, limit)
+    names, package, inputs = class_names(buffer.package), buffer.package, buffer.inputs(rows)
+    head = {
+        "labels": names,
+        "waiting": buffer.waiting,
+        "labelled": len(buffer),
+        "score": model and model.score,
+        "held_out": model and model.held_out_count,
+    }
+    shown: list[dict[str, Any]] = []
+    for row in rows:
+        is_labelled = row in buffer.classes
+        about: dict[str, Any] = {"label": label_of(buffer, row)} if is_labelled else {}
+        about["certainty"] = None if is_labelled else buffer.certainty_of(row)
+        shown.append({"key": buffer.key(row), "age_s": buffer.age_s(row), "guesses": [], **about})
+
+    def finish() -> dict[str, Any]:
+        stop_at = time.monotonic() + WORK_S
+        found = () if model is None else probabilities(model, package, inputs, stop_at)
+        for row, shares in zip(shown, found, strict=False):
+            if np.isfinite(shares).all():
+                best = np.argsort(-shares, kind="stable")[:GUESSES]
+                row["guesses"] = [[names[at], float(shares[at])] for at in best]
+                row["certainty"] = float(shares[best[0]])
+        order = list(range(len(shown)))
+        if is_queue:
+            sure = [UNKNOWN if row["certainty"] is None else row["certainty"] for row in shown]
+            order.sort(key=sure.__getitem__)
+        images = next(iter(inputs.values()))
+        return {"rows": [shown[at] | image(images[at]) for at in order[:limit]], **head}
+
+    return finish
+
+
+def newest(buffer: ReplayBuffer, limit: int) -> list[int]:
+    """The ids of labelled samples, the newest label first; before the start, the newest sample."""
+    return _readable(buffer, list(reversed(buffer.classes)), limit)
+
+
+def label_many(buffer: ReplayBuffer, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Give samples one label. DataError, and none has it, where a key or the label is unknown."""
+    name = request.get("label")
+    if not isinstance(name, str):
+        raise DataError(f"label must be the name of a label, not {name!r:.100}")
+    targets, rows = label_arrays(buffer.package, name), _find(buffer, request)
+    before = {buffer.key(row): label_of(buffer, row) for row in rows}
+    return {"labelled": buffer.label(*(Label(key, targets) for key in before)), "before": before}
+
+
+def unlabel(buffer: ReplayBuffer, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Take labels back; the samples wait again. DataError where a key is unknown."""
+    return {"unlabelled": buffer.unlabel(_find(buffer, request))}
+
+
+def label_of(buffer: ReplayBuffer, row: int) -> str | None:
+    """The name of a sample's label; None where it has none, or no class."""
+    return dict(enumerate(class_names(buffer.package))).get(buffer.classes.get(row, -1))
+
+
+def probabilities(
+    model: PresentModel, package: ModelPackage, inputs: Arrays, stop_at: float
+) -> NDArray[np.float64]:
+    """Shares of the classes [samples, classes] for the first of `inputs`; none of other models.
+
+    It ends with the batch in which `stop_at` is reached (seconds, monotonic).
+    """
+    found = [np.empty((0, one_class(package)))]
+    count = len(next(iter(inputs.values()), ()))
+    for start in range(0, count if one_class(package) else 0, package.batch):
+        part = slice(start, start + package.batch)
+        output = model.scores({name: array[part] for name, array in inputs.items()})
+        if output.ndim != 2:
+            break
+        with np.errstate(invalid="ignore"):  # infinite values give NaN
+            shares = np.exp(output.astype(np.float64) - output.max(axis=1, keepdims=True))
+            found.append(shares / shares.sum(axis=1, keepdims=True))
+        if time.monotonic() >= stop_at:
+            break
+    return np.concatenate(found)
+
+
+def image(array: NDArray[Any]) -> dict[str, Any]:
+    """The shape, and base64 of bytes from 0 (its least value) to 255 in C order.
+
+    Axes of length 1 are left out. Of a large array every second row and column is left out until
+    it has at most `IMAGE_MAX` bytes; the image is None for more than three axes, or for none.
+    """
+    array = np.squeeze(array)
+    while array.size > IMAGE_MAX and max(array.shape[-2:]) > 1:
+        array = array[..., ::2] if array.ndim == 1 else array[..., ::2, ::2]
+    shape = list(array.shape)
+    if not 1 <= array.ndim <= 3 or not 0 < array.size <= IMAGE_MAX:
+        return {"shape": shape, "image": None}
+    values = array.astype(np.float64)
+    with np.errstate(all="ignore"):  # a span beyond float64
+        scaled = (values - values.min()) / (np.ptp(values) or 1.0) * 255
+    content = np.nan_to_num(scaled).clip(0, 255).round().astype(np.uint8).tobytes()
+    return {"shape": shape, "image": base64.b64encode(content).decode()}
+
+
+def note_score(buffer: ReplayBuffer, model: PresentModel | None) -> list[list[Any]]:
+    """The curve [labelled samples, held-out score, version], with the present point kept.
+
+    It has one point for each count of labels, with the newest score, and begins anew with a run or
+    another number of held-out samples.
+    """
+    if model is None or not model.held_out_count:
+        return []
+    of = [model.run, model.held_out_count]
+    points: list[list[Any]] = []
+    try:
+        stored = json.loads(buffer.value(CURVE) or b"{}")
+        if stored.get("of") == of:
+            points = [[int(n), float(score), int(v)] for n, score, v in stored["points"]]
+    except (ValueError, TypeError, LookupError, AttributeError):
+        points = []  # damaged: it begins anew
+    if model.score is None or (points and points[-1][2] == model.version):
+        return points
+    if points and points[-1][0] == len(buffer):
+        points.pop()
+    points = [*points, [len(buffer), model.score, model.version]][-POINTS_MAX:]
+    buffer.keep(CURVE, json.dumps({"of": of, "points": points}).encode())
+    return points
+
+
+def enough(buffer: ReplayBuffer, model: PresentModel | None) -> dict[str, Any]:
+    """Whether more labels help, by the curve of the held-out score. DataError."""
+    names = class_names(buffer.package)
+    if model is None or not model.held_out_count or not names:
+        raise DataError("this needs a node that runs, classes, and samples in [evaluate] path")
+    points, found = note_score(buffer, model), Counter(buffer.classes.values())
+    by_label = {name: found[number] for number, name in enumerate(names)}
+    return {
+        **judge(points, model.held_out_count),
+        "held_out": model.held_out_count,
+        "labelled": len(buffer),
+        "by_label": by_label,
+        "fewest": min(names, key=by_label.__getitem__),
+        "curve": points,
+    }
+
+
+def judge(points: Sequence[Sequence[Any]], held_out: int) -> dict[str, Any]:
+    """A sentence about the end of a curve, and its figures.
+
+    The noise is one standard error of the difference of two accuracies on `held_out` samples each.
+    The two are the same samples, so it is rather too large.
+    """
+    if not points:
+        return {"sentence": "too early to say: no held-out score is known yet", "score": None}
+    labels, score, _ = points[-1]
+    over, rise, noise = 0, 0.0, 0.0
+    for span in SPANS:
+        base = next((point for point in reversed(points) if point[0] <= labels - span), None)
+        if base is None:
+            since = labels - min(point[0] for point in points)
+            text = f"too early to say: {since} labels since the first known score, of {span}"
+            break
+        over, rise = labels - base[0], score - base[1]
+        noise = float(np.hypot(_error(score, held_out), _error(base[1], held_out)))
+        if abs(rise) > noise:
+            way, advice = ("fell", "look for wrong ones") if rise < 0 else ("rose", "more help")
+            text = f"the score {way} by {100 * abs(rise):.1f} points over the newest {over} labels,"
+            text += f" more than its noise of {100 * noise:.1f}: {advice}"
+            break
+    else:
+        text = f"the score has not risen by more than its noise of {100 * noise:.1f} points over "
+        text += f"the newest {over} labels: more of these kinds help little"
+    return {"sentence": text, "score": score, "over": over, "rise": rise, "noise": noise}
+
+
+def _error(score: float, count: int) -> float:
+    """The standard error of an accuracy; not 0 where all samples are right (Agresti and Coull)."""
+    share = (score * count + 1) / (count + 2)
+    return float(np.sqrt(share * (1 - share) / count))
+
+
+def _readable(buffer: ReplayBuffer, rows: list[int], limit: int) -> list[int]:
+    """The first of `rows`, so that their inputs have at most `READ_MAX` bytes."""
+    return rows[: max(1, min(limit, READ_MAX // buffer.sizes()[0]))]
+
+
+def _find(buffer: ReplayBuffer, request: Mapping[str, Any]) -> list[int]:
+    """The ids of the samples in `keys`; DataError names those that are unknown."""
+    keys = request.get("keys")
+    if (
+        not isinstance(keys, list)
+        or not 1 <= len(keys) <= KEYS_MAX
+        or not all(isinstance(key, str) and len(key) <= KEY_MAX for key in keys)
+    ):
+        raise DataError(f"keys must be a list of 1 to {KEYS_MAX} keys of samples")
+    try:
+        rows = {key: buffer.find(key) for key in keys}
+    except UnicodeError as error:
+        raise DataError(f"a key is no text: {error}") from error
+    if unknown := [repr(key) for key, row in rows.items() if not row]:
+        raise DataError(f"no sample has the key {', '.join(unknown[:10])}: it may be deleted")
+    return list(rows.values())

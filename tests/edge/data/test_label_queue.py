@@ -1,0 +1,341 @@
+"""What a page for labels is answered, with the shipped keyword model and its recordings."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edge.data import label_queue, labels
+from edge.data.label_queue import IMAGE_MAX, POINTS_MAX, PresentModel, image, judge, note_score
+from edge.data.labels import answer_data, finish_data
+from edge.data.replay import ReplayBuffer
+from edge.data.sources import Label, Sample
+from edge.errors import ModelError
+from edge.onnx.session import Inference, load_model
+from models.zoo import fsdd_path, package_path
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.state_file import StateFile
+
+LOADED = load_model(package_path("keyword"))
+NAMES = list(LOADED.package.labels)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFile]:
+    made = StateFile(tmp_path)
+    made.open()
+    yield made
+    made.close()
+
+
+def new_buffer(
+    state: StateFile, samples_max: int = 200, package: ModelPackage = LOADED.package
+) -> ReplayBuffer:
+    made = ReplayBuffer(state, package, samples_max, 1 << 30)
+    made.load()
+    return made
+
+
+@pytest.fixture
+def buffer(state: StateFile) -> ReplayBuffer:
+    return new_buffer(state)
+
+
+@pytest.fixture(scope="module")
+def model() -> PresentModel:
+    inference = Inference(LOADED.folder, LOADED.package)
+
+    def scores(inputs: Any) -> Any:
+        own = LOADED.package.split(LOADED.initial)
+        return inference.predict({**own, **inputs})[LOADED.package.outputs[0].name]
+
+    return PresentModel(scores, LOADED.initial, None, None, 0, "run", 3, 0.5)
+
+
+def clips(count: int) -> list[Sample]:
+    """Recordings 0 to `count`, and noise, of which no model is as certain."""
+    with np.load(fsdd_path("dev")) as data:
+        x = data["x"][: 3 * count : 3].astype(np.float32) / 255
+    noise = np.random.default_rng(0).random((50, 32), np.float32)
+    return [
+        *(Sample(str(n), {"features": clip}) for n, clip in enumerate(x)),
+        Sample("noise", {"features": noise / 9}),
+    ]
+
+
+def target(key: str, number: int) -> Label:
+    return Label(key, {"target": np.array(number)})
+
+
+def ask(buffer: ReplayBuffer | None, what: Any, model: Any = None, **values: Any) -> Any:
+    answer = finish_data(answer_data(buffer, {"data": what, **values}, None, model))
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    assert len(answer) == 1
+    return answer.get("data", answer.get("error"))
+
+
+def test_the_least_certain_come_first_with_guesses_and_a_picture(buffer, model) -> None:
+    samples = clips(40)
+    buffer.add(samples)
+    found = ask(buffer, "queue", model, limit=30)
+    rows = found.pop("rows")
+    assert found == {
+        "labels": NAMES, "waiting": 41, "labelled": 0, "score": 0.5, "held_out": 0
+    }  # fmt: skip
+    sure = [row["certainty"] for row in rows]
+    assert len(rows) == 30
+    assert sure == sorted(sure)
+    assert sure[0] < 0.9 < sure[-1] <= 1
+    by_key = {sample.key: sample.inputs["features"] for sample in samples}
+    for row in rows:
+        scores = model.scores({"features": by_key[row["key"]][None]})[0]
+        assert row["guesses"][0] == [NAMES[scores.argmax()], row["certainty"]]
+        assert [len(row["guesses"]), row["shape"]] == [3, [50, 32]]
+        assert 0 <= row["age_s"] < 60
+        x = by_key[row["key"]]
+        pixels = np.frombuffer(base64.b64decode(row["image"]), np.uint8).reshape(50, 32)
+        np.testing.assert_allclose(pixels / 255, (x - x.min()) / np.ptp(x), atol=0.003)
+    assert ask(buffer, "queue", model, limit=1)["rows"][0]["key"] == rows[0]["key"]
+
+
+def test_without_the_model_the_newest_come_first(buffer) -> None:
+    buffer.add(clips(3))
+    found = ask(buffer, "queue", limit=2)
+    assert [row["key"] for row in found["rows"]] == ["noise", "2"]
+    assert found["rows"][0]["guesses"] == []
+    assert (found["score"], found["rows"][0]["certainty"]) == (None, None)
+
+
+def test_one_label_for_many_and_undo(state, buffer, model) -> None:
+    buffer.add([*clips(5), target("0", 2)])
+    keys = ["4", "0", "1", "4"]
+    done = ask(buffer, "label", keys=keys, label="seven")
+    assert done == {"labelled": 3, "before": {"4": None, "0": "two", "1": None}}
+    buffer = new_buffer(state)  # it is on the disk
+    found = ask(buffer, "labelled", model)
+    assert {row["key"]: row["label"] for row in found["rows"]} == dict.fromkeys("014", "seven")
+    assert (found["labelled"], found["waiting"]) == (3, 3)
+    assert ask(buffer, "label", keys=["3"], label="3")["labelled"] == 1  # a number is a name, too
+    assert ask(buffer, "labelled", limit=1)["rows"][0]["key"] == "3"
+    assert [row["key"] for row in ask(buffer, "labelled", keys=["1", "2"])["rows"]] == ["1", "2"]
+    assert ask(buffer, "unlabel", keys=["4", "0", "2"]) == {"unlabelled": 2}
+    buffer = new_buffer(state)
+    assert [row["key"] for row in ask(buffer, "labelled")["rows"]] == ["3", "1"]
+    assert buffer.batch(np.arange(2))["target"].tolist() == [7, 3]
+    assert sorted(buffer.key(row) for row in buffer.groups()[None]) == ["0", "2", "4", "noise"]
+
+
+@pytest.mark.parametrize(
+    ("what", "values", "sentence"),
+    [
+        ("label", {"keys": ["0", "a", "b"], "label": "one"}, "no sample has the key 'a', 'b'"),
+        ("label", {"keys": ["0"], "label": "ten"}, "'ten' is no label of keyword: it has zero"),
+        ("label", {"keys": ["0"], "label": True}, "label must be the name of a label, not True"),
+        ("label", {"keys": [], "label": "one"}, "keys must be a list of 1 to 200 keys"),
+        ("label", {"keys": ["0"] * 201, "label": "one"}, "keys must be a list of 1 to 200 keys"),
+        ("unlabel", {"keys": "0"}, "keys must be a list"),
+        ("unlabel", {"keys": ["\ud800"]}, "a key is no text"),
+        ("unlabel", {}, "keys must be a list"),
+        ("queue", {"limit": 51}, "limit must be a whole number from 1 to 50, not 51"),
+        ("labelled", {"limit": True}, "limit must be a whole number"),
+        ("influence", {}, "needs a node that runs"),
+        ("enough", {}, "needs a node that runs"),
+        ([], {}, "does not know the request"),
+    ],
+)
+def test_what_does_not_fit_is_refused_whole(buffer, what, values, sentence) -> None:
+    buffer.add(clips(2))
+    assert sentence in ask(buffer, what, **values)
+    assert (len(buffer), buffer.waiting) == (0, 3)
+    assert "are files" in ask(None, what, **values)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=9)
+    | st.sampled_from(["0", "one", "\ud800", "x" * 200]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(["queue", "labelled", "unlabel", "influence", "enough"]) | JSON,
+    st.fixed_dictionaries({}, optional={"limit": JSON, "keys": JSON, "label": JSON}),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_request_has_an_answer_or_a_sentence(buffer, what, values) -> None:
+    if what in ("list", "next", "label", "forget"):
+        what = "queue"
+    buffer.add(clips(1))
+    assert isinstance(ask(buffer, what, **values), dict | str)
+    ask(buffer, "label", keys=values.get("keys"), label=values.get("label"))
+
+
+def test_what_is_undone_is_kept_and_asked_for_next(state) -> None:
+    buffer = new_buffer(state, 4)
+    buffer.certainty = lambda inputs: np.full(len(inputs["features"]), 0.2)
+    buffer.add([Sample("wrong", {"features": np.zeros((50, 32))}), target("wrong", 1)])
+    buffer.add(clips(3))
+    ask(buffer, "unlabel", keys=["wrong"])
+    assert [ask(buffer, "queue", limit=4)["rows"][0]["key"], buffer.waiting] == ["wrong", 4]
+    assert buffer.counters.expired == 1
+
+
+def test_a_sample_that_was_learned_is_no_news_after_undo(state) -> None:
+    """Else its next label would be scored by a model that was trained on it."""
+    buffer = new_buffer(state)
+    buffer.add([*clips(2), target("0", 1)])  # which hands it to the evaluation
+    ask(buffer, "unlabel", keys=["0"])
+    buffer = new_buffer(state)
+    ask(buffer, "label", keys=["0", "1"], label="two")
+    assert buffer.add([]).tolist() == [1]
+    ask(buffer, "unlabel", keys=["1"])
+    ask(buffer, "label", keys=["1"], label="one")
+    assert buffer.add([]).size == 0
+
+
+def test_a_slip_that_is_corrected_at_once_stays_news(state) -> None:
+    buffer = new_buffer(state)
+    buffer.add(clips(1))
+    ask(buffer, "label", keys=["0"], label="two")
+    ask(buffer, "unlabel", keys=["0"])
+    assert buffer.add([]).size == 0
+    buffer = new_buffer(state)
+    ask(buffer, "label", keys=["0"], label="one")
+    assert buffer.add([]).tolist() == [0]
+
+
+def test_the_thread_of_the_node_leaves_the_model_to_another(buffer, model, monkeypatch) -> None:
+    def fails(inputs: Any) -> Any:
+        raise ModelError("no memory is free")
+
+    buffer.add(clips(2))
+    begun = answer_data(buffer, {"data": "queue"}, None, replace(model, scores=fails))
+    assert finish_data(begun) == {"error": "no memory is free"}
+    monkeypatch.setattr(labels, "BUSY_S", 0.0)
+    with labels._WORK:
+        assert "ask again" in finish_data(begun)["error"]
+    assert finish_data({"data": []}) == {"data": []}
+
+
+def test_a_slow_model_rates_what_it_can(state, model, monkeypatch) -> None:
+    monkeypatch.setattr(label_queue, "WORK_S", 0.0)
+    buffer = new_buffer(state)
+    buffer.add(clips(40))
+    rows = ask(buffer, "queue", model)["rows"]
+    sure = [row["certainty"] for row in rows]
+    assert sure.index(None) == LOADED.package.batch
+    assert len(rows) == 41
+
+
+@pytest.mark.parametrize("scores", [np.full((2, 10), np.inf), np.zeros((2, 5, 10))])
+def test_a_model_without_shares_gives_no_guess(buffer, model, scores) -> None:
+    buffer.add(clips(1))
+    for row in ask(buffer, "queue", replace(model, scores=lambda inputs: scores))["rows"]:
+        assert (row["guesses"], row["certainty"]) == ([], None)
+
+
+def test_a_model_without_classes_is_shown_and_not_guessed(tiny, state, model) -> None:
+    buffer = new_buffer(state, package=tiny.package)
+    buffer.add([Sample("a", {"x": np.arange(6)}), Sample("b", {"x": np.zeros(6)})])
+    buffer.add([Label("b", {"t": np.zeros(3)})])
+    found = ask(buffer, "queue", model)
+    assert (found["labels"], found["rows"][0]["guesses"]) == ([], [])
+    assert found["rows"][0]["shape"] == [6]
+    assert ask(buffer, "labelled", model)["rows"][0]["label"] is None
+    assert "classes" in ask(buffer, "influence", model)
+    assert "classes" in ask(buffer, "enough", replace(model, held_out_count=9))
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ((1, 50, 32), [50, 32]),
+        ((224, 224), [112, 112]),
+        ((3, 224, 224), [3, 112, 112]),
+        ((200_000,), [25_000]),
+        ((99_999, 2, 2), None),
+        ((2, 2, 2, 2), None),
+        ((1,), None),
+    ],
+)
+def test_an_image_is_small_or_left_out(shape, shown) -> None:
+    found = image(np.zeros(shape, np.float32))
+    assert (found["image"] is None) == (shown is None)
+    if shown is not None:
+        assert found["shape"] == shown
+
+
+@given(arrays.arrays(st.sampled_from([np.float64, np.int64, np.uint8, np.bool_]),
+                     arrays.array_shapes(max_dims=4, max_side=30)))  # fmt: skip
+def test_any_array_has_an_image_or_none(array: np.ndarray) -> None:
+    found = image(array)
+    if found["image"] is not None:
+        assert len(base64.b64decode(found["image"])) == np.prod(found["shape"]) <= IMAGE_MAX
+
+
+# Have I labelled enough?
+
+
+def rising(*scores: tuple[int, float]) -> list[list[Any]]:
+    return [[count, score, version] for version, (count, score) in enumerate(scores)]
+
+
+@pytest.mark.parametrize(
+    ("points", "sentence"),
+    [
+        ([], "no held-out score is known yet"),
+        (rising((40, 0.7)), "too early to say: 0 labels since the first known score, of 20"),
+        (rising((0, 0.5), (19, 0.9)), "too early to say: 19 labels"),
+        (rising((0, 0.5), (50, 0.84), (70, 0.9)),
+         "the score rose by 6.0 points over the newest 20 labels, more than its noise of 2.8: more "
+         "help"),
+        (rising((0, 0.5), (50, 0.89), (70, 0.9)), "rose by 40.0 points over the newest 70 labels"),
+        (rising((50, 0.89), (70, 0.9)), "too early to say: 20 labels since the first known score"),
+        (rising((10, 0.89), (50, 0.89), (70, 0.9)),
+         "has not risen by more than its noise of 2.5 points over the newest 60 labels"),
+        (rising((0, 0.9), (30, 0.8)), "the score fell by 10.0 points over the newest 30 labels"),
+        (rising((0, 1.0), (90, 1.0)), "has not risen by more than its noise of 0.5 points"),
+        (rising((90, 0.5), (40, 0.9)), "too early"),  # some were deleted
+    ],
+)  # fmt: skip
+def test_a_verdict_from_the_curve(points, sentence) -> None:
+    assert sentence in judge(points, 300)["sentence"]
+
+
+def test_the_curve_grows_with_labels_and_begins_anew_with_a_run(state, buffer, model) -> None:
+    known = replace(model, held_out_count=300)
+
+    def at(version: int, score: float | None, run: str = "run") -> list[list[Any]]:
+        ask(new_buffer(state), "list", replace(known, run=run, version=version, score=score))
+        return note_score(buffer, replace(known, run=run, score=None))
+
+    add: Callable[..., Any] = buffer.add
+    add([*clips(60), *(target(str(n), n % 3) for n in range(2))])
+    assert at(0, None) == []
+    assert at(1, 0.5) == [[2, 0.5, 1]]
+    add([target(str(n), n % 3) for n in range(2, 30)])
+    assert at(1, 0.5) == [[2, 0.5, 1]]  # no model has learned these yet
+    assert at(2, 0.7) == [[2, 0.5, 1], [30, 0.7, 2]]
+    assert at(3, 0.8) == [[2, 0.5, 1], [30, 0.8, 3]]
+    found = ask(buffer, "enough", replace(known, version=3, score=0.8))
+    assert found["sentence"].startswith("the score rose by 30.0 points over the newest 28 labels")
+    assert found["by_label"] == dict.fromkeys(NAMES, 0) | {"zero": 10, "one": 10, "two": 10}
+    assert (found["fewest"], found["held_out"], found["labelled"]) == ("three", 300, 30)
+    assert found["curve"] == [[2, 0.5, 1], [30, 0.8, 3]]
+    assert at(1, 0.6, "next run") == [[30, 0.6, 1]]
+    for damaged in (b"\xff", b"[]", b'{"of": ["run", 300]}', b'{"of": ["run", 300], "points": 3}'):
+        buffer.keep("curve", damaged)
+        assert at(4, 0.9) == [[30, 0.9, 4]]
+    for version in range(POINTS_MAX + 9):
+        (ask(buffer, "unlabel", keys=["0"]) if version % 2 else add([target("0", 1)]))
+        ask(buffer, "list", replace(known, version=version, score=0.5))
+    assert len(note_score(buffer, known)) == POINTS_MAX
