@@ -12,6 +12,8 @@ from ternmesh.federated.management import LIMITS
 from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
+from ternmesh_service.mqtt_health import HealthConfig
+from ternmesh_service.page.config import PageConfig, check_page
 from transports.factory import check_link
 from transports.link_config import LinkConfig
 from transports.mqtt.topics import check_topic
@@ -171,6 +173,8 @@ class NodeConfig:
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    page: PageConfig = field(default_factory=PageConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
     log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
@@ -206,6 +210,7 @@ def check_config(config: NodeConfig) -> NodeConfig:
     """`config`, if its settings are valid and fit together; ConfigError."""
     check_name(config.name)
     check_link(config.link, config.name)
+    check_page(config.page)
     config.security.check(has_radio=config.link.has_radio)
     package_folder(config.model)
     if config.data.path is None and config.data.source is None:

@@ -35,7 +35,9 @@ from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, DATA, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.metrics import served_metrics
+from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
+from ternmesh_service.page.config import served_page
 from ternmesh_service.wipe import wiping
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
@@ -191,6 +193,10 @@ def _serve(
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:
             stack.enter_context(served_metrics(config.metrics, path))
+            ends = config.link.ca_file, config.link.certificate_file
+            stack.enter_context(served_page(config.page, path, state.folder, ends))
+            health = served_health(config.health, path, config.link.fleet, config.name)
+            stack.enter_context(health)
             made = partial(Node, config, loaded, data, store, last, transport)
             node = made(pace=pace_of(transport), keyring=keyring, beat=manager.beat)
             node.management.values = partial(values, node, time.monotonic(), transport.status)

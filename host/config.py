@@ -11,8 +11,11 @@ from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
+from ternmesh_service.experiment_log import ExperimentLogConfig
 from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
+from ternmesh_service.mqtt_health import HealthConfig
+from ternmesh_service.page.config import PageConfig, check_page
 from transports.base import HOST, BearerProfile
 from transports.factory import NETWORK_PROFILE, check_link, profile_of
 from transports.link_config import LinkConfig
@@ -115,6 +118,9 @@ class HostConfig:
     releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    page: PageConfig = field(default_factory=PageConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    experiment_log: ExperimentLogConfig = field(default_factory=ExperimentLogConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
     log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
@@ -127,6 +133,7 @@ def read_host_config(path: Path) -> HostConfig:
 
 def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
+    check_page(config.page)
     load_rule(config.run.aggregation, config.run.aggregation_file)
     if is_rooted(config.run.aggregation) and config.own_samples.path is None:
         raise ConfigError(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from host import management, membership
 from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
-from host.releases import FOLDER, Publisher, active_model, signed_here
+from host.releases import FOLDER, NEW, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
 from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
@@ -37,9 +37,12 @@ from ternmesh_service.control_socket import (
     ControlServer,
     Relay,
 )
+from ternmesh_service.experiment_log import written_logs
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.metrics import served_metrics
+from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
+from ternmesh_service.page.config import served_page
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
 from ternmesh_store.state_file import StateFile
@@ -345,8 +348,22 @@ def _host_model(
             return {**run, **about, **now, "release": releases.status()}
 
         path = control_path(config.state_dir, config.control_socket)
-        with served_metrics(config.metrics, path):
+        with _observed(config, path, folder / NEW):
             return _serve(service, releases, transport, path, answer, stop, until_finished)
+
+
+@contextmanager
+def _observed(config: HostConfig, socket: Path, inbox: Path) -> Iterator[None]:
+    """All that shows the host to its owner, by its control socket; ConfigError."""
+    link = config.link
+    ends, at = (link.ca_file, link.certificate_file), None if link.radios else inbox
+    with (
+        served_metrics(config.metrics, socket),
+        served_page(config.page, socket, Path(config.state_dir), ends, at),
+        served_health(config.health, socket, link.fleet, HOST),
+        written_logs(config.experiment_log, socket),
+    ):
+        yield
 
 
 def _serve(

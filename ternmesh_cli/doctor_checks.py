@@ -24,6 +24,7 @@ from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
 from transports.serial_lora.airtime_budget import read_moment
+from transports.serial_lora.tcp_port import tcp_address
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 DAY_S = 86_400.0
@@ -200,6 +201,9 @@ def broker(subject: Subject) -> Iterator[Result]:
 def port(subject: Subject) -> Iterator[Result]:
     """The device and its rights; it is not opened, since that resets some modems."""
     for name in (str(link.serial.get("port", "")) for _, link in _ports(subject)):
+        if tcp_address(name) is not None:
+            yield OK, f"{name} is on the network, and is not tried: a bridge has one client"
+            continue
         try:
             found = os.stat(name)
         except OSError as error:

@@ -35,7 +35,7 @@ from ternmesh.link.regions import REGIONS
 from ternmesh_cli import process
 from ternmesh_cli.firmware_flash import add_flash_arguments
 from ternmesh_cli.firmware_image import add_image_arguments
-from ternmesh_cli.page import svg
+from ternmesh_cli.html_report import svg
 from ternmesh_cli.process import ExitCode, add_option, number, real
 from transports.base import HOST
 from transports.serial_lora.settings import TUNED_BY_US

@@ -36,6 +36,7 @@ COMMANDS = {
     "label": ("label the samples of a node", "samples", "add_label_arguments"),
     "logs": ("show what the services have logged", "logs", "add_arguments"),
     "node": ("take part in a fleet with this board's data", "programs", "add_node_arguments"),
+    "page": ("print the address of a host's or node's web page", "page", "add_arguments"),
     "pipeline": ("train a model in stages far apart", "pipeline", "add_arguments"),
     "predict": ("predict with what a board has learned", "predict", "add_arguments"),
     "radio": ("plan a radio channel, and emulate radios", "radio", "add_arguments"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from host.pipeline.report import parse
-from ternmesh_cli.page import COLOURS, note, page, svg, table
+from ternmesh_cli.html_report import COLOURS, note, page, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -41,15 +41,19 @@ def observed(
 def _observe(
     socket: Path, every_s: float, take: Callable[[Status], None], since: bool, stop: threading.Event
 ) -> None:
-    version, said = 0, ""
+    version, run, said = 0, None, ""
     while not stop.wait(every_s):
         try:
             status = ask(socket, {"command": "status", "since": version})
+            if since and status.get("run") != run:
+                if version:  # its rounds begin anew
+                    status = ask(socket, {"command": "status", "since": 0})
+                run = status.get("run")
             take(status)
-            version = int(status.get("version", 0)) if since else 0
+            version, said = int(status.get("version", 0)) if since else 0, ""
         except ControlError:
             continue  # it starts, ends or is busy
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (of a library or a server: it must stop nothing)
             if str(error) != said:
                 said = str(error)
                 _log.warning("%s: %s", type(error).__name__, error)

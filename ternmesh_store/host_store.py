@@ -433,10 +433,14 @@ def _units(value: float | None, unit: float) -> int:
 
 
 def _read_reports(content: bytes) -> dict[str, tuple[float | None, float | None]]:
+    try:
+        rows = cbor2.loads(content)
+    except cbor2.CBORDecodeError as error:
+        raise ValueError("the reports of a round") from error
     return {
         str(name): (
             None if loss < 0 else round(loss * LOSS_UNIT, 3),
             None if accuracy < 0 else round(accuracy * ACCURACY_UNIT, 4),
         )
-        for name, loss, accuracy in cbor2.loads(content)
+        for name, loss, accuracy in rows
     }

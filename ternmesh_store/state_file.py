@@ -77,7 +77,8 @@ _NODE = (
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     "CREATE TABLE node_settings (number INTEGER NOT NULL, settings TEXT NOT NULL)",
 )
-# added_at: seconds since 1970, 0 where the clock was not set; certainty: 0 to 1, 1.5: had a label, 2: unknown
+# added_at: seconds since 1970, 0 where the clock was not set
+# certainty: 0 to 1; 1.5: had a label before; 2: unknown
 _SAMPLE = """CREATE TABLE replay_sample (
         id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, added_at INTEGER NOT NULL,
         certainty REAL NOT NULL, targets BLOB, inputs BLOB NOT NULL

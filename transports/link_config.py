@@ -91,8 +91,8 @@ class LinkConfig:
         return replace(self, also=also, **paths({key: getattr(self, key) for key in _FILES}))
 
 
-def link_settings(link: LinkConfig, role: str) -> MqttSettings:
-    """The end of the fleet for `role`, a node's name or HOST; ConfigError with a sentence."""
+def link_settings(link: LinkConfig, role: str, table: str = "link") -> MqttSettings:
+    """The end of the fleet for `role`, a node's name or HOST; ConfigError, which names `table`."""
     try:
         if link.ca_file is not None:
             check_ca_file(link.ca_file)
@@ -119,7 +119,7 @@ def link_settings(link: LinkConfig, role: str) -> MqttSettings:
             check_certificate(link.certificate_file, link.key_file)
         return settings
     except ValueError as error:
-        raise ConfigError(f"[link]: {error}") from error
+        raise ConfigError(f"[{table}]: {error}") from error
 
 
 def _check_cleartext(link: LinkConfig, settings: MqttSettings) -> None:

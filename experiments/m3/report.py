@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.m3.settings import Experiment
 from experiments.m3.storage import FLOAT_BYTES, ArmResult
-from ternmesh_cli.page import COLOURS, page, svg, table
+from ternmesh_cli.html_report import COLOURS, page, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

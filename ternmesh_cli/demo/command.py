@@ -1,6 +1,6 @@
 """`ternmesh demo`: three boards train on one speaker's digits each.
 
-The terminal shows the progress; a report is written at the end.
+The terminal and a web page show the progress; a report is written at the end.
 """
 
 import argparse
@@ -8,8 +8,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
+import webbrowser
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, flee
 from ternmesh_cli.demo.record import DemoRecord, DemoRound
 from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
 from ternmesh_service.config_file import control_path
+from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_store.files import GITIGNORE, make_private_folder
 from transports.link_config import COMPLETE, UNRELIABLE
 from transports.mqtt.settings import parse_url
@@ -98,12 +101,15 @@ def run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         seed=arguments.seed,
         name=f"demo-{os.urandom(3).hex()}",
+        page=0 if arguments.json else _free_port(),
     )
     start = time.monotonic()
     simulated = settings.radios or settings.ble
     bearer = simulated.title if simulated else arguments.broker or OWN_BROKER
     with fleet(settings) as processes:
         shown = bearer if simulated else ""
+        if settings.page:
+            _show_page(processes.host.folder, settings.page)
         last = _watch(processes, settings.rounds, shown, quiet=arguments.json)
     record = make_record(last, bearer, time.monotonic() - start)
     report = folder / REPORT
@@ -140,6 +146,19 @@ def make_record(last: LastStatus, bearer: str, seconds: float) -> DemoRecord:
         bearer=bearer,
         airtime_s=_airtimes(last),
     )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _show_page(folder: Path, port: int) -> None:
+    """Say where the page is, and open it where there is a desktop."""
+    url = f"{PageConfig(port).url}#token={read_token(folder)}"
+    print(f"watch it live: {url}", file=sys.stderr)
+    if sys.stderr.isatty() and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
+        webbrowser.open(url)
 
 
 def _airtimes(last: LastStatus) -> dict[str, float] | None:

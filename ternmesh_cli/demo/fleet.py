@@ -40,6 +40,7 @@ class DemoSettings:
     rounds: int = 20
     seed: int = 0
     name: str = "demo"
+    page: int = 0  # the port of its web page; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def _host_config(settings: DemoSettings, link: LinkTable) -> str:
         {
             "": {"state_dir": str(settings.folder / "host"), "model": "keyword"},
             "link": link,
+            "page": {"port": settings.page},
             "run": {
                 **RUN,
                 "rounds": settings.rounds,

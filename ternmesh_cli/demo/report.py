@@ -4,7 +4,7 @@ import html
 from typing import TYPE_CHECKING
 
 from ternmesh_cli.demo.record import BOARD_HEADS, DUTY_CYCLE, RADIO_HEADS, DemoRecord, radio_rows
-from ternmesh_cli.page import COLOURS, note, page, svg, table
+from ternmesh_cli.html_report import COLOURS, note, page, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -42,8 +42,11 @@ from ternmesh.security.identity import ENTROPY_SIZE, Role, identity_text, make_i
 from ternmesh_cli import main
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.experiment_log import ExperimentLogConfig
 from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
+from ternmesh_service.mqtt_health import HealthConfig
+from ternmesh_service.page.config import PageConfig
 from transports.ble.config import BoardConfig
 from transports.link_config import LinkConfig
 from transports.mqtt.embedded_broker import EmbeddedBroker
@@ -518,6 +521,9 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "`[link.serial]`": (SerialLoraSettings, LoraSetting),
     "`[link.ble]`": (BoardConfig,),
     "`[metrics]`": (MetricsConfig,),
+    "`[page]`": (PageConfig,),
+    "`[health]`": (HealthConfig,),
+    "`[experiment_log]` of a host": (ExperimentLogConfig,),
     "`[security]`": (SecurityConfig,),
     "`[aggregate]` of a gateway": (AggregateConfig,),
 }
@@ -525,7 +531,10 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
 NOT_SET |= {
     "label",
+    "experiment_log",
+    "health",
     "metrics",
+    "page",
     "own_samples",
     "network",
     "remote",

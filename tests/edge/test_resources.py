@@ -68,7 +68,7 @@ def pressure(some: float) -> str:
 
 def test_the_power_is_that_of_the_first_channel(tmp_path: Path) -> None:
     assert measure(tmp_path).power_w is None
-    jetson = {
+    jetson: dict[str, str | bytes] = {
         "sys/class/hwmon/hwmon1/in1_input": "5000\n",
         "sys/class/hwmon/hwmon1/curr1_input": "400",
     }

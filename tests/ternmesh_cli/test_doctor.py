@@ -249,6 +249,8 @@ def test_a_port_that_is_there_missing_or_no_port(node, tmp_path):
     (tmp_path / "file").touch()
     ((result, sentence),) = results(node(serial.replace(port, str(tmp_path / "file"))), "port")
     assert (result, "is no serial port" in sentence) == (WRONG, True)
+    far = serial.replace(port, "socket://192.0.2.30:4001")
+    assert results(node(far), "port")[0][0] == OK
 
 
 def test_the_airtime_of_an_update_against_the_law(node):

@@ -88,7 +88,7 @@ class MqttConnection:
         self._ready_at = 0.0
         self._leave_at = 0.0  # when `run` ends at the latest, after `stop`
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting: deque[tuple[str, bytes, bool]] = deque()
         self._published = 0  # changed under _lock
         self._settled = 0  # changed in the network thread
         self._client = self._new_client()
@@ -109,17 +109,18 @@ class MqttConnection:
     def leave(self) -> None:
         self._client.disconnect()
 
-    def offer(self, topic: str, messages: Sequence[bytes]) -> None:
+    def offer(self, topic: str, messages: Sequence[bytes], *, retain: bool = False) -> None:
         """Publish as soon as the broker allows; Busy where too much waits, or NotConnected.
 
-        An empty queue takes more than `queue_max` messages at once.
+        An empty queue takes more than `queue_max` messages at once. With `retain` the broker keeps
+        the last one for whoever subscribes later.
         """
         with self._lock:
             if not self.ready:
                 raise NotConnected(f"not connected: {self.ended}")
             if self._waiting and len(self._waiting) + len(messages) > self._settings.queue_max:
                 raise Busy(f"{len(self._waiting)} messages wait for the broker: try again soon")
-            self._waiting.extend((topic, message) for message in messages)
+            self._waiting.extend((topic, message, retain) for message in messages)
         self._pump()
 
     def load(self) -> tuple[int, int]:
@@ -132,9 +133,10 @@ class MqttConnection:
         window = min(self._settings.inflight_max, self._limits.receive_max)
         with self._lock:
             while self._waiting and self.ready and self._published - self._settled < window:
-                topic, message = self._waiting.popleft()
+                topic, message, retain = self._waiting.popleft()
                 self._published += 1
-                self._client.publish(topic, message, qos=min(1, self._limits.qos_max))
+                qos = min(1, self._limits.qos_max)
+                self._client.publish(topic, message, qos, retain)
 
     def _new_client(self) -> "_BoundedClient":
         settings = self._settings
@@ -153,6 +155,8 @@ class MqttConnection:
         client.max_queued_messages_set(0)
         if username := settings.username or broker.username:
             client.username_pw_set(username, settings.password or broker.password)
+        if settings.will is not None:
+            client.will_set(*settings.will, qos=1, retain=True)
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
         client.on_message = self._on_message
@@ -238,6 +242,8 @@ class MqttConnection:
             self.ended = f"{self._settings.broker} refused the connection: {reason}"
             if reason.getName() in ("Not authorized", "Bad user name or password"):
                 self.ended += "; check credentials_file (`ternmesh broker add` makes it)"
+            if reason.getName() == "Retain not supported":
+                self.ended += ": it keeps no messages, as [health] needs: use another broker"
             self.refused_protocol = reason.getName() == "Unsupported protocol version"
             return
         self.accepted = True

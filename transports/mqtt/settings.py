@@ -84,6 +84,7 @@ class MqttSettings:
     queue_max: int = 256  # messages that wait for a place in flight
     reconnect_min_s: float = 1.0
     reconnect_max_s: float = 30.0
+    will: tuple[str, bytes] | None = None  # topic and retained message of an end that is cut off
 
     def __post_init__(self) -> None:
         parse_url(self.url)

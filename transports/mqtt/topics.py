@@ -75,11 +75,11 @@ class TopicClient(BrokerClient):
         self._arrivals_max = settings.arrivals_max
         self._changed = threading.Lock()
 
-    def publish(self, topic: str, payload: bytes) -> bool:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
         """Hand a message to the broker; False where it is not connected, or cannot take it now.
 
-        It is also False for a message that the broker does not allow. ValueError for a topic that
-        nobody may publish on.
+        It is also False for a message that the broker does not allow. With `retain` the broker
+        keeps it. ValueError for a topic that nobody may publish on.
         """
         size = OVERHEAD + len(check_topic(topic).encode()) + len(payload)
         connection = self._connection
@@ -87,7 +87,7 @@ class TopicClient(BrokerClient):
         if connection is None or (limit is not None and size > limit):
             return False
         try:
-            connection.offer(topic, [payload])
+            connection.offer(topic, [payload], retain=retain)
         except (NotConnected, Busy):
             return False
         self.counters.messages_out += 1

@@ -1,13 +1,15 @@
-"""A serial port, on pyserial (imported here only)."""
+"""A serial port, on pyserial (imported here only), or the TCP port of a bridge to one."""
 
 import contextlib
 import errno
 import logging
 import select
+import socket
 import termios
 
 from transports.base import MissingExtra, TransportError
 from transports.serial_lora.send_queue import Waker
+from transports.serial_lora.tcp_port import CONNECT_S, TcpPort, tcp_address
 
 try:
     import serial
@@ -27,16 +29,23 @@ class PortError(TransportError):
 
 class SerialPort:
     def __init__(self, path: str, baud: int, write_timeout_s: float, waker: Waker) -> None:
-        """Open `path` for exclusive use, or PortError."""
+        """Open `path`, a device for exclusive use or `socket://host:port`, or PortError.
+
+        A bridge sets the baud rate of its modem itself.
+        """
         self._path = path
         self._waker = waker
+        self._serial: serial.Serial | TcpPort
         try:
-            self._serial = serial.Serial(
-                path, baud, timeout=0, write_timeout=write_timeout_s, exclusive=True
-            )
+            if (address := tcp_address(path)) is not None:
+                self._serial = TcpPort(address, write_timeout_s)
+            else:
+                self._serial = serial.Serial(
+                    path, baud, timeout=0, write_timeout=write_timeout_s, exclusive=True
+                )
+                _keep_modem_up(self._serial.fileno())
         except (OSError, ValueError) as error:  # SerialException is an OSError.
             raise PortError(f"cannot open {path}: {_why(error)}") from error
-        _keep_modem_up(self._serial.fileno())
 
     def read(self, timeout_s: float) -> bytes:
         """The bytes that arrived, empty after `timeout_s` or a wake; PortError where it is gone."""
@@ -46,16 +55,16 @@ class SerialPort:
                 self._waker.clear()
             return bytes(self._serial.read(READ_MAX)) if self._serial in ready else b""
         except OSError as error:
-            raise PortError(f"lost {self._path}: is it unplugged?") from error
+            raise self._lost() from error
 
     def write(self, data: bytes) -> None:
         """Write all of `data`; PortError where the port is gone or does not take them in time."""
         try:
             self._serial.write(data)
-        except serial.SerialTimeoutException as error:
+        except (serial.SerialTimeoutException, TimeoutError) as error:
             raise PortError(f"{self._path} takes no more bytes: is the modem stuck?") from error
         except OSError as error:
-            raise PortError(f"lost {self._path}: is it unplugged?") from error
+            raise self._lost() from error
 
     def close(self) -> None:
         """Close at once, without waiting for bytes that a stuck modem did not take."""
@@ -66,9 +75,21 @@ class SerialPort:
         except OSError as error:
             _log.debug("closing %s: %s", self._path, error)
 
+    def _lost(self) -> PortError:
+        why = "is the bridge off?" if isinstance(self._serial, TcpPort) else "is it unplugged?"
+        return PortError(f"lost {self._path}: {why}")
+
 
 def _why(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the network knows no machine of this name"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {CONNECT_S:.0f} s: is the bridge on?"
     match getattr(error, "errno", None):
+        case errno.ECONNREFUSED:
+            return "nothing has this port open there: is the bridge on, and the port right?"
+        case errno.EHOSTUNREACH | errno.ENETUNREACH:
+            return "the network does not reach it: is the bridge on?"
         case errno.ENOENT:
             return "there is no such device"
         case errno.EACCES:

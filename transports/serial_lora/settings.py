@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from ternmesh.config import ConfigError, Table, is_whole, needs, read_table
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
+from transports.serial_lora.tcp_port import tcp_address
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS = 0, 255
@@ -53,6 +54,7 @@ class SerialLoraSettings:
     def __post_init__(self) -> None:
         if not self.port:
             raise ValueError("port is empty: name the modem's device, like /dev/ttyUSB0")
+        tcp_address(self.port)
         for name, value, allowed in (
             ("dialect", self.dialect, DIALECTS),
             ("binary", self.binary, BINARY),

@@ -44,6 +44,7 @@ def test_peers_that_an_end_has_not() -> None:
     ("options", "sentence"),
     [
         ({"port": ""}, "name the modem's device, like /dev/ttyUSB0"),
+        ({"port": "rfc2217://192.0.2.30:4001"}, "socket://host:port"),
         ({"dialect": "morse"}, "dialect 'morse' must be one of reyax, ebyte, meshtastic"),
         ({"binary": "maybe"}, "binary 'maybe' must be one of auto, yes, no"),
         ({"role": "eve"}, "addresses has no entry for 'eve': give it 1 to 254"),

@@ -1,0 +1,104 @@
+"""The settings of the page, and its token."""
+
+import ipaddress
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ternmesh.config import ConfigError, limits
+from ternmesh_service.config_file import PATH
+from ternmesh_store.files import create_private_file
+
+TOKEN = "page.token"  # in the state folder, mode 0600
+
+
+@dataclass(frozen=True, slots=True)
+class PageConfig:
+    """`[page]`: where the web page is served. `ternmesh page` prints its address with the token.
+
+    On this machine all may read it; actions, and reading over a network, need the token. On other
+    addresses than this machine's it needs TLS (`certificate_file` with the chain, `key_file`), or a
+    proxy on the way that does that (`behind_proxy`). `names` are further names by which browsers
+    reach it.
+    """
+
+    port: int = field(default=0, metadata=limits(0, 65_535))  # 0: not served
+    address: str = "127.0.0.1"
+    names: tuple[str, ...] = ()
+    certificate_file: str | None = field(default=None, metadata=PATH)
+    key_file: str | None = field(default=None, metadata=PATH)
+    behind_proxy: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others than this machine's users reach it, so that all needs the token."""
+        return self.behind_proxy or not _is_loopback(self.address)
+
+    @property
+    def url(self) -> str:
+        """The address for a browser on this machine, or by the first of `names`."""
+        if self.behind_proxy and self.names:
+            return f"https://{self.names[0]}/"
+        scheme = "https" if self.certificate_file else "http"
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{scheme}://{self.names[0] if self.names else address}:{self.port}/"
+
+
+def check_page(config: PageConfig) -> None:
+    """ConfigError where the page would be open without protection, or its files do not fit."""
+    if (config.certificate_file is None) != (config.key_file is None):
+        raise ConfigError("page.certificate_file and page.key_file belong together: name both")
+    try:
+        ipaddress.ip_address(config.address)
+    except ValueError as error:
+        raise ConfigError(
+            f"page.address is {config.address!r}: it must be an IP address of this machine"
+        ) from error
+    has_tls = config.certificate_file is not None or config.behind_proxy
+    if config.port and not _is_loopback(config.address) and not has_tls:
+        raise ConfigError(
+            f"page.address is {config.address}, which others reach: without TLS they could read "
+            "the token. Name page.certificate_file and page.key_file, or set page.behind_proxy "
+            "where a proxy with TLS is the only one that reaches it"
+        )
+
+
+def read_token(folder: Path) -> str:
+    """The token of the page in a state folder; it is made at the first call. OSError."""
+    path = folder / TOKEN
+    with suppress(FileExistsError):
+        create_private_file(path, secrets.token_urlsafe(24).encode())
+    return path.read_text().strip()
+
+
+@contextmanager
+def served_page(
+    config: PageConfig,
+    socket: Path,
+    folder: Path,
+    certificates: tuple[str | None, ...] = (),
+    inbox: Path | None = None,
+) -> Iterator[None]:
+    """Serve the page of the process behind a control socket; ConfigError.
+
+    `folder` is its state folder. The page tells when one of `certificates` ends. `inbox` is the
+    file that a host publishes as a release.
+    """
+    if config.port == 0:
+        yield
+        return
+    try:
+        from ternmesh_service.page.server import serving
+    except ImportError as error:
+        raise ConfigError(
+            "[page] needs the packages starlette and uvicorn: pip install 'ternmesh[page]'"
+        ) from error
+    ends = config.certificate_file, *certificates
+    with serving(config, socket, folder, [Path(one) for one in ends if one], inbox):
+        yield
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback

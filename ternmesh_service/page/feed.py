@@ -1,0 +1,79 @@
+"""The newest parts of a status, for any number of readers, each as fast as it can read."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ternmesh_service.page.parts import ROUND, Parts, steadied
+
+Answer = Mapping[str, Any]
+ROUNDS_MAX = 200  # rounds that are shown
+
+
+class Feed:
+    """Numbered parts. A reader asks for what is newer than the number that it has.
+
+    So a slow reader gets the newest state, not all states, and costs no memory.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.rounds: dict[int, Answer] = {}  # by version
+        self._run = ""
+        self._began = 0  # the number from which on a reader must forget what it has
+        self._parts: dict[str, object] = {}
+        self._written: dict[str, tuple[int, str]] = {}  # number of the change and JSON
+
+    @property
+    def version(self) -> int:
+        """The newest round that is here: a status need not have it again."""
+        return max(self.rounds, default=0)
+
+    def take_rounds(self, answer: Answer) -> None:
+        """Keep the rounds of a status; another run begins anew."""
+        run = str(answer.get("run"))
+        if run != self._run:
+            self._run = run
+            self.rounds.clear()
+            self._forget(list(self._parts))
+        for row in answer.get("history", ()):
+            self.rounds[row["version"]] = row
+        old = sorted(self.rounds)[:-ROUNDS_MAX]
+        for version in old:
+            del self.rounds[version]
+            self._parts.pop(f"{ROUND}{version}", None)  # readers drop it themselves
+            self._written.pop(f"{ROUND}{version}", None)
+
+    def take(self, parts: Parts) -> bool:
+        """Keep the parts; whether one has changed. Rounds that are not among them stay."""
+        number = self.number + 1
+        self._forget([n for n in self._parts if n not in parts and not n.startswith(ROUND)])
+        for name, part in parts.items():
+            kept = steadied(self._parts.get(name), part)
+            if name not in self._parts or kept != self._parts[name]:
+                self._parts[name] = kept
+                text = json.dumps(kept, separators=(",", ":"))
+                self._written[name] = number, text
+                self.number = number
+        return self.number == number
+
+    def _forget(self, names: Collection[str]) -> None:
+        """Parts are gone: readers begin anew with the next number."""
+        for name in names:
+            del self._parts[name], self._written[name]
+            self._began = self.number + 1
+
+    def since(self, number: int) -> str:
+        """What has changed after `number`, as JSON: {"number", "anew", "parts"}; empty if nothing.
+
+        With "anew", the reader forgets what it has.
+        """
+        if number >= self.number:
+            return ""
+        anew = number < self._began or number == 0
+        parts = ",".join(
+            f"{json.dumps(name)}:{text}"
+            for name, (changed, text) in self._written.items()
+            if anew or changed > number
+        )
+        return f'{{"number":{self.number},"anew":{str(anew).lower()},"parts":{{{parts}}}}}'

@@ -1,0 +1,373 @@
+"""Serves the page of a host or node over HTTP, with Starlette and uvicorn (imported here only).
+
+It runs in a thread of its own, and asks the control socket as `ternmesh status` does, only while a
+page is open: neither a slow browser nor many of them take time from a round.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import secrets
+import shutil
+import socket as sockets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from cryptography.x509 import load_pem_x509_certificates
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ternmesh.config import ConfigError
+from ternmesh.errors import TernmeshError
+from ternmesh_service.control_socket import BOARDS, DATA, PUBLISHED, ask
+from ternmesh_service.page.alarms import Machine
+from ternmesh_service.page.config import PageConfig, read_token
+from ternmesh_service.page.feed import Feed
+from ternmesh_service.page.parts import parts
+
+STATIC = Path(__file__).with_name("static")
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+READERS_MAX = 32  # open pages
+CONNECTIONS_MAX = 100
+REQUEST_MAX = 1 << 16  # bytes of an action
+RELEASE_MAX = 1 << 27
+NONCES_MAX, NONCE_S = 64, 60.0
+POLL_S, POLL_LONGEST_S = 1.0, 10.0
+SHARE = 30  # the least time between two polls, in times that the last one took
+ALIVE_S = 15.0  # after so long without news a line goes out, so that a proxy keeps the connection
+ENROL, NONCE, CANARY = "enrol", "nonce", 0.1
+# The requests to the control socket that the page may make: the values of each, and further keys
+ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    BOARDS: (frozenset(), frozenset({"set", "mute", "inquire"})),
+    ENROL: (frozenset({"code", "revoke"}), frozenset({"role", "minutes", "name"})),
+    PUBLISHED: (frozenset({"withdraw"}), frozenset()),
+    DATA: (
+        frozenset({"queue", "labelled", "label", "unlabel", "influence", "enough"}),
+        frozenset({"limit", "keys", "label"}),
+    ),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class Refusal(TernmeshError):
+    """A request is refused, with its HTTP status."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Nonces:
+    """One-time numbers for actions, so that a recorded one cannot be sent again."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[str, float] = OrderedDict()
+
+    def make(self, now: float) -> str:
+        """A new one, valid for `NONCE_S`."""
+        nonce = secrets.token_urlsafe(16)
+        self._ends[nonce] = now + NONCE_S
+        if len(self._ends) > NONCES_MAX:
+            self._ends.popitem(last=False)
+        return nonce
+
+    def take(self, nonce: str, now: float) -> bool:
+        """Whether it is valid; it is not any more after this."""
+        return self._ends.pop(nonce, 0.0) > now
+
+
+class Page:
+    """Answers the requests of browsers. All calls come from the event loop of its thread."""
+
+    def __init__(
+        self,
+        config: PageConfig,
+        token: str,
+        socket: Path,
+        folder: Path,
+        certificates: Sequence[Path],
+        inbox: Path | None,
+    ) -> None:
+        self._config, self._token, self._socket, self._folder = config, token, socket, folder
+        self._certificates, self._inbox = certificates, inbox
+        self._nonces = Nonces()
+        self._feed = Feed()
+        self._news = asyncio.Event()  # of the next change; each change has its own
+        self._has_ended = False
+        self._wanted = asyncio.Event()
+        self._readers = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        own = {config.address, "localhost", sockets.gethostname(), *config.names}
+        self._names = {name.lower() for name in own}
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/", self._guarded(self._static), methods=["GET"]),
+            Route("/static/{name}", self._guarded(self._static), methods=["GET"]),
+            Route("/events", self._guarded(self._events), methods=["GET"]),
+            Route("/nonce", self._guarded(self._make_nonce), methods=["POST"]),
+            Route("/act", self._guarded(self._act), methods=["POST"]),
+            Route("/release", self._guarded(self._release), methods=["POST"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.create_task(self._poll())
+        yield
+        task.cancel()
+
+    def end(self) -> None:
+        """End all open pages; from another thread."""
+
+        def ending() -> None:
+            self._has_ended = True
+            self._announce()
+
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(ending)
+
+    def _announce(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _guarded(self, handler: Any) -> Any:
+        """A handler behind the checks of all requests; a refusal is a sentence."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self._check_origin(request)
+                found: Response = await handler(request)
+            except (Refusal, TernmeshError, ClientDisconnect, OSError) as error:
+                status = error.status if isinstance(error, Refusal) else 502
+                found = JSONResponse({"error": str(error)}, status)
+            found.headers.update(HEADERS)
+            return found
+
+        return answer
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse what another site makes a browser ask, also by a name that it points here."""
+        host = request.headers.get("host", "")
+        if _host_name(host) not in self._names:
+            raise Refusal(
+                403, "this name is not one of the page's: add it to [page] names, or use another"
+            )
+        origin = request.headers.get("origin")
+        if request.method == "POST" and (origin is None or origin.partition("//")[2] != host):
+            raise Refusal(403, "an action must come from this page")
+
+    def _check_token(self, request: Request) -> None:
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(sent.encode(), self._token.encode()):
+            raise Refusal(401, "this needs the token: open the address that `ternmesh page` prints")
+
+    async def _static(self, request: Request) -> Response:
+        path = STATIC / request.path_params.get("name", "index.html")
+        if path.suffix not in TYPES or path.parent != STATIC or not path.is_file():
+            raise Refusal(404, "there is no such page")
+        return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+
+    async def _events(self, request: Request) -> Response:
+        if self._config.is_open or "authorization" in request.headers:
+            self._check_token(request)
+        if self._readers >= READERS_MAX:
+            raise Refusal(503, f"{READERS_MAX} pages are open: close one")
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[str]:
+        self._readers += 1
+        self._wanted.set()
+        number = 0
+        try:
+            while not self._has_ended:
+                news = self._news
+                text = self._feed.since(number)
+                number = self._feed.number
+                yield f"data: {text}\n\n" if text else ": alive\n\n"
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), ALIVE_S)
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._wanted.clear()
+
+    async def _poll(self) -> None:
+        """Keep the feed new while somebody reads it."""
+        said = ""
+        while True:
+            await self._wanted.wait()
+            began = time.monotonic()
+            try:
+                has_changed = await asyncio.to_thread(self._read)
+            except (TernmeshError, OSError) as error:
+                has_changed = False
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("the page has no news: %s", said)
+            if has_changed:
+                self._announce()
+            took_s = time.monotonic() - began
+            await asyncio.sleep(min(max(POLL_S, SHARE * took_s), POLL_LONGEST_S))
+
+    def _read(self) -> bool:
+        """Take a status; whether it has news."""
+        feed, now = self._feed, time.time()
+        answer = ask(self._socket, {"command": "status", "since": max(0, feed.version - 1)})
+        feed.take_rounds(answer)
+        rounds = [feed.rounds[version] for version in sorted(feed.rounds)]
+        free_mb = shutil.disk_usage(self._folder).free / 1e6
+        machine = Machine(free_mb, dict(_ends(self._certificates, now)))
+        return feed.take(parts(answer, rounds, machine, now))
+
+    async def _make_nonce(self, request: Request) -> Response:
+        self._check_token(request)
+        return JSONResponse({NONCE: self._nonces.make(time.monotonic())})
+
+    async def _act(self, request: Request) -> Response:
+        """Pass an action on to the process: `{"nonce": ..., "ask": {...}}`."""
+        self._check_token(request)
+        try:
+            content = json.loads(await _body(request, REQUEST_MAX))
+            nonce, asked = content[NONCE], dict(content["ask"])
+            key = next(key for key in ACTIONS if key in asked)
+            word = str(asked[key])
+        except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
+            raise Refusal(400, "this is no action of the page: load it again") from error
+        self._take_nonce(nonce)
+        words, more = ACTIONS[key]
+        if (words and word not in words) or not asked.keys() <= {key, *more}:
+            raise Refusal(400, "this is no action of the page: load it again")
+        answer = dict(await asyncio.to_thread(ask, self._socket, asked))
+        if "code" in answer:
+            answer["qr"] = _qr(str(answer["code"]))
+        return JSONResponse(answer)
+
+    async def _release(self, request: Request) -> Response:
+        """Publish the release in the body, one file as `ternmesh release pack` writes it."""
+        self._check_token(request)
+        if self._inbox is None:
+            raise Refusal(404, "releases are published by a host")
+        self._take_nonce(request.headers.get("x-nonce", ""))
+        self._inbox.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._inbox.with_suffix(".upload")
+        with unfinished.open("wb") as file:
+            size = 0
+            async for block in request.stream():
+                size += len(block)
+                if size > RELEASE_MAX:
+                    raise Refusal(413, f"a release has at most {RELEASE_MAX:,} bytes")
+                file.write(block)
+        Path(f"{self._inbox}.json").write_text(str(CANARY))
+        unfinished.replace(self._inbox)
+        return JSONResponse(await asyncio.to_thread(ask, self._socket, {PUBLISHED: "publish"}))
+
+    def _take_nonce(self, nonce: object) -> None:
+        if not self._nonces.take(str(nonce), time.monotonic()):
+            raise Refusal(409, "this action was taken before, or waited too long: try it again")
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port and the brackets of IPv6."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()
+
+
+async def _body(request: Request, size_max: int) -> bytes:
+    found = bytearray()
+    async for block in request.stream():
+        found += block
+        if len(found) > size_max:
+            raise Refusal(413, f"an action has at most {size_max:,} bytes")
+    return bytes(found)
+
+
+def _ends(certificates: Sequence[Path], now: float) -> Iterator[tuple[str, float]]:
+    """Each certificate's name and the seconds until the first of its chain ends."""
+    for path in certificates:
+        with contextlib.suppress(OSError, ValueError):  # it is read anew: its renewal may be half
+            chain = load_pem_x509_certificates(path.read_bytes())
+            yield path.name, min(one.not_valid_after_utc.timestamp() for one in chain) - now
+
+
+def _qr(text: str) -> str | None:
+    """A QR code as the address of an image; None without the package segno."""
+    try:
+        import segno
+    except ImportError:
+        return None
+    uri: str = segno.make(text).svg_data_uri(scale=6, border=3, dark="#000", light="#fff")
+    return uri
+
+
+@contextmanager
+def serving(
+    config: PageConfig,
+    socket: Path,
+    folder: Path,
+    certificates: Sequence[Path],
+    inbox: Path | None = None,
+) -> Iterator[None]:
+    """Serve the page in a thread; ConfigError where the address or the files cannot be used."""
+    family = sockets.AF_INET6 if ":" in config.address else sockets.AF_INET
+    listening = sockets.socket(family)
+    try:
+        listening.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+        listening.bind((config.address, config.port))
+        listening.listen()  # now, so that nobody is refused while the server starts
+        page = Page(config, read_token(folder), socket, folder, certificates, inbox)
+        settings = uvicorn.Config(
+            page.app(),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=config.certificate_file,
+            ssl_keyfile=config.key_file,
+        )
+        settings.load()
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"[page] cannot be served on {config.address} port {config.port}: "
+            f"{error.strerror or error}"
+        ) from error
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, args=([listening],), name="page", daemon=True)
+    thread.start()
+    _log.info("the page is on %s; `ternmesh page` prints the address with its token", config.url)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        page.end()
+        thread.join(timeout=5.0)
+        listening.close()

@@ -1,0 +1,61 @@
+// The map of links: the host in the middle, gateways around it, and each board at its way in.
+
+import { draw } from "/static/dom.js";
+
+const WIDTH_MAX = 640, RING = 34, NAMES_MAX = 40;
+
+/** Draw boards ({board, state: [kind, word]}) into `room`. */
+export function drawMap(room, boards, fleet) {
+  const gateways = [...new Set(boards.map(({ board }) => board.gateway).filter((way) => way != null))];
+  const spots = boards.filter(({ board }) => board.name).sort((a, b) => (a.board.name < b.board.name ? -1 : 1));
+  const width = Math.min(WIDTH_MAX, room.clientWidth || WIDTH_MAX);
+  const places = ring(spots.length, width / 2 - 45);
+  const heights = [-40, 40, ...places.map(([, y]) => y)];
+  const height = Math.max(...heights) - Math.min(...heights) + 70;
+  const middle = [width / 2, 32 - Math.min(...heights)];
+  const counts = { good: 0, warn: 0, bad: 0, off: 0 };
+  for (const { state } of boards) counts[state[0]] += 1;
+  const about = `${boards.length} boards around the host: ${counts.good} heard, ${counts.warn} doubted or paused, ${counts.bad} silent, ${counts.off} revoked`;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${Math.round(height)}`, role: "img", "aria-label": about });
+  const ways = new Map(gateways.map((way, i) => {
+    const angle = (2 * Math.PI * i) / gateways.length;
+    return [way, [middle[0] + 55 * Math.cos(angle), middle[1] + 40 * Math.sin(angle)]];
+  }));
+  const dots = [];
+  for (const [way, [x, y]] of ways) {
+    svg.append(draw("line", { class: "link good", x1: middle[0], y1: middle[1], x2: x, y2: y }));
+    dots.push(draw("rect", { class: "spot hub", x: x - 6, y: y - 6, width: 12, height: 12 }, title(`gateway ${way}`)));
+  }
+  spots.forEach(({ board, state: [kind, word] }, i) => {
+    const x = middle[0] + places[i][0], y = middle[1] + places[i][1];
+    const [fromX, fromY] = ways.get(board.gateway) ?? middle;
+    svg.append(draw("line", { class: `link ${kind}`, x1: fromX, y1: fromY, x2: x, y2: y }));
+    const signal = board.signal ? `, ${board.signal.rssi_dbm} dBm` : "";
+    dots.push(draw("circle", { class: `spot ${kind}`, cx: x, cy: y, r: spots.length > NAMES_MAX ? 5 : 8 }, title(`${board.name}: ${word}${signal}`)));
+    if (spots.length <= NAMES_MAX) {
+      const below = places[i][1] >= 0 ? 22 : -14;
+      dots.push(draw("text", { x, y: y + below, "text-anchor": "middle" }, shortened(board.name)));
+    }
+  });
+  dots.push(draw("circle", { class: "spot hub", cx: middle[0], cy: middle[1], r: 13 }, title(`host${fleet.link ? ` at ${fleet.link}` : ""}`)));
+  dots.push(draw("text", { x: middle[0], y: middle[1] + 28, "text-anchor": "middle" }, "host"));
+  svg.append(...dots);
+  room.replaceChildren(svg);
+}
+
+const title = (text) => draw("title", {}, text);
+const shortened = (name) => (name.length > 14 ? `${name.slice(0, 13)}…` : name);
+
+/** Places on ellipses around the middle, as many as each has room for. */
+function ring(count, wideMax) {
+  const found = [];
+  for (let level = 0; found.length < count; level += 1) {
+    const wide = 150 + 1.6 * RING * level, high = 95 + RING * level;
+    const here = Math.min(count - found.length, count <= NAMES_MAX ? Math.max(count, 1) : Math.floor((2 * Math.PI * high) / 18));
+    for (let i = 0; i < here; i += 1) {
+      const angle = (2 * Math.PI * (i + (level % 2) / 2)) / here - Math.PI / 2;
+      found.push([Math.min(wide, wideMax) * Math.cos(angle), high * Math.sin(angle)]);
+    }
+  }
+  return found;
+}

@@ -1,0 +1,410 @@
+// The page of a fleet, or of one board: keeps the parts that the server sends, and shows them.
+
+import { chart, spark } from "/static/chart.js";
+import { byId, draw, make, number, percent, say, size, time, toast } from "/static/dom.js";
+import { act, follow, mayAct, publish } from "/static/feed.js";
+import { labelling } from "/static/label.js";
+import { drawMap } from "/static/map.js";
+
+const BOARD = "board ", ROUND = "round ";
+const NO_TOKEN = "Read only: open the address that `ternmesh page` prints.";
+const LINES_MAX = 60; // boards with a line of their own in a chart; above, a band
+const parts = { fleet: {}, alarms: [] };
+const boards = new Map(), rounds = new Map(); // by name and by number
+const rows = new Map(); // of the table, by board
+let order = { key: "name", down: false };
+let chosen = ""; // the board whose details are open
+let waiting = false;
+
+// What was reported
+
+/** The values of a board, or the medians of the fleet, as [{round, value}]. `which`: 0 loss, 1 accuracy. */
+function values(name, which) {
+  const found = [];
+  for (const round of [...rounds.values()].sort((a, b) => a.version - b.version)) {
+    const value = round.reports === undefined ? [round.metric_loss ?? round.loss, round.metric][which]
+      : name ? round.reports[name]?.[which] : [round.loss, round.accuracy][which];
+    if (value != null) found.push({ round, value });
+  }
+  return found;
+}
+
+const ago = (at) => (at == null ? null : Math.max(0, Date.now() / 1000 - at));
+
+function stateOf(board) {
+  if (board.revoked) return ["off", "revoked"];
+  if (board.weight === 0 && board.reason.includes("owner")) return ["warn", "muted"];
+  if (board.paused) return ["warn", "paused"];
+  const activity = board.report.activity ?? "";
+  if (String(activity).startsWith("paused: ")) return ["warn", activity.slice(8)];
+  const over = parts.fleet.phase === "finished";
+  if (!board.active && !over) return ["bad", board.heard_at == null ? "not heard yet" : "silent"];
+  if (board.weight < 0.5) return ["warn", "doubted"];
+  if (over) return ["good", "finished"];
+  return ["good", { whole: "update is here", part: "sending", silent: "nothing new" }[board.delivered] ?? "at work"];
+}
+
+// The table of boards
+
+const COLUMNS = [
+  { key: "name", head: "Board", sort: (b) => b.name },
+  { key: "state", head: "State", sort: (b) => ["bad", "warn", "good", "off"].indexOf(stateOf(b)[0]) + stateOf(b)[1] },
+  { key: "accuracy", head: "Accuracy", sort: (b) => -(last(b.name) ?? -1) },
+  { key: "weight", head: "Weight", sort: (b) => b.weight },
+  { key: "heard", head: "Heard", sort: (b) => -(b.heard_at ?? 0) },
+  { key: "rounds", head: "Rounds", sort: (b) => -b.rounds_counted, number: true },
+  { key: "up", head: "Sent", sort: (b) => -b.bytes_up, number: true },
+  { key: "air", head: "Airtime", sort: (b) => -(b.report.airtime_s ?? 0) },
+  { key: "link", head: "Link", sort: (b) => b.signal?.rssi_dbm ?? 0 },
+];
+const last = (name) => values(name, 1).at(-1)?.value;
+
+function makeHeads() {
+  byId("heads").append(...COLUMNS.map(({ key, head, number: isNumber }) =>
+    make("th", { scope: "col", class: isNumber ? "number" : null, "data-key": key },
+      make("button", { onclick: () => { order = { key, down: order.key === key && !order.down }; arrange(); } }, head))));
+}
+
+function makeRow(board) {
+  const cells = {};
+  const row = make("tr", { "data-board": board.name }, ...COLUMNS.map(({ key, head, number: isNumber }) =>
+    (cells[key] = make("td", { "data-head": head, class: isNumber ? "number" : null }))));
+  cells.name.append(make("button", { class: "name", onclick: () => open(board.name) }, board.name));
+  cells.version = make("small");
+  cells.name.append(cells.version);
+  cells.word = make("span", { class: "state" });
+  cells.state.append(cells.word);
+  cells.text = make("span");
+  cells.line = make("span", { class: "spark" });
+  cells.accuracy.append(cells.line, " ", cells.text);
+  cells.share = make("span"); cells.reason = make("small");
+  cells.weight.append(cells.share, cells.reason);
+  cells.spent = make("span"); cells.left = make("small");
+  cells.air.append(cells.spent, cells.left);
+  return { row, cells };
+}
+
+function showBoard(board) {
+  if (!rows.has(board.name)) rows.set(board.name, makeRow(board));
+  const { cells } = rows.get(board.name);
+  const [kind, word] = stateOf(board);
+  cells.word.className = `state ${kind}`;
+  say(cells.word, word);
+  const versions = [board.software && board.software !== parts.fleet.software && `ternmesh ${board.software}`,
+    board.behind && "settings not taken yet"].filter(Boolean);
+  say(cells.version, versions.join("; "));
+  say(cells.share, percent(board.weight, 0));
+  say(cells.reason, board.reason + (board.since ? `, since ${board.since}` : ""));
+  say(cells.rounds, `${board.rounds_counted}${board.rounds_missed ? ` (${board.rounds_missed} missed)` : ""}`);
+  say(cells.up, size(board.bytes_up));
+  say(cells.spent, time(board.report.airtime_s));
+  say(cells.left, board.report.airtime_left_s == null ? "" : `${time(board.report.airtime_left_s)} left this hour`);
+  const signal = board.signal && `${board.signal.rssi_dbm} dBm${board.signal.snr_db == null ? "" : `, ${board.signal.snr_db} dB`}`;
+  say(cells.link, signal ?? (board.gateway == null ? parts.fleet.link ? "network" : "–" : `gateway ${board.gateway}`));
+  showHeard(board);
+  if (board.report.airtime_s != null) byId("boards").classList.remove("no-air");
+}
+
+function showCurve(board) {
+  const { cells } = rows.get(board.name);
+  const known = values(board.name, 1).map(({ value }) => value);
+  say(cells.text, known.length > 1 ? `${percent(known[0], 0)} → ${percent(known.at(-1))}` : percent(known[0]));
+  if (known.length > 1) {
+    let path = cells.line.querySelector("path");
+    if (!path) {
+      path = draw("path");
+      cells.line.append(draw("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" }, path));
+    }
+    path.setAttribute("d", spark(known));
+  } else cells.line.replaceChildren();
+}
+
+function showHeard(board) {
+  const seconds = ago(board.heard_at);
+  say(rows.get(board.name).cells.heard, seconds == null ? "not yet" : `${time(seconds)} ago`);
+}
+
+/** Put the rows in order, and hide those that do not match; rows in place are left alone. */
+function arrange() {
+  const text = byId("find").value.trim().toLowerCase();
+  const { sort } = COLUMNS.find(({ key }) => key === order.key);
+  const keyed = [...boards.values()].map((board) => [sort(board), board.name]);
+  keyed.sort(([a, x], [b, y]) => (a < b ? -1 : a > b ? 1 : x < y ? -1 : 1) * (order.down ? -1 : 1));
+  const body = byId("rows");
+  let hits = 0;
+  keyed.forEach(([, name], i) => {
+    const { row } = rows.get(name);
+    row.hidden = !name.toLowerCase().includes(text) && !stateOf(boards.get(name))[1].includes(text);
+    hits += !row.hidden;
+    if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
+  });
+  byId("no-boards").hidden = hits > 0;
+  for (const head of byId("heads").children) {
+    const isIt = head.dataset.key === order.key;
+    if (isIt) head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+    else head.removeAttribute("aria-sort");
+  }
+}
+
+// The rest of the page
+
+function showFleet() {
+  const { fleet } = parts;
+  const isHost = fleet.role === "host";
+  document.title = `${isHost ? fleet.fleet : fleet.name} – ternmesh`;
+  say(byId("title"), isHost ? `Fleet ${fleet.fleet}` : `Board ${fleet.name}`);
+  const of = fleet.rounds ? ` of ${fleet.rounds}` : "";
+  say(byId("about"), `model ${fleet.model}, run ${String(fleet.run).slice(0, 8)}${isHost ? `, ${boards.size} boards` : `, fleet ${fleet.fleet}`}`);
+  byId("run").hidden = false;
+  byId("progress").value = fleet.rounds ? fleet.version / fleet.rounds : 0;
+  byId("progress").hidden = !fleet.rounds;
+  const missing = [...boards.values()].filter((b) => b.active && b.delivered === "none").map((b) => b.name);
+  const left = fleet.deadline_at ? `, ${time(Math.max(0, fleet.deadline_at - Date.now() / 1000))} left` : "";
+  const late = fleet.phase === "open" && missing.length ? `; waits for ${some(missing)}` : "";
+  say(byId("phase"), `Global update ${fleet.version}${of}: ${fleet.activity ?? fleet.phase}${left}${late}`);
+  say(byId("foot"), `ternmesh ${fleet.software ?? ""}${fleet.rule ? `, aggregation ${fleet.rule}` : ""}, ${fleet.refused} frames refused${fleet.returned ? `; ${fleet.returned}` : ""}${mayAct() ? "" : `. ${NO_TOKEN}`}`);
+  showRelease(fleet.release);
+}
+
+const some = (names) => names.slice(0, 4).join(", ") + (names.length > 4 ? ` and ${names.length - 4} more` : "");
+
+function showAlarms() {
+  const { alarms } = parts;
+  byId("alarms").replaceChildren(...(alarms.length ? alarms : [{ level: "none", text: "None: all is well." }]).map((alarm) =>
+    make("li", { class: alarm.level },
+      alarm.about ? make("button", { class: "name", onclick: () => open(alarm.about) }, alarm.about) : null,
+      `${alarm.about ? ": " : ""}${alarm.text}`,
+      alarm.advice ? make("span", { class: "advice" }, alarm.advice) : null)));
+}
+
+function showTiles() {
+  const { fleet } = parts, figures = fleet.metrics ?? {};
+  const known = values("", 1), first = known[0]?.value, now = known.at(-1)?.value;
+  const all = [...rounds.values()].sort((a, b) => a.version - b.version), newest = all.at(-1);
+  const spent = all.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
+  const gained = now == null ? null : 100 * (now - first);
+  const tiles = [
+    ["Accuracy", percent(now ?? fleet.metric), first == null || known.length < 2 ? "" : `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}`],
+    ["Loss", number(figures.global_loss ?? values("", 0).at(-1)?.value), figures.convergence_rate == null ? "" : `falls ${number(figures.convergence_rate, 2)} a round`],
+    ["Bytes of a round", newest ? size(newest.bytes_up + newest.bytes_down) : "–", newest ? `up ${size(newest.bytes_up)}, down ${size(newest.bytes_down)}` : ""],
+    ["Gained", gained == null || !spent ? "–" : `${number(gained / (spent / 1e5), 2)} points`, "for 100 kB sent"],
+  ];
+  if (fleet.role === "host") tiles.push(
+    ["Round time", time(figures.round_latency_s), "mean of the newest ten"],
+    ["Overhead", figures.communication_overhead == null ? "–" : `× ${figures.communication_overhead.toFixed(2)}`, "bytes on the link for each useful one"],
+    ["Divergence", number(figures.model_divergence, 2), "0: the boards' updates agree"],
+    ["Excluded", String(figures.byzantine_detections ?? 0), "boards whose updates do harm"]);
+  else tiles.push(["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`]);
+  const power = [...boards.values()].map((board) => board.report.power_w).filter((watts) => watts != null);
+  if (power.length) tiles.push(["Power", `${number(power.reduce((a, b) => a + b))} W`, `of ${power.length} boards that measure it`]);
+  if (fleet.airtime_us != null) {
+    const gain = gained == null || !fleet.airtime_us ? "" : `, ${number(gained / (fleet.airtime_us / 1e6), 2)} points a second`;
+    tiles.push(["Airtime here", time(fleet.airtime_us / 1e6), (fleet.airtime_left_us == null ? "no limit" : `${time(fleet.airtime_left_us / 1e6)} left this hour`) + gain]);
+  }
+  byId("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
+    make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value), note ? make("dd", { class: "note" }, note) : null)));
+}
+
+/** For each round, where it lies on the axis that the reader chose. */
+function places() {
+  const over = byId("over").value, found = new Map();
+  let sum = 0;
+  for (const round of [...rounds.values()].sort((a, b) => a.version - b.version)) {
+    if (over === "bytes") sum += round.bytes_up + round.bytes_down;
+    if (over === "seconds") sum += round.seconds;
+    found.set(round, over === "version" ? round.version : sum);
+  }
+  return found;
+}
+
+function curve(room, which, name, place) {
+  const points = (board) => values(board, which).map(({ round, value }) => ({ x: place.get(round), y: value }));
+  const lines = [], fleet = points("");
+  let band = null;
+  if (boards.size <= LINES_MAX) for (const board of boards.keys()) lines.push({ kind: "board-line", points: points(board) });
+  else {
+    band = { low: [], high: [] };
+    for (const [round, x] of place) {
+      const all = Object.values(round.reports ?? {}).map((row) => row[which]).filter((v) => v != null).sort((a, b) => a - b);
+      if (!all.length) continue;
+      band.low.push({ x, y: all[Math.floor(0.1 * (all.length - 1))] });
+      band.high.push({ x, y: all[Math.ceil(0.9 * (all.length - 1))] });
+    }
+  }
+  lines.push({ kind: "fleet-line", name: boards.size ? "fleet" : parts.fleet.name, points: fleet });
+  if (name) lines.push({ kind: "one-line", name, points: points(name) });
+  const what = ["loss", "accuracy"][which], show = which ? (v) => percent(v, 0) : (v) => number(v);
+  const about = fleet.length ? `The ${what} goes from ${show(fleet[0].y)} to ${show(fleet.at(-1).y)} in ${fleet.length} rounds.` : `No ${what} yet.`;
+  const over = byId("over").value;
+  chart(room, { lines, band, about, showY: which ? (v) => percent(v, v === Math.round(v) ? 0 : 1) : show,
+    showX: { version: (v) => String(Math.round(v)), bytes: size, seconds: time }[over] });
+}
+
+function showCurves() {
+  byId("curves").hidden = rounds.size === 0;
+  if (rounds.size === 0) return;
+  const place = places(), name = byId("one").value;
+  curve(byId("accuracy"), 1, name, place);
+  curve(byId("loss"), 0, name, place);
+  if (chosen && byId("detail").open) showDetailCurve(place);
+}
+
+function showRounds() {
+  byId("round-section").hidden = parts.fleet.role !== "host" || rounds.size === 0;
+  const newest = [...rounds.values()].sort((a, b) => b.version - a.version).slice(0, 8);
+  const heads = ["Round", "Boards", "Missing", "Accuracy", "Loss", "Up", "Down", "Time"];
+  byId("round-rows").replaceChildren(...newest.map((round) => make("tr", {}, ...[
+    String(round.version), String(round.counted), some(round.missing ?? []) || "none", percent(round.accuracy), number(round.loss),
+    size(round.bytes_up), size(round.bytes_down), time(round.seconds),
+  ].map((text, i) => make("td", { "data-head": heads[i] }, text)))));
+}
+
+function showRelease(release) {
+  byId("release-section").hidden = parts.fleet.role !== "host" || !(release || mayAct());
+  const lines = release?.version == null ? [release?.reason ?? "No release is published."] : [
+    `Version ${release.version} is ${release.stage}${release.reason ? `: ${release.reason}` : ""}; ${size(release.bytes)}, about ${time(release.eta_s)} of sending left.`,
+    ...Object.entries(release.boards).map(([name, b]) => `${name}: ${b.state}, ${percent(b.held, 0)} here${b.away ? ", away" : ""}${b.reason ? `: ${b.reason}` : ""}`)];
+  byId("release").replaceChildren(...lines.map((line) => make("p", {}, line)));
+}
+
+// Actions
+
+/** A button for an action; without the token it says why it cannot be used. */
+function button(text, run, { danger = false, ask = "" } = {}) {
+  const doIt = async () => {
+    if (ask && !confirm(ask)) return;
+    try {
+      toast((await run()) ?? `${text}: done`);
+    } catch (error) {
+      toast(error.message);
+    }
+  };
+  return make("button", { class: danger ? "danger" : null, disabled: !mayAct(), title: mayAct() ? null : NO_TOKEN, onclick: doIt }, text);
+}
+
+const set = (name, more) => async () => { await act({ boards: name, ...more }); };
+
+function makeActs() {
+  byId("all-acts").append(
+    button("Pause all", set("all", { set: { pause: 1 } })),
+    button("Start all", set("all", { set: { pause: null } })),
+    button("Ask for reports", set("all", { inquire: true })),
+    button("Enrol a board", enrol));
+  const file = make("input", { type: "file", id: "release-file", hidden: true, onchange: async () => {
+    if (!file.files.length) return;
+    try { toast((await publish(file.files[0])).said); } catch (error) { toast(error.message); }
+    file.value = "";
+  } });
+  byId("release-acts").append(
+    file, button("Install a release …", async () => { file.click(); return "choose the file that `ternmesh release pack` wrote"; }),
+    button("Withdraw it", async () => (await act({ published: "withdraw" })).said || "withdrawn", { ask: "Offer this release to no further board?" }));
+}
+
+async function enrol() {
+  const { code, minutes, qr } = await act({ enrol: "code", role: "node", minutes: 30 });
+  show("Enrol a board", [
+    make("p", {}, "Type this on the board, or scan it:"),
+    make("p", { class: "code" }, code),
+    qr && make("img", { class: "qr", src: qr, alt: `QR code of ${code}` }),
+    make("p", {}, `ternmesh enrol join --config node.toml ${code}`),
+    make("p", {}, `It is for one board, and ends in ${minutes} minutes.`),
+  ], []);
+  return "a code for one board was made";
+}
+
+function show(title, body, acts) {
+  chosen = "";
+  say(byId("detail-title"), title);
+  byId("detail-body").replaceChildren(...body.filter(Boolean));
+  byId("detail-acts").replaceChildren(...acts);
+  if (!byId("detail").open) byId("detail").showModal();
+}
+
+function open(name) {
+  const board = boards.get(name);
+  if (!board) return;
+  const { report } = board, [, word] = stateOf(board), known = values(name, 1);
+  const facts = [
+    ["State", word], ["Accuracy", known.length ? `${percent(known[0].value)} in round ${known[0].round.version}, ${percent(known.at(-1).value)} now` : "not reported"],
+    ["Weight", `${percent(board.weight, 0)}${board.reason ? `: ${board.reason}` : ""}${board.since ? `, since global update ${board.since}` : ""}`],
+    ["Agreement", board.agreement == null ? "–" : `${number(board.agreement, 2)} with the others' updates`],
+    ["Samples", String(board.samples)], ["Rounds", `${board.rounds_counted} counted, ${board.rounds_missed} missed`],
+    ["Bytes", `${size(board.bytes_up)} up, ${size(board.bytes_down)} down, ${board.refused} frames refused`],
+    ["Heard", board.heard_at == null ? "not yet" : `${time(ago(board.heard_at))} ago`],
+    ["Its report", board.reported_at == null ? "none yet" : `${time(ago(board.reported_at))} old`],
+    ...Object.entries(report).map(([key, value]) => [key.replaceAll("_", " "), typeof value === "number" ? number(value, 4) : value]),
+  ];
+  const muted = board.reason.includes("muted");
+  show(name, [
+    make("div", { class: "chart", id: "detail-chart" }),
+    make("dl", {}, ...facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)])),
+  ], board.revoked ? [] : [
+    board.paused ? button("Start it", set(name, { set: { pause: null } })) : button("Pause it", set(name, { set: { pause: 1 } })),
+    button(muted ? "Count it again" : "Mute it", set(name, { mute: !muted })),
+    button("Ask for a report", set(name, { inquire: true })),
+    button("Revoke it", async () => { await act({ enrol: "revoke", name }); }, { danger: true, ask: `Revoke ${name}? It takes part in nothing any more, and needs new keys to come back.` }),
+  ]);
+  chosen = name;
+  showDetailCurve(places());
+}
+
+function showDetailCurve(place) {
+  const room = byId("detail-chart");
+  if (room) curve(room, 1, chosen, place);
+}
+
+// News
+
+function take(message) {
+  if (message.anew) {
+    boards.clear(); rounds.clear(); rows.clear();
+    byId("rows").replaceChildren();
+  }
+  const changed = { boards: new Set(), rounds: false };
+  for (const [name, part] of Object.entries(message.parts)) {
+    if (name.startsWith(BOARD)) {
+      boards.set(part.name, part);
+      changed.boards.add(part.name);
+    } else if (name.startsWith(ROUND)) {
+      rounds.set(part.version, part);
+      changed.rounds = true;
+    } else parts[name] = part;
+  }
+  for (const version of [...rounds.keys()].sort((a, b) => a - b).slice(0, -200)) rounds.delete(version);
+  const isHost = parts.fleet.role === "host";
+  byId("fleet").hidden = byId("map-section").hidden = byId("one-label").hidden = !isHost;
+  for (const name of changed.boards) showBoard(boards.get(name));
+  if (changed.rounds) for (const board of boards.values()) showCurve(board);
+  else for (const name of changed.boards) showCurve(boards.get(name));
+  showFleet();
+  if (message.parts.alarms) showAlarms();
+  showTiles();
+  if (isHost && changed.boards.size) {
+    listOne();
+    arrange();
+    drawMap(byId("map"), [...boards.values()].map((board) => ({ board, state: stateOf(board) })), parts.fleet);
+  }
+  if (changed.rounds || message.anew) {
+    if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; showCurves(); }); }
+    showRounds();
+  }
+  if (parts.fleet.role === "node") labelling(byId("labelling"), byId("label-room"), parts.fleet);
+}
+
+function listOne() {
+  const select = byId("one");
+  if (select.options.length === boards.size + 1) return;
+  const kept = select.value;
+  select.replaceChildren(make("option", { value: "" }, "the fleet"),
+    ...[...boards.keys()].sort().map((name) => make("option", { value: name }, name)));
+  select.value = boards.has(kept) ? kept : "";
+}
+
+makeHeads();
+makeActs();
+byId("find").addEventListener("input", arrange);
+byId("over").addEventListener("change", showCurves);
+byId("one").addEventListener("change", showCurves);
+addEventListener("resize", () => requestAnimationFrame(showCurves));
+setInterval(() => { for (const board of boards.values()) showHeard(board); if (parts.fleet.role) showFleet(); }, 5000);
+follow(take, (state, text) => { byId("connection").className = state; say(byId("connection"), text); });

@@ -1,0 +1,302 @@
+"""The page of a live fleet, in a real browser: three boards of the demo learn meanwhile."""
+
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmesh_cli.demo import fleet as demo
+from ternmesh_cli.process import write_toml
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.page.config import PageConfig, read_token, served_page
+from tests.ternmesh_service.page_status import board, host_status
+from tests.ternmesh_service.test_page import free_port
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+axe = pytest.importorskip("axe_core_python.selenium", reason="axe-core-python is not installed")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium is not installed")
+
+WIDE, NARROW = 1400, 390
+SOURCE = '''
+import numpy as np
+from edge.data.sources import Label, Sample
+from models.zoo import fsdd_path
+
+
+class Clips:
+    """Clips of another voice: 40 wait for a label, 20 have one."""
+
+    def __init__(self, **options):
+        self.clips = []
+
+    def poll(self, now):
+        if self.clips:
+            return []
+        with np.load(fsdd_path("train")) as data:
+            x, y = data["x"][5:365:6] / np.float32(255), data["y"][5:365:6]
+        self.clips = [Sample(f"<b>{i}</b>", {"features": clip}) for i, clip in enumerate(x)]
+        named = range(40, 60)
+        return self.clips + [Label(f"<b>{i}</b>", {"target": np.array(int(y[i]))}) for i in named]
+'''
+
+
+class Fleet:
+    """The processes of a fleet, and the addresses of its pages."""
+
+    def __init__(self, folder: Path, processes: demo.Fleet, ports: dict[str, int]) -> None:
+        self.folder, self.processes, self.ports = folder, processes, ports
+
+    def url(self, name: str, token: bool = True) -> str:
+        fragment = f"#token={read_token(self.folder / name)}" if token else ""
+        return f"http://127.0.0.1:{self.ports[name]}/{fragment}"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    (folder / "clips.py").write_text(SOURCE)
+    ports = {"host": free_port(), "theo": free_port()}
+    node_config = demo._node_config
+
+    def with_page(settings: Any, link: Any, name: str) -> str:
+        text = node_config(settings, link, name)
+        if name != "theo":
+            return text
+        source = f'[data]\nsource = "clips:Clips"\nsource_path = "{folder}"\npoll_s = 1'
+        return text.replace("[data]", source) + write_toml({"page": {"port": ports[name]}})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "_node_config", with_page)
+        patch.setattr("ternmesh_cli.demo.fleet.BOARDS", ("theo", "nicolas"))
+        settings = demo.DemoSettings(folder, rounds=100_000, page=ports["host"])
+        with demo.fleet(settings) as processes:
+            for port in ports.values():
+                wait_for(port)
+            yield Fleet(folder, processes, ports)
+
+
+def wait_for(port: int) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 5).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+class Browser:
+    """A browser with one page at a time."""
+
+    def __init__(self) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        flags = "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"
+        for flag in (*flags, f"window-size={WIDE},1000"):
+            options.add_argument(f"--{flag}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+
+    def open(self, url: str, width: int = WIDE, *, dark: bool = False) -> "Browser":
+        """Open a page in a tab of its own, which remembers nothing."""
+        old = self.driver.current_window_handle
+        self.driver.switch_to.new_window("tab")
+        new = self.driver.current_window_handle
+        self.driver.switch_to.window(old)
+        self.driver.close()
+        self.driver.switch_to.window(new)
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == NARROW}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.troubles()  # what the page before has logged
+        self.driver.get(url)
+        return self
+
+    def until(self, found: Callable[[], Any], why: str = "") -> Any:
+        return WebDriverWait(self.driver, 60, 0.1).until(lambda _: found(), why)
+
+    def all(self, selector: str) -> list[Any]:
+        found: list[Any] = self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return found
+
+    def one(self, selector: str) -> Any:
+        return self.until(lambda: next(iter(self.all(selector)), None), selector)
+
+    def text(self, selector: str) -> str:
+        text: str = self.driver.execute_script(
+            "return document.querySelector(arguments[0])?.textContent ?? ''", selector
+        )
+        return text
+
+    def button(self, text: str, within: str = "body") -> Any:
+        rows = [row for row in self.all(f"{within} button") if text in row.text]
+        assert rows, text
+        return rows[0]
+
+    def press(self, *keys: str) -> None:
+        webdriver.ActionChains(self.driver).send_keys(*keys).perform()
+
+    def tab_to(self, selector: str) -> None:
+        """Move the focus with the keyboard alone."""
+        target = self.one(selector)
+        for _ in range(80):
+            if self.driver.switch_to.active_element == target:
+                return
+            self.press(Keys.TAB)
+        raise AssertionError(f"the keyboard does not reach {selector}")
+
+    def troubles(self) -> list[Any]:
+        return [row for row in self.driver.get_log("browser") if row["level"] == "SEVERE"]
+
+    def serious(self) -> list[tuple[str, str]]:
+        """What axe-core finds that is serious or worse."""
+        found = axe.Axe().run(self.driver)["violations"]
+        return [
+            (row["id"], node["html"])
+            for row in found
+            if row["impact"] in ("serious", "critical")
+            for node in row["nodes"]
+        ]
+
+
+@pytest.fixture(scope="module")
+def browse() -> Iterator[Callable[..., Browser]]:
+    browser = Browser()
+    yield browser.open
+    browser.driver.quit()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (NARROW, True)])
+def test_the_page_of_a_fleet_shows_it_live_and_all_can_read_it(
+    fleet: Fleet, browse: Any, width: int, dark: bool
+) -> None:
+    page = browse(fleet.url("host"), width, dark=dark)
+    page.until(lambda: len(page.all("#rows tr")) == 2)
+    line = "#accuracy .fleet-line"
+    page.until(lambda: page.all(line) and "L" in page.one(line).get_attribute("d"))
+    before, version = page.one(line).get_attribute("d"), page.text("#phase")
+    page.until(lambda: page.text("#phase").split(":")[0] != version.split(":")[0])
+    page.until(lambda: page.one(line).get_attribute("d") != before, "the curve moves")
+    assert "good" in page.one("[data-board=theo] .state").get_attribute("class")
+    assert page.text("#alarms") == "None: all is well."
+    assert len(page.all("#map circle.spot")) == 3
+    wide = page.driver.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= width, "nothing is cut off"
+    assert page.serious() == []
+    assert page.troubles() == []
+
+
+def test_an_action_needs_the_token(fleet: Fleet, browse: Any) -> None:
+    page = browse(fleet.url("host", token=False))
+    page.until(lambda: page.all("#rows tr"))
+    assert not page.button("Pause all").is_enabled()
+    assert "Read only" in page.text("#foot")
+    refused = page.driver.execute_async_script(
+        """
+        const done = arguments[arguments.length - 1];
+        fetch("/act", {method: "POST", body: JSON.stringify({nonce: "", ask: {boards: "all"}})})
+          .then((answer) => done(answer.status));
+        """
+    )
+    assert refused == 401
+    assert page.driver.execute_script("return document.cookie + localStorage.length") == "0"
+
+
+def test_the_keyboard_alone_pauses_a_board_and_starts_it_again(fleet: Fleet, browse: Any) -> None:
+    page = browse(fleet.url("host"))
+    assert "token" not in page.driver.current_url, "it stays in no history"
+    page.until(lambda: page.all("[data-board=nicolas] .state.good"))
+    page.tab_to("[data-board=nicolas] button.name")
+    page.press(Keys.ENTER)
+    page.until(lambda: page.one("#detail").is_displayed())
+    page.until(lambda: page.all("#detail-acts button"))
+    assert page.serious() == []
+    page.tab_to("#detail-acts button")
+    page.press(Keys.ENTER)
+    page.until(lambda: "Pause it: done" in page.text("#toast"))
+    page.press(Keys.ESCAPE)
+    page.until(lambda: page.text("[data-board=nicolas] .state") == "paused")
+    last = "#all-acts button:last-child"
+    for selector in ("#find", "#over", "#one", last, "#release-acts button"):
+        page.tab_to(selector)
+    page.tab_to("#all-acts button:nth-child(2)")
+    page.press(Keys.ENTER)
+    page.until(lambda: "good" in page.one("[data-board=nicolas] .state").get_attribute("class"))
+
+
+def test_a_code_for_a_new_board_is_shown_with_its_picture(fleet: Fleet, browse: Any) -> None:
+    page = browse(fleet.url("host"), NARROW)
+    page.until(lambda: page.all("#rows tr"))
+    page.button("Enrol a board").click()
+    page.until(lambda: page.text("#detail .code"))
+    assert page.one("#detail img.qr").get_attribute("naturalWidth") != "0"
+    assert page.serious() == []
+
+
+def test_a_muted_board_is_shown_with_the_reason(fleet: Fleet, browse: Any) -> None:
+    page = browse(fleet.url("host"))
+    page.until(lambda: page.all("[data-board=nicolas] button.name"))
+    page.driver.execute_script("arguments[0].click()", page.one("[data-board=nicolas] button.name"))
+    page.button("Mute it", "#detail").click()
+    page.press(Keys.ESCAPE)
+    page.until(lambda: "muted by the owner" in page.text("[data-board=nicolas]"))
+    page.driver.execute_script("arguments[0].click()", page.one("[data-board=nicolas] button.name"))
+    page.button("Count it again", "#detail").click()
+    page.until(lambda: "muted" not in page.text("[data-board=nicolas]"))
+
+
+def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any) -> None:
+    page = browse(fleet.url("theo"))
+    page.until(lambda: "40 wait, 20 labelled" in page.text("#label-figures"))
+    key = page.text(".sample b")
+    assert key.startswith("<b>"), "a hostile key is text"
+    page.press("3")
+    page.until(lambda: f"{key}: two" in page.text("#toast"))
+    page.until(lambda: "39 wait, 21 labelled" in page.text("#label-figures"))
+    page.press("u")
+    page.until(lambda: "40 wait, 20 labelled" in page.text("#label-figures"))
+    assert page.text(".sample b") == key
+    for box in page.all(".thumb input")[:3]:
+        box.click()
+    page.all(".labels")[1].find_element(By.CSS_SELECTOR, "[data-label=six]").click()
+    page.until(lambda: "37 wait, 23 labelled" in page.text("#label-figures"))
+    page.button("Which samples hurt?").click()
+    page.until(lambda: "loss" in page.text(".thumb small"))
+    page.button("Have I labelled enough?").click()
+    page.until(lambda: "By label" in page.text("#label-figures"))
+    assert page.serious() == []
+    assert page.troubles() == []
+
+
+def test_samples_are_not_shown_without_the_token(fleet: Fleet, browse: Any) -> None:
+    page = browse(fleet.url("theo", token=False))
+    page.until(lambda: "with the token only" in page.text("#label-room"))
+    assert page.all("canvas") == []
+
+
+def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    silent = board(name, active=False, heard_s_ago=4000.0)
+    answer = host_status(["ada"], nodes=[board("ada"), silent])
+    config, path = PageConfig(free_port()), tmp_path / "control.sock"
+    with ControlServer(path, lambda _: answer), served_page(config, path, tmp_path):
+        page = browse(config.url, NARROW)
+        page.until(lambda: page.all("#alarms .bad"))
+        assert page.text("#alarms .bad").startswith(f"{name}: silent for 67 min")
+        assert "check its power" in page.text("#alarms .advice")
+        assert page.text("#rows tr:first-child .state") in ("silent", "at work")
+        assert page.all("img") == []
+        assert page.troubles() == []

@@ -1,0 +1,351 @@
+"""Rounds in event files of TensorBoard and in MLflow, read back with their own libraries."""
+
+import json
+import logging
+import socket
+import struct
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmesh.config import ConfigError
+from ternmesh_service import experiment_log
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.experiment_log import (
+    BOARDS_MAX,
+    MLFLOW,
+    ExperimentLogConfig,
+    rows,
+    written_logs,
+)
+from ternmesh_store.files import replace_file
+
+Points = dict[str, list[tuple[int, float]]]
+EVERY_S = 0.01
+
+
+def round_of(version: int, boards: int = 2) -> dict[str, Any]:
+    names = [f"board-{index:03}" for index in range(boards)]
+    return {
+        "version": version, "loss": 1 / version, "accuracy": None, "seconds": 2.5,
+        "bytes_up": {"board-000": 3, "board-001": 4}, "bytes_down": 9,
+        "reports": {name: (0.5, 0.25) for name in names},
+    }  # fmt: skip
+
+
+def status_of(versions: int, run: str = "00ff", boards: int = 2) -> dict[str, Any]:
+    return {
+        "run": run, "version": versions, "phase": "open",
+        "nodes": [{"name": f"board-{index:03}"} for index in range(boards)],
+        "metrics": {"global_loss": 0.5, "convergence_rate": 0.25, "model_divergence": None},
+        "history": [round_of(version, boards) for version in range(1, versions + 1)],
+    }  # fmt: skip
+
+
+class Host:
+    """A control socket with a status that tests change."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.status = status_of(0)
+        self.asked = 0  # how often a status was given
+        self.taken = 0  # the version up to which the one observer has taken the rounds
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked += 1
+        self.taken = request["since"]
+        new = [row for row in self.status["history"] if row["version"] > request["since"]]
+        return {**self.status, "history": new}
+
+
+@pytest.fixture
+def host(tmp_path) -> Iterator[Host]:
+    made = Host(tmp_path / "control.sock")
+    with ControlServer(made.socket, made.answer):
+        yield made
+
+
+@pytest.fixture
+def tensorboard(tmp_path) -> ExperimentLogConfig:
+    pytest.importorskip("tensorboardX", reason="pip install 'ternmesh[tensorboard]'")
+    return ExperimentLogConfig(tensorboard=str(tmp_path / "events"))
+
+
+@pytest.fixture
+def mlflow(monkeypatch) -> Callable[[str], ExperimentLogConfig]:
+    pytest.importorskip("mlflow", reason="pip install 'ternmesh[mlflow]'")
+    forget(monkeypatch)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return lambda uri: ExperimentLogConfig(mlflow=uri)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back after the test what `written_logs` sets in the environment."""
+    for name in MLFLOW:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def shown(config: ExperimentLogConfig, run: str = "00ff") -> Points:
+    """What TensorBoard shows of a run: a start takes back the steps from its own on."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import masked_crc32c
+
+    points: Points = defaultdict(list)
+    for path in sorted(Path(config.tensorboard, run).glob("*tfevents*")):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("Q", data[:8])
+            assert struct.unpack("I", data[12 + size : 16 + size])[0] == masked_crc32c(
+                data[12 : 12 + size]
+            )
+            event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
+            if event.session_log.status == SessionLog.START:
+                for tag, found in points.items():
+                    points[tag] = [point for point in found if point[0] < event.step]
+            for value in event.summary.value:
+                points[value.tag].append((event.step, value.simple_value))
+    return points
+
+
+def logged(uri: object, run: str = "00ff") -> tuple[Points, str]:
+    """The points of a run on MLflow, and its state."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=str(uri))
+    place = client.get_experiment_by_name("ternmesh")
+    found = client.search_runs([place.experiment_id], f"tags.`ternmesh.run` = '{run}'")
+    assert len(found) <= 1, "a run of the fleet is one run"
+    points = {
+        key: [(p.step, p.value) for p in client.get_metric_history(one.info.run_id, key)]
+        for one in found
+        for key in one.data.metrics
+    }
+    return points, found[0].info.status if found else ""
+
+
+def steps(points: Points, tag: str = "round/seconds") -> list[int]:
+    return [step for step, _ in points.get(tag, [])]
+
+
+def test_a_round_has_the_values_of_the_fleet_and_of_its_boards() -> None:
+    first, (version, values) = rows(status_of(2))
+    assert version == 2
+    assert values == {
+        "fleet/loss": 0.5, "fleet/convergence_rate": 0.25, "round/seconds": 2.5,
+        "round/bytes_up": 7, "round/bytes_down": 9,
+        "board/board-000/loss": 0.5, "board/board-000/accuracy": 0.25,
+        "board/board-001/loss": 0.5, "board/board-001/accuracy": 0.25,
+    }  # fmt: skip
+    assert "fleet/convergence_rate" not in first[1], "it is of the newest round"
+    ((_, values),) = rows(status_of(1, boards=BOARDS_MAX + 20))
+    assert sum(key.startswith("board/") for key in values) == 2 * BOARDS_MAX
+
+
+def test_tensorboard_has_each_round_once_also_after_a_restart(host, tensorboard, eventually):
+    for versions in (2, 3):
+        host.status = status_of(versions)
+        with written_logs(tensorboard, host.socket, EVERY_S):
+            eventually(lambda n=versions: host.taken == n)
+            host.status = status_of(versions + 1)
+            eventually(lambda n=versions: host.taken == n + 1)
+    assert shown(tensorboard)["round/seconds"] == [(step, 2.5) for step in (1, 2, 3, 4)]
+    assert shown(tensorboard)["board/board-001/accuracy"][0] == (1, 0.25)
+
+
+def test_a_new_run_has_a_subfolder(host, tensorboard, eventually) -> None:
+    with written_logs(tensorboard, host.socket, EVERY_S):
+        host.status = status_of(1)
+        eventually(lambda: host.taken == 1)
+        host.status = status_of(2, run="0a0a")
+        eventually(lambda: host.taken == 2)
+    assert steps(shown(tensorboard, "0a0a")) == [1, 2], "all of them"
+    assert steps(shown(tensorboard)) == [1]
+
+
+def test_a_full_disk_delays_rounds_and_repeats_none(
+    host, tensorboard, eventually, monkeypatch, caplog
+) -> None:
+    write, failed = replace_file, threading.Event()
+
+    def replace(path: Path, content: bytes) -> None:
+        if content == b"2" and not failed.is_set():
+            failed.set()
+            raise OSError(28, "no space left")
+        write(path, content)
+
+    monkeypatch.setattr(experiment_log, "replace_file", replace)
+    with written_logs(tensorboard, host.socket, EVERY_S):
+        for versions in (1, 2, 3):
+            host.status = status_of(versions)
+            eventually(lambda n=versions: host.taken == n)
+    assert failed.is_set()
+    assert "no space left" in caplog.text
+    assert steps(shown(tensorboard)) == [1, 2, 3]
+
+
+def test_mlflow_goes_on_with_the_run_that_it_has(host, mlflow, eventually, tmp_path) -> None:
+    from mlflow import MlflowClient
+
+    uri = (tmp_path / "runs").as_uri()
+    for versions in (2, 3):
+        host.status = status_of(versions)
+        with written_logs(mlflow(uri), host.socket, EVERY_S):
+            eventually(lambda n=versions: host.taken == n)
+        client = MlflowClient(tracking_uri=uri)
+        place = client.get_experiment_by_name("ternmesh").experiment_id
+        client.update_run(client.search_runs([place])[0].info.run_id, name="mine")
+    points, state = logged(uri)
+    assert points["round/seconds"] == [(step, 2.5) for step in (1, 2, 3)]
+    assert points["fleet/convergence_rate"] == [(2, 0.25), (3, 0.25)]
+    assert state == "RUNNING"
+    host.status = status_of(4) | {"phase": "finished"}
+    with written_logs(mlflow(uri), host.socket, EVERY_S):
+        eventually(lambda: host.taken == 4)
+        host.status = status_of(5, run="0a0a")
+        eventually(lambda: host.taken == 5)
+    points, state = logged(uri)
+    assert (steps(points), state) == ([1, 2, 3, 4], "FINISHED")
+    assert steps(logged(uri, "0a0a")[0]) == [1, 2, 3, 4, 5]
+
+
+@contextmanager
+def server(port: int, folder: Path, lose: list[str]) -> Iterator[list[str]]:
+    """The calls of MLflow's REST API that are used, on its own file store; those that were made.
+
+    The answers of the calls in `lose` do not arrive, once each.
+    """
+    made: list[str] = []
+    from mlflow.protos import service_pb2 as pb
+    from mlflow.store.tracking.file_store import FileStore
+    from mlflow.utils.proto_json_utils import message_to_json, parse_dict
+
+    store = FileStore(str(folder))
+
+    def called(name: str, content: dict[str, Any]) -> Any:
+        request = getattr(pb, name)()
+        parse_dict(content, request)
+        match name:
+            case "CreateExperiment":
+                place = store.create_experiment(request.name)
+                return pb.CreateExperiment.Response(experiment_id=place)
+            case "SearchRuns":
+                found = store.search_runs(list(request.experiment_ids), request.filter, 1, 1)
+                return pb.SearchRuns.Response(runs=[run.to_proto() for run in found])
+            case "CreateRun":
+                run = store.create_run(request.experiment_id, "", 0, [], request.run_name)
+                for tag in request.tags:
+                    store.set_tag(run.info.run_id, tag)
+                return pb.CreateRun.Response(run=store.get_run(run.info.run_id).to_proto())
+            case "LogBatch":
+                store.log_batch(request.run_id, request.metrics, [], request.tags)
+        return pb.LogBatch.Response()
+
+    names = {
+        "experiments/create": "CreateExperiment", "runs/search": "SearchRuns",
+        "runs/create": "CreateRun", "runs/log-batch": "LogBatch",
+    }  # fmt: skip
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = store.get_experiment_by_name("ternmesh")
+            if found is None:
+                self._send(404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}')
+            else:
+                answer = pb.GetExperimentByName.Response(experiment=found.to_proto())
+                self._send(200, message_to_json(answer))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name = names[self.path.partition("mlflow/")[2]]
+            answer = called(name, body)
+            made.append(name)
+            if name in lose:
+                lose.remove(name)
+            else:
+                self._send(200, message_to_json(answer))
+
+        def _send(self, code: int, text: str) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield made
+        serving.shutdown()
+
+
+def test_a_dead_server_gets_all_rounds_once_it_is_back(
+    host, mlflow, tensorboard, eventually, tmp_path, caplog
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    uri = f"http://127.0.0.1:{port}"
+    both = ExperimentLogConfig(tensorboard=tensorboard.tensorboard, mlflow=uri)
+    host.status = status_of(2)
+    with caplog.at_level(logging.WARNING), written_logs(both, host.socket, EVERY_S):
+        eventually(lambda: host.asked > 50)
+        assert steps(shown(tensorboard)) == [1, 2]
+        said = [text for text in caplog.messages if "MLflow does not take the rounds" in text]
+        assert len(said) == 1, "once for each text"
+        assert "refused" in said[0]
+        (tmp_path / "runs").mkdir()
+        with server(port, tmp_path / "runs", ["CreateRun", "LogBatch"]) as made:
+            host.status = status_of(3)
+            eventually(lambda: made.count("LogBatch") >= 3)
+    points, _ = logged((tmp_path / "runs").as_uri())
+    assert steps(points) == [1, 2, 3], "also where an answer was lost"
+
+
+def test_the_end_does_not_wait_for_a_server_that_says_nothing(host, mlflow, eventually) -> None:
+    host.status = status_of(1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        config = mlflow(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with written_logs(config, host.socket, EVERY_S):
+            client, _ = silent.accept()  # a request waits for its answer
+        client.close()
+    assert "observer" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("package", ["tensorboardX", "mlflow"])
+def test_a_missing_package_is_a_sentence(monkeypatch, tmp_path, package) -> None:
+    key = package.lower().removesuffix("x")
+    monkeypatch.setitem(sys.modules, package, None)
+    forget(monkeypatch)
+    config = ExperimentLogConfig(**{key: str(tmp_path / "x")})
+    with (
+        pytest.raises(ConfigError, match=rf"experiment_log\.{key} .*ternmesh\[{key}\]"),
+        written_logs(config, tmp_path / "none.sock"),
+    ):
+        pass
+
+
+def test_a_password_belongs_into_the_environment(tmp_path) -> None:
+    config = ExperimentLogConfig(mlflow="https://ann:secret@example.org/x")
+    with (
+        pytest.raises(ConfigError, match="MLFLOW_TRACKING_PASSWORD") as caught,
+        written_logs(config, tmp_path / "none.sock"),
+    ):
+        pass
+    assert "secret" not in str(caught.value)
+
+
+def test_without_settings_nothing_is_imported(monkeypatch, tmp_path) -> None:
+    for package in ("tensorboardX", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with written_logs(ExperimentLogConfig(), tmp_path / "none.sock"):
+        assert "observer" not in [thread.name for thread in threading.enumerate()]

@@ -1,0 +1,327 @@
+"""Retained health on a real broker: what Home Assistant finds there, and what its buttons do."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from ternmesh.config import ConfigError, read_config
+from ternmesh_service import mqtt_health
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.home_assistant import Topics, discovery
+from ternmesh_service.mqtt_health import BOARDS_MAX, HealthConfig, health, served_health
+from tests.mosquitto import free_port
+from transports.mqtt.topics import TopicClient
+
+OWN = "ternmesh/barn/health/host"
+ADA = f"{OWN}/boards/ada"
+FOUND = "homeassistant/device/ternmesh__barn__ada/config"
+BOARD = {
+    "name": "ada", "active": True, "revoked": False, "samples": 40, "heard_s_ago": 2.5,
+    "standing": {"weight": 0.25}, "board": {"software": "1", "in_force": {}},
+}  # fmt: skip
+ROUND = {"loss": 0.5, "accuracy": 0.75, "reports": {"ada": [0.25, 0.875]}}
+HOST = {
+    "role": "host", "version": 8, "model": "keyword", "phase": "open",
+    "transport": {"connected": True},
+    "nodes": [BOARD, {**BOARD, "name": "a.b", "active": False, "heard_s_ago": None}],
+    # The newest round has other values in place of accuracies.
+    "history": [ROUND, {"loss": 0.4, "accuracy": None, "reports": {"ada": [0.125, None]}}],
+}  # fmt: skip
+NODE = {
+    "role": "node", "version": 8, "model": "keyword", "transport": {"connected": False},
+    "activity": "training", "samples": 12, "metric_name": "accuracy", "metric": 0.5,
+    "history": [{"loss": 0.25}, {"loss": None}],
+    "predict": {"live": {"label": "three", "top": [["three", 0.97], ["tree", 0.02]]}},
+}  # fmt: skip
+
+
+class Reader:
+    """What a broker has, and what comes: the newest payload and the number by topic."""
+
+    def __init__(self, port: int) -> None:
+        self.found: dict[str, str] = {}
+        self.count: dict[str, int] = {}
+        self.client = paho.Client(CallbackAPIVersion.VERSION2)
+        self.client.on_message = self._take
+        self.client.connect("127.0.0.1", port)
+        self.client.subscribe([("ternmesh/#", 1), ("homeassistant/#", 1)])
+        self.client.loop_start()
+
+    def _take(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        self.found[message.topic] = message.payload.decode(errors="replace")
+        self.count[message.topic] = self.count.get(message.topic, 0) + 1
+
+    def json(self, topic: str) -> Any:
+        return json.loads(self.found[topic])
+
+
+class Process:
+    """A control socket that gives `status`, and keeps the other requests."""
+
+    def __init__(self) -> None:
+        self.status: dict[str, object] = HOST
+        self.asked = 0
+        self.requests: list[dict[str, object]] = []
+
+    def answer(self, request):
+        if "boards" in request:
+            self.requests.append(request)
+            return {"boards": []}
+        self.asked += 1
+        return self.status
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch) -> None:
+    monkeypatch.setattr(mqtt_health, "TURN_S", 0.02)
+    monkeypatch.setattr(mqtt_health, "PRESS_S", 0.0)
+    monkeypatch.setattr(mqtt_health, "ANSWER_S", 0.5)
+
+
+@pytest.fixture
+def process(tmp_path) -> Iterator[Process]:
+    made = Process()
+    with ControlServer(tmp_path / "c.sock", made.answer):
+        yield made
+
+
+@pytest.fixture
+def new_reader(mosquitto) -> Iterator[Callable[[], Reader]]:
+    made: list[Reader] = []
+
+    def make() -> Reader:
+        made.append(Reader(mosquitto.port))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.client.disconnect()
+        reader.client.loop_stop()
+
+
+@pytest.fixture
+def served(mosquitto, process, tmp_path):
+    config = HealthConfig(mosquitto.url, interval_s=0.05, home_assistant=True)
+    with served_health(config, tmp_path / "c.sock", "barn", "host"):
+        yield
+
+
+def test_who_comes_later_finds_it_retained(served, new_reader, eventually) -> None:
+    first = new_reader()
+    eventually(lambda: first.found.get(f"{OWN}/available") == "online")
+    reader = new_reader()
+    eventually(lambda: f"{ADA}/state" in reader.found)
+    ada = reader.json(f"{ADA}/state")
+    assert (ada["state"], ada["samples"], ada["weight"]) == ("on", 40, 0.25)
+    assert (ada["loss"], ada["accuracy"]) == (0.125, 0.875), "each the newest that is known"
+    eventually(lambda: f"{OWN}/boards/a.b/state" in reader.found)
+    assert reader.json(f"{OWN}/boards/a.b/state")["last_heard"] is None
+    fleet = reader.json(f"{OWN}/state")
+    assert (fleet["boards_active"], fleet["accuracy"], fleet["loss"]) == (1, 0.75, 0.4)
+
+
+def test_only_changes_are_published(served, process, new_reader, eventually) -> None:
+    reader = new_reader()
+    eventually(lambda: f"{ADA}/state" in reader.found)
+    before = process.asked
+    eventually(lambda: process.asked > before + 5)
+    # `last_heard` may pass a minute meanwhile
+    assert reader.count[FOUND] == reader.count[f"{OWN}/state"] == 1
+    process.status = {**HOST, "nodes": [{**BOARD, "samples": 41}]}
+    eventually(lambda: reader.json(f"{ADA}/state")["samples"] == 41)
+    eventually(lambda: reader.found[f"{OWN}/boards/a.b/state"] == "")
+    assert reader.found["homeassistant/device/ternmesh__barn__a_2eb/config"] == "", "removed"
+    assert reader.count[FOUND] == 1
+
+
+SERVE = """
+import sys, time
+from pathlib import Path
+from ternmesh_service.mqtt_health import HealthConfig, served_health
+with served_health(HealthConfig(sys.argv[1], interval_s=0.05), Path(sys.argv[2]), "barn", "host"):
+    time.sleep(60)
+"""
+
+
+def test_the_last_will_says_offline(mosquitto, process, tmp_path, new_reader, eventually) -> None:
+    reader = new_reader()
+    arguments = [mosquitto.url, str(tmp_path / "c.sock")]
+    cut = subprocess.Popen([sys.executable, "-c", SERVE, *arguments])
+    try:
+        eventually(lambda: reader.found.get(f"{OWN}/available") == "online", 60.0)
+        assert not any(topic.startswith("homeassistant") for topic in reader.found)
+    finally:
+        cut.send_signal(signal.SIGKILL)
+        cut.wait()
+    eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
+    late = new_reader()
+    eventually(lambda: late.found.get(f"{OWN}/available") == "offline")
+
+
+def test_its_end_says_offline(mosquitto, process, tmp_path, new_reader, eventually) -> None:
+    reader = new_reader()
+    config = HealthConfig(mosquitto.url, interval_s=0.05)
+    with served_health(config, tmp_path / "c.sock", "barn", "host"):
+        eventually(lambda: reader.found.get(f"{OWN}/available") == "online")
+    eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
+
+
+def test_a_process_that_does_not_answer_is_offline(
+    mosquitto, tmp_path, new_reader, eventually
+) -> None:
+    reader, made = new_reader(), Process()
+    config = HealthConfig(mosquitto.url, interval_s=0.05)
+    with served_health(config, tmp_path / "c.sock", "barn", "host"):
+        with ControlServer(tmp_path / "c.sock", made.answer):
+            eventually(lambda: reader.found.get(f"{OWN}/available") == "online")
+        eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
+
+
+def test_discovery_comes_again_after_the_birth_message(served, new_reader, eventually) -> None:
+    reader = new_reader()
+    eventually(lambda: FOUND in reader.found)
+    reader.client.publish("homeassistant/status", "offline")
+    reader.client.publish("homeassistant/status", "online")
+    eventually(lambda: reader.count[FOUND] == 2)
+    assert reader.count[f"{OWN}/state"] == 1, "Home Assistant finds it retained"
+
+
+def test_a_button_becomes_a_request(served, process, new_reader, eventually) -> None:
+    reader = new_reader()
+    eventually(lambda: FOUND in reader.found)
+    payload = reader.json(FOUND)
+    press = payload["components"]["pause"]["payload_press"]
+    for topic in (f"{OWN}/boards/eve/set", f"{OWN}/boards//set"):
+        reader.client.publish(topic, press)
+    reader.client.publish(f"{ADA}/set", b"\xff")
+    reader.client.publish(f"{ADA}/set", press)
+    eventually(lambda: process.requests == [{"boards": "ada", "set": {"pause": 1}}])
+    reader.client.publish(f"{OWN}/set", "train")
+    eventually(lambda: process.requests[1:] == [{"boards": "all", "set": {"pause": None}}])
+
+
+def test_a_retained_press_is_none(mosquitto, process, tmp_path, new_reader, eventually) -> None:
+    reader = new_reader()
+    reader.client.publish(f"{ADA}/set", "pause", 1, retain=True).wait_for_publish(20.0)
+    config = HealthConfig(mosquitto.url, interval_s=0.05, home_assistant=True)
+    with served_health(config, tmp_path / "c.sock", "barn", "host"):
+        eventually(lambda: FOUND in reader.found)
+        reader.client.publish(f"{ADA}/set", "train")
+        eventually(lambda: process.requests == [{"boards": "ada", "set": {"pause": None}}])
+
+
+def test_presses_of_one_board_wait(process, tmp_path, monkeypatch) -> None:
+    """Each request may go over the air; of the presses that wait the newest counts."""
+    monkeypatch.setattr(mqtt_health, "PRESS_S", 5.0)
+    client = TopicClient("mqtt://127.0.0.1:1")
+    config = HealthConfig("mqtt://127.0.0.1:1")
+    publisher = mqtt_health._Publisher(config, Topics("barn", "host"), client, tmp_path / "c.sock")
+    publisher.take(HOST)
+    for now, payload in ((0.0, b"pause"), (1.0, b"pause"), (4.0, b"train"), (5.0, b"")):
+        client._take(f"{ADA}/set", payload)
+        publisher._turn(now)
+    assert [request["set"] for request in process.requests] == [{"pause": 1}, {"pause": None}]
+
+
+def test_a_broker_that_comes_back_gets_all_again(
+    mosquitto, served, process, new_reader, eventually
+) -> None:
+    eventually(lambda: FOUND in new_reader().found)
+    mosquitto.kill9()
+    before = process.asked
+    eventually(lambda: process.asked > before + 3)
+    mosquitto.start()  # it has kept nothing
+    reader = new_reader()
+    eventually(lambda: {FOUND, f"{ADA}/state", f"{OWN}/available"} <= reader.found.keys())
+
+
+def test_without_a_broker_nothing_waits(process, tmp_path, eventually, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = f"mqtt://ada:hushed@127.0.0.1:{free_port()}"
+    config = HealthConfig(url, interval_s=0.05, home_assistant=True)
+    with served_health(config, tmp_path / "c.sock", "barn", "host"):
+        eventually(lambda: process.asked > 3)
+        eventually(lambda: "cannot reach" in caplog.text)
+    assert "hushed" not in caplog.text + repr(config)
+
+
+def test_it_is_off_by_default(tmp_path) -> None:
+    with served_health(HealthConfig(), tmp_path / "none", "barn", "host"):
+        pass
+
+
+def test_a_node_tells_of_itself_and_its_prediction() -> None:
+    found = health(NODE, 0.0)[""]
+    assert (found["score"], found["loss"], found["connected"]) == (0.5, 0.25, False)
+    assert (found["prediction"], found["confidence"]) == ("three", 0.97)
+    topic, payload = discovery(Topics("barn", "ada"), "ha", "keyword", "", found, buttons=True)
+    assert topic == "ha/device/ternmesh__barn__ada__own/config"
+    assert {"prediction", "confidence"} <= payload["components"].keys()
+    assert "pause" not in payload["components"], "a board takes orders of its host only"
+    assert "prediction" not in health({**NODE, "predict": None}, 0.0)[""]
+    unsure = {"live": {"label": None, "top": [["three", 0.2]]}}
+    assert health({**NODE, "predict": unsure}, 0.0)[""]["prediction"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "on"),
+        ({"active": False}, "silent"),
+        ({"board": {"software": None, "in_force": {"pause": 1}}}, "paused"),
+        ({"revoked": True, "active": False}, "revoked"),
+    ],
+)
+def test_states_of_a_board(changes, state) -> None:
+    status = {**HOST, "nodes": [{**BOARD, **changes}]}
+    assert health(status, 0.0)["ada"]["state"] == state
+    if state == "silent":
+        assert health({**status, "phase": "finished"}, 0.0)["ada"]["state"] == "finished"
+
+
+def test_of_a_large_fleet_the_first_boards_are_shown() -> None:
+    boards = [{**BOARD, "name": f"b{number:04}"} for number in range(BOARDS_MAX + 5)]
+    found = health({**HOST, "nodes": boards}, 0.0)
+    assert len(found) == 1 + BOARDS_MAX
+    assert found[""]["boards"] == BOARDS_MAX + 5
+
+
+@given(st.lists(st.text() | st.sampled_from(["a/b", "+", "#", "a.b", "a_2eb", "a_b", "a\n"])))
+def test_no_name_makes_a_wrong_topic(names) -> None:
+    found = health({**HOST, "nodes": [{**BOARD, "name": name} for name in names]}, 0.0)
+    topics = Topics("barn", "host")
+    made = [discovery(topics, "ha", "m", *item, buttons=True) for item in found.items()]
+    ids = [part["unique_id"] for _, payload in made for part in payload["components"].values()]
+    assert len(set(ids)) == len(ids)
+    assert len({topic for topic, _ in made}) == len(found)
+    for topic in [topic for topic, _ in made] + [topics.state(board) for board in found]:
+        assert not set(topic) & set("+#\0\n")
+        assert topic.count("/") in (3, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('url = "mqtt://ada:hushed@192.0.2.1"', "in the clear"),
+        ('url = "http://x"', r"\[health\]: .*mqtt://host:port"),
+        ('url = "mqtt://localhost"\nhome_assistant = true\ndiscovery_prefix = "a/+"', "level of"),
+        ("home_assistant = true", "no effect without url"),
+        ('url = "mqtt://localhost"\nbuttons = false', "no effect without home_assistant"),
+    ],
+)
+def test_wrong_settings_are_sentences(text, said, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:  # noqa: PT012
+        config = read_config(HealthConfig, text)
+        with served_health(config, tmp_path / "none", "barn", "host"):
+            pass
+    assert "hushed" not in str(caught.value)

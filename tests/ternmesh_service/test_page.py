@@ -1,0 +1,529 @@
+"""The page without a browser: alarms, the feed, and who may read and do what."""
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.config import ConfigError
+from ternmesh_cli import main
+from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.page import server
+from ternmesh_service.page.alarms import BAD, WARN, Machine, alarms
+from ternmesh_service.page.config import PageConfig, check_page, read_token, served_page
+from ternmesh_service.page.feed import ROUNDS_MAX, Feed
+from ternmesh_service.page.parts import parts
+from tests.ternmesh_service.page_status import board, host_status, made_round
+
+FINE = Machine(9000.0, {})
+NAMES = ["ada", "bob", "eve"]
+
+
+# Alarms
+
+
+def told(machine: Machine = FINE, rounds: list[Any] | None = None, **changes: Any) -> list[Any]:
+    answer = host_status(NAMES, **changes)
+    found = alarms(answer, answer["history"] if rounds is None else rounds, machine)
+    return [(alarm.level, alarm.about, alarm.text) for alarm in found]
+
+
+def test_a_fleet_that_does_well_has_no_alarm() -> None:
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "alarm"),
+    [
+        ({"active": False, "heard_s_ago": 1500.0}, (BAD, "bob", "silent for 25 min")),
+        ({"active": False, "heard_s_ago": None}, (BAD, "bob", "silent since this host started")),
+        (
+            {"standing": {"weight": 0.1, "reason": "raises the error", "since": 4}},
+            (WARN, "bob", "counts 10%: raises the error"),
+        ),
+        (
+            {"board": {"report": {"disk_free_mb": 80}}},
+            (WARN, "bob", "80 MB of its disk were free at its last report"),
+        ),
+        (
+            {"board": {"report": {"activity": "paused: too hot", "temperature_c": 83.5}}},
+            (WARN, "bob", "too hot: 83.5 °C"),
+        ),
+    ],
+)
+def test_a_board_that_needs_its_owner_is_an_alarm(changes: Any, alarm: Any) -> None:
+    nodes = [board("ada"), board("bob", **changes)]
+    assert told(nodes=nodes) == [alarm]
+    assert told(nodes=[nodes[0], {**nodes[1], "revoked": True}]) == []
+
+
+def test_a_board_that_the_owner_muted_is_none() -> None:
+    muted = board("bob", standing={"weight": 0.0, "reason": "muted by the owner", "since": 0})
+    assert told(nodes=[muted]) == []
+
+
+def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:
+    good = [made_round(version, NAMES, 0.9) for version in range(1, 6)]
+    bad = [made_round(version, NAMES, 0.8) for version in range(6, 9)]
+    assert told(rounds=[*good, bad[0]]) == [], "one round says nothing"
+    fallen = told(rounds=[*good, *bad])
+    assert fallen == [(BAD, "", "the accuracy of the fleet fell from 90.0% to 80.0%")]
+
+
+def test_a_board_whose_own_accuracy_falls_is_named() -> None:
+    rounds = [made_round(version, NAMES, 0.9) for version in range(1, 9)]
+    for row in rounds[4:]:
+        row["reports"]["eve"] = (2.0, 0.5)
+    assert [about for _, about, _ in told(rounds=rounds)] == ["eve"]
+
+
+def test_the_machine_has_alarms_of_its_own() -> None:
+    link = {"connected": False, "last_error": "no route"}
+    machine = Machine(100.0, {"a.pem": 10 * 86_400.0, "b.pem": -5.0, "c.pem": 1e8})
+    assert told(machine, transport=link) == [
+        (BAD, "", "the link is down: no route"),
+        (BAD, "", "only 100 MB are free here"),
+        (BAD, "", "the certificate b.pem has ended"),
+        (WARN, "", "the certificate a.pem ends in 10 days"),
+    ]
+
+
+# The feed
+
+
+def parts_of(answer: Any, now: float = 1000.0) -> Any:
+    return parts(answer, answer["history"], FINE, now)
+
+
+def test_a_reader_gets_what_is_new_since_it_read() -> None:
+    feed, answer = Feed(), host_status(NAMES, 3)
+    feed.take_rounds(answer)
+    assert feed.take(parts_of(answer))
+    first = json.loads(feed.since(0))
+    assert first["anew"]
+    assert {"fleet", "alarms", "board ada", "round 3"} < first["parts"].keys()
+    assert not feed.take(parts_of(answer, 1003.0)), "what is measured anew is no news"
+    assert feed.since(first["number"]) == ""
+    answer["nodes"][1]["delivered"] = "whole"
+    assert feed.take(parts_of(answer))
+    answer["history"].append(made_round(4, NAMES))
+    assert feed.take(parts_of(answer))
+    news = json.loads(feed.since(first["number"]))
+    assert not news["anew"]
+    assert news["parts"].keys() == {"board bob", "round 4"}, "both changes at once"
+
+
+def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
+    feed, answer = Feed(), host_status(NAMES, 3)
+    feed.take_rounds(answer)
+    feed.take(parts_of(answer))
+    number = feed.number
+    answer["nodes"].pop()
+    assert feed.take({**parts_of(answer), "fleet": {}})
+    assert json.loads(feed.since(number))["anew"]
+    assert "board eve" not in feed.since(number)
+    other = host_status(NAMES, 1, run="other")
+    feed.take_rounds(other)
+    assert list(feed.rounds) == [1]
+
+
+def test_rounds_are_bounded_and_sliding_is_no_new_beginning() -> None:
+    feed = Feed()
+    for version in range(1, ROUNDS_MAX + 20):
+        answer = host_status(NAMES, version, history=[made_round(version, NAMES)])
+        feed.take_rounds(answer)
+        feed.take(parts(answer, [feed.rounds[v] for v in sorted(feed.rounds)], FINE, 0.0))
+    assert len(feed.rounds) == ROUNDS_MAX
+    assert not json.loads(feed.since(feed.number - 1))["anew"]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (PageConfig(80, "0.0.0.0"), "without TLS"),
+        (PageConfig(80, "192.168.1.2"), "without TLS"),
+        (PageConfig(80, "::"), "without TLS"),
+        (PageConfig(80, "board.local"), "must be an IP address"),
+        (PageConfig(80, certificate_file="a"), "belong together"),
+    ],
+)
+def test_a_page_that_is_open_without_tls_is_refused(config: PageConfig, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_page(config)
+
+
+def test_tls_or_a_proxy_opens_it() -> None:
+    check_page(PageConfig(80, "0.0.0.0", certificate_file="a", key_file="b"))
+    check_page(PageConfig(80, "0.0.0.0", behind_proxy=True))
+    check_page(PageConfig(80, "::1"))
+    check_page(PageConfig(0, "0.0.0.0"))
+
+
+def test_a_port_in_use_is_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = PageConfig(taken.getsockname()[1])
+        with (
+            pytest.raises(ConfigError, match="cannot be served"),
+            served_page(config, tmp_path, tmp_path),
+        ):
+            pass
+
+
+# Requests
+
+
+class Site:
+    """A page with a process behind it that answers what a test says."""
+
+    def __init__(self, folder: Path, config: PageConfig) -> None:
+        self.folder, self.config = folder, config
+        self.answer: Any = host_status(NAMES)
+        self.asked: list[Any] = []
+        self.polls = 0
+        self.token = read_token(folder)
+
+    def handle(self, request: Any) -> Any:
+        if request.get("command") == "status":
+            self.polls += 1
+            since = request.get("since", 0)
+            rounds = [row for row in self.answer["history"] if row["version"] > since]
+            return {**self.answer, "history": rounds}
+        self.asked.append(request)
+        return {"said": "done", **({"code": "7-tea"} if request.get("enrol") == "code" else {})}
+
+    def open(
+        self, method: str, path: str, body: Any = None, *, token: str | None = None, **headers: str
+    ) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self.config.address, self.config.port, timeout=5)
+        own = {"Host": f"127.0.0.1:{self.config.port}"}
+        if method == "POST":
+            own["Origin"] = f"http://{own['Host']}"
+        if token is not None:
+            own["Authorization"] = f"Bearer {token}"
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, {**own, **names})
+        return connection.getresponse()
+
+    def nonce(self) -> str:
+        nonce: str = json.load(self.open("POST", "/nonce", token=self.token))["nonce"]
+        return nonce
+
+    def act(self, ask: Any, nonce: str | None = None, **options: Any) -> tuple[int, Any]:
+        body = {"nonce": self.nonce() if nonce is None else nonce, "ask": ask}
+        answer = self.open("POST", "/act", body, **{"token": self.token, **options})
+        return answer.status, json.load(answer)
+
+    def news(self, response: http.client.HTTPResponse) -> Any:
+        """The next message of a stream."""
+        while True:
+            line = response.readline()
+            if line.startswith(b"data: "):
+                return json.loads(line[6:])
+            assert line, "the stream has ended"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    with ExitStack() as stack:
+
+        def starting(**settings: Any) -> Site:
+            site = Site(tmp_path, PageConfig(free_port(), **settings))
+            path = tmp_path / "control.sock"
+            stack.enter_context(ControlServer(path, site.handle))
+            inbox = tmp_path / "releases" / "new"
+            stack.enter_context(served_page(site.config, path, tmp_path, (), inbox))
+            return site
+
+        yield starting
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("page")
+    site = Site(folder, PageConfig(free_port()))
+    path, inbox = folder / "control.sock", folder / "releases" / "new"
+    with ControlServer(path, site.handle), served_page(site.config, path, folder, (), inbox):
+        yield site
+
+
+@pytest.fixture
+def site(shared: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(server, "POLL_S", 0.02)
+    shared.answer, shared.polls = host_status(NAMES), 0
+    shared.asked.clear()
+    return shared
+
+
+def test_all_may_read_on_this_machine_and_only_the_token_acts(site: Site) -> None:
+    assert site.open("GET", "/").status == 200
+    assert "board ada" in site.news(site.open("GET", "/events"))["parts"]
+    for path in ("/nonce", "/act", "/release"):
+        for token in (None, "", "wrong", site.token[:-1]):
+            assert site.open("POST", path, {}, token=token).status == 401
+    assert site.open("GET", "/events", token="wrong").status == 401, "a page with an old token"
+    assert site.asked == []
+
+
+def test_behind_a_proxy_nothing_is_read_without_the_token(start: Any) -> None:
+    site = start(behind_proxy=True, names=("fleet.example",))
+    assert site.open("GET", "/events").status == 401
+    stream = site.open("GET", "/events", token=site.token, Host="fleet.example")
+    assert site.news(stream)["parts"]
+
+
+def test_an_action_reaches_the_process_once(site: Site) -> None:
+    nonce = site.nonce()
+    ask = {"boards": "ada", "set": {"pause": 1}}
+    assert site.act(ask, nonce) == (200, {"said": "done"})
+    status, answer = site.act(ask, nonce)
+    assert (status, site.asked) == (409, [ask])
+    assert "taken before" in answer["error"]
+
+
+def test_a_nonce_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "NONCE_S", 0.0)
+    assert site.act({"boards": "ada", "mute": True})[0] == 409
+    monkeypatch.setattr(server, "NONCES_MAX", 1)
+    monkeypatch.setattr(server, "NONCE_S", 60.0)
+    first, _ = site.nonce(), site.nonce()
+    assert site.act({"boards": "ada", "mute": True}, first)[0] == 409, "at most so many wait"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Host": "evil.example:80"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": ""},
+    ],
+)
+def test_another_site_can_do_nothing(site: Site, headers: dict[str, str]) -> None:
+    status, answer = site.act({"boards": "ada", "mute": True}, **headers)
+    assert status == 403
+    assert "page" in answer["error"]
+    if "Host" in headers:
+        assert site.open("GET", "/events", **headers).status == 403, "a name that points here"
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        {"command": "status"},
+        {"backup": "/tmp/x"},
+        {"return_to": 3},
+        {"enrol": "export"},
+        {"enrol": "rotate", "rotation": "x"},
+        {"enrol": "code", "more": 1},
+        {"boards": "ada", "backup": "/tmp/x"},
+        {"published": "publish"},
+        {"data": "forget", "keys": ["a"]},
+        {},
+        [],
+        None,
+        "boards",
+    ],
+)
+def test_what_is_no_action_of_the_page_is_refused(site: Site, ask: Any) -> None:
+    assert site.act(ask)[0] == 400
+    assert site.asked == []
+
+
+@given(body=st.binary(max_size=200) | st.recursive(
+    st.none() | st.booleans() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["nonce", "ask", "boards", "data", "x"]), inner, max_size=4),
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_any_body_is_an_answer(shared: Site, body: bytes) -> None:
+    answer = shared.open("POST", "/act", body, token=shared.token)
+    assert answer.status in (400, 409)
+    assert json.load(answer)["error"]
+
+
+def test_a_body_without_end_is_cut(site: Site) -> None:
+    body = b"[" * (server.REQUEST_MAX + 1)
+    assert site.open("POST", "/act", body, token=site.token).status == 413
+
+
+def test_a_code_comes_with_a_picture(site: Site) -> None:
+    status, answer = site.act({"enrol": "code", "role": "node", "minutes": 30})
+    assert (status, answer["code"]) == (200, "7-tea")
+    assert answer["qr"].startswith("data:image/svg+xml")
+
+
+def test_a_release_is_put_where_the_host_looks(site: Site, monkeypatch: Any) -> None:
+    more = {"token": site.token, "X_Nonce": site.nonce()}
+    assert site.open("POST", "/release", b"whole release", **more).status == 200
+    assert (site.folder / "releases" / "new").read_bytes() == b"whole release"
+    assert site.asked == [{"published": "publish"}]
+    assert site.open("POST", "/release", b"again", **more).status == 409
+    monkeypatch.setattr(server, "RELEASE_MAX", 3)
+    more["X_Nonce"] = site.nonce()
+    assert site.open("POST", "/release", b"long", **more).status == 413
+    assert (site.folder / "releases" / "new").read_bytes() == b"whole release"
+
+
+def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
+    for answer in (site.open("GET", "/"), site.open("GET", "/static/page.js")):
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Set-Cookie" not in answer.headers
+    assert site.open("GET", "/static/..%2Fserver.py").status == 404
+    assert site.open("GET", "/static/none.js").status == 404
+    assert site.open("GET", "/etc/passwd").status == 404
+
+
+def test_a_hostile_name_is_text(site: Site) -> None:
+    name = '<img src=x onerror="alert(1)">'
+    site.answer = host_status([name])
+    stream = site.open("GET", "/events")
+    assert stream.headers["Content-Type"].startswith("text/event-stream")
+    while (part := site.news(stream)["parts"].get(f"board {name}")) is None:
+        pass
+    assert part["name"] == name
+    for path in (Path(server.__file__).parent / "static").glob("*.js"):
+        text = path.read_text()
+        for risky in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert risky not in text, path
+
+
+def test_a_slow_reader_holds_up_nobody_and_gets_the_newest(start: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "POLL_LONGEST_S", 0.02)
+    site = start()
+    site.answer = host_status([f"board-{n:03}" for n in range(300)], 60)
+    slow, quick = site.open("GET", "/events"), site.open("GET", "/events")
+    site.news(quick)
+    for version in range(61, 66):
+        site.answer = {**site.answer, "version": version}
+        assert site.news(quick)["parts"]["fleet"]["version"] == version
+    seen = [site.news(slow)["parts"]["fleet"]["version"]]
+    while seen[-1] < 65:
+        seen.append(site.news(slow)["parts"]["fleet"]["version"])
+    assert seen == sorted(seen)
+
+
+def test_so_many_pages_may_be_open(start: Any, monkeypatch: Any) -> None:
+    site = start()
+    monkeypatch.setattr(server, "READERS_MAX", 1)
+    first = site.open("GET", "/events")
+    site.news(first)
+    assert site.open("GET", "/events").status == 503
+
+
+def test_while_no_page_is_open_the_process_is_not_asked(start: Any) -> None:
+    site = start()
+    time.sleep(0.2)
+    assert site.polls == 0
+    site.news(site.open("GET", "/events"))
+    assert site.polls >= 1
+
+
+def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
+    site = Site(tmp_path, PageConfig(free_port()))
+    with served_page(site.config, tmp_path / "control.sock", tmp_path):
+        status, answer = site.act({"boards": "ada", "mute": True})
+    assert status == 502
+    assert "is it running" in answer["error"]
+
+
+def test_its_end_does_not_wait_for_readers(tmp_path: Path) -> None:
+    site = Site(tmp_path, PageConfig(free_port()))
+    path = tmp_path / "other.sock"
+
+    def pages() -> int:
+        return [thread.name for thread in threading.enumerate()].count("page")
+
+    before = pages()
+    with ControlServer(path, site.handle), served_page(site.config, path, tmp_path):
+        stream = site.open("GET", "/events")
+        site.news(stream)
+    assert stream.read().strip() == b""
+    assert pages() == before
+
+
+# TLS and the command
+
+
+def certificate(folder: Path, days: int) -> tuple[str, str]:
+    """A self-signed certificate for localhost, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "page.pem").write_bytes(made.public_bytes(pem))
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "page.key").write_bytes(secret)
+    return str(folder / "page.pem"), str(folder / "page.key")
+
+
+def test_over_tls_it_tells_when_its_certificate_ends(start: Any, tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path, 5)
+    site = start(certificate_file=chain, key_file=key, address="0.0.0.0")
+    check_page(site.config)
+    trust = ssl.create_default_context(cafile=chain)
+    connection = http.client.HTTPSConnection("localhost", site.config.port, context=trust)
+    connection.request("GET", "/events")
+    answer = connection.getresponse()
+    assert answer.status == 401, "others reach this address"
+    answer.read()
+    connection.request("GET", "/events", headers={"Authorization": f"Bearer {site.token}"})
+    texts = [alarm["text"] for alarm in site.news(connection.getresponse())["parts"]["alarms"]]
+    assert texts == ["the certificate page.pem ends in 5 days"]
+
+
+def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "host.toml"
+    head = f'state_dir = "{tmp_path}"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1"\n'
+    config.write_text(head)
+    assert main.main(["page", "--config", str(config)]) == 2
+    assert "set port in [page]" in capsys.readouterr().err
+    config.write_text(f"{head}[page]\nport = 8080\n")
+    assert main.main(["page", "--config", str(config)]) == 0
+    printed = capsys.readouterr().out.strip()
+    token = read_token(tmp_path)
+    assert printed == f"http://127.0.0.1:8080/#token={token}"
+    assert (tmp_path / "page.token").stat().st_mode & 0o777 == 0o600
+    assert main.main(["page", "--config", str(config), "--new-token"]) == 0
+    assert token not in capsys.readouterr().out
+    assert (
+        replace(PageConfig(1), names=("a.example",), behind_proxy=True).url == "https://a.example/"
+    )
