@@ -37,9 +37,11 @@ export function toast(text) {
 export const percent = (value, digits = 1) => (value == null ? "–" : `${(100 * value).toFixed(digits)} %`);
 export const number = (value, digits = 3) => (value == null ? "–" : Number(value.toPrecision(digits)).toString());
 
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
 export function size(bytes) {
   if (bytes == null) return "–";
-  if (bytes < 1e4) return `${Math.round(bytes).toLocaleString("en")} B`;
+  if (bytes < 1e4) return `${whole.format(bytes)} B`;
   return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(2)} MB`;
 }
 

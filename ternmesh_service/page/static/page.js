@@ -8,26 +8,39 @@ import { drawMap } from "/static/map.js";
 
 const BOARD = "board ", ROUND = "round ";
 const NO_TOKEN = "Read only: open the address that `ternmesh page` prints.";
+const SPARK_MAX = 30; // rounds in the small curve of a board
+const CURVES_AT_ONCE = 80;
 const LINES_MAX = 60; // boards with a line of their own in a chart; above, a band
 const parts = { fleet: {}, alarms: [] };
 const boards = new Map(), rounds = new Map(); // by name and by number
 const rows = new Map(); // of the table, by board
 let order = { key: "name", down: false };
 let chosen = ""; // the board whose details are open
-let waiting = false;
+let waiting = false, later = 0;
+const stale = new Set(); // boards whose small curve is not the newest
+let line = []; // the rounds in their order
+let series = new Map(); // loss and accuracy as [{round, value}] by board, "" for the fleet
+let drawn = ""; // what the map shows
 
 // What was reported
 
-/** The values of a board, or the medians of the fleet, as [{round, value}]. `which`: 0 loss, 1 accuracy. */
-function values(name, which) {
-  const found = [];
-  for (const round of [...rounds.values()].sort((a, b) => a.version - b.version)) {
-    const value = round.reports === undefined ? [round.metric_loss ?? round.loss, round.metric][which]
-      : name ? round.reports[name]?.[which] : [round.loss, round.accuracy][which];
-    if (value != null) found.push({ round, value });
+/** Sort the rounds, and what each board reported in them. */
+function learn() {
+  line = [...rounds.values()].sort((a, b) => a.version - b.version);
+  series = new Map();
+  const note = (name, round, both) => {
+    if (!series.has(name)) series.set(name, [[], []]);
+    const kept = series.get(name);
+    for (const which of [0, 1]) if (both[which] != null) kept[which].push({ round, value: both[which] });
+  };
+  for (const round of line) {
+    note("", round, round.reports ? [round.loss, round.accuracy] : [round.metric_loss ?? round.loss, round.metric]);
+    for (const name in round.reports) note(name, round, round.reports[name]);
   }
-  return found;
 }
+
+/** The values of a board, or the medians of the fleet. `which`: 0 loss, 1 accuracy. */
+const values = (name, which) => series.get(name)?.[which] ?? [];
 
 const ago = (at) => (at == null ? null : Math.max(0, Date.now() / 1000 - at));
 
@@ -115,8 +128,18 @@ function showCurve(board) {
       path = draw("path");
       cells.line.append(draw("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" }, path));
     }
-    path.setAttribute("d", spark(known));
+    path.setAttribute("d", spark(known.slice(-SPARK_MAX)));
   } else cells.line.replaceChildren();
+}
+
+/** Show the small curves that are not new, some at a time, so that a large fleet stays fluent. */
+function showCurvesOfRows() {
+  clearTimeout(later);
+  for (const name of [...stale].slice(0, CURVES_AT_ONCE)) {
+    stale.delete(name);
+    if (rows.has(name)) showCurve(boards.get(name));
+  }
+  if (stale.size) later = setTimeout(showCurvesOfRows, 30);
 }
 
 function showHeard(board) {
@@ -180,8 +203,8 @@ function showAlarms() {
 function showTiles() {
   const { fleet } = parts, figures = fleet.metrics ?? {};
   const known = values("", 1), first = known[0]?.value, now = known.at(-1)?.value;
-  const all = [...rounds.values()].sort((a, b) => a.version - b.version), newest = all.at(-1);
-  const spent = all.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
+  const newest = line.at(-1);
+  const spent = line.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
   const gained = now == null ? null : 100 * (now - first);
   const tiles = [
     ["Accuracy", percent(now ?? fleet.metric), first == null || known.length < 2 ? "" : `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}`],
@@ -209,7 +232,7 @@ function showTiles() {
 function places() {
   const over = byId("over").value, found = new Map();
   let sum = 0;
-  for (const round of [...rounds.values()].sort((a, b) => a.version - b.version)) {
+  for (const round of line) {
     if (over === "bytes") sum += round.bytes_up + round.bytes_down;
     if (over === "seconds") sum += round.seconds;
     found.set(round, over === "version" ? round.version : sum);
@@ -251,7 +274,7 @@ function showCurves() {
 
 function showRounds() {
   byId("round-section").hidden = parts.fleet.role !== "host" || rounds.size === 0;
-  const newest = [...rounds.values()].sort((a, b) => b.version - a.version).slice(0, 8);
+  const newest = line.slice(-8).reverse();
   const heads = ["Round", "Boards", "Missing", "Accuracy", "Loss", "Up", "Down", "Time"];
   byId("round-rows").replaceChildren(...newest.map((round) => make("tr", {}, ...[
     String(round.version), String(round.counted), some(round.missing ?? []) || "none", percent(round.accuracy), number(round.loss),
@@ -371,21 +394,25 @@ function take(message) {
     } else parts[name] = part;
   }
   for (const version of [...rounds.keys()].sort((a, b) => a - b).slice(0, -200)) rounds.delete(version);
+  if (changed.rounds || message.anew) learn();
   const isHost = parts.fleet.role === "host";
   byId("fleet").hidden = byId("map-section").hidden = byId("one-label").hidden = !isHost;
   for (const name of changed.boards) showBoard(boards.get(name));
-  if (changed.rounds) for (const board of boards.values()) showCurve(board);
-  else for (const name of changed.boards) showCurve(boards.get(name));
+  for (const name of changed.rounds ? boards.keys() : changed.boards) stale.add(name);
+  showCurvesOfRows();
   showFleet();
-  if (message.parts.alarms) showAlarms();
+  if (message.parts.alarms || message.anew) showAlarms();
   showTiles();
   if (isHost && changed.boards.size) {
     listOne();
     arrange();
-    drawMap(byId("map"), [...boards.values()].map((board) => ({ board, state: stateOf(board) })), parts.fleet);
+    const known = [...boards.values()].map((board) => ({ board, state: stateOf(board) }));
+    const shown = JSON.stringify(known.map(({ board, state }) => [board.name, state[0], board.gateway]));
+    if (shown !== drawn) setTimeout(() => drawMap(byId("map"), known, parts.fleet), 60); // after the table
+    drawn = shown;
   }
   if (changed.rounds || message.anew) {
-    if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; showCurves(); }); }
+    if (!waiting) { waiting = true; setTimeout(() => { waiting = false; showCurves(); }, 30); }
     showRounds();
   }
   if (parts.fleet.role === "node") labelling(byId("labelling"), byId("label-room"), parts.fleet);
