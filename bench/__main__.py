@@ -36,6 +36,8 @@ NAMES = (
     "personal",
     "fleet",
     "firmware",
+    "page",
+    "peers",
     "house",
 )
 

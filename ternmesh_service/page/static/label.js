@@ -115,7 +115,9 @@ async function undo() {
   } catch (error) {
     toast(error.message);
   }
-  load(mode);
+  await load(mode);
+  queue.sort((a, b) => step.keys.includes(b.key) - step.keys.includes(a.key)); // where they were
+  render();
 }
 
 function skip() {
