@@ -38,6 +38,7 @@ NAMES = (
     "firmware",
     "page",
     "peers",
+    "wake_word",
     "house",
 )
 
