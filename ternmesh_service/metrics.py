@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError, limits
 from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.observer import newest_reports
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -144,12 +145,11 @@ def _host(answer: Answer) -> Iterator[Sample]:
         yield "round_seconds", row["seconds"], ()
         yield "round_bytes", float(sum(row["bytes_up"].values())), (("direction", "up"),)
         yield "round_bytes", float(row["bytes_down"]), (("direction", "down"),)
-    for row in [row for row in answer["history"] if row["evaluations"]][-1:]:
-        yield from _values(row, {"loss": "fleet_loss", "accuracy": "fleet_accuracy"})
-        for name, values in row["reports"].items():
-            for key, value in zip(("board_loss", "board_accuracy"), values, strict=True):
-                if value is not None:
-                    yield key, value, (("board", str(name)),)
+    for name, values in newest_reports(answer["history"]).items():
+        labels = (("board", name),) if name else ()
+        for key, value in zip(("loss", "accuracy"), values, strict=True):
+            if value is not None:
+                yield f"board_{key}" if name else f"fleet_{key}", value, labels
     measured = answer.get("metrics") or {}
     same = "convergence_rate", "model_divergence", "communication_overhead", "byzantine_detections"
     yield from _values(measured, dict(zip(same, same, strict=True)))

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_service.config_file import PATH
 from ternmesh_service.control_socket import ANSWER_S, BOARDS, ControlError, ask
 from ternmesh_service.home_assistant import BIRTH, Document, Topics, discovery
-from ternmesh_service.observer import Status, observed
+from ternmesh_service.observer import Status, newest_reports, observed
 from transports.base import HOST, check_name, check_node
 from transports.link_config import LinkConfig, link_settings
 
@@ -142,7 +142,10 @@ def health(status: Status, now: float) -> dict[str, Document]:
     if status["role"] == "node":
         return {"": {**about, **_own(status)}}
     nodes = status["nodes"]
-    reports = _reports(status["history"])
+    reports = {
+        name: dict(zip(_NO_REPORT, map(_rounded, values), strict=True))
+        for name, values in newest_reports(status["history"]).items()
+    }
     fleet = {
         **about,
         "phase": status["phase"],
@@ -157,21 +160,6 @@ def health(status: Status, now: float) -> dict[str, Document]:
         for node in known
     }
     return {"": fleet, **boards}
-
-
-def _reports(history: Sequence[Status]) -> dict[str, Document]:
-    """The newest loss and accuracy by board, and of the fleet as "".
-
-    A report may lack either: it has another value in place of the accuracy in some rounds.
-    """
-    found: dict[str, Document] = {}
-    for row in history:
-        pairs = {**row["reports"], "": (row["loss"], row["accuracy"])}
-        for name, values in pairs.items():
-            old = found.get(name, _NO_REPORT)
-            new = dict(zip(_NO_REPORT, map(_rounded, values), strict=True))
-            found[name] = {key: old[key] if new[key] is None else new[key] for key in new}
-    return found
 
 
 def _board(node: Status, now: float, *, is_over: bool) -> Document:

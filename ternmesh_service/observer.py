@@ -5,7 +5,7 @@ What is done with the status may be slow or fail: the process does not notice.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,22 @@ def observed(
     finally:
         stop.set()
         thread.join(timeout=5.0)
+
+
+def newest_reports(history: Sequence[Status]) -> dict[str, tuple[float | None, float | None]]:
+    """The newest loss and accuracy by board in a host's history, and of the fleet as "".
+
+    A report may lack either: it has another value in place of the accuracy in some rounds.
+    """
+    found: dict[str, tuple[float | None, float | None]] = {}
+    for row in history:
+        for name, (loss, accuracy) in {
+            **row["reports"],
+            "": (row["loss"], row["accuracy"]),
+        }.items():
+            old = found.get(name, (None, None))
+            found[name] = old[0] if loss is None else loss, old[1] if accuracy is None else accuracy
+    return found
 
 
 def _observe(
