@@ -1,6 +1,7 @@
 """`ternmesh page`: the address of the web page of a host or node, with its token."""
 
 import argparse
+import sys
 
 from ternmesh.config import ConfigError
 from ternmesh_cli.keys import read
@@ -24,5 +25,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.config} has no page: set port in [page], 8080 say")
     if arguments.new_token:
         (end.folder / TOKEN).unlink(missing_ok=True)
+        print("start the program again: until then it takes the old token", file=sys.stderr)
     print(f"{page.url}#token={read_token(end.folder)}")
     return 0

@@ -68,8 +68,9 @@ def check_page(config: PageConfig) -> None:
 def read_token(folder: Path) -> str:
     """The token of the page in a state folder; it is made at the first call. OSError."""
     path = folder / TOKEN
-    with suppress(FileExistsError):
-        create_private_file(path, secrets.token_urlsafe(24).encode())
+    if not path.exists():
+        with suppress(FileExistsError):  # another process was faster
+            create_private_file(path, secrets.token_urlsafe(24).encode())
     return path.read_text().strip()
 
 

@@ -36,7 +36,11 @@ class Feed:
             self._run = run
             self.rounds.clear()
             self._forget(list(self._parts))
-        for row in answer.get("history", ()):
+        rows = answer.get("history", ())
+        if rows and self.rounds and rows[0]["version"] > self.version + 1:  # some were missed
+            self._forget([f"{ROUND}{version}" for version in self.rounds])
+            self.rounds.clear()
+        for row in rows:
             self.rounds[row["version"]] = row
         old = sorted(self.rounds)[:-ROUNDS_MAX]
         for version in old:
@@ -46,21 +50,27 @@ class Feed:
 
     def take(self, parts: Parts) -> bool:
         """Keep the parts; whether one has changed. Rounds that are not among them stay."""
-        number = self.number + 1
+        before = self.number
         self._forget([n for n in self._parts if n not in parts and not n.startswith(ROUND)])
         for name, part in parts.items():
-            kept = steadied(self._parts.get(name), part)
-            if name not in self._parts or kept != self._parts[name]:
-                self._parts[name] = kept
-                text = json.dumps(kept, separators=(",", ":"))
-                self._written[name] = number, text
-                self.number = number
-        return self.number == number
+            self.put(name, part, before + 1)
+        return self.number > before
+
+    def put(self, name: str, part: object, number: int = 0) -> bool:
+        """Keep one part, with the number of its change, by default a new one; whether it is one."""
+        kept = steadied(self._parts.get(name), part)
+        if name in self._parts and kept == self._parts[name]:
+            return False
+        self.number = number or self.number + 1
+        self._parts[name] = kept
+        self._written[name] = self.number, json.dumps(kept, separators=(",", ":"))
+        return True
 
     def _forget(self, names: Collection[str]) -> None:
         """Parts are gone: readers begin anew with the next number."""
         for name in names:
-            del self._parts[name], self._written[name]
+            self._parts.pop(name, None)
+            self._written.pop(name, None)
             self._began = self.number + 1
 
     def since(self, number: int) -> str:

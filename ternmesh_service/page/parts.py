@@ -7,7 +7,7 @@ from typing import Any
 from ternmesh_service.page.alarms import Machine, alarms
 
 Answer = Mapping[str, Any]
-Parts = dict[str, dict[str, Any] | list[dict[str, Any]]]
+Parts = dict[str, Any]
 
 ROUND = "round "
 STEADY_S = 5.0  # two times that differ by less are the same: they are measured anew each time
@@ -28,6 +28,8 @@ def parts(answer: Answer, rounds: Sequence[Answer], machine: Machine, now: float
     fleet = {key: answer[key] for key in _FLEET if answer.get(key) is not None}
     fleet |= {key: transport.get(key) for key in ("connected", "airtime_us", "airtime_left_us")}
     fleet["link"] = transport.get("broker") or transport.get("port")
+    if (air_us := transport.get("airtime_us")) and (sent := transport.get("bytes_out")):
+        fleet["air_s_per_byte"] = air_us / 1e6 / sent
     fleet["refused"] = sum((answer.get("refused") or {}).values())
     fleet["insecure"] = (answer.get("security") or {}).get("mode") == "insecure"
     if answer.get("deadline_s") is not None:
@@ -41,7 +43,8 @@ def parts(answer: Answer, rounds: Sequence[Answer], machine: Machine, now: float
     }
     for node in answer.get("nodes", ()):
         found[f"board {node['name']}"] = _board(node, signals.get(node["name"]), now)
-    for row in answer.get("history", ()):
+    kept = {row["version"] for row in rounds}
+    for row in (row for row in answer.get("history", ()) if row["version"] in kept):
         found[f"{ROUND}{row['version']}"] = _round(row)
     return found
 

@@ -23,13 +23,15 @@ from typing import Any
 import uvicorn
 from cryptography.x509 import load_pem_x509_certificates
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_service.control_socket import BOARDS, DATA, PUBLISHED, ask
+from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, PUBLISHED, ControlError, ask
 from ternmesh_service.page.alarms import Machine
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.page.feed import Feed
@@ -39,6 +41,8 @@ STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 READERS_MAX = 32  # open pages
 CONNECTIONS_MAX = 100
+FIRST_S = 10.0  # a connection without a request for so long is closed
+ACTIONS_MAX, SAMPLES_S = 8, 60.0  # at once; the longest wait for an answer about samples
 REQUEST_MAX = 1 << 16  # bytes of an action
 RELEASE_MAX = 1 << 27
 NONCES_MAX, NONCE_S = 64, 60.0
@@ -77,6 +81,20 @@ class Refusal(TernmeshError):
         self.status = status
 
 
+class _Connection(H11Protocol):
+    """A connection: it is closed where there are too many, and where no request comes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+        self.loop.call_later(FIRST_S, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
 class Nonces:
     """One-time numbers for actions, so that a recorded one cannot be sent again."""
 
@@ -110,12 +128,14 @@ class Page:
     ) -> None:
         self._config, self._token, self._socket, self._folder = config, token, socket, folder
         self._certificates, self._inbox = certificates, inbox
+        self._began = time.monotonic()
         self._nonces = Nonces()
         self._feed = Feed()
         self._news = asyncio.Event()  # of the next change; each change has its own
         self._has_ended = False
         self._wanted = asyncio.Event()
-        self._readers = 0
+        self._readers = self._actions = 0
+        self._upload = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         own = {config.address, "localhost", sockets.gethostname(), *config.names}
         self._names = {name.lower() for name in own}
@@ -130,7 +150,10 @@ class Page:
             Route("/act", self._guarded(self._act), methods=["POST"]),
             Route("/release", self._guarded(self._release), methods=["POST"]),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        other = {HTTPException: self._guarded(self._nothing)}
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=other)
+        app.router.redirect_slashes = False
+        return app
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -156,17 +179,24 @@ class Page:
     def _guarded(self, handler: Any) -> Any:
         """A handler behind the checks of all requests; a refusal is a sentence."""
 
-        async def answer(request: Request) -> Response:
+        async def answer(request: Request, _error: object = None) -> Response:
             try:
                 self._check_origin(request)
                 found: Response = await handler(request)
-            except (Refusal, TernmeshError, ClientDisconnect, OSError) as error:
-                status = error.status if isinstance(error, Refusal) else 502
-                found = JSONResponse({"error": str(error)}, status)
+            except Refusal as error:
+                found = JSONResponse({"error": str(error)}, error.status)
+            except ControlError as error:
+                found = JSONResponse({"error": str(error)}, 502)
+            except (ClientDisconnect, OSError) as error:
+                _log.warning("a request of the page failed: %r", error)
+                found = JSONResponse({"error": "the host cannot do this now: see its log"}, 502)
             found.headers.update(HEADERS)
             return found
 
         return answer
+
+    async def _nothing(self, _request: Request) -> Response:
+        raise Refusal(404, "there is no such page")
 
     def _check_origin(self, request: Request) -> None:
         """Refuse what another site makes a browser ask, also by a name that it points here."""
@@ -185,9 +215,10 @@ class Page:
             raise Refusal(401, "this needs the token: open the address that `ternmesh page` prints")
 
     async def _static(self, request: Request) -> Response:
-        path = STATIC / request.path_params.get("name", "index.html")
-        if path.suffix not in TYPES or path.parent != STATIC or not path.is_file():
-            raise Refusal(404, "there is no such page")
+        name = request.path_params.get("name", "index.html")
+        path = next((path for path in STATIC.iterdir() if path.name == name), None)
+        if path is None:
+            return await self._nothing(request)
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
 
     async def _events(self, request: Request) -> Response:
@@ -198,6 +229,8 @@ class Page:
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[str]:
+        if self._readers >= READERS_MAX:  # others have come at the same time
+            return
         self._readers += 1
         self._wanted.set()
         number = 0
@@ -216,31 +249,37 @@ class Page:
 
     async def _poll(self) -> None:
         """Keep the feed new while somebody reads it."""
-        said = ""
+        trouble = ""
         while True:
             await self._wanted.wait()
             began = time.monotonic()
             try:
-                has_changed = await asyncio.to_thread(self._read)
-            except (TernmeshError, OSError) as error:
-                has_changed = False
-                if str(error) != said:
-                    said = str(error)
-                    _log.warning("the page has no news: %s", said)
+                has_changed = self._take(*await asyncio.to_thread(self._look), time.time())
+                trouble = ""
+            except Exception as error:  # noqa: BLE001  (an answer of any kind: it must stop nothing)
+                if trouble != (trouble := f"no news: {error}"):
+                    _log.warning("the page has %s (%s)", trouble, type(error).__name__)
+                has_changed = self._feed.put("trouble", trouble)
             if has_changed:
                 self._announce()
             took_s = time.monotonic() - began
             await asyncio.sleep(min(max(POLL_S, SHARE * took_s), POLL_LONGEST_S))
 
-    def _read(self) -> bool:
-        """Take a status; whether it has news."""
-        feed, now = self._feed, time.time()
-        answer = ask(self._socket, {"command": "status", "since": max(0, feed.version - 1)})
-        feed.take_rounds(answer)
-        rounds = [feed.rounds[version] for version in sorted(feed.rounds)]
+    def _look(self) -> tuple[dict[str, Any], Machine]:
+        """A status, and what the machine says; in another thread, which changes nothing here."""
+        since = max(0, self._feed.version - 1)
+        answer = ask(self._socket, {"command": "status", "since": since})
         free_mb = shutil.disk_usage(self._folder).free / 1e6
-        machine = Machine(free_mb, dict(_ends(self._certificates, now)))
-        return feed.take(parts(answer, rounds, machine, now))
+        up_s = time.monotonic() - self._began
+        return answer, Machine(free_mb, dict(_ends(self._certificates, time.time())), up_s)
+
+    def _take(self, answer: dict[str, Any], machine: Machine, now: float) -> bool:
+        """Take a status; whether it has news."""
+        self._feed.take_rounds(answer)
+        rounds = [self._feed.rounds[version] for version in sorted(self._feed.rounds)]
+        found = parts(answer, rounds, machine, now)
+        found["fleet"] |= {"publishes": self._inbox is not None}
+        return self._feed.take(found)
 
     async def _make_nonce(self, request: Request) -> Response:
         self._check_token(request)
@@ -260,7 +299,14 @@ class Page:
         words, more = ACTIONS[key]
         if (words and word not in words) or not asked.keys() <= {key, *more}:
             raise Refusal(400, "this is no action of the page: load it again")
-        answer = dict(await asyncio.to_thread(ask, self._socket, asked))
+        if self._actions >= ACTIONS_MAX:
+            raise Refusal(503, "too many actions at once: wait for the answers")
+        self._actions += 1
+        try:
+            wait_s = SAMPLES_S if key == DATA else ANSWER_S
+            answer = dict(await asyncio.to_thread(ask, self._socket, asked, wait_s))
+        finally:
+            self._actions -= 1
         if "code" in answer:
             answer["qr"] = _qr(str(answer["code"]))
         return JSONResponse(answer)
@@ -271,18 +317,27 @@ class Page:
         if self._inbox is None:
             raise Refusal(404, "releases are published by a host")
         self._take_nonce(request.headers.get("x-nonce", ""))
-        self._inbox.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._inbox.with_suffix(".upload")
-        with unfinished.open("wb") as file:
-            size = 0
-            async for block in request.stream():
-                size += len(block)
-                if size > RELEASE_MAX:
-                    raise Refusal(413, f"a release has at most {RELEASE_MAX:,} bytes")
-                file.write(block)
-        Path(f"{self._inbox}.json").write_text(str(CANARY))
-        unfinished.replace(self._inbox)
+        if self._upload.locked():
+            raise Refusal(409, "another release is on its way: wait until it is here")
+        async with self._upload:
+            await self._receive(request, self._inbox)
         return JSONResponse(await asyncio.to_thread(ask, self._socket, {PUBLISHED: "publish"}))
+
+    async def _receive(self, request: Request, inbox: Path) -> None:
+        """Write the body of a request to the inbox; it is there as a whole or not at all."""
+        inbox.parent.mkdir(parents=True, exist_ok=True)
+        unfinished, size = inbox.with_suffix(".upload"), 0
+        try:
+            with unfinished.open("wb") as file:
+                async for block in request.stream():
+                    size += len(block)
+                    if size > RELEASE_MAX:
+                        raise Refusal(413, f"a release has at most {RELEASE_MAX:,} bytes")
+                    await asyncio.to_thread(file.write, block)
+            Path(f"{inbox}.json").write_text(str(CANARY))
+            unfinished.replace(inbox)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def _take_nonce(self, nonce: object) -> None:
         if not self._nonces.take(str(nonce), time.monotonic()):
@@ -341,14 +396,13 @@ def serving(
         settings = uvicorn.Config(
             page.app(),
             loop="asyncio",
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=1,
             ssl_certfile=config.certificate_file,
             ssl_keyfile=config.key_file,
@@ -360,13 +414,15 @@ def serving(
             f"[page] cannot be served on {config.address} port {config.port}: "
             f"{error.strerror or error}"
         ) from error
-    server = uvicorn.Server(settings)
+    server, log = uvicorn.Server(settings), logging.getLogger("uvicorn.error")
+    log.setLevel(logging.WARNING)
     thread = threading.Thread(target=server.run, args=([listening],), name="page", daemon=True)
     thread.start()
     _log.info("the page is on %s; `ternmesh page` prints the address with its token", config.url)
     try:
         yield
     finally:
+        log.setLevel(logging.CRITICAL)  # that it closes open pages is no error
         server.should_exit = True
         page.end()
         thread.join(timeout=5.0)

@@ -141,6 +141,12 @@ class Browser:
         )
         return text
 
+    def curve(self) -> str:
+        """The path of the fleet's accuracy; the chart may be drawn anew at any moment."""
+        script = "return document.querySelector('#accuracy .fleet-line')?.getAttribute('d') ?? ''"
+        path: str = self.driver.execute_script(script)
+        return path
+
     def button(self, text: str, within: str = "body") -> Any:
         rows = [row for row in self.all(f"{within} button") if text in row.text]
         assert rows, text
@@ -185,11 +191,10 @@ def test_the_page_of_a_fleet_shows_it_live_and_all_can_read_it(
 ) -> None:
     page = browse(fleet.url("host"), width, dark=dark)
     page.until(lambda: len(page.all("#rows tr")) == 2)
-    line = "#accuracy .fleet-line"
-    page.until(lambda: page.all(line) and "L" in page.one(line).get_attribute("d"))
-    before, version = page.one(line).get_attribute("d"), page.text("#phase")
+    page.until(lambda: "L" in page.curve())
+    before, version = page.curve(), page.text("#phase")
     page.until(lambda: page.text("#phase").split(":")[0] != version.split(":")[0])
-    page.until(lambda: page.one(line).get_attribute("d") != before, "the curve moves")
+    page.until(lambda: page.curve() != before, "the curve moves")
     assert "good" in page.one("[data-board=theo] .state").get_attribute("class")
     assert page.text("#alarms") == "None: all is well."
     assert len(page.all("#map circle.spot")) == 3
@@ -213,6 +218,8 @@ def test_an_action_needs_the_token(fleet: Fleet, browse: Any) -> None:
     )
     assert refused == 401
     assert page.driver.execute_script("return document.cookie + localStorage.length") == "0"
+    page.driver.get(fleet.url("host"))  # only the fragment differs
+    page.until(lambda: page.all("#rows tr") and page.button("Pause all").is_enabled())
 
 
 def test_the_keyboard_alone_pauses_a_board_and_starts_it_again(fleet: Fleet, browse: Any) -> None:
@@ -251,9 +258,8 @@ def test_a_muted_board_is_shown_with_the_reason(fleet: Fleet, browse: Any) -> No
     page.until(lambda: page.all("[data-board=nicolas] button.name"))
     page.driver.execute_script("arguments[0].click()", page.one("[data-board=nicolas] button.name"))
     page.button("Mute it", "#detail").click()
-    page.press(Keys.ESCAPE)
     page.until(lambda: "muted by the owner" in page.text("[data-board=nicolas]"))
-    page.driver.execute_script("arguments[0].click()", page.one("[data-board=nicolas] button.name"))
+    page.until(lambda: "Count it again" in page.text("#detail-acts"), "the details are renewed")
     page.button("Count it again", "#detail").click()
     page.until(lambda: "muted" not in page.text("[data-board=nicolas]"))
 

@@ -58,39 +58,69 @@ def test_a_fleet_that_does_well_has_no_alarm() -> None:
             (WARN, "bob", "counts 10%: raises the error"),
         ),
         (
-            {"board": {"report": {"disk_free_mb": 80}}},
+            {"board": {"report": {"disk_free_mb": 80}, "reported_s_ago": 9000.0}},
             (WARN, "bob", "80 MB of its disk were free at its last report"),
         ),
         (
-            {"board": {"report": {"activity": "paused: too hot", "temperature_c": 83.5}}},
+            {
+                "board": {
+                    "report": {"activity": "paused: too hot", "temperature_c": 83.5},
+                    "reported_s_ago": 60.0,
+                }
+            },
             (WARN, "bob", "too hot: 83.5 °C"),
         ),
     ],
 )
 def test_a_board_that_needs_its_owner_is_an_alarm(changes: Any, alarm: Any) -> None:
-    nodes = [board("ada"), board("bob", **changes)]
+    nodes = [board("ada"), board("bob", **changes), board("eve")]
     assert told(nodes=nodes) == [alarm]
-    assert told(nodes=[nodes[0], {**nodes[1], "revoked": True}]) == []
+    assert told(nodes=[nodes[0], {**nodes[1], "revoked": True}, nodes[2]]) == []
 
 
 def test_a_board_that_the_owner_muted_is_none() -> None:
     muted = board("bob", standing={"weight": 0.0, "reason": "muted by the owner", "since": 0})
-    assert told(nodes=[muted]) == []
+    assert told(nodes=[muted, board("ada")]) == []
+
+
+def test_a_host_that_just_started_waits_with_alarms() -> None:
+    nodes = [board(name, active=False, heard_s_ago=None) for name in NAMES]
+    few = (WARN, "", "0 of the 2 boards that a round needs are here")
+    assert told(Machine(9000.0, {}, 5.0), nodes=nodes) == [few]
+    assert len(told(nodes=nodes)) == 4
+    assert told(nodes=[], phase="finished") == []
+
+
+def test_a_node_has_alarms_of_its_own() -> None:
+    node: dict[str, Any] = {
+        "role": "node",
+        "activity": "paused: too hot",
+        "held_back": "84 C, waits for 75 C",
+    }
+    assert [alarm.text for alarm in alarms(node, [], FINE)] == ["training is paused: too hot"]
+    node = {"role": "node", "activity": "revoked by the host", "diverged": 3}
+    node["source"] = {"last_failure": "no device"}
+    assert [alarm.level for alarm in alarms(node, [], FINE)] == [BAD, WARN, WARN]
 
 
 def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:
-    good = [made_round(version, NAMES, 0.9) for version in range(1, 6)]
-    bad = [made_round(version, NAMES, 0.8) for version in range(6, 9)]
-    assert told(rounds=[*good, bad[0]]) == [], "one round says nothing"
+    good = [made_round(version, NAMES, 0.9) for version in range(1, 11)]
+    bad = [made_round(version, NAMES, 0.8) for version in range(11, 16)]
+    assert told(rounds=[*good, *bad[:2]]) == [], "two rounds say nothing"
     fallen = told(rounds=[*good, *bad])
     assert fallen == [(BAD, "", "the accuracy of the fleet fell from 90.0% to 80.0%")]
 
 
 def test_a_board_whose_own_accuracy_falls_is_named() -> None:
-    rounds = [made_round(version, NAMES, 0.9) for version in range(1, 9)]
-    for row in rounds[4:]:
+    rounds = [made_round(version, NAMES, 0.9) for version in range(1, 13)]
+    for row in rounds[6:]:
         row["reports"]["eve"] = (2.0, 0.5)
     assert [about for _, about, _ in told(rounds=rounds)] == ["eve"]
+    gone = [board("ada"), board("bob"), board("eve", revoked=True)]
+    assert told(rounds=rounds, nodes=gone) == []
+    for row in rounds[-5:]:
+        del row["reports"]["eve"]
+    assert told(rounds=rounds) == [], "it reports no longer"
 
 
 def test_the_machine_has_alarms_of_its_own() -> None:
@@ -141,6 +171,20 @@ def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
     other = host_status(NAMES, 1, run="other")
     feed.take_rounds(other)
     assert list(feed.rounds) == [1]
+
+
+def test_rounds_that_were_missed_leave_no_gap() -> None:
+    feed, answer = Feed(), host_status(NAMES, 3)
+    feed.take_rounds(answer)
+    feed.take(parts_of(answer))
+    number = feed.number
+    later = host_status(NAMES, 40)
+    later["history"] = later["history"][20:]
+    feed.take_rounds(later)
+    feed.take(parts_of(later))
+    news = json.loads(feed.since(number))
+    assert news["anew"]
+    assert next(name for name in news["parts"] if name.startswith("round")) == "round 21"
 
 
 def test_rounds_are_bounded_and_sliding_is_no_new_beginning() -> None:
@@ -220,7 +264,7 @@ class Site:
         if token is not None:
             own["Authorization"] = f"Bearer {token}"
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
         connection.request(method, path, data, {**own, **names})
         return connection.getresponse()
 
@@ -398,7 +442,11 @@ def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
         assert "Set-Cookie" not in answer.headers
     assert site.open("GET", "/static/..%2Fserver.py").status == 404
     assert site.open("GET", "/static/none.js").status == 404
-    assert site.open("GET", "/etc/passwd").status == 404
+    for path in ("/etc/passwd", "/static/" + "a" * 3000, "/nonce/"):
+        answer = site.open("GET", path)
+        assert answer.status == 404
+        assert "Content-Security-Policy" in answer.headers
+        assert json.load(answer) == {"error": "there is no such page"}
 
 
 def test_a_hostile_name_is_text(site: Site) -> None:
@@ -452,6 +500,56 @@ def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
         status, answer = site.act({"boards": "ada", "mute": True})
     assert status == 502
     assert "is it running" in answer["error"]
+
+
+def test_a_status_of_another_kind_is_trouble_that_ends(site: Site) -> None:
+    stream = site.open("GET", "/events")
+    site.answer = {"role": "host", "history": []}
+    while "trouble" not in (news := site.news(stream))["parts"]:
+        pass
+    assert news["parts"]["trouble"].startswith("no news")
+    site.answer = host_status(NAMES)
+    while not site.news(stream)["anew"]:
+        pass
+
+
+def test_connections_that_say_nothing_are_closed(start: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(server, "FIRST_S", 0.3)
+    site = start()
+    address = site.config.address, site.config.port
+    idle = [socket.create_connection(address, 5) for _ in range(6)]
+    assert [one.recv(1) for one in idle] == [b""] * 6
+    assert site.open("GET", "/").status == 200
+
+
+def test_two_releases_do_not_mix(site: Site, monkeypatch: Any) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        yield b"first, "
+        begun.set()
+        go_on.wait(5)
+        yield b"whole"
+
+    more = {"token": site.token}
+    answers: list[int] = []
+    first = site.nonce()
+
+    def send() -> None:
+        answers.append(site.open("POST", "/release", slow(), X_Nonce=first, **more).status)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    begun.wait(5)
+    while not (site.folder / "releases" / "new.upload").exists():
+        time.sleep(0.01)
+    assert site.open("POST", "/release", b"second", X_Nonce=site.nonce(), **more).status == 409
+    go_on.set()
+    thread.join()
+    assert answers == [200]
+    assert (site.folder / "releases" / "new").read_bytes() == b"first, whole"
+    assert not (site.folder / "releases" / "new.upload").exists()
 
 
 def test_its_end_does_not_wait_for_readers(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import { draw, make } from "/static/dom.js";
 
 const LEFT = 46, BOTTOM = 22, TOP = 8, RIGHT = 10;
 
-/** Round steps for an axis of about `count` ticks. */
-function ticks(low, high, count) {
-  const raw = (high - low || 1) / count;
+/** Round steps for an axis of about `count` ticks, at least `least` apart. */
+function ticks(low, high, count, least = 0) {
+  const raw = Math.max((high - low || 1) / count, least);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= raw);
   const found = [];
@@ -18,7 +18,7 @@ const path = (points, x, y) =>
   points.map((point, i) => `${i ? "L" : "M"}${x(point.x).toFixed(1)} ${y(point.y).toFixed(1)}`).join("");
 
 /** Draw into `room`. `lines` have kind (a CSS class), name and points; `band` is low and high points. */
-export function chart(room, { lines, band, showX, showY, about }) {
+export function chart(room, { lines, band, showX, showY, about, step = 0 }) {
   const width = room.clientWidth || 400, height = room.clientHeight || 200;
   const all = [...lines.flatMap((line) => line.points), ...(band ? [...band.low, ...band.high] : [])];
   room.replaceChildren();
@@ -42,7 +42,7 @@ export function chart(room, { lines, band, showX, showY, about }) {
       draw("text", { x: LEFT - 6, y: y(at) + 4, "text-anchor": "end" }, showY(at)),
     );
   }
-  for (const at of ticks(left, right, width / 110)) {
+  for (const at of ticks(left, right, width / 110, step)) {
     svg.append(draw("text", { x: x(at), y: height - 6, "text-anchor": "middle" }, showX(at)));
   }
   if (band) {

@@ -28,6 +28,14 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Render what is in `room` anew, and give the focus back to the element at the same place. */
+export function keepFocus(room, render) {
+  const all = () => [...room.querySelectorAll("button, input, select")];
+  const place = all().indexOf(document.activeElement);
+  render();
+  if (place >= 0 && !room.contains(document.activeElement)) all()[place]?.focus();
+}
+
 export function toast(text) {
   const line = make("p", {}, text);
   byId("toast").append(line);

@@ -7,6 +7,8 @@ if (fragment.has(TOKEN)) {
   history.replaceState(null, "", location.pathname);
 }
 
+addEventListener("hashchange", () => { if (location.hash.includes(`${TOKEN}=`)) location.reload(); });
+
 /** Whether the owner opened this page with the token. */
 export const mayAct = () => sessionStorage.getItem(TOKEN) !== null;
 

@@ -32,7 +32,7 @@ async function load(which) {
     queue = about.rows;
     render();
   } catch (error) {
-    room.replaceChildren(make("p", {}, error.message));
+    room.replaceChildren(make("p", {}, error.message), make("button", { onclick: () => load(which) }, "Try again"));
   }
 }
 
@@ -153,7 +153,7 @@ async function enough() {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || !about || byId("detail").open) return;
+  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || !about || byId("detail").open) return;
   const first = mode === "queue" ? queue[0] : null, place = KEYS.indexOf(event.key);
   if (event.key === "u") undo();
   else if (first && event.key === "s") skip();

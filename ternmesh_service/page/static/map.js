@@ -2,14 +2,15 @@
 
 import { draw } from "/static/dom.js";
 
-const WIDTH_MAX = 640, RING = 34, NAMES_MAX = 40;
+const WIDTH_MAX = 640, RING = 34, NAMES_MAX = 24, NAMES_NARROW = 10;
 
-/** Draw boards ({board, state: [kind, word]}) into `room`. */
-export function drawMap(room, boards, fleet) {
+/** Draw boards ({board, state: [kind, word]}) into `room`; a dot opens its board. */
+export function drawMap(room, boards, fleet, open) {
   const gateways = [...new Set(boards.map(({ board }) => board.gateway).filter((way) => way != null))];
   const spots = boards.filter(({ board }) => board.name).sort((a, b) => (a.board.name < b.board.name ? -1 : 1));
   const width = Math.min(WIDTH_MAX, room.clientWidth || WIDTH_MAX);
-  const places = ring(spots.length, width / 2 - 45);
+  const namesMax = width < WIDTH_MAX ? NAMES_NARROW : NAMES_MAX;
+  const places = ring(spots.length, width / 2 - 45, namesMax);
   const heights = [-40, 40, ...places.map(([, y]) => y)];
   const height = Math.max(...heights) - Math.min(...heights) + 70;
   const middle = [width / 2, 32 - Math.min(...heights)];
@@ -31,8 +32,9 @@ export function drawMap(room, boards, fleet) {
     const [fromX, fromY] = ways.get(board.gateway) ?? middle;
     svg.append(draw("line", { class: `link ${kind}`, x1: fromX, y1: fromY, x2: x, y2: y }));
     const signal = board.signal ? `, ${board.signal.rssi_dbm} dBm` : "";
-    dots.push(draw("circle", { class: `spot ${kind}`, cx: x, cy: y, r: spots.length > NAMES_MAX ? 5 : 8 }, title(`${board.name}: ${word}${signal}`)));
-    if (spots.length <= NAMES_MAX) {
+    dots.push(draw("circle", { class: `spot ${kind}`, cx: x, cy: y, r: spots.length > namesMax ? 5 : 8 }, title(`${board.name}: ${word}${signal}`)));
+    dots.at(-1).addEventListener("click", () => open(board.name));
+    if (spots.length <= namesMax) {
       const below = places[i][1] >= 0 ? 22 : -14;
       dots.push(draw("text", { x, y: y + below, "text-anchor": "middle" }, shortened(board.name)));
     }
@@ -47,11 +49,11 @@ const title = (text) => draw("title", {}, text);
 const shortened = (name) => (name.length > 14 ? `${name.slice(0, 13)}…` : name);
 
 /** Places on ellipses around the middle, as many as each has room for. */
-function ring(count, wideMax) {
+function ring(count, wideMax, namesMax) {
   const found = [];
   for (let level = 0; found.length < count; level += 1) {
     const wide = 150 + 1.6 * RING * level, high = 95 + RING * level;
-    const here = Math.min(count - found.length, count <= NAMES_MAX ? Math.max(count, 1) : Math.floor((2 * Math.PI * high) / 18));
+    const here = Math.min(count - found.length, count <= namesMax ? Math.max(count, 1) : Math.floor((2 * Math.PI * high) / 18));
     for (let i = 0; i < here; i += 1) {
       const angle = (2 * Math.PI * (i + (level % 2) / 2)) / here - Math.PI / 2;
       found.push([Math.min(wide, wideMax) * Math.cos(angle), high * Math.sin(angle)]);

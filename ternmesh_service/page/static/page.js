@@ -1,7 +1,7 @@
 // The page of a fleet, or of one board: keeps the parts that the server sends, and shows them.
 
 import { chart, spark } from "/static/chart.js";
-import { byId, draw, make, number, percent, say, size, time, toast } from "/static/dom.js";
+import { byId, draw, keepFocus, make, number, percent, say, size, time, toast } from "/static/dom.js";
 import { act, follow, mayAct, publish } from "/static/feed.js";
 import { labelling } from "/static/label.js";
 import { drawMap } from "/static/map.js";
@@ -9,6 +9,7 @@ import { drawMap } from "/static/map.js";
 const BOARD = "board ", ROUND = "round ";
 const NO_TOKEN = "Read only: open the address that `ternmesh page` prints.";
 const SPARK_MAX = 30; // rounds in the small curve of a board
+const NEW_S = 600; // so old a report says something of now
 const CURVES_AT_ONCE = 80;
 const LINES_MAX = 60; // boards with a line of their own in a chart; above, a band
 const parts = { fleet: {}, alarms: [] };
@@ -48,10 +49,10 @@ function stateOf(board) {
   if (board.revoked) return ["off", "revoked"];
   if (board.weight === 0 && board.reason.includes("owner")) return ["warn", "muted"];
   if (board.paused) return ["warn", "paused"];
-  const activity = board.report.activity ?? "";
-  if (String(activity).startsWith("paused: ")) return ["warn", activity.slice(8)];
   const over = parts.fleet.phase === "finished";
   if (!board.active && !over) return ["bad", board.heard_at == null ? "not heard yet" : "silent"];
+  const activity = String(board.report.activity ?? "");
+  if (activity.startsWith("paused: ") && ago(board.reported_at) < NEW_S) return ["warn", activity.slice(8)];
   if (board.weight < 0.5) return ["warn", "doubted"];
   if (over) return ["good", "finished"];
   return ["good", { whole: "update is here", part: "sending", silent: "nothing new" }[board.delivered] ?? "at work"];
@@ -153,7 +154,7 @@ function arrange() {
   const { sort } = COLUMNS.find(({ key }) => key === order.key);
   const keyed = [...boards.values()].map((board) => [sort(board), board.name]);
   keyed.sort(([a, x], [b, y]) => (a < b ? -1 : a > b ? 1 : x < y ? -1 : 1) * (order.down ? -1 : 1));
-  const body = byId("rows");
+  const body = byId("rows"), focused = document.activeElement;
   let hits = 0;
   keyed.forEach(([, name], i) => {
     const { row } = rows.get(name);
@@ -161,6 +162,7 @@ function arrange() {
     hits += !row.hidden;
     if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
   });
+  if (document.activeElement !== focused && focused.isConnected) focused.focus(); // its row was moved
   byId("no-boards").hidden = hits > 0;
   for (const head of byId("heads").children) {
     const isIt = head.dataset.key === order.key;
@@ -193,12 +195,16 @@ const some = (names) => names.slice(0, 4).join(", ") + (names.length > 4 ? ` and
 
 function showAlarms() {
   const { alarms } = parts;
-  byId("alarms").replaceChildren(...(alarms.length ? alarms : [{ level: "none", text: "None: all is well." }]).map((alarm) =>
+  keepFocus(byId("alarms"), () => byId("alarms").replaceChildren(...(alarms.length ? alarms : [{ level: "none", text: "None: all is well." }]).map((alarm) =>
     make("li", { class: alarm.level },
       alarm.about ? make("button", { class: "name", onclick: () => open(alarm.about) }, alarm.about) : null,
       `${alarm.about ? ": " : ""}${alarm.text}`,
-      alarm.advice ? make("span", { class: "advice" }, alarm.advice) : null)));
+      alarm.advice ? make("span", { class: "advice" }, alarm.advice) : null))));
 }
+
+const isShare = () => /accuracy|share/.test(parts.fleet.metric_name ?? "accuracy");
+const metricName = () => (isShare() ? "Accuracy" : parts.fleet.metric_name.replaceAll("_", " "));
+const shownMetric = (value) => (isShare() ? percent(value) : number(value));
 
 function showTiles() {
   const { fleet } = parts, figures = fleet.metrics ?? {};
@@ -207,11 +213,14 @@ function showTiles() {
   const spent = line.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
   const gained = now == null ? null : 100 * (now - first);
   const tiles = [
-    ["Accuracy", percent(now ?? fleet.metric), first == null || known.length < 2 ? "" : `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}`],
+    [metricName(), shownMetric(now ?? fleet.metric), first == null || known.length < 2 ? "" : isShare()
+      ? `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}` : `${shownMetric(first)} in round ${known[0].round.version}`],
     ["Loss", number(figures.global_loss ?? values("", 0).at(-1)?.value), figures.convergence_rate == null ? "" : `falls ${number(figures.convergence_rate, 2)} a round`],
     ["Bytes of a round", newest ? size(newest.bytes_up + newest.bytes_down) : "–", newest ? `up ${size(newest.bytes_up)}, down ${size(newest.bytes_down)}` : ""],
-    ["Gained", gained == null || !spent ? "–" : `${number(gained / (spent / 1e5), 2)} points`, "for 100 kB sent"],
   ];
+  const each = (amount) => `${number(gained / amount, 2)} points`;
+  if (gained != null && spent && isShare()) tiles.push(["Gained", each(spent / 1e5), "for 100 kB sent" +
+    (fleet.air_s_per_byte ? `, ${each((spent * fleet.air_s_per_byte) / 60)} a minute on air` : "")]);
   if (fleet.role === "host") tiles.push(
     ["Round time", time(figures.round_latency_s), "mean of the newest ten"],
     ["Overhead", figures.communication_overhead == null ? "–" : `× ${figures.communication_overhead.toFixed(2)}`, "bytes on the link for each useful one"],
@@ -220,10 +229,8 @@ function showTiles() {
   else tiles.push(["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`]);
   const power = [...boards.values()].map((board) => board.report.power_w).filter((watts) => watts != null);
   if (power.length) tiles.push(["Power", `${number(power.reduce((a, b) => a + b))} W`, `of ${power.length} boards that measure it`]);
-  if (fleet.airtime_us != null) {
-    const gain = gained == null || !fleet.airtime_us ? "" : `, ${number(gained / (fleet.airtime_us / 1e6), 2)} points a second`;
-    tiles.push(["Airtime here", time(fleet.airtime_us / 1e6), (fleet.airtime_left_us == null ? "no limit" : `${time(fleet.airtime_left_us / 1e6)} left this hour`) + gain]);
-  }
+  if (fleet.airtime_us != null) tiles.push(["Airtime here", time(fleet.airtime_us / 1e6),
+    fleet.airtime_left_us == null ? "no limit" : `${time(fleet.airtime_left_us / 1e6)} left this hour`]);
   byId("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
     make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value), note ? make("dd", { class: "note" }, note) : null)));
 }
@@ -233,9 +240,9 @@ function places() {
   const over = byId("over").value, found = new Map();
   let sum = 0;
   for (const round of line) {
-    if (over === "bytes") sum += round.bytes_up + round.bytes_down;
+    if (over === "bytes" || over === "air") sum += round.bytes_up + round.bytes_down;
     if (over === "seconds") sum += round.seconds;
-    found.set(round, over === "version" ? round.version : sum);
+    found.set(round, over === "version" ? round.version : over === "air" ? sum * parts.fleet.air_s_per_byte : sum);
   }
   return found;
 }
@@ -256,16 +263,19 @@ function curve(room, which, name, place) {
   }
   lines.push({ kind: "fleet-line", name: boards.size ? "fleet" : parts.fleet.name, points: fleet });
   if (name) lines.push({ kind: "one-line", name, points: points(name) });
-  const what = ["loss", "accuracy"][which], show = which ? (v) => percent(v, 0) : (v) => number(v);
+  const share = which === 1 && isShare(), show = share ? (v) => percent(v, 0) : (v) => number(v);
+  const what = which ? metricName().toLowerCase() : "loss";
   const about = fleet.length ? `The ${what} goes from ${show(fleet[0].y)} to ${show(fleet.at(-1).y)} in ${fleet.length} rounds.` : `No ${what} yet.`;
   const over = byId("over").value;
-  chart(room, { lines, band, about, showY: which ? (v) => percent(v, v === Math.round(v) ? 0 : 1) : show,
-    showX: { version: (v) => String(Math.round(v)), bytes: size, seconds: time }[over] });
+  chart(room, { lines, band, about, showY: share ? (v) => percent(v, v === Math.round(v) ? 0 : 1) : show,
+    step: over === "version" ? 1 : 0, showX: { version: (v) => String(Math.round(v)), bytes: size }[over] ?? time });
 }
 
 function showCurves() {
   byId("curves").hidden = rounds.size === 0;
   if (rounds.size === 0) return;
+  say(byId("metric-name"), metricName());
+  byId("over-air").hidden = !parts.fleet.air_s_per_byte;
   const place = places(), name = byId("one").value;
   curve(byId("accuracy"), 1, name, place);
   curve(byId("loss"), 0, name, place);
@@ -283,7 +293,7 @@ function showRounds() {
 }
 
 function showRelease(release) {
-  byId("release-section").hidden = parts.fleet.role !== "host" || !(release || mayAct());
+  byId("release-section").hidden = !parts.fleet.publishes || parts.fleet.role !== "host" || !(release || mayAct());
   const lines = release?.version == null ? [release?.reason ?? "No release is published."] : [
     `Version ${release.version} is ${release.stage}${release.reason ? `: ${release.reason}` : ""}; ${size(release.bytes)}, about ${time(release.eta_s)} of sending left.`,
     ...Object.entries(release.boards).map(([name, b]) => `${name}: ${b.state}, ${percent(b.held, 0)} here${b.away ? ", away" : ""}${b.reason ? `: ${b.reason}` : ""}`)];
@@ -344,8 +354,16 @@ function show(title, body, acts) {
 }
 
 function open(name) {
-  const board = boards.get(name);
-  if (!board) return;
+  if (!boards.has(name)) return;
+  show(name, [make("div", { class: "chart", id: "detail-chart" }), make("dl", { id: "detail-facts" })], []);
+  chosen = name;
+  showDetails();
+  showDetailCurve(places());
+}
+
+/** What is known of the board whose details are open, and what can be done. */
+function showDetails() {
+  const name = chosen, board = boards.get(name);
   const { report } = board, [, word] = stateOf(board), known = values(name, 1);
   const facts = [
     ["State", word], ["Accuracy", known.length ? `${percent(known[0].value)} in round ${known[0].round.version}, ${percent(known.at(-1).value)} now` : "not reported"],
@@ -358,17 +376,13 @@ function open(name) {
     ...Object.entries(report).map(([key, value]) => [key.replaceAll("_", " "), typeof value === "number" ? number(value, 4) : value]),
   ];
   const muted = board.reason.includes("muted");
-  show(name, [
-    make("div", { class: "chart", id: "detail-chart" }),
-    make("dl", {}, ...facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)])),
-  ], board.revoked ? [] : [
+  byId("detail-facts").replaceChildren(...facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]));
+  keepFocus(byId("detail-acts"), () => byId("detail-acts").replaceChildren(...(board.revoked ? [] : [
     board.paused ? button("Start it", set(name, { set: { pause: null } })) : button("Pause it", set(name, { set: { pause: 1 } })),
     button(muted ? "Count it again" : "Mute it", set(name, { mute: !muted })),
     button("Ask for a report", set(name, { inquire: true })),
     button("Revoke it", async () => { await act({ enrol: "revoke", name }); }, { danger: true, ask: `Revoke ${name}? It takes part in nothing any more, and needs new keys to come back.` }),
-  ]);
-  chosen = name;
-  showDetailCurve(places());
+  ])));
 }
 
 function showDetailCurve(place) {
@@ -380,8 +394,8 @@ function showDetailCurve(place) {
 
 function take(message) {
   if (message.anew) {
-    boards.clear(); rounds.clear(); rows.clear();
-    byId("rows").replaceChildren();
+    boards.clear(); rounds.clear();
+    delete parts.trouble;
   }
   const changed = { boards: new Set(), rounds: false };
   for (const [name, part] of Object.entries(message.parts)) {
@@ -397,6 +411,7 @@ function take(message) {
   if (changed.rounds || message.anew) learn();
   const isHost = parts.fleet.role === "host";
   byId("fleet").hidden = byId("map-section").hidden = byId("one-label").hidden = !isHost;
+  for (const [name, { row }] of rows) if (!boards.has(name)) { row.remove(); rows.delete(name); }
   for (const name of changed.boards) showBoard(boards.get(name));
   for (const name of changed.rounds ? boards.keys() : changed.boards) stale.add(name);
   showCurvesOfRows();
@@ -408,13 +423,15 @@ function take(message) {
     arrange();
     const known = [...boards.values()].map((board) => ({ board, state: stateOf(board) }));
     const shown = JSON.stringify(known.map(({ board, state }) => [board.name, state[0], board.gateway]));
-    if (shown !== drawn) setTimeout(() => drawMap(byId("map"), known, parts.fleet), 60); // after the table
+    if (shown !== drawn) setTimeout(() => drawMap(byId("map"), known, parts.fleet, open), 60); // after the table
     drawn = shown;
   }
   if (changed.rounds || message.anew) {
     if (!waiting) { waiting = true; setTimeout(() => { waiting = false; showCurves(); }, 30); }
     showRounds();
   }
+  if (changed.boards.has(chosen) && byId("detail").open) showDetails();
+  showConnection(parts.trouble ? "bad" : "good", parts.trouble || "live");
   if (parts.fleet.role === "node") labelling(byId("labelling"), byId("label-room"), parts.fleet);
 }
 
@@ -434,4 +451,9 @@ byId("over").addEventListener("change", showCurves);
 byId("one").addEventListener("change", showCurves);
 addEventListener("resize", () => requestAnimationFrame(showCurves));
 setInterval(() => { for (const board of boards.values()) showHeard(board); if (parts.fleet.role) showFleet(); }, 5000);
-follow(take, (state, text) => { byId("connection").className = state; say(byId("connection"), text); });
+function showConnection(state, text) {
+  byId("connection").className = state;
+  say(byId("connection"), text);
+}
+
+follow(take, showConnection);
