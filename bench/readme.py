@@ -1,6 +1,6 @@
 """Tables of figures from the newest kept results: `python -m bench readme`.
 
-README.md has the headlines, docs/results/README.md all figures.
+README.md has the headlines, docs/flower.md those of Flower, docs/results/README.md all figures.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import Any
 from bench.result import RESULTS
 
 README, ALL = RESULTS.parents[1] / "README.md", RESULTS / "README.md"
+FLOWER = RESULTS.parent / "flower.md"
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
 HEADLINES = (
     ("demo", "accuracy_after", "three unseen speakers after 20 rounds: share of clips right"),
@@ -35,9 +36,35 @@ HEADLINES = (
 )
 
 
+_WAYS = {"flower_torch": "Flower, torch", "flower_onnx": "Flower, our client", "ours": "ternmesh"}
+PEERS = (
+    *(
+        ("peers", f"{figure}_{way}", f"{label}: {name}")
+        for figure, label in (
+            ("accuracy", "accuracy after 20 rounds"),
+            ("bytes_up", "bytes of a node and round, up"),
+            ("bytes_down", "the same, down"),
+            ("round_s", "seconds of a round"),
+            ("memory_mb", "memory of a node, MB"),
+            ("installed_mb", "installed on a node, MB"),
+        )
+        for way, name in _WAYS.items()
+    ),
+    ("peers", "kill_clientapp_s_flower_onnx", "killed ClientApp: seconds to the next round"),
+    ("peers", "kill_supernode_s_flower_onnx", "killed SuperNode: the same"),
+    ("peers", "kill_serverapp_run_lost_flower_onnx", "killed ServerApp: 1 where the run is lost"),
+    ("peers", "kill_superlink_run_lost_flower_onnx", "killed SuperLink with --database: the same"),
+    ("peers", "kill_board_s_ours", "killed node of ternmesh: seconds to the next round"),
+    ("peers", "kill_host_s_ours", "killed host: the same"),
+    ("peers", "kill_broker_s_ours", "killed broker: the same"),
+    ("peers", "kills_updates_lost_ours", "updates that these three kills lost"),
+)
+
+
 def main(*, check: bool) -> None:
-    """Rewrite the figures in both files, or with `check` exit 1 if one is not up to date."""
-    for path, table in ((README, headlines()), (ALL, everything())):
+    """Rewrite the figures in these files, or with `check` exit 1 if one is not up to date."""
+    tables = (README, headlines(HEADLINES)), (FLOWER, headlines(PEERS)), (ALL, everything())
+    for path, table in tables:
         text = path.read_text()
         head, rest = text.split(BEGIN)
         _, tail = rest.split(END)
@@ -47,15 +74,15 @@ def main(*, check: bool) -> None:
         elif wanted != text:
             sys.exit(f"{path} differs from docs/results: run `python -m bench readme`")
     if check:
-        print("the READMEs' figures match docs/results")
+        print("the documents' figures match docs/results")
 
 
-def headlines() -> str:
-    """The table of README.md; KeyError where a kept result lacks a figure."""
+def headlines(chosen: Sequence[tuple[str, str, str]]) -> str:
+    """The table of figures (bench, figure, label); KeyError where a kept result lacks one."""
     results = newest()
     rows = [
         (label, *_measured(results[bench], figure), f"`{bench}`, {_where(results[bench])}")
-        for bench, figure, label in HEADLINES
+        for bench, figure, label in chosen
     ]
     return _table(("what", "measured", "95 % interval", "aim", "benchmark, processor, date"), rows)
 

@@ -1,0 +1,201 @@
+"""The example's fleet in Flower: its real apps, strategy and messages, in one process.
+
+Flower needs an environment of its own (docs/flower.md), and this file runs there.
+"""
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower has an environment of its own: docs/flower.md")
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from bench.demo import clips_of
+from bench.simulated_fleet import average_in_float
+from edge.flower_app import FlowerBoard, client_app, read_arrays, write_arrays
+from edge.onnx.session import load_model, read_adapter
+from host.config import RunConfig, plan_of
+from host.flower_strategy import RuleStrategy, median_metrics
+from models.zoo import package_path
+from ternmesh.config import ConfigError
+from ternmesh.federated.rules import RULES
+from ternmesh.federated.rules import Context as RuleContext
+from tests.flower_grid import LocalGrid, run_app
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "flower"))
+keyword_fleet: Any = importlib.import_module("keyword_fleet")
+
+LOADED = load_model(package_path("keyword"))
+RUN: dict[str, Any] = {
+    "rounds": 2,
+    "local_steps": 3,
+    "learning_rate": 0.005,
+    "learning_rate_drop": 0.8,
+}
+SETTINGS: dict[str, Any] = {name.replace("_", "-"): value for name, value in RUN.items()}
+SHAPES = {"a": (2, 3), "b": (4,)}
+ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def filled(value: float) -> dict[str, np.ndarray]:
+    return {name: zeros + np.float32(value) for name, zeros in ZEROS.items()}
+
+
+def record(tensors: dict[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor) for name, tensor in tensors.items()})
+
+
+def reply(tensors: dict[str, np.ndarray], **metrics: Any) -> RecordDict:
+    metrics = {"num-examples": 10, "loss": 1.0} | {
+        k.replace("_", "-"): v for k, v in metrics.items()
+    }
+    return RecordDict({"arrays": record(tensors), "metrics": MetricRecord(metrics)})
+
+
+def step_of(strategy: RuleStrategy, *replies: RecordDict | Exception) -> Any:
+    """One round from zeros, in which each node answers as given; the result of `start`."""
+
+    def answer(message: Message, context: Context) -> Message:
+        given = replies[int(context.node_config["partition-id"])]
+        if isinstance(given, Exception):
+            raise given
+        return Message(given, reply_to=message)
+
+    app = ClientApp()
+    app.train()(answer)
+    app.evaluate()(answer)
+    return strategy.start(LocalGrid(app, len(replies), {}), record(ZEROS), num_rounds=1)
+
+
+def value_of(result: Any) -> float:
+    """The one number that all tensors hold, whose shapes are those of the model."""
+    tensors = {name: array.numpy() for name, array in result.arrays.items()}
+    assert {name: tensor.shape for name, tensor in tensors.items()} == SHAPES
+    [value] = {float(v) for tensor in tensors.values() for v in tensor.ravel()}
+    return value
+
+
+def test_the_example_learns_what_averaging_in_float_does(tmp_path: Path) -> None:
+    settings = SETTINGS | {"aggregation": "weighted_mean", "byzantine": 0, "seed": 7}
+    settings["out"] = str(tmp_path / "learned.onnx_adapter")
+    run_app(keyword_fleet, settings)
+    learned, version = read_adapter(Path(settings["out"]), LOADED.package)
+    clips = [clips_of("train", speaker) for speaker in keyword_fleet.SPEAKERS]
+    plan = plan_of(RunConfig(min_peers=3, **RUN), LOADED.package.dimension)
+    np.testing.assert_allclose(learned, average_in_float(LOADED, clips, plan, 7), atol=1e-4)
+    assert version == 2
+    assert np.abs(learned - LOADED.initial).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["mean", "median", "krum", "nnm+trimmed_mean", "geometric_median"])
+def test_a_rule_makes_the_step(name: str) -> None:
+    values = [1.0, 1.2, 1.3, 1.1, 50.0]
+    result = step_of(RuleStrategy(name, byzantine=1), *(reply(filled(v)) for v in values))
+    found = value_of(result)
+    if name in RULES:
+        updates = np.repeat(np.array(values, np.float32)[:, None], 10, axis=1)
+        wanted = RULES[name](updates, np.full(5, 10.0), RuleContext(1))
+        assert found == pytest.approx(wanted[0])
+    assert (found > 10) == (name == "mean")
+
+
+def test_replies_that_cannot_be_used_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    nan, short, other = filled(9), filled(9), filled(9)
+    nan["b"][0] = np.nan
+    short["b"] = short["b"][:3]
+    other["c"] = other.pop("b")
+    wide = {name: tensor.astype(np.float64) for name, tensor in filled(9).items()}
+    long = filled(9) | {"b": np.full(10_000, 9, np.float32)}
+    one, more = filled(9) | {"b": np.full(1, 9, np.float32)}, filled(9) | {"c": ZEROS["b"]}
+    bad = [reply(tensors) for tensors in (nan, short, other, wide, long, one, more)]
+    bad += [reply(filled(9), num_examples=n) for n in (0, -5, float("nan"), float("inf"))]
+    bad += [reply(filled(9), num_examples=[1, 2]), RecordDict()]
+    noise = RecordDict({"arrays": record(filled(9))})
+    noise["arrays"]["a"] = Array("float32", (2, 3), "numpy.ndarray", b"no array")
+    zipped = RecordDict({**reply(filled(9)), "arrays": record(filled(9))})
+    zipped["arrays"]["a"] = Array("float32", (2, 3), "numpy.ndarray", b"PK\x03\x04 no zip file")
+    bad += [noise, zipped, RecordDict({"arrays": record(filled(9)), "metrics": MetricRecord()})]
+    with caplog.at_level(logging.WARNING):
+        result = step_of(RuleStrategy(), reply(filled(2)), *bad, ValueError("it broke"))
+    assert value_of(result) == 2
+    assert caplog.text.count("is left out") == len(bad) + 2  # the error in the evaluation, too
+    assert "it broke" in caplog.text
+    assert "b is not float32 (4,)" in caplog.text
+
+
+def test_without_any_usable_reply_the_arrays_stay() -> None:
+    strategy = RuleStrategy()
+    step_of(strategy, reply(filled(2)), reply(filled(2)))
+    assert strategy.aggregate_train(2, []) == (None, None)
+    assert strategy.aggregate_evaluate(2, []) is None
+
+
+def test_a_rule_with_too_few_nodes_gives_the_weighted_mean(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = step_of(
+            RuleStrategy("krum", byzantine=1),
+            *(reply(filled(v), num_examples=n) for v, n in ((1, 10), (2, 10), (4, 20))),
+        )
+    assert value_of(result) == pytest.approx(11 / 4)
+    assert (
+        "round 1 takes the weighted mean: krum withstands 1 liars among at least 5" in caplog.text
+    )
+
+
+def test_declared_samples_count_at_most_as_twice_the_median() -> None:
+    result = step_of(
+        RuleStrategy(),
+        *(reply(filled(v), num_examples=n) for v, n in ((0, 10), (0, 10), (4, 1_000_000))),
+    )
+    assert value_of(result) == pytest.approx(2)
+
+
+def test_a_minority_does_not_move_the_metrics() -> None:
+    good = [RecordDict({"m": MetricRecord({"loss": v, "num-examples": 1})}) for v in (1.0, 1.1)]
+    liars = [{"loss": 1e30, "more": 3.0}, {"loss": float("nan")}, {"loss": [1.0]}, {}]
+    bad = [RecordDict({"m": MetricRecord(metrics)}) for metrics in liars]
+    assert median_metrics([*good, bad[0]], "num-examples") == {"loss": 1.1}
+    assert median_metrics([*good, *bad[1:2]], "num-examples") == {"loss": 1.05}
+    assert median_metrics([*good, *bad[2:]], "num-examples") == {}
+    often = RecordDict({str(n): MetricRecord({"loss": 1e30}) for n in range(9)})
+    assert median_metrics([*good, often], "num-examples") == {"loss": 1.1}
+
+
+@pytest.mark.parametrize("name", ["best", "root_of_trust"])
+def test_a_rule_that_cannot_work_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        RuleStrategy(name)
+
+
+def error_of(arrays: ArrayRecord, config: dict[str, Any], scale: float = 1.0) -> str:
+    """The error in the reply of a board whose features are multiplied by `scale`."""
+    clips = clips_of("train", "theo")
+    clips.arrays["features"] *= np.float32(scale)
+    app = client_app(lambda _: FlowerBoard(LOADED, clips, clips, "board"))
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1} | config)})
+    [answer] = LocalGrid(app, 1, {}).send_and_receive([Message(content, 2, "train")])
+    return answer.error.reason if answer.has_error() else ""
+
+
+def test_a_board_answers_what_it_cannot_do_with_a_sentence() -> None:
+    good = write_arrays(LOADED.initial, LOADED.package)
+    np.testing.assert_array_equal(read_arrays(good, LOADED.package), LOADED.initial)
+    assert error_of(good, {"local-steps": 1}) == ""
+    assert "local_steps" in error_of(good, {"local-steps": 10**9})
+    assert "cannot be used" in error_of(good, {"learning-rate": "fast"})
+    assert "round 1 has diverged" in error_of(good, {}, scale=np.nan)
+    assert "names differ" in error_of(record(ZEROS), {})
+    wrong = write_arrays(LOADED.initial, LOADED.package)
+    wrong["head.lora_B"] = Array(np.zeros((8, 9), np.float32))
+    assert "head.lora_B of the server must be float32 (8, 10)" in error_of(wrong, {})
+    wrong["head.lora_B"] = Array(np.zeros((8, 10)))
+    assert "head.lora_B of the server must be float32" in error_of(wrong, {})
+    assert "NaN" in error_of(write_arrays(LOADED.initial * np.nan, LOADED.package), {})
