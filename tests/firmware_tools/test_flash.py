@@ -541,6 +541,15 @@ def test_unsigned_firmware_is_written_only_where_that_is_asked_for(
     assert "slot 0  1.2.2" in capsys.readouterr().out
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's handler of SIGINT: what runs in the background may have none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_during_a_write_says_what_became_of_the_board(
     fleet: Path, mcuboot, drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
