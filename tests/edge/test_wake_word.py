@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("wyoming", reason="wyoming is not installed: pip install 'ternmesh[dev]'")
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncClient
 from wyoming.event import Event
@@ -27,7 +29,7 @@ from edge.wake_word import CLIENTS_MAX, WakeWordService, check_address, decode
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
 from tests.edge.data.live.conftest import new_package
-from tests.ternmesh_service.test_metrics import free_port
+from tests.mosquitto import free_port
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 # Of the held-out recordings: none too loud for 16 bits.
