@@ -18,6 +18,7 @@ from tests.ternmesh_service.test_page import free_port
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 axe = pytest.importorskip("axe_core_python.selenium", reason="axe-core-python is not installed")
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -152,6 +153,16 @@ class Browser:
         assert rows, text
         return rows[0]
 
+    def click(self, text: str, within: str = "body") -> None:
+        """Press a button, which may be drawn anew meanwhile."""
+
+        def pressed() -> bool:
+            self.button(text, within).click()
+            return True
+
+        again = (StaleElementReferenceException,)
+        WebDriverWait(self.driver, 60, 0.1, again).until(lambda _: pressed())
+
     def press(self, *keys: str) -> None:
         webdriver.ActionChains(self.driver).send_keys(*keys).perform()
 
@@ -247,7 +258,7 @@ def test_the_keyboard_alone_pauses_a_board_and_starts_it_again(fleet: Fleet, bro
 def test_a_code_for_a_new_board_is_shown_with_its_picture(fleet: Fleet, browse: Any) -> None:
     page = browse(fleet.url("host"), NARROW)
     page.until(lambda: page.all("#rows tr"))
-    page.button("Enrol a board").click()
+    page.click("Enrol a board")
     page.until(lambda: page.text("#detail .code"))
     assert page.one("#detail img.qr").get_attribute("naturalWidth") != "0"
     assert page.serious() == []
@@ -257,10 +268,10 @@ def test_a_muted_board_is_shown_with_the_reason(fleet: Fleet, browse: Any) -> No
     page = browse(fleet.url("host"))
     page.until(lambda: page.all("[data-board=nicolas] button.name"))
     page.driver.execute_script("arguments[0].click()", page.one("[data-board=nicolas] button.name"))
-    page.button("Mute it", "#detail").click()
+    page.click("Mute it", "#detail")
     page.until(lambda: "muted by the owner" in page.text("[data-board=nicolas]"))
     page.until(lambda: "Count it again" in page.text("#detail-acts"), "the details are renewed")
-    page.button("Count it again", "#detail").click()
+    page.click("Count it again", "#detail")
     page.until(lambda: "muted" not in page.text("[data-board=nicolas]"))
 
 
@@ -279,9 +290,9 @@ def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any)
         box.click()
     page.all(".labels")[1].find_element(By.CSS_SELECTOR, "[data-label=six]").click()
     page.until(lambda: "37 wait, 23 labelled" in page.text("#label-figures"))
-    page.button("Which samples hurt?").click()
+    page.click("Which samples hurt?")
     page.until(lambda: "loss" in page.text(".thumb small"))
-    page.button("Have I labelled enough?").click()
+    page.click("Have I labelled enough?")
     page.until(lambda: "By label" in page.text("#label-figures"))
     assert page.serious() == []
     assert page.troubles() == []

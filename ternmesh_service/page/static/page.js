@@ -350,6 +350,7 @@ function show(title, body, acts) {
   say(byId("detail-title"), title);
   byId("detail-body").replaceChildren(...body.filter(Boolean));
   byId("detail-acts").replaceChildren(...acts);
+  byId("detail-acts").dataset.state = "";
   if (!byId("detail").open) byId("detail").showModal();
 }
 
@@ -377,6 +378,9 @@ function showDetails() {
   ];
   const muted = board.reason.includes("muted");
   byId("detail-facts").replaceChildren(...facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]));
+  const acts = JSON.stringify([name, board.revoked, board.paused, muted]);
+  if (byId("detail-acts").dataset.state === acts) return; // a button that is being pressed stays
+  byId("detail-acts").dataset.state = acts;
   keepFocus(byId("detail-acts"), () => byId("detail-acts").replaceChildren(...(board.revoked ? [] : [
     board.paused ? button("Start it", set(name, { set: { pause: null } })) : button("Pause it", set(name, { set: { pause: 1 } })),
     button(muted ? "Count it again" : "Mute it", set(name, { mute: !muted })),
