@@ -12,8 +12,8 @@ import pytest
 
 from models.zoo import fsdd_path
 from ternmesh_cli.keys import enrol_fleet
+from tests.mosquitto import free_port
 from tests.ternmesh_cli.test_fleet import HOST_CONFIG, NODE_CONFIG, Process
-from tests.ternmesh_service.test_metrics import free_port
 
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana" / "ternmesh.json"
 BOARDS = ("theo", "nicolas")

@@ -13,8 +13,8 @@ from ternmesh_cli.demo import fleet as demo
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.page.config import PageConfig, read_token, served_page
+from tests.mosquitto import free_port
 from tests.ternmesh_service.page_status import board, host_status
-from tests.ternmesh_service.test_page import free_port
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 axe = pytest.importorskip("axe_core_python.selenium", reason="axe-core-python is not installed")

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.metrics import METRICS, PREFIX, MetricsConfig, samples, served_metrics
+from tests.mosquitto import free_port
 
 STANDING = {"weight": 0.25, "reason": "raises the error"}
 BOARD = {
@@ -34,13 +35,6 @@ NODE = {
     "metric_name": "accuracy", "bytes_up": 5, "bytes_down": 6, "history": [{"loss": 0.25}],
     "rss_mib": 100.0, "transport": {"connected": False},
 }  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -29,6 +29,7 @@ from ternmesh_service.page.alarms import BAD, WARN, Machine, alarms
 from ternmesh_service.page.config import PageConfig, check_page, read_token, served_page
 from ternmesh_service.page.feed import ROUNDS_MAX, Feed
 from ternmesh_service.page.parts import parts
+from tests.mosquitto import free_port
 from tests.ternmesh_service.page_status import board, host_status, made_round
 
 FINE = Machine(9000.0, {})
@@ -284,12 +285,6 @@ class Site:
             if line.startswith(b"data: "):
                 return json.loads(line[6:])
             assert line, "the stream has ended"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture
