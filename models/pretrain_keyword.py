@@ -1,6 +1,7 @@
-"""Pre-train the keyword model on three speakers and export its model package.
+"""Pre-train a keyword model on three speakers and export its model package.
 
     python -m models.pretrain_keyword --data CLIPS.npz --out models/zoo/keyword
+    python -m models.pretrain_keyword --architecture keyword-cnn --out FOLDER
 
 CLIPS.npz is by default the copy in models/zoo/fsdd. Only the clips of three speakers are used, so
 that the boards have something to learn from the other three.
@@ -14,12 +15,13 @@ from pathlib import Path
 
 try:
     import torch
+    from torch import nn
     from torch.nn import functional
 except ImportError as error:
     raise ImportError("pre-training needs torch: pip install 'ternmesh[train]'") from error
 
 from models.export import export
-from models.keyword import SPEAKERS, WORDS, KeywordTransformer, add_keyword_lora, load_clips
+from models.keyword import ARCHITECTURES, SPEAKERS, WORDS, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 NAME = "keyword"
@@ -88,15 +90,18 @@ def pretrain(
     steps: int = STEPS,
     seed: int = 0,
     words: int = WORDS,
+    architecture: str = NAME,
     report: Callable[[int, float], None] | None = None,
-) -> KeywordTransformer:
+) -> nn.Module:
     """A model of `words` classes trained on augmented clips [n, 50, 32] and their digits [n].
+
+    `architecture` is one of `models.keyword.ARCHITECTURES`.
 
     The same seed and thread count give the same weights. `report` gets each step and its loss.
     """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = KeywordTransformer(words=words)
+    model = ARCHITECTURES[architecture](words=words)
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE_MAX, weight_decay=WEIGHT_DECAY
     )
@@ -122,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pre-train and export the keyword model.")
     parser.add_argument("--data", type=Path, default=fsdd_path("train"), help="training clips")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model package")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default=NAME)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -136,12 +142,13 @@ def main() -> None:
             sys.stdout.write(f"\rstep {step}/{steps}  loss {loss:.3f}  {left_s:.0f} s left ")
             sys.stdout.flush()
 
-    model = pretrain(clips, digits, steps=steps, seed=options.seed, report=show)
+    name = options.architecture
+    model = pretrain(clips, digits, steps=steps, seed=options.seed, architecture=name, report=show)
     adapter = add_keyword_lora(model)
     example = (clips[:BATCH_ON_BOARD],), (digits[:BATCH_ON_BOARD],)
     loss, out = functional.cross_entropy, options.out
     package = export(
-        model, adapter, loss, example, out, name=NAME, version=VERSION, labels=DIGITS, replace=True
+        model, adapter, loss, example, out, name=name, version=VERSION, labels=DIGITS, replace=True
     )
     sys.stdout.write(f"\n{options.out}: {package.name}, adapter of {package.dimension} numbers\n")
 

@@ -1,0 +1,74 @@
+"""Ternary hypervectors of hidden representations, which carry their similarity, not coordinates.
+
+Two models have other hidden sizes, so a receiver compares only how similar pairs of samples are.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.generator import derive_key, seeded_signs
+from ternmesh.types import Trits
+
+ZEROS = 0.7  # the share of zeros in a hypervector, as in the published encoding
+PUBLISHED_DIMENSION = 10_000
+ROWS_AT_ONCE = 64
+ROTATIONS = 30  # of the learned encoding; more change less than 1 % of the trits
+
+Hidden = NDArray[np.float32]
+"""Hidden representations, float32 [rows, features]."""
+
+
+def random_hypervectors(
+    hidden: Hidden, dimension: int = PUBLISHED_DIMENSION, seed: bytes = b""
+) -> Trits:
+    """The published encoding, int8 [rows, dimension]: signs of a random projection, or zero.
+
+    Zero are the 70 % of a row's numbers with the smallest magnitudes. The projection has signs in
+    place of normal numbers, which the seed gives on every machine.
+    """
+    features = hidden.shape[1]
+    signs = seeded_signs(derive_key("hypervectors", seed), features * dimension)
+    projection = signs.reshape(features, dimension)
+    blocks = range(0, len(hidden), ROWS_AT_ONCE)
+    parts = [ternarise_rows(hidden[at : at + ROWS_AT_ONCE] @ projection) for at in blocks]
+    return np.concatenate(parts) if parts else np.zeros((0, dimension), np.int8)
+
+
+def learned_hypervectors(hidden: Hidden, dimension: int) -> Trits:
+    """A shorter encoding, learned of the rows: int8 [rows, at most `dimension`].
+
+    The principal components, rotated so that little is lost when they become trits (iterative
+    quantisation: Gong and Lazebnik, CVPR 2011).
+    """
+    centred = hidden - hidden.mean(axis=0)
+    _, _, components = np.linalg.svd(centred, full_matrices=False)
+    reduced = centred @ components[:dimension].T
+    rotation = np.eye(reduced.shape[1], dtype=np.float32)
+    for _ in range(ROTATIONS):
+        left, _, right = np.linalg.svd(reduced.T @ ternarise_rows(reduced @ rotation))
+        rotation = (left @ right).astype(np.float32)
+    return ternarise_rows(reduced @ rotation)
+
+
+def prototypes(hypervectors: Trits, weights: NDArray[np.floating]) -> Trits:
+    """The hypervector of each class, int8 [classes, dimension]: the bundle of its samples.
+
+    `weights` [rows, classes] says how much a row belongs to a class.
+    """
+    return ternarise_rows(weights.T.astype(np.float32) @ hypervectors.astype(np.float32))
+
+
+def similarities(hypervectors: Trits) -> NDArray[np.float32]:
+    """The cosines of all pairs, float32 [rows, rows]; a row of zeros is similar to none."""
+    rows = hypervectors.astype(np.float32)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows /= np.where(length > 0, length, 1)
+    return rows @ rows.T
+
+
+def ternarise_rows(rows: NDArray[np.floating]) -> Trits:
+    """The signs of each row's numbers, with zero for the 70 % of smallest magnitude."""
+    magnitudes = np.abs(rows)
+    least = np.quantile(magnitudes, ZEROS, axis=1, keepdims=True)
+    trits: Trits = (np.sign(rows) * (magnitudes > least)).astype(np.int8)
+    return trits
