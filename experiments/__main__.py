@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=("m3",))
+    parser.add_argument("name", choices=("m3", "transfer"))
     parser.add_argument("options", nargs=argparse.REMAINDER, help="NAME --help lists them")
     chosen = parser.parse_args(arguments)
     try:

@@ -93,7 +93,7 @@ def learn(
             known = lesson.similarity[drawn][:, drawn]
             loss = loss + settings.relational * relational_loss(hidden, known)
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(trained, GRADIENT_NORM_MAX)
         optimiser.step()
         schedule.step()

@@ -113,6 +113,12 @@ def example_batch(module: SentencePair, config: TextConfig, batch: int) -> tuple
     return inputs, (draw(0, len(LABELS), batch),)
 
 
+def load_model(encoder: str) -> Any:
+    """The encoder or decoder itself, in float32 and evaluation mode; TextError."""
+    model = _load(transformers.AutoModel, encoder, use_safetensors=True)
+    return model.float().eval()
+
+
 def _load(kind: Any, encoder: str, **options: object) -> Any:
     source, is_local = _source(encoder)
     try:

@@ -1,0 +1,290 @@
+"""One transfer from a teacher to a student with all its controls, for one seed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.transfer.board import run_on_board
+from experiments.transfer.learners import Learner, make_learner
+from experiments.transfer.pairs import Pair
+from experiments.transfer.tasks import TASKS, Samples, Split, split
+from models.distillation import LearningSettings, Lesson, join, learn, predict, represent
+from ternmesh.codec.hypervectors import (
+    learned_hypervectors,
+    prototypes,
+    random_hypervectors,
+    similarities,
+)
+from ternmesh.codec.soft_labels import quantise, to_probabilities
+from ternmesh.types import Trits
+from ternmesh.wire.frame import FRAME_OVERHEAD
+from ternmesh.wire.knowledge import (
+    Topic,
+    cut_hypervectors,
+    cut_labels,
+    hypervectors_in,
+    labels_in,
+    order,
+    read_part,
+    topic_of,
+    write_part,
+)
+from ternmesh.wire.update import SIGNATURE_SIZE
+
+SURE = 0.8  # the probability from which a student takes its own prediction for a label
+SELF_TRAININGS = 2
+FEW_SHARE = 0.2  # of the draws, for the student's own labels
+PROTOTYPE_TRITS = 2048  # of a student's hidden representation
+SHARPNESS = 12.0  # of the softmax over cosines with prototypes
+RELATIONAL = 1.0
+SIGNED = 1 + SIGNATURE_SIZE  # bytes that a signature adds to a body
+FRAME_MTU, RADIO_MTU = 1024, 184  # of frames over a network, and over a radio link
+HALF = 0.5  # of the parts, lost in one arm
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What arrives of a packet, and its bytes on the wire: frames, signatures, tags."""
+
+    rows: Any  # units or hypervectors in the order of the probe set; zeros where nothing came
+    known: "np.ndarray[Any, np.dtype[np.bool_]]"
+    wire_bytes: int
+    parts: int
+
+
+class Run:
+    """Teacher, student and samples of one seed."""
+
+    def __init__(self, pair: Pair, seed: int, kept: Path, data: Path, show: Callable[[str], None]):
+        self.task = TASKS[pair.task]
+        self.samples: Samples = self.task.read(data)
+        self.split: Split = split(self.task, self.samples, seed)
+        self.pair, self.seed, self.show = pair, seed, show
+        make = [(pair.teacher, True), (pair.student, False)]
+        self.teacher, self.student = (
+            make_learner(name, self.samples, kept, data, is_teacher=is_teacher)
+            for name, is_teacher in make
+        )
+        self.target = torch.from_numpy(self.samples.target)
+
+    def all(self) -> dict[str, Any]:
+        """Every arm; accuracies between 0 and 1, sizes in bytes."""
+        began = time.monotonic()
+        teacher = self._controls(self.teacher, "teacher")
+        taught = self._learn(self.teacher, self._labelled(self.teacher, self.split.teacher))
+        teacher["after"] = self._accuracy(self.teacher, taught)
+        probe = self._of(self.teacher, self.split.probe)
+        logits = predict(taught, probe)
+        teacher["probe"] = self._share_right(logits, self.split.probe)
+        self.show(f"teacher {teacher['before']:.1%} to {teacher['after']:.1%}")
+        student = self._controls(self.student, "student")
+        hidden = represent(taught, probe).numpy()
+        sizes = self._students(student, logits, hidden, teacher["after"])
+        return {
+            "teacher": teacher,
+            "student": student,
+            **sizes,
+            "membership": self._membership(taught),
+            "rows": {name: len(getattr(self.split, name)) for name in ("few", "probe", "test")},
+            "seconds": round(time.monotonic() - began),
+        }
+
+    # Controls
+
+    def _controls(self, learner: Learner, name: str) -> dict[str, float]:
+        """What a model reaches without the teacher's knowledge; "best" of it."""
+        found = {"before": self._accuracy(learner, learner.make())}
+        few = self._labelled(learner, self.split.few)
+        module = self._learn(learner, few, learner.few_settings)
+        found["few"] = self._accuracy(learner, module)
+        for _ in range(SELF_TRAININGS):
+            module = self._learn(learner, join([few, self._own_labels(learner, module)],
+                                               [FEW_SHARE, 1 - FEW_SHARE]))  # fmt: skip
+        found["self_training"] = self._accuracy(learner, module)
+        found["best"] = max(found.values())
+        self.show(f"{name} without a teacher {found['best']:.1%}")
+        return found
+
+    def _own_labels(self, learner: Learner, module: nn.Module) -> Lesson:
+        """Pseudo-labels of the probe set where the model is sure (Lee 2013)."""
+        inputs = self._of(learner, self.split.probe)
+        own = predict(module, inputs).softmax(1)
+        sure, best = own.max(1)
+        weights = (sure >= min(SURE, float(sure.median()))).float()
+        return Lesson(inputs, functional.one_hot(best, own.shape[1]).float(), weights)
+
+    # Students
+
+    def _students(
+        self, found: dict[str, float], logits: Tensor, hidden: Any, quality: float
+    ) -> dict[str, Any]:
+        task, classes = self.task, len(self.samples.labels)
+        topic = topic_of({"rows": self.split.probe}, self.samples.labels)
+        units = quantise(logits.softmax(1).numpy())
+        labels = self._send(topic, units, quality)
+        learned = learned_hypervectors(hidden, task.hypervector)
+        vectors = self._send(topic, learned, quality)
+        bundles = self._send(topic, prototypes(learned, to_probabilities(units)), quality, True)
+        sizes = {
+            "bytes": {
+                "labels": labels.wire_bytes,
+                "labels_radio": self._send(topic, units, quality, mtu=RADIO_MTU).wire_bytes,
+                "hypervectors": vectors.wire_bytes,
+                "prototypes": bundles.wire_bytes,
+                "logits_fp32": 4 * logits.numel(),
+                "labelled_data": round(self.samples.sample_bytes * len(self.split.probe)),
+                "published_hypervectors": len(self.split.probe) * 2500,
+            },
+            "parts": labels.parts,
+        }
+        received = torch.from_numpy(to_probabilities(labels.rows))
+        truth = functional.one_hot(self.target[self.split.probe], classes).float()
+        targets = {"fp32": logits.softmax(1), "packet": received, "true_labels": truth}
+        if not self.pair.is_long:
+            published = random_hypervectors(hidden)
+            bundled = prototypes(published, to_probabilities(units))
+            targets["published_hypervectors"] = self._by_prototype(published, bundled)
+        targets["hypervectors"] = self._by_prototype(vectors.rows, bundles.rows)
+        modules = {}
+        for name, target in targets.items():
+            modules[name] = self._student(target)
+            found[name] = self._accuracy(self.student, modules[name])
+            self.show(f"student by {name} {found[name]:.1%}")
+        if not self.pair.is_long:
+            similarity = torch.from_numpy(similarities(vectors.rows))
+            module = self._student(received, similarity=similarity)
+            found["relational"] = self._accuracy(self.student, module)
+            known = np.flatnonzero(
+                self._send(topic, units, quality, mtu=RADIO_MTU, lost=HALF).known
+            )
+            module = self._student(received[known], rows=self.split.probe[known])
+            found["half_lost"] = self._accuracy(self.student, module)
+            found["prototypes"] = self._prototype_accuracy(received)
+        if self.pair.task == "digits":
+            few, test = (
+                (self._of(self.student, rows)[0].numpy(), self.samples.target[rows])
+                for rows in (self.split.few, self.split.test)
+            )
+            found |= run_on_board(
+                modules["packet"],
+                self.student.make(),
+                self.samples.labels,
+                few,
+                self._of(self.student, self.split.probe)[0].numpy(),
+                labels.rows,
+                test,
+            )
+        return sizes
+
+    def _student(
+        self, target: Tensor, *, rows: Any = None, similarity: Tensor | None = None
+    ) -> nn.Module:
+        """A student that has learned from its few labels and the probe set."""
+        few = self._labelled(self.student, self.split.few)
+        inputs = self._of(self.student, self.split.probe if rows is None else rows)
+        probe = Lesson(inputs, target, torch.ones(len(target)))
+        lesson = join([few, probe], [FEW_SHARE, 1 - FEW_SHARE])
+        settings = self.student.settings
+        if similarity is not None:
+            count = len(lesson.weights)
+            whole = torch.full((count, count), torch.nan)
+            whole[len(few.weights) :, len(few.weights) :] = similarity
+            lesson = replace(lesson, similarity=whole)
+            settings = replace(settings, relational=RELATIONAL)
+        return self._learn(self.student, lesson, settings)
+
+    def _by_prototype(self, vectors: Trits, bundles: Trits) -> Tensor:
+        """Soft labels of the probe set from hypervectors alone."""
+        cosines = similarities(np.concatenate([vectors, bundles]))[: len(vectors), len(vectors) :]
+        return torch.from_numpy(SHARPNESS * cosines).softmax(1)
+
+    def _prototype_accuracy(self, received: Tensor) -> float:
+        """Of a student that is not trained: the nearest prototype of its own representations."""
+        module = self.student.make()
+        codes = [
+            random_hypervectors(represent(module, inputs).numpy(), PROTOTYPE_TRITS)
+            for inputs in (
+                self._of(self.student, rows) for rows in (self.split.probe, self.split.test)
+            )
+        ]
+        bundles = prototypes(codes[0], received.numpy())
+        cosines = similarities(np.concatenate([codes[1], bundles]))
+        nearest = torch.from_numpy(cosines[: len(codes[1]), len(codes[1]) :])
+        return self._share_right(nearest, self.split.test)
+
+    def _send(
+        self, topic: Topic, rows: Any, quality: float, is_prototype: bool = False, *,
+        mtu: int = FRAME_MTU, lost: float = 0.0,
+    ) -> Received:  # fmt: skip
+        """Cut rows into parts, lose some, and read the others as a receiver does."""
+        most, level = mtu - FRAME_OVERHEAD - SIGNED, round(quality * 255)
+        is_labels = rows.dtype == np.uint8
+        if is_labels:
+            parts = cut_labels(topic, self.seed, level, rows, most)
+        else:
+            parts = cut_hypervectors(topic, self.seed, level, rows, most, classes=is_prototype)
+        bodies = [write_part(part) for part in parts]
+        rng = np.random.default_rng((self.seed, 1))
+        came = [body for body in bodies if rng.random() >= lost]
+        place = np.arange(len(rows)) if is_prototype else order(topic, self.seed, len(rows))
+        read = np.zeros_like(rows)
+        known = np.zeros(len(rows), dtype=bool)
+        for part in map(read_part, came):
+            where = place[part.start : part.start + part.count]
+            read[where] = labels_in(part, rows.shape[1]) if is_labels else hypervectors_in(part)
+            known[where] = True
+        wire = sum(len(body) + SIGNED + FRAME_OVERHEAD for body in bodies)
+        return Received(read, known, wire, len(bodies))
+
+    # An attack
+
+    def _membership(self, taught: nn.Module) -> dict[str, float]:
+        """AUC of telling the teacher's samples from others by how sure it is of their labels."""
+        rng = np.random.default_rng((self.seed, 2))
+        count = min(len(self.split.teacher), len(self.split.probe))
+        members = rng.choice(self.split.teacher, count, replace=False)
+        rows = np.concatenate([members, rng.choice(self.split.probe, count, replace=False)])
+        logits = predict(taught, self._of(self.teacher, rows))
+        truth = self.target[rows][:, None]
+        sent = torch.from_numpy(to_probabilities(quantise(logits.softmax(1).numpy())))
+        scores = {"packet": sent.gather(1, truth), "fp32": logits.log_softmax(1).gather(1, truth)}
+        return {name: _auc(one[:count, 0], one[count:, 0]) for name, one in scores.items()}
+
+    # What all of it uses
+
+    def _of(self, learner: Learner, rows: Any) -> tuple[Tensor, ...]:
+        return tuple(one[torch.from_numpy(rows)] for one in learner.inputs)
+
+    def _labelled(self, learner: Learner, rows: Any) -> Lesson:
+        truth = functional.one_hot(self.target[rows], len(self.samples.labels)).float()
+        return Lesson(self._of(learner, rows), truth, torch.ones(len(rows)))
+
+    def _learn(
+        self, learner: Learner, lesson: Lesson, settings: LearningSettings | None = None
+    ) -> nn.Module:
+        torch.manual_seed(self.seed)
+        module = learner.make()
+        generator = torch.Generator().manual_seed(self.seed)
+        learn(module, lesson, settings or learner.settings, generator, augment=learner.augment)
+        return module
+
+    def _accuracy(self, learner: Learner, module: nn.Module) -> float:
+        return self._share_right(
+            predict(module, self._of(learner, self.split.test)), self.split.test
+        )
+
+    def _share_right(self, logits: Tensor, rows: Any) -> float:
+        return float((logits.argmax(1) == self.target[rows]).float().mean())
+
+
+def _auc(members: Tensor, others: Tensor) -> float:
+    """The chance that a member scores higher than another sample; equal scores count half."""
+    apart = members[:, None] - others[None]
+    return float((apart > 0).float().mean() + (apart == 0).float().mean() / 2)

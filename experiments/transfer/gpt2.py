@@ -1,0 +1,82 @@
+"""A small GPT-2, trained on plain texts: no published weights of GPT-2 are at hand everywhere.
+
+python -m experiments.transfer.gpt2 --texts FOLDER --tokenizer FOLDER --out FOLDER
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+
+from host.pipeline.texts import read_texts
+
+SMALL_GPT2 = "gpt2-small"
+WIDTH, LAYERS, HEADS, LENGTH = 64, 4, 4, 128
+STEPS, ROWS, ROW_LENGTH = 800, 16, 64
+LEARNING_RATE = 3e-3
+SHOWN_EVERY = 20  # steps
+
+
+def train_gpt2(
+    texts: Path, tokenizer: Path, out: Path, report: Callable[[int, float], None]
+) -> None:
+    """Train on the texts of a folder, and write a folder that transformers loads."""
+    words = GPT2TokenizerFast.from_pretrained(tokenizer)
+
+    def encode(text: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+        return np.array(words(text.decode(), verbose=False)["input_ids"], np.int32)
+
+    data = read_texts(texts, ROW_LENGTH, encode)
+    torch.manual_seed(0)
+    sizes = {"n_positions": LENGTH, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS}
+    config = GPT2Config(
+        vocab_size=len(words), resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes
+    )
+    model = GPT2LMHeadModel(config)
+    optimiser = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=STEPS)
+    for step in range(STEPS):
+        rows = torch.from_numpy(data.batch(step, 0, ROWS, ROW_LENGTH))
+        logits = model(rows[:, :-1]).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        report(step + 1, loss.item())
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    model.transformer.save_pretrained(unfinished)
+    words.save_pretrained(unfinished)
+    unfinished.rename(out)
+
+
+def small_gpt2(kept: Path, data: Path) -> Path:
+    """The folder of the trained model in `kept`, made where it is missing."""
+    out = kept / SMALL_GPT2
+    if not out.is_dir():
+        train_gpt2(data / "text", data / "models" / "gpt2_tokenizer", out, _show)
+    return out
+
+
+def _show(step: int, loss: float) -> None:
+    if step % SHOWN_EVERY == 0:
+        print(f"{SMALL_GPT2}: step {step} of {STEPS}, loss {loss:.2f}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run the command in the module's docstring."""
+    parser = argparse.ArgumentParser(description="Train a small GPT-2.")
+    for name in ("texts", "tokenizer", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    options = parser.parse_args()
+    train_gpt2(options.texts, options.tokenizer, options.out, _show)
+
+
+if __name__ == "__main__":
+    main()
