@@ -39,6 +39,7 @@ NAMES = (
     "page",
     "peers",
     "wake_word",
+    "transfer",
     "house",
 )
 

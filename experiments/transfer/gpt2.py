@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+from transformers import GPT2Config, GPT2Model, GPT2TokenizerFast
 
 from host.pipeline.texts import read_texts
 
 SMALL_GPT2 = "gpt2-small"
 WIDTH, LAYERS, HEADS, LENGTH = 64, 4, 4, 128
-STEPS, ROWS, ROW_LENGTH = 800, 16, 64
+STEPS, ROWS, ROW_LENGTH = 2000, 16, 64
+OTHERS = 2000  # tokens that the next one is told from, besides those of the batch
 LEARNING_RATE = 3e-3
 SHOWN_EVERY = 20  # steps
 
@@ -37,13 +39,12 @@ def train_gpt2(
     config = GPT2Config(
         vocab_size=len(words), resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes
     )
-    model = GPT2LMHeadModel(config)
+    model = GPT2Model(config)
     optimiser = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=STEPS)
     for step in range(STEPS):
         rows = torch.from_numpy(data.batch(step, 0, ROWS, ROW_LENGTH))
-        logits = model(rows[:, :-1]).logits
-        loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss = _loss(model, rows, torch.randint(len(words), (OTHERS,)))
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -51,9 +52,16 @@ def train_gpt2(
         schedule.step()
         report(step + 1, loss.item())
     unfinished = out.with_name(f"{out.name}.unfinished")
-    model.transformer.save_pretrained(unfinished)
+    model.save_pretrained(unfinished)
     words.save_pretrained(unfinished)
     unfinished.rename(out)
+
+
+def _loss(model: GPT2Model, rows: Tensor, others: Tensor) -> Tensor:
+    """The loss of the next token among those of the batch and some others (Jean et al. 2015)."""
+    tokens, targets = torch.cat([rows[:, 1:].flatten(), others]).unique(return_inverse=True)
+    hidden = model(rows[:, :-1]).last_hidden_state.flatten(0, 1)
+    return functional.cross_entropy(hidden @ model.wte.weight[tokens].T, targets[: len(hidden)])
 
 
 def small_gpt2(kept: Path, data: Path) -> Path:

@@ -1,0 +1,58 @@
+"""Hypervectors keep which samples are alike, and nothing of the coordinates."""
+
+import numpy as np
+
+from ternmesh.codec.hypervectors import (
+    learned_hypervectors,
+    prototypes,
+    random_hypervectors,
+    similarities,
+)
+
+
+def clusters(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden representations of five classes, and their classes."""
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(0, 5, 200)
+    centres = rng.normal(size=(5, 24)) * 2
+    return (centres[classes] + rng.normal(size=(200, 24))).astype(np.float32), classes
+
+
+def correlation(hidden: np.ndarray, trits: np.ndarray) -> float:
+    centred = hidden - hidden.mean(axis=0)
+    unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return float(np.corrcoef((unit @ unit.T).ravel(), similarities(trits).ravel())[0, 1])
+
+
+def test_both_encodings_keep_the_similarities() -> None:
+    hidden, _ = clusters()
+    centred = hidden - hidden.mean(axis=0)
+    assert correlation(hidden, random_hypervectors(centred)) > 0.95
+    assert correlation(hidden, learned_hypervectors(hidden, 16)) > 0.85
+
+
+def test_seven_of_ten_trits_are_zero() -> None:
+    assert abs((random_hypervectors(clusters()[0]) == 0).mean() - 0.7) < 0.01
+
+
+def test_the_seed_gives_the_projection() -> None:
+    hidden = clusters()[0][:3]
+    assert (random_hypervectors(hidden, 64) == random_hypervectors(hidden, 64)).all()
+    assert (random_hypervectors(hidden, 64) != random_hypervectors(hidden, 64, b"a")).any()
+
+
+def test_a_learned_code_is_no_longer_than_the_representation() -> None:
+    assert learned_hypervectors(clusters()[0], 100).shape == (200, 24)
+
+
+def test_the_nearest_prototype_is_that_of_the_class() -> None:
+    hidden, classes = clusters()
+    codes = random_hypervectors(hidden - hidden.mean(axis=0), 1024)
+    bundles = prototypes(codes, np.eye(5)[classes])
+    nearest = similarities(np.concatenate([codes, bundles]))[:200, 200:].argmax(axis=1)
+    assert (nearest == classes).mean() > 0.95
+
+
+def test_a_row_of_zeros_is_similar_to_none() -> None:
+    rows = np.array([[0, 0], [1, -1]], dtype=np.int8)
+    assert similarities(rows)[0].tolist() == [0, 0]
