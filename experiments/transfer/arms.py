@@ -104,7 +104,7 @@ class Run:
         few = self._labelled(learner, self.split.few)
         module = self._learn(learner, few, learner.few_settings)
         found["few"] = self._accuracy(learner, module)
-        for _ in range(SELF_TRAININGS):
+        for _ in range(1 if self.pair.is_long else SELF_TRAININGS):
             module = self._learn(learner, join([few, self._own_labels(learner, module)],
                                                [FEW_SHARE, 1 - FEW_SHARE]))  # fmt: skip
         found["self_training"] = self._accuracy(learner, module)

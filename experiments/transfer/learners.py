@@ -20,7 +20,7 @@ from models.pretrain_keyword import augment, pretrain
 from models.text.encoder import GT_MINILM, load_model, load_tokenizer
 from models.zoo import fsdd_path
 
-TOKENS, TOKENS_OF_PAIR = 40, 64
+TOKENS, TOKENS_OF_PAIR = 40, 48
 STORIES = "stories260k"
 EMBEDDED_AT_ONCE = 64
 LENGTH = 8.0  # of an embedding: its head learns faster than from unit length
@@ -161,7 +161,7 @@ def text_learner(name: str, samples: Samples, kept: Path, data: Path) -> Learner
         fresh.load_state_dict(state)
         return TextClassifier(fresh, classes).eval()
 
-    settings = LearningSettings(steps=900, learning_rate=3e-3)
+    settings = LearningSettings(steps=600, learning_rate=3e-3)
     return Learner(make, _to_tokens(folder, samples), settings, few_steps=200)
 
 

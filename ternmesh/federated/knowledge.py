@@ -1,0 +1,155 @@
+"""Knowledge of other models: gathered from the parts of packets, and weighed before it is learned.
+
+A teacher that is worse than the student counts less, down to nothing. So does one whose labels
+contradict what the student is sure of, in all classes or in some: it may lie. SPEC.md section 12.3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.codec.soft_labels import UNITS, Units
+from ternmesh.errors import WireError
+from ternmesh.wire.knowledge import (
+    LABELS,
+    NUMBER_END,
+    QUALITY_MAX,
+    Topic,
+    labels_in,
+    order,
+    read_part,
+)
+
+Probabilities = NDArray[np.floating[Any]]
+
+WORSE_MAX = 0.1  # by so much accuracy a teacher may be worse before it counts nothing
+SURE = 0.8  # the probability from which a student can contradict
+SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
+ABLE = 0.4  # a student below this kappa with the truth cannot contradict
+LIE, LIE_OF_CLASS = 0.25, 0.1  # the agreement, in shares of what is expected, below which it lies
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How much each sample of the probe set counts, float32 [rows] in 0 to 1, and why not more."""
+
+    weights: NDArray[np.float32]
+    reason: str = ""
+
+
+class KnowledgeReceiver:
+    """The soft labels of one probe set from the parts that have arrived, the newest of each."""
+
+    def __init__(self, topic: Topic, rows: int, classes: int) -> None:
+        self.units: Units = np.zeros((rows, classes), dtype=np.uint8)
+        self.quality = 0.0  # of the teacher, in the newest part
+        self.number: int | None = None  # of the newest packet
+        self._numbers = np.zeros(rows, dtype=np.int64)  # of the packet of each row
+        self._topic = topic
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Which samples have a label, bool [rows]."""
+        labelled: NDArray[np.bool_] = np.any(self.units, axis=1)
+        return labelled
+
+    def take(self, body: bytes) -> bool:
+        """Take a part; True if it has changed anything. WireError leaves everything as it was."""
+        part = read_part(body)
+        if part.topic.probe != self._topic.probe:
+            raise WireError("probe set", "a knowledge packet is about another probe set")
+        if part.topic.labels != self._topic.labels:
+            raise WireError("label space", "a knowledge packet has other classes")
+        if part.section != LABELS:
+            return False  # a board learns from soft labels alone
+        rows, classes = self.units.shape
+        if part.start + part.count > rows:
+            raise WireError("knowledge", "a knowledge packet has more samples than the probe set")
+        age = 0 if self.number is None else _age(part.number, self.number)
+        if age > NUMBER_END // 2:
+            age -= NUMBER_END  # it is newer
+        units = labels_in(part, classes)
+        place = order(self._topic, part.number, rows)[part.start : part.start + part.count]
+        newest = part.number if self.number is None else self.number - age
+        is_newer = self._numbers[place] <= newest
+        place, units = place[is_newer], units[is_newer]
+        self._numbers[place] = newest
+        is_changed = bool((self.units[place] != units).any())
+        self.units[place] = units
+        if age <= 0:
+            self.number, self.quality = newest, part.quality / QUALITY_MAX
+        return is_changed
+
+
+def _age(number: int, newest: int) -> int:
+    """By how much a number is older than the newest, modulo 2**16."""
+    return (newest - number) % NUMBER_END
+
+
+def weigh(
+    units: Units, own: Probabilities, teacher_quality: float, own_quality: float | None
+) -> Judgement:
+    """What soft labels are worth to a student that predicts `own` (both [rows, classes]).
+
+    Rows of `units` without a label count nothing. Qualities are accuracies on samples that were not
+    trained on; without one of its own a student takes a teacher at its word.
+    """
+    known = units.sum(axis=1) == UNITS
+    weights = known.astype(np.float32)
+    quality = 0.0 if own_quality is None else own_quality
+    better = (teacher_quality - quality) / WORSE_MAX + 1
+    weights *= np.float32(np.clip(better, 0, 1))
+    if better <= 0:
+        return Judgement(weights, "the teacher is worse than this model")
+    taught, guess = units.argmax(axis=1), own.argmax(axis=1)
+    sure = known & (own.max(axis=1) >= SURE)
+    classes = units.shape[1]
+    expected = kappa(quality, 1 / classes)
+    if np.count_nonzero(sure) < SURE_MIN or expected < ABLE:
+        return Judgement(weights)
+    agreed = taught[sure] == guess[sure]
+    chance = _shares(taught[sure], classes) @ _shares(guess[sure], classes)
+    if kappa(float(agreed.mean()), float(chance)) < LIE * expected:
+        return Judgement(weights * 0, "its labels contradict what this model is sure of")
+    lies = []
+    for one in range(classes):
+        about = guess[sure] == one
+        if about.sum() >= SURE_OF_CLASS_MIN and agreed[about].mean() < LIE_OF_CLASS * expected:
+            lies.append(one)
+            weights[guess == one] = 0
+            weights[taught == _most(taught[sure][about])] = 0
+    if lies:
+        named = ", ".join(map(str, lies))
+        return Judgement(weights, f"its labels of class {named} contradict what this model knows")
+    return Judgement(weights)
+
+
+def combine(
+    labels: Sequence[Probabilities], weights: Sequence[NDArray[np.floating[Any]]]
+) -> Probabilities | None:
+    """The mean of several teachers' probabilities [rows, classes], weighted by row; None for none.
+
+    A row that no teacher has a weight for is all zeros.
+    """
+    total = sum(weights)
+    if not labels or not np.any(total):
+        return None
+    mixed = sum(weight[:, None] * label for weight, label in zip(weights, labels, strict=True))
+    result: Probabilities = mixed / np.where(total > 0, total, 1)[:, None]
+    return result
+
+
+def kappa(agreement: float, chance: float) -> float:
+    """Cohen's kappa: agreement beyond what chance gives, 1 for complete agreement."""
+    return (agreement - chance) / (1 - chance) if chance < 1 else 0.0
+
+
+def _shares(classes: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    return np.bincount(classes, minlength=count) / max(1, classes.size)
+
+
+def _most(classes: NDArray[np.int64]) -> int:
+    return int(np.bincount(classes).argmax())
