@@ -59,7 +59,7 @@ def train_gpt2(
 
 def _loss(model: GPT2Model, rows: Tensor, others: Tensor) -> Tensor:
     """The loss of the next token among those of the batch and some others (Jean et al. 2015)."""
-    tokens, targets = torch.cat([rows[:, 1:].flatten(), others]).unique(return_inverse=True)
+    tokens, targets = torch.cat([rows[:, 1:].flatten(), others]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     hidden = model(rows[:, :-1]).last_hidden_state.flatten(0, 1)
     return functional.cross_entropy(hidden @ model.wte.weight[tokens].T, targets[: len(hidden)])
 
