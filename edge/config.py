@@ -79,6 +79,18 @@ class EvaluateConfig(NpzSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class KnowledgeConfig(NpzSettings):
+    """`[knowledge]`: the probe set at `path`, by which models of other architectures teach this.
+
+    Its samples need no labels, and are the same on all boards and the host. Where models see them
+    in other forms, the array `identity` says which samples they are.
+    """
+
+    path: str | None = field(default=None, metadata=PATH)
+    identity: str = field(default="", metadata=needs("path"))
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingConfig:
     """`[training]`; the number of steps and the learning rate come with the host's plan.
 
@@ -166,6 +178,7 @@ class NodeConfig:
     data: DataConfig
     label: LabelConfig = field(default_factory=LabelConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    knowledge: KnowledgeConfig = field(default_factory=KnowledgeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
     releases: ReleasesConfig = field(default_factory=ReleasesConfig)
@@ -237,7 +250,11 @@ def check_config(config: NodeConfig) -> NodeConfig:
         raise ConfigError(
             f"remote.allow names {min(unknown)!r}: it may name {', '.join(LIMITS)}, or nothing"
         )
-    for table, npz in (("data", config.data), ("evaluate", config.evaluate)):
+    for table, npz in (
+        ("data", config.data),
+        ("evaluate", config.evaluate),
+        ("knowledge", config.knowledge),
+    ):
         for tensor, array in npz.arrays.items():
             if not isinstance(array, str):
                 raise ConfigError(f"{table}.arrays.{tensor} is {array!r}: it must be text")

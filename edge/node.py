@@ -32,6 +32,7 @@ from edge.evaluation import (
     write_best,
 )
 from edge.event_log import EventLog
+from edge.knowledge import BoardKnowledge
 from edge.onnx.session import Arrays, Inference, LoadedModel, trim_memory, write_adapter
 from edge.personal import take_up
 from edge.resources import SHORT_OF_MEMORY, Throttle
@@ -83,6 +84,12 @@ class NodeData:
     training: Dataset
     held_out: Dataset | None = None  # for evaluation; without it, new labels are evaluated
     feed: Feed | None = None  # fills `training` from a source
+    knowledge: BoardKnowledge | None = None  # of other models, beside `training`
+
+    @property
+    def samples(self) -> Dataset:
+        """What the board trains on."""
+        return self.training if self.knowledge is None else self.knowledge.samples
 
     def close(self) -> None:
         """Close the source, if there is one."""
@@ -129,6 +136,8 @@ class Node:
         # What the host has set on this board
         self.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
         self.protocol.management = self.management
+        if data.knowledge is not None:
+            self.protocol.take_knowledge = data.knowledge.take
         self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
         self.history = History(store)
         self.best: BestAdapter | None = None  # of this run, if there are held-out samples
@@ -139,7 +148,7 @@ class Node:
         self._step = make_step(config, loaded)
         adam = AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm)
         self.trainer = Trainer(
-            self._step, data.training, package.batch, adam, keep_moments=training.keep_moments
+            self._step, data.samples, package.batch, adam, keep_moments=training.keep_moments
         )
         self._initial, self._store, self._clock = loaded.initial, store, clock
         self._inference = Inference(loaded.folder, package, training.threads, training.provider)
@@ -162,6 +171,8 @@ class Node:
             self._use_settings()
         self.history.load()
         self.news.load(self._store.get(NEWS))
+        if self.data.knowledge is not None:
+            self.data.knowledge.load()
         # Under the other setting of `use`, this file was what `adapter_path` is now.
         path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
         path.unlink(missing_ok=True)
@@ -387,6 +398,9 @@ class Node:
             # node need not learn it again.
             start = self.global_adapter + self.personal.shared(protocol.residual)
             self._began_at = self._clock()
+            if self.data.knowledge is not None:
+                last = self.history.last
+                self.data.knowledge.refresh(self._inference, None if last is None else last.metric)
             self.trainer.begin(wanted, start, protocol.plan, rng, self.news.rounds)
 
     def _work(self, labelled: NDArray[np.int64]) -> bool:

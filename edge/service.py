@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from edge.config import ZEROTH_ORDER, NodeConfig, check_config, warn_of_shared
 from edge.data.buttons import Buttons
 from edge.data.label_queue import PresentModel
 from edge.data.labels import answer_data, finish_data
+from edge.data.probe_set import open_probe_set
 from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
 from edge.data.sources import make_source, open_folder
 from edge.enrolment import finish_rotation
 from edge.errors import DataError
+from edge.knowledge import BoardKnowledge
 from edge.node import Node, NodeData
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.incoming import Incoming
@@ -83,6 +86,18 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
             labels = Buttons(config.label, package).labels
     training = buffer if files is None else Rehearsal(buffer, files)
     return NodeData(training, held_out, Feed(source, buffer, data.poll_s, labels))
+
+
+def with_knowledge(
+    config: NodeConfig, package: ModelPackage, data: NodeData, store: NodeStore
+) -> NodeData:
+    """The data, with the probe set if the configuration names one; DataError."""
+    settings = config.knowledge
+    if settings.path is None:
+        return data
+    with _about("knowledge"):
+        probe = open_probe_set(Path(settings.path), package, settings, settings.identity)
+    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
 
 
 @contextmanager
@@ -188,7 +203,7 @@ def _serve(
     watch = None if releases is None else ReleaseWatch(releases)
     try:
         last = store.load(package.model_hash(), package.dimension, package.adapter_key())
-        data = open_data(config, package, state)
+        data = with_knowledge(config, package, open_data(config, package, state), store)
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:
@@ -209,6 +224,7 @@ def _serve(
                 "releases": lambda: None if watch is None else watch.report,
                 "incoming": lambda: incoming and incoming.report(time.monotonic()),
                 "predict": lambda: None,
+                "knowledge": lambda: data.knowledge and data.knowledge.status(),
             }
             if config.predict.enabled:
                 from edge.predict.service import predicting  # with asyncio, which takes memory

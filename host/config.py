@@ -1,6 +1,6 @@
 """The host's settings: its TOML file as frozen dataclasses, and the plan made from it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from host.rules import load_rule
@@ -10,7 +10,7 @@ from ternmesh.federated.rules import AggregationSettings, Root, is_rooted, least
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
-from ternmesh_service.config_file import MODEL, PATH, load_model_package, read_config_file
+from ternmesh_service.config_file import MODEL, PATH, anchored, load_model_package, read_config_file
 from ternmesh_service.experiment_log import ExperimentLogConfig
 from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
@@ -52,7 +52,9 @@ class RunConfig:
     others to evaluate, for which its reputation falls if they raise the loss. `pinned` names nodes
     that count in full, `muted` nodes that count nothing, whatever their reputation. `guard`: the
     rise of the nodes' loss, in losses at the beginning, from which on the host goes back to an
-    older version (0: never).
+    older version (0: never). `groups` are the settings files of further groups of boards, each with
+    a model of another architecture, which this process hosts too: they teach each other by
+    knowledge packets (`host.groups`).
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -83,6 +85,7 @@ class RunConfig:
     guard: float = field(default=0.5, metadata=limits(0.0, 100.0))
     pinned: tuple[str, ...] = ()
     muted: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     # The next three are for experiments only; 0: the value that fits the bearer.
     frame_mtu: int = field(default=0, metadata=limits(0, FRAME_MTU_MAX))
     announce_s: int = field(default=0, metadata=limits(0, 86_400))
@@ -107,6 +110,21 @@ class OwnSamplesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HostKnowledgeConfig:
+    """`[knowledge]`: the probe set of a fleet with `run.groups`, as a board's `[knowledge]` has it.
+
+    Every `every_rounds` rounds the group's boards are sent what the other groups know.
+    """
+
+    path: str | None = field(default=None, metadata=PATH)
+    arrays: Table = field(default_factory=dict, metadata=needs("path"))
+    where: Table = field(default_factory=dict, metadata=needs("path"))
+    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12) | needs("path"))
+    identity: str = field(default="", metadata=needs("path"))
+    every_rounds: int = field(default=2, metadata=limits(1, 1000) | needs("path"))
+
+
+@dataclass(frozen=True, slots=True)
 class HostConfig:
     """The settings of one host."""
 
@@ -115,6 +133,7 @@ class HostConfig:
     link: LinkConfig
     run: RunConfig = field(default_factory=RunConfig)
     own_samples: OwnSamplesConfig = field(default_factory=OwnSamplesConfig)
+    knowledge: HostKnowledgeConfig = field(default_factory=HostKnowledgeConfig)
     releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -128,7 +147,13 @@ class HostConfig:
 
 def read_host_config(path: Path) -> HostConfig:
     """The settings in the file at `path`; ConfigError. Paths are relative to its folder."""
-    return read_config_file(HostConfig, path, _check)
+    folder = path.resolve().parent
+
+    def finish(config: HostConfig) -> HostConfig:
+        groups = (str(anchored(group, folder, "run.groups")) for group in config.run.groups)
+        return _check(replace(config, run=replace(config.run, groups=tuple(groups))))
+
+    return read_config_file(HostConfig, path, finish)
 
 
 def _check(config: HostConfig) -> HostConfig:
@@ -146,6 +171,8 @@ def _check(config: HostConfig) -> HostConfig:
             f"run.byzantine is {config.run.byzantine}: {config.run.aggregation} then needs {least} "
             f"nodes, and run.nodes_max is {config.run.nodes_max}"
         )
+    if config.run.groups and config.knowledge.path is None:
+        raise ConfigError("run.groups needs a probe set: write its file as path in [knowledge]")
     if both := set(config.run.pinned) & set(config.run.muted):
         raise ConfigError(f"run.pinned and run.muted both name {min(both)!r}: take it out of one")
     config.security.check(has_radio=config.link.has_radio)

@@ -14,6 +14,7 @@ from typing import Any
 from host import management, membership
 from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
+from host.knowledge import Teaching
 from host.releases import FOLDER, NEW, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
 from host.runs import can_carry, continue_or_begin
@@ -76,6 +77,7 @@ class HostService:
         keyring: Keyring | NoKeyring | None = None,
         pace: TimerSettings = NETWORK_TIMERS,
         releases: Publisher | None = None,
+        teaching: Teaching | None = None,
     ) -> None:
         if settings.partial_aggregates and len(stored.state.nodes) > NODES_AGGREGATED_MAX:
             raise ConfigError(
@@ -97,6 +99,7 @@ class HostService:
         endpoint = self.enrolment or self.coordinator
         self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
         self.releases = releases
+        self.teaching = teaching
         self._store = store
         standings = self.coordinator.aggregation.reputations.standings
         # The addresses of nodes that are trusted little
@@ -132,6 +135,8 @@ class HostService:
             bodies = self.releases.turn(now, self.driver.spare(), boards)
             self.coordinator.release = self.releases.sender
             self.coordinator.broadcast_release(bodies)
+        if self.teaching is not None:
+            self.coordinator.broadcast_knowledge(self.teaching.turn(self.coordinator))
         if now >= self._gathering_at:
             self._gathering_at = math.inf
             here, needed = len(self.coordinator.awaited(now)), self.coordinator.settings.min_peers
@@ -177,7 +182,8 @@ class HostService:
         """The state of the run, ready for JSON; its history begins after version `since`."""
         tallies, history = self._store.tallies(), list(self._history)
         found = status(self.coordinator, tallies, history, self._clock(), since)
-        return {**found, "carried_from": self._store.carried_from or None}
+        teaching = None if self.teaching is None else self.teaching.status()
+        return {**found, "carried_from": self._store.carried_from or None, "teaching": teaching}
 
     def may_leave(self) -> bool:
         """Whether the run is over, and nodes that missed its end had time to ask for it.
@@ -194,6 +200,8 @@ class HostService:
         match event:
             case GlobalUpdateMade():
                 self._has_closed = True
+                if self.teaching is not None and event.evaluation.accuracy is not None:
+                    self.teaching.quality = event.evaluation.accuracy
                 self._lines += self._changed_trust()
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
@@ -258,16 +266,19 @@ def run_host(
     after_end: bool = False,
     insecure: bool = False,
     open_samples: OpenSamples | None = None,
+    make_teaching: Callable[[Path], Teaching] | None = None,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
 
     It begins anew with the model of each release that becomes active. `open_samples` is for
-    `[own_samples]`, which needs onnxruntime (`edge.own_samples`).
+    `[own_samples]`, which needs onnxruntime (`edge.own_samples`). `make_teaching` makes what this
+    fleet has to do with others, of the folder of its model (`host.groups`).
 
     ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
     TransportError or ControlError. `continue_or_begin` explains `new_run` and `after_end`.
     """
     options: dict[str, Any] = {"insecure": insecure, "open_samples": open_samples}
+    options["make_teaching"] = make_teaching
     host_model = partial(_host_model, config, stop, until_finished, **options)
     while host_model(new_run=new_run, after_end=after_end):
         new_run = after_end = False
@@ -300,6 +311,7 @@ def _host_model(
     after_end: bool,
     insecure: bool,
     open_samples: OpenSamples | None,
+    make_teaching: Callable[[Path], Teaching] | None,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
     folder = Path(config.state_dir, FOLDER)
@@ -308,6 +320,7 @@ def _host_model(
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     root = _own_training(config, model, plan, open_samples)
     settings = settings_of(config.run, root)
+    teaching = None if make_teaching is None else make_teaching(model)
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     if config.run.partial_aggregates and not insecure:
@@ -335,6 +348,7 @@ def _host_model(
             keyring=keyring,
             pace=pace_of(transport),
             releases=None if config.link.radios else releases,
+            teaching=teaching,
         )
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:

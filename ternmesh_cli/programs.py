@@ -9,7 +9,8 @@ from ternmesh_cli import keys, process
 from ternmesh_service.control_socket import RETURN, ControlError
 
 if TYPE_CHECKING:
-    from host.config import OwnSamplesConfig
+    from host.config import HostKnowledgeConfig, OwnSamplesConfig
+    from host.knowledge import Predictions
     from ternmesh.federated.rules import Root
     from ternmesh.plan import Plan
 
@@ -88,6 +89,19 @@ def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Roo
     return open_own_samples(model, Path(str(config.path)), settings, plan)
 
 
+def _open_predictions(model: Path, config: "HostKnowledgeConfig") -> "Predictions":
+    """What a group's model says of the probe set; ConfigError, also without onnxruntime."""
+    from edge.errors import MissingEdgeExtra
+
+    try:
+        from edge.data.sources import NpzSettings
+        from edge.knowledge import open_probe_predictions
+    except MissingEdgeExtra as error:
+        raise ConfigError("run.groups needs onnxruntime: pip install 'ternmesh[edge]'") from error
+    settings = NpzSettings(config.arrays, config.where, config.divide_by)
+    return open_probe_predictions(model, Path(str(config.path)), settings, config.identity)
+
+
 def _return(path: Path, version: int) -> int:
     answer = keys.read(path).ask({RETURN: version})
     if answer is None:
@@ -105,17 +119,20 @@ def _run(arguments: argparse.Namespace) -> int:
     stop = process.start(config.log_level, config.log_format)
     match arguments.kind:
         case "host":
+            from host.groups import run_groups
             from host.service import run_host
 
-            run_host(
-                config,
-                stop,
-                until_finished=arguments.until_finished,
-                new_run=arguments.new_run,
-                after_end=arguments.after_end,
-                insecure=arguments.insecure,
-                open_samples=_open_samples,
-            )
+            options = {
+                "until_finished": arguments.until_finished,
+                "new_run": arguments.new_run,
+                "after_end": arguments.after_end,
+                "insecure": arguments.insecure,
+                "open_samples": _open_samples,
+            }
+            if config.run.groups:
+                run_groups(config, stop, _open_predictions, **options)
+            else:
+                run_host(config, stop, **options)
         case "gateway":
             from edge.gateway.service import run_gateway
 

@@ -93,6 +93,11 @@ class HostSession(Session[Event], Generic[NodeT, Event]):
         signed = [sign(body) if body[0] == OFFER else body for body in bodies]
         self._outgoing.push(ALL, BROADCAST, signed)
 
+    def broadcast_knowledge(self, bodies: Sequence[bytes]) -> None:
+        """Send the parts of a knowledge packet, each signed, to all boards."""
+        signed = [self._authenticator.sign_announce(body) for body in bodies]
+        self._outgoing.push(ALL, BROADCAST, signed)
+
     # Receiving
 
     def _receive(self, peer: str, header: Header, body: bytes, now: float) -> None:

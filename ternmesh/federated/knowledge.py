@@ -4,6 +4,7 @@ A teacher that is worse than the student counts less, down to nothing. So does o
 contradict what the student is sure of, in all classes or in some: it may lie. SPEC.md section 12.3.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ Probabilities = NDArray[np.floating[Any]]
 WORSE_MAX = 0.1  # by so much accuracy a teacher may be worse before it counts nothing
 SURE = 0.8  # the probability from which a student can contradict
 SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
+_HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and units
 ABLE = 0.4  # a student below this kappa with the truth cannot contradict
 LIE, LIE_OF_CLASS = 0.25, 0.1  # the agreement, in shares of what is expected, below which it lies
 
@@ -82,6 +84,26 @@ class KnowledgeReceiver:
         if age <= 0:
             self.number, self.quality = newest, part.quality / QUALITY_MAX
         return is_changed
+
+    def stored(self) -> bytes:
+        """All of it as bytes, for `restore`."""
+        number = -1 if self.number is None else self.number
+        head = _HEAD.pack(self._topic.probe, self._topic.labels, number, self.quality)
+        return head + self._numbers.astype("<i8").tobytes() + self.units.tobytes()
+
+    def restore(self, stored: bytes) -> bool:
+        """Take over what was stored; False where it is about another probe set."""
+        rows, classes = self.units.shape
+        if len(stored) != _HEAD.size + rows * (8 + classes):
+            return False
+        probe, labels, number, quality = _HEAD.unpack_from(stored)
+        if Topic(probe, labels) != self._topic:
+            return False
+        split = _HEAD.size + 8 * rows
+        self._numbers = np.frombuffer(stored[_HEAD.size : split], "<i8").astype(np.int64)
+        self.units = np.frombuffer(stored[split:], np.uint8).reshape(rows, classes).copy()
+        self.number, self.quality = None if number < 0 else number, quality
+        return True
 
 
 def _age(number: int, newest: int) -> int:

@@ -59,6 +59,10 @@ _ALIKE = {
     "conflict": _TWO,
     "digest": _TWO,
     "reference": f"a global update breaks the rules: {_VERSION}",
+    "probe set": (
+        "the packet is about another probe set: give host and boards the same file in [knowledge]"
+    ),
+    "label space": f"the packet is about other classes: {_MODEL}",
     "code": "this code is not valid: it has expired, was used, or is from another host",
     "early": "the board's keys were changed within the last hour: try again later",
     "shape": "the parts of a split training differ: export them again, and copy both",
@@ -68,7 +72,17 @@ _ALIKE = {
     "duplicate": "nothing to do: it was here already",
     OTHER: "further reasons, too many to count apart",
     **dict.fromkeys(
-        ("length", "version", "control", "manifest", "coding", "trits", "bitmap", "piece"),
+        (
+            "length",
+            "version",
+            "control",
+            "manifest",
+            "coding",
+            "trits",
+            "bitmap",
+            "piece",
+            "knowledge",
+        ),
         f"damaged on the way (a few are normal), or {_VERSION}",
     ),
     **dict.fromkeys(

@@ -40,6 +40,7 @@ from ternmesh.timers import Backoff, GrowingPause, RateLimiter, TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Inquiry, Refusal, Settings, Welcome
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
+from ternmesh.wire.knowledge import KIND as KNOWLEDGE
 from ternmesh.wire.release import OFFER, SYMBOL
 from ternmesh.wire.update import MODEL_SIZE
 
@@ -57,7 +58,7 @@ class _Plan(Protocol):
 
 
 PlanT = TypeVar("PlanT", bound=_Plan)
-TakeRelease = Callable[[bytes, float], None]  # a body of a release's offer or symbol, and the time
+TakeBody = Callable[[bytes, float], None]  # a body of a release or knowledge packet, and the time
 
 
 class Session(ABC, Generic[Event]):
@@ -115,7 +116,8 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         self.revoked = False  # the host has revoked the key of this node
         self.phase = control.GATHERING  # the phase of the run in the host's last message
         self.management = BoardManagement()  # a program that takes settings has one of its own
-        self.take_release: TakeRelease | None = None  # None: this node takes no releases
+        self.take_release: TakeBody | None = None  # None: this node takes no releases
+        self.take_knowledge: TakeBody | None = None  # None: this node learns of its own samples
         self._frame_max = frame_max
         self._model_hash = model_hash
         self._instance = instance  # a welcome must name it
@@ -200,6 +202,10 @@ class NodeSession(Session[Event], Generic[Event, PlanT]):
         if body[0] in (OFFER, SYMBOL) and header.address == BROADCAST:
             if self.take_release is not None:
                 self.take_release(body, now)
+            return
+        if body[0] == KNOWLEDGE and header.address == BROADCAST:
+            if self.take_knowledge is not None:
+                self.take_knowledge(body, now)
             return
         if body[0] != control.KIND:
             self._receive_body(header.address, body, now)

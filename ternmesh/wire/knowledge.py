@@ -58,11 +58,14 @@ class Part:
 
 
 def topic_of(probe: Mapping[str, Array], labels: Sequence[str]) -> Topic:
-    """The topic of a probe set, its input arrays by name, and the names of the classes."""
+    """The topic of a probe set, its input arrays by name, and the names of the classes.
+
+    Names only order the arrays: another model may call its inputs differently.
+    """
     digest = hashlib.sha256()
-    for name, array in sorted(probe.items()):
+    for _, array in sorted(probe.items()):
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        digest.update(f"{name} {array.dtype.name} {array.shape}\n".encode() + little.tobytes())
+        digest.update(f"{array.dtype.name} {array.shape}\n".encode() + little.tobytes())
     classes = hashlib.sha256("\n".join(labels).encode())
     return Topic(*(int.from_bytes(h.digest()[:HASH_SIZE], "little") for h in (digest, classes)))
 

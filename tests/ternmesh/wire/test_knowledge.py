@@ -70,7 +70,7 @@ def test_hypervectors_travel_too(classes: bool) -> None:
 def test_the_topic_names_the_probe_set_and_the_classes() -> None:
     probe = {"x": np.arange(6, dtype=np.float32)}
     topic = topic_of(probe, ["a", "b"])
-    assert topic == topic_of({"x": np.arange(6, dtype=">f4")}, ["a", "b"])
+    assert topic == topic_of({"y": np.arange(6, dtype=">f4")}, ["a", "b"])
     assert topic.probe != topic_of({"x": np.arange(7, dtype=np.float32)}, ["a", "b"]).probe
     assert topic.labels != topic_of(probe, ["b", "a"]).labels
 

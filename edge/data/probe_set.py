@@ -1,0 +1,90 @@
+"""The probe set: samples without labels that models of all architectures of a fleet own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.data.sources import (
+    NpzSettings,
+    array_head,
+    class_names,
+    input_specs,
+    one_class,
+    open_folder,
+    opened_npz,
+    target_specs,
+)
+from edge.errors import DataError
+from edge.onnx.session import Inference
+from ternmesh.model_package import ModelPackage
+from ternmesh.wire.knowledge import PROBE_MAX, Topic, topic_of
+
+UNITS_MAX = 1 << 22  # samples times classes
+AT_ONCE = 32  # samples in one prediction
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSet:
+    """The inputs of the samples by the model's names, and what packets about them are about."""
+
+    topic: Topic
+    arrays: Mapping[str, Array]
+    classes: int
+    target: str  # the model's tensor of classes
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+
+def open_probe_set(
+    path: Path, package: ModelPackage, settings: NpzSettings, identity: str = ""
+) -> ProbeSet:
+    """The probe set in the file or folder `path`, as this model sees it; DataError.
+
+    Two models have the same probe set where their inputs are the same numbers. `identity` names an
+    array of the file that says which samples they are, where models see them in other forms.
+    """
+    classes = one_class(package)
+    if not classes:
+        raise DataError(f"{package.name} has no classes: knowledge packets are about classes")
+    inputs = replace(package, batch_inputs=tuple(input_specs(package)))
+    data = open_folder(path, inputs, settings)
+    count = len(data)
+    if not 0 < count < PROBE_MAX or count * classes > UNITS_MAX:
+        raise DataError(f"{path} has {count} samples: a probe set has up to {PROBE_MAX - 1}")
+    arrays = data.batch(np.arange(count))
+    named = arrays if not identity else {identity: _identity(path, identity, count)}
+    topic = topic_of(named, class_names(package))
+    return ProbeSet(topic, arrays, classes, target_specs(package)[0].name)
+
+
+def predict(
+    inference: Inference, probe: ProbeSet, adapter: Mapping[str, Array] | None = None
+) -> NDArray[np.float32]:
+    """Probabilities of the probe set, float32 [samples, classes]; ModelError.
+
+    `adapter` are the tensors of another adapter than that of `inference`.
+    """
+    parts = []
+    for at in range(0, len(probe), AT_ONCE):
+        inputs = {name: array[at : at + AT_ONCE] for name, array in probe.arrays.items()}
+        logits = next(iter(inference.predict({**(adapter or {}), **inputs}).values()))
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        parts.append(powers / powers.sum(axis=1, keepdims=True))
+    return np.concatenate(parts).astype(np.float32)
+
+
+def _identity(path: Path, name: str, count: int) -> Array:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: with knowledge.identity name one .npz file")
+    with opened_npz(path) as archive:
+        if array_head(path, archive, name)[0][:1] != (count,):
+            raise DataError(f"{path}: {name} does not hold one value for each sample")
+        array: Array = archive[name]
+    return array

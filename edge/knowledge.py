@@ -1,0 +1,108 @@
+"""Knowledge packets on a board: what arrives is kept, weighed, and learned beside its own samples.
+
+NodeSession ── BoardKnowledge ── KnowledgeReceiver     what has arrived
+                     │
+                WithKnowledge ── Trainer               what is learned
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.data.knowledge import WithKnowledge
+from edge.data.probe_set import ProbeSet, open_probe_set, predict
+from edge.data.sources import NpzSettings
+from edge.errors import EdgeError
+from edge.onnx.session import Inference, LoadedModel, load_model
+from edge.trainer import Dataset, Vector
+from ternmesh.config import ConfigError
+from ternmesh.federated.knowledge import KnowledgeReceiver, weigh
+from ternmesh.wire.knowledge import Topic
+from ternmesh_store.node_store import NodeStore
+
+KEY = "knowledge"
+
+_log = logging.getLogger(__name__)
+
+
+class BoardKnowledge:
+    """What other models have taught this board. `samples` is its data set, with what they taught.
+
+    Methods may raise StoreError and ModelError.
+    """
+
+    def __init__(self, probe: ProbeSet, own: Dataset, store: NodeStore) -> None:
+        self.samples = WithKnowledge(own, probe.arrays, probe.target)
+        self.remark = ""  # why the last packet counts little, if it does
+        self._probe = probe
+        self._store = store
+        self._receiver = KnowledgeReceiver(probe.topic, len(probe), probe.classes)
+        self._is_new = False  # something has arrived since the last `refresh`
+
+    def load(self) -> None:
+        """Read what is stored, unless it is about another probe set."""
+        stored = self._store.get(KEY)
+        if stored is not None and self._receiver.restore(stored):
+            self._is_new = True
+
+    def take(self, body: bytes, _now: float) -> None:
+        """Take a part of a packet; WireError."""
+        self._is_new |= self._receiver.take(body)
+
+    def refresh(self, inference: Inference, quality: float | None) -> None:
+        """Weigh what has arrived since the last call, and learn it from now on.
+
+        `quality` is the accuracy of this board's global adapter on its held-out samples.
+        """
+        if not self._is_new:
+            return
+        self._is_new = False
+        receiver = self._receiver
+        own = predict(inference, self._probe)
+        judgement = weigh(receiver.units, own, receiver.quality, quality)
+        self.samples.teach(receiver.units, judgement.weights)
+        self._store.put(KEY, receiver.stored())
+        self._store.commit()
+        if judgement.reason and judgement.reason != self.remark:
+            _log.warning("a knowledge packet counts less: %s", judgement.reason)
+        self.remark = judgement.reason
+
+    def status(self) -> dict[str, object]:
+        """What is known, ready for JSON."""
+        return {
+            "samples": len(self._probe),
+            "known": int(np.count_nonzero(self._receiver.known)),
+            "number": self._receiver.number,
+            "teacher_accuracy": round(self._receiver.quality, 4),
+            "remark": self.remark,
+        }
+
+
+class ProbePredictions:
+    """What a group's model says of the probe set, on its host."""
+
+    def __init__(self, loaded: LoadedModel, probe: ProbeSet) -> None:
+        self.topic: Topic = probe.topic
+        self._loaded = loaded
+        self._probe = probe
+        self._inference = Inference(loaded.folder, loaded.package)
+
+    def __call__(self, adapter: Vector) -> NDArray[np.float32]:
+        """Probabilities [samples, classes] under an adapter relative to the initial one."""
+        tensors = self._loaded.package.split(self._loaded.initial + adapter)
+        return predict(self._inference, self._probe, tensors)
+
+
+def open_probe_predictions(
+    model: Path, path: Path, settings: NpzSettings, identity: str
+) -> ProbePredictions:
+    """The predictions of the model package in `model` for the probe set at `path`; ConfigError."""
+    try:
+        loaded = load_model(model)
+        found = ProbePredictions(loaded, open_probe_set(path, loaded.package, settings, identity))
+        found(0 * loaded.initial)  # a model that cannot run here fails now
+    except EdgeError as error:
+        raise ConfigError(f"[knowledge]: {error}") from error
+    return found

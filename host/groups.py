@@ -1,0 +1,81 @@
+"""Groups of boards with models of other architectures, hosted by one process.
+
+Each group is a fleet of its own: settings file, folder, keys, run and coordinator. So every command
+for a fleet works for it. Groups run in threads that share nothing but what they teach each other.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from host.config import HostConfig, HostKnowledgeConfig, read_host_config
+from host.knowledge import KnowledgeExchange, Predictions, Teaching
+from host.service import run_host
+from ternmesh.config import ConfigError
+from ternmesh_service.config_file import load_model_package
+
+# Opens a probe set for the model package in a folder; ConfigError.
+OpenPredictions = Callable[[Path, HostKnowledgeConfig], Predictions]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group by the name of its model."""
+
+    name: str
+    config: HostConfig
+
+
+def read_groups(config: HostConfig) -> list[Group]:
+    """The group of the settings themselves, and those that `run.groups` names; ConfigError."""
+    configs = [config, *(read_host_config(Path(path)) for path in config.run.groups)]
+    groups = [Group(load_model_package(one.model).name, one) for one in configs]
+    for one in configs[1:]:
+        if one.run.groups:
+            raise ConfigError("a file that run.groups names must not name groups itself")
+        if one.knowledge.path is None:
+            raise ConfigError("each file of run.groups needs [knowledge] with the path of a file")
+    names = [group.name for group in groups]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"two groups have the model {min(twice)}: put their boards in one group")
+    for what, values in (
+        ("state_dir", [Path(one.state_dir).resolve() for one in configs]),
+        ("link", [(one.link.url, one.link.fleet, str(one.link.serial)) for one in configs]),
+    ):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"two groups have the same {what}: give each its own")
+    return groups
+
+
+def run_groups(
+    config: HostConfig, stop: threading.Event, open_predictions: OpenPredictions, **options: Any
+) -> None:
+    """Host all groups until `stop` is set, or until all runs are over; `options` as `run_host`.
+
+    Where one group cannot go on, all end, and its error is raised.
+    """
+    groups, exchange = read_groups(config), KnowledgeExchange()
+    errors: list[Exception] = []
+
+    def host(group: Group) -> None:
+        settings = group.config.knowledge
+
+        def make_teaching(model: Path) -> Teaching:
+            predictions = open_predictions(model, settings)
+            return Teaching(group.name, exchange, predictions, settings.every_rounds)
+
+        try:
+            run_host(group.config, stop, make_teaching=make_teaching, **options)
+        except Exception as error:  # noqa: BLE001  (raised again in the main thread)
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=host, args=(one,), name=one.name) for one in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
