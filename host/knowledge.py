@@ -17,6 +17,7 @@ from ternmesh.codec.soft_labels import quantise
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.knowledge import Judgement, Probabilities, combine, weigh
 from ternmesh.types import Vector
+from ternmesh.wire.control import FINISHED
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Topic, cut_labels, write_part
 from ternmesh.wire.update import SIGNATURE_SIZE
@@ -60,7 +61,16 @@ class KnowledgeExchange:
 
     def __init__(self) -> None:
         self._known: dict[str, GroupKnowledge] = {}
+        self._versions: dict[str, int] = {}  # of the groups whose runs have not ended
         self._lock = threading.Lock()
+
+    def note(self, group: str, version: int, *, is_over: bool) -> int:
+        """Note how far a group is; by how many rounds it is ahead of the last one."""
+        with self._lock:
+            self._versions[group] = version
+            if is_over:
+                del self._versions[group]
+            return version - min(self._versions.values(), default=version)
 
     def publish(self, group: str, known: GroupKnowledge) -> None:
         """Put a group's knowledge in place of what it knew before."""
@@ -139,6 +149,15 @@ class Teaching:
             coordinator.plan.frame_mtu - FRAME_OVERHEAD - SIGNED,
         )
         return [write_part(part) for part in parts]
+
+    def is_ahead(self, coordinator: Coordinator) -> bool:
+        """Whether the group's round should wait for groups that have learned less.
+
+        Not in a run without an end: it has no pace of its own.
+        """
+        is_over = coordinator.phase == FINISHED or coordinator.plan.rounds == 0
+        ahead = self._exchange.note(self.group, coordinator.version, is_over=is_over)
+        return ahead >= self._every_rounds
 
     def status(self) -> dict[str, object]:
         """What is known of it, ready for JSON."""

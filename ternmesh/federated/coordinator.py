@@ -102,6 +102,7 @@ class Coordinator(HostRun):
         self.consolidation = Consolidation(plan.dimension, state.mean)
         # Timers
         self.deadline = 0.0  # the deadline of the open round
+        self._is_held = False
         self._announce_at = 0.0
 
     # What the program calls
@@ -252,6 +253,13 @@ class Coordinator(HostRun):
 
     # Rounds
 
+    def hold(self, held: bool, now: float) -> None:
+        """Keep the open round open until its deadline, or no longer: another group is behind."""
+        is_released = self._is_held and not held
+        self._is_held = held
+        if is_released:
+            self._advance(now)
+
     def _lead_on(self, now: float) -> None:
         if self.phase == OPEN:
             self._open_round(now)
@@ -275,7 +283,7 @@ class Coordinator(HostRun):
                 chunks = encode_step(0 * self.residual, self._model_hash, 1, self.plan)
                 self._publish(1, chunks, Count([], {}, {}), now)
             self._lead_on(now)
-        elif self.phase == OPEN and not self._is_waiting(now):
+        elif self.phase == OPEN and not (self._is_held or self._is_waiting(now)):
             awaited, ready = self.awaited(now), self._round.ready()
             self._missed = [address for address in awaited if address not in ready]
             if awaited and not self._missed and len(ready) >= self.settings.min_peers:
