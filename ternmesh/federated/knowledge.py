@@ -26,7 +26,7 @@ from ternmesh.wire.knowledge import (
 
 Probabilities = NDArray[np.floating[Any]]
 
-WORSE_MAX = 0.1  # by so much accuracy a teacher may be worse before it counts nothing
+WORSE, WORSE_MAX = 0.05, 0.15  # accuracy: a teacher that is so much worse counts less; nothing
 SURE = 0.8  # the probability from which a student can contradict
 SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
 _HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and units
@@ -122,7 +122,7 @@ def weigh(
     known = units.sum(axis=1) == UNITS
     weights = known.astype(np.float32)
     quality = 0.0 if own_quality is None else own_quality
-    better = (teacher_quality - quality) / WORSE_MAX + 1
+    better = (teacher_quality - quality + WORSE_MAX) / (WORSE_MAX - WORSE)
     weights *= np.float32(np.clip(better, 0, 1))
     if better <= 0:
         return Judgement(weights, "the teacher is worse than this model")

@@ -1,0 +1,90 @@
+"""A student learns soft labels and similarities, and no more than it is taught."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.distillation import (
+    LearningSettings,
+    Lesson,
+    join,
+    learn,
+    predict,
+    relational_loss,
+    represent,
+)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 3)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(x))
+        return logits
+
+
+def lesson(count: int = 60) -> Lesson:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 4, generator=generator)
+    return Lesson((x,), (2 * x[:, :3]).softmax(1), torch.ones(count))
+
+
+SETTINGS = LearningSettings(steps=300, learning_rate=0.02)
+
+
+def train(taught: Lesson, settings: LearningSettings = SETTINGS) -> nn.Module:
+    module = Small()
+    learn(module, taught, settings, torch.Generator().manual_seed(0))
+    return module
+
+
+def test_soft_labels_are_learned() -> None:
+    taught = lesson()
+    found = predict(train(taught), taught.inputs).softmax(1)
+    assert (found - taught.targets).abs().mean() < 0.03
+
+
+def test_a_sample_of_weight_zero_is_not_drawn() -> None:
+    taught = lesson()
+    taught.weights[:30] = 0
+    taught.inputs[0][:30] = torch.nan
+    assert predict(train(taught), taught.inputs)[30:].isfinite().all()
+
+
+def test_lessons_are_joined_by_share() -> None:
+    joined = join([lesson(10), lesson(40)], [0.2, 0.8])
+    assert joined.weights[:10].sum() == pytest.approx(0.2)
+    assert joined.weights[10:].sum() == pytest.approx(0.8)
+    assert len(joined.inputs[0]) == len(joined.targets) == 50
+
+
+def test_the_relational_loss_brings_similarities_nearer() -> None:
+    taught = lesson()
+    generator = torch.Generator().manual_seed(2)
+    rows = nn.functional.normalize(torch.randn(60, 5, generator=generator), dim=1)
+    taught = Lesson(taught.inputs, taught.targets, taught.weights, rows @ rows.T)
+    losses = [
+        relational_loss(represent(module, taught.inputs), rows @ rows.T)
+        for module in (train(taught), train(taught, LearningSettings(300, 0.02, relational=20.0)))
+    ]
+    assert losses[1] < 0.8 * losses[0]
+
+
+def test_unknown_pairs_count_nothing() -> None:
+    hidden = torch.randn(6, 3)
+    similarity = torch.full((6, 6), torch.nan)
+    assert relational_loss(hidden, similarity) == 0
+
+
+def test_progress_is_reported() -> None:
+    steps: list[int] = []
+    settings = LearningSettings(steps=3, learning_rate=0.01)
+    learn(Small(), lesson(), settings, torch.Generator(), report=lambda step, _: steps.append(step))
+    assert steps == [1, 2, 3]

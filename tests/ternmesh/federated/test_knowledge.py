@@ -1,0 +1,151 @@
+"""What arrives of knowledge packets, and what it is worth: wrong, worse and lying teachers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ternmesh.codec.soft_labels import quantise
+from ternmesh.errors import WireError
+from ternmesh.federated.knowledge import KnowledgeReceiver, combine, weigh
+from ternmesh.wire.knowledge import Topic, cut_hypervectors, cut_labels, read_part, write_part
+
+TOPIC = Topic(11, 12)
+ROWS, CLASSES = 200, 5
+TRUTH = np.random.default_rng(0).integers(0, CLASSES, ROWS)
+
+
+def labels(right: float, seed: int = 1, sure: float = 0.9) -> np.ndarray:
+    """Probabilities of a model that is right for this share of the samples."""
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(ROWS) >= right
+    guess = np.where(wrong, (TRUTH + rng.integers(1, CLASSES, ROWS)) % CLASSES, TRUTH)
+    return np.where(np.eye(CLASSES)[guess] > 0, sure, (1 - sure) / (CLASSES - 1))
+
+
+def packet(number: int, units: np.ndarray, quality: int = 200) -> list[bytes]:
+    return [write_part(part) for part in cut_labels(TOPIC, number, quality, units, 45)]
+
+
+def receiver() -> KnowledgeReceiver:
+    return KnowledgeReceiver(TOPIC, ROWS, CLASSES)
+
+
+def test_any_part_teaches_its_samples() -> None:
+    units = quantise(labels(1.0))
+    bodies, made = packet(1, units), receiver()
+    assert len(bodies) > 3
+    assert made.take(bodies[1])
+    assert 0 < made.known.sum() < ROWS
+    for body in bodies:
+        made.take(body)
+    assert (made.units == units).all()
+    assert made.quality == pytest.approx(200 / 255)
+    assert not made.take(bodies[0])
+
+
+def test_an_older_packet_does_not_replace_a_newer_one() -> None:
+    old, new, made = quantise(labels(0.2)), quantise(labels(1.0)), receiver()
+    for number, units in ((65_535, old), (0, new), (65_535, old)):  # the number wraps around
+        for body in packet(number, units):
+            made.take(body)
+    assert (made.units == new).all()
+    assert made.number == 65_536
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason"), [(Topic(9, 12), "probe set"), (Topic(11, 9), "label space")]
+)
+def test_a_packet_about_something_else_is_refused_by_name(topic: Topic, reason: str) -> None:
+    made = receiver()
+    part = replace(read_part(packet(1, quantise(labels(1.0)))[0]), topic=topic)
+    with pytest.raises(WireError) as refused:
+        made.take(write_part(part))
+    assert refused.value.reason == reason
+    assert not made.known.any()
+
+
+def test_more_samples_than_the_probe_set_has_are_refused() -> None:
+    small = KnowledgeReceiver(TOPIC, 10, CLASSES)
+    with pytest.raises(WireError):
+        small.take(packet(1, quantise(labels(1.0)))[-1])
+    assert not small.known.any()
+
+
+def test_hypervectors_change_no_label() -> None:
+    trits = np.ones((ROWS, 8), np.int8)
+    made = receiver()
+    assert not made.take(write_part(cut_hypervectors(TOPIC, 1, 0, trits, 500)[0]))
+    assert made.number is None
+
+
+def test_what_is_stored_comes_back() -> None:
+    made, other = receiver(), receiver()
+    for body in packet(3, quantise(labels(1.0))):
+        made.take(body)
+    assert other.restore(made.stored())
+    assert (other.units == made.units).all()
+    assert (other.number, other.quality) == (made.number, made.quality)
+    assert not KnowledgeReceiver(Topic(1, 12), ROWS, CLASSES).restore(made.stored())
+    assert not KnowledgeReceiver(TOPIC, ROWS + 1, CLASSES).restore(made.stored())
+
+
+def test_a_better_teacher_counts_in_full() -> None:
+    judged = weigh(quantise(labels(0.95)), labels(0.6, seed=2), 0.95, 0.6)
+    assert judged.reason == ""
+    assert judged.weights.min() == 1
+
+
+def test_rows_without_a_label_count_nothing() -> None:
+    units = quantise(labels(0.95))
+    units[:50] = 0
+    assert weigh(units, labels(0.6, seed=2), 0.95, 0.6).weights.nonzero()[0].min() == 50
+
+
+def test_a_worse_teacher_counts_less_and_then_nothing() -> None:
+    own = labels(0.9, seed=2)
+    weights = [
+        float(weigh(quantise(labels(q)), own, q, 0.9).weights.mean()) for q in (0.88, 0.8, 0.6)
+    ]
+    assert weights[0] == 1
+    assert 0 < weights[1] < 1
+    assert weights[2] == 0
+    assert "worse" in weigh(quantise(labels(0.6)), own, 0.6, 0.9).reason
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_a_teacher_that_lies_counts_nothing(shift: int) -> None:
+    lie = quantise(np.roll(labels(0.95), shift, axis=1))
+    judged = weigh(lie, labels(0.7, seed=2), 0.99, 0.7)
+    assert judged.weights.max() == 0
+    assert "contradict" in judged.reason
+
+
+def test_random_labels_count_nothing() -> None:
+    judged = weigh(quantise(labels(1 / CLASSES)), labels(0.7, seed=2), 0.99, 0.7)
+    assert judged.weights.max() == 0
+
+
+def test_a_lie_about_one_class_costs_that_class_alone() -> None:
+    probabilities = labels(0.95)
+    is_one = probabilities.argmax(axis=1) == 1
+    probabilities[is_one] = probabilities[is_one][:, [0, 3, 2, 1, 4]]
+    judged = weigh(quantise(probabilities), labels(0.8, seed=2), 0.99, 0.8)
+    assert "class 1" in judged.reason
+    assert judged.weights[TRUTH == 1].mean() < 0.1
+    assert judged.weights[TRUTH == 2].mean() > 0.8
+
+
+def test_a_student_that_knows_too_little_trusts_its_teacher() -> None:
+    lie = quantise(np.roll(labels(0.95), 1, axis=1))
+    assert weigh(lie, labels(0.3, seed=2), 0.99, 0.3).weights.min() == 1
+    assert weigh(lie, labels(0.3, seed=2), 0.99, None).weights.min() == 1
+
+
+def test_teachers_are_mixed_by_weight() -> None:
+    one, two = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [0.0, 1.0]])
+    mixed = combine([one, two], [np.array([1.0, 0.0]), np.array([3.0, 0.0])])
+    assert mixed is not None
+    assert mixed.tolist() == [[0.25, 0.75], [0.0, 0.0]]
+    assert combine([one], [np.zeros(2)]) is None
+    assert combine([], []) is None
