@@ -67,10 +67,11 @@ class KnowledgeExchange:
     def note(self, group: str, version: int, *, is_over: bool) -> int:
         """Note how far a group is; by how many rounds it is ahead of the last one."""
         with self._lock:
-            self._versions[group] = version
             if is_over:
-                del self._versions[group]
-            return version - min(self._versions.values(), default=version)
+                self._versions.pop(group, None)
+                return 0
+            self._versions[group] = version
+            return version - min(self._versions.values())
 
     def publish(self, group: str, known: GroupKnowledge) -> None:
         """Put a group's knowledge in place of what it knew before."""

@@ -1,0 +1,174 @@
+"""What groups teach each other on their host, and which settings make no groups."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from host import groups
+from host.config import read_host_config
+from host.groups import read_groups, run_groups
+from host.knowledge import GroupKnowledge, KnowledgeExchange, Teaching, judge
+from ternmesh.config import ConfigError
+from ternmesh.federated.knowledge import KnowledgeReceiver
+from ternmesh.wire.control import FINISHED, OPEN
+from ternmesh.wire.knowledge import Topic
+
+TOPIC = Topic(1, 2)
+ROWS, CLASSES = 120, 4
+TRUTH = np.random.default_rng(0).integers(0, CLASSES, ROWS)
+
+
+def labels(right: float, seed: int = 1) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    guess = np.where(rng.random(ROWS) < right, TRUTH, rng.integers(0, CLASSES, ROWS))
+    return np.where(np.eye(CLASSES)[guess] > 0, 0.94, 0.02)
+
+
+def known(
+    right: float, *, topic: Topic = TOPIC, quality: float | None = 0.9, trust: float = 1.0
+) -> GroupKnowledge:
+    return GroupKnowledge(topic, 4, labels(right), quality, trust)
+
+
+def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
+    reputations = SimpleNamespace(weight=lambda _address: weight)
+    return SimpleNamespace(
+        version=version,
+        phase=more.get("phase", OPEN),
+        model_q24=np.zeros(5, np.int32),
+        nodes={1: None, 2: None},
+        aggregation=SimpleNamespace(reputations=reputations),
+        plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
+    )
+
+
+class Says:
+    """Predictions that do not depend on the adapter."""
+
+    def __init__(self, right: float, topic: Topic = TOPIC) -> None:
+        self.topic, self.found = topic, labels(right, seed=int(100 * right))
+
+    def __call__(self, adapter: np.ndarray) -> np.ndarray:
+        return self.found
+
+
+def test_a_group_gets_what_the_other_knows_every_few_rounds() -> None:
+    exchange = KnowledgeExchange()
+    teacher, student = (
+        Teaching(name, exchange, Says(right), 2) for name, right in (("good", 0.98), ("poor", 0.6))
+    )
+    teacher.quality, student.quality = 0.98, 0.6
+    assert teacher.turn(coordinator(0)) == []  # nothing is learned yet
+    assert teacher.turn(coordinator(2)) == []  # nobody else has said anything
+    assert student.turn(coordinator(1)) == []
+    bodies = student.turn(coordinator(2))
+    assert student.turn(coordinator(2)) == []
+    receiver = KnowledgeReceiver(TOPIC, ROWS, CLASSES)
+    for body in bodies:
+        assert len(body) <= 184 - 14 - 65
+        receiver.take(body)
+    assert (receiver.units.argmax(axis=1) == TRUTH).mean() > 0.95
+    assert receiver.quality == pytest.approx(0.98, abs=0.01)
+    assert teacher.turn(coordinator(4)) == []  # the other is worse, by far
+    assert "worse" in dict(teacher.remarks).get("poor", "") or teacher.sent is None
+
+
+@pytest.mark.parametrize(
+    ("teacher", "why"),
+    [
+        (known(0.9, topic=Topic(9, 2)), "probe set"),
+        (known(0.9, topic=Topic(1, 9)), "classes"),
+        (known(0.5, quality=0.5), "worse"),
+        (GroupKnowledge(TOPIC, 4, np.roll(labels(0.9), 1, axis=1), 0.99, 1.0), "contradict"),
+    ],
+)
+def test_a_wrong_teacher_counts_nothing_and_is_named(teacher: GroupKnowledge, why: str) -> None:
+    judged = judge(teacher, known(0.85))
+    assert judged.weights.max() == 0
+    assert why in judged.reason
+
+
+def test_a_group_of_low_reputation_weighs_little() -> None:
+    exchange = KnowledgeExchange()
+    exchange.publish("own", known(0.7))
+    exchange.publish("low", GroupKnowledge(TOPIC, 4, labels(0.8, 7), 0.9, 0.0))
+    exchange.publish("high", known(0.99))
+    taught = exchange.taught("own")
+    assert taught is not None
+    np.testing.assert_allclose(taught.labels, labels(0.99))
+    exchange.publish("high", known(0.99, trust=0.0))
+    assert exchange.taught("own") is None
+
+
+def test_a_group_that_is_ahead_waits() -> None:
+    exchange = KnowledgeExchange()
+    fast, slow = (Teaching(name, exchange, Says(0.9), 2) for name in ("fast", "slow"))
+    assert not slow.is_ahead(coordinator(1))
+    assert not fast.is_ahead(coordinator(2))
+    assert fast.is_ahead(coordinator(3))
+    assert not slow.is_ahead(coordinator(20, phase=FINISHED))  # nobody waits for it any more
+    assert not fast.is_ahead(coordinator(9))
+    endless = Teaching("endless", exchange, Says(0.9), 2)
+    assert not endless.is_ahead(coordinator(50, rounds=0))
+
+
+def write(folder: Path, name: str, **changes: str) -> Path:
+    """The settings of a group; `changes` replace lines."""
+    lines = {
+        "state_dir": f'"{name}"',
+        "model": '"keyword"',
+        "link": f'{{url = "mqtt://h", fleet = "{name}"}}',
+        "knowledge": '{path = "probe.npz"}',
+        **changes,
+    }
+    path = folder / f"{name}.toml"
+    path.write_text("".join(f"{key} = {value}\n" for key, value in lines.items() if value))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"state_dir": '"a"', "model": '"other"'}, "state_dir"),
+        ({"link": '{url = "mqtt://h", fleet = "a"}', "model": '"other"'}, "link"),
+        ({"knowledge": "", "model": '"other"'}, "knowledge"),
+        ({"run": '{groups = ["b.toml"]}', "model": '"other"'}, "groups itself"),
+        ({}, "the model keyword"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: Any, changes: dict[str, str], why: str
+) -> None:
+    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
+    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
+    path = write(tmp_path, "a", run='{groups = ["b.toml"]}')
+    write(tmp_path, "b", **changes)
+    with pytest.raises(ConfigError, match=why):
+        read_groups(read_host_config(path))
+
+
+def test_groups_need_a_probe_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="probe set"):
+        read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}', knowledge=""))
+
+
+def test_the_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
+    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
+    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
+    write(tmp_path, "b", model='"other"')
+    ended = []
+
+    def host(config: Any, stop: threading.Event, **_options: Any) -> None:
+        if config.model == "other":
+            raise ConfigError("it cannot go on")
+        ended.append(stop.wait(10.0))
+
+    monkeypatch.setattr(groups, "run_host", host)
+    with pytest.raises(ConfigError, match="it cannot go on"):
+        run_groups(config, threading.Event(), lambda *_: Says(0.9))
+    assert ended == [True]
