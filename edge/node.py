@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import BEST, NEWEST, NodeConfig
-from edge.data.replay import Feed
+from edge.data.node_data import NodeData
 from edge.errors import ModelError, OutOfMemory
 from edge.evaluation import (
     SLICE_S,
@@ -32,11 +31,10 @@ from edge.evaluation import (
     write_best,
 )
 from edge.event_log import EventLog
-from edge.knowledge import BoardKnowledge
 from edge.onnx.session import Arrays, Inference, LoadedModel, trim_memory, write_adapter
 from edge.personal import take_up
 from edge.resources import SHORT_OF_MEMORY, Throttle
-from edge.trainer import AdamSettings, Dataset, Trainer, round_rng
+from edge.trainer import AdamSettings, Trainer, round_rng
 from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
@@ -75,26 +73,6 @@ NEWS = "news"  # the key of its value in the store
 _NONE = np.empty(0, np.int64)
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeData:
-    """The data of a node."""
-
-    training: Dataset
-    held_out: Dataset | None = None  # for evaluation; without it, new labels are evaluated
-    feed: Feed | None = None  # fills `training` from a source
-    knowledge: BoardKnowledge | None = None  # of other models, beside `training`
-
-    @property
-    def samples(self) -> Dataset:
-        """What the board trains on."""
-        return self.training if self.knowledge is None else self.knowledge.samples
-
-    def close(self) -> None:
-        """Close the source, if there is one."""
-        if self.feed is not None:
-            self.feed.close()
 
 
 class Node:

@@ -8,31 +8,24 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge.config import ZEROTH_ORDER, NodeConfig, check_config, warn_of_shared
-from edge.data.buttons import Buttons
 from edge.data.label_queue import PresentModel
 from edge.data.labels import answer_data, finish_data
-from edge.data.probe_set import open_probe_set
-from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
-from edge.data.sources import make_source, open_folder
+from edge.data.node_data import open_data, with_knowledge
 from edge.enrolment import finish_rotation
-from edge.errors import DataError
-from edge.knowledge import BoardKnowledge
-from edge.node import Node, NodeData
+from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.incoming import Incoming
 from edge.releases.rollout import settle
 from edge.releases.store import Releases
 from edge.releases.watch import ReleaseWatch, release_check
 from edge.report import status, summary, values
-from ternmesh.model_package import ModelPackage
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, DATA, ControlServer, Relay
@@ -42,71 +35,11 @@ from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.page.config import served_page
 from ternmesh_service.wipe import wiping
-from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from transports.factory import make_transport, pace_of
 
 _log = logging.getLogger(__name__)
-
-
-def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
-    """The data that the configuration names, checked; DataError."""
-    held_out = None
-    if config.evaluate.path is not None:
-        with _about("evaluate"):
-            held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
-    data, files = config.data, None
-    if data.path is not None:
-        with _about("data"):
-            files = open_folder(Path(data.path), package, data)
-        if len(files) < config.training.samples_min:
-            raise DataError(
-                f"{data.path} holds {len(files)} samples: "
-                f"training.samples_min is {config.training.samples_min}"
-            )
-    if data.source is None:
-        assert files is not None
-        return NodeData(files, held_out)
-    folder = None if data.source_path is None else Path(data.source_path)
-    with _about("data"):
-        source = make_source(data.source, data.options, folder, package)
-    buffer = ReplayBuffer(database, package, data.replay_samples_max, data.replay_bytes_max)
-    if buffer.capacity < config.training.samples_min:
-        raise DataError(
-            f"the replay buffer has room for {buffer.capacity} samples, and training.samples_min "
-            f"is {config.training.samples_min}: raise data.replay_samples_max or "
-            "data.replay_bytes_max"
-        )
-    buffer.keep_s = data.keep_days * DAY_S
-    buffer.load()
-    labels = None
-    if config.label.device is not None:
-        with _about("label"):
-            labels = Buttons(config.label, package).labels
-    training = buffer if files is None else Rehearsal(buffer, files)
-    return NodeData(training, held_out, Feed(source, buffer, data.poll_s, labels))
-
-
-def with_knowledge(
-    config: NodeConfig, package: ModelPackage, data: NodeData, store: NodeStore
-) -> NodeData:
-    """The data, with the probe set if the configuration names one; DataError."""
-    settings = config.knowledge
-    if settings.path is None:
-        return data
-    with _about("knowledge"):
-        probe = open_probe_set(Path(settings.path), package, settings, settings.identity)
-    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
-
-
-@contextmanager
-def _about(table: str) -> Iterator[None]:
-    """Add the configuration's table to the message of a DataError."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"[{table}]: {error}") from error
 
 
 def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = False) -> None:

@@ -315,13 +315,11 @@ def _host_model(
     make_teaching: Callable[[Path], Teaching] | None,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
-    folder = Path(config.state_dir, FOLDER)
-    model = _model_folder(config, folder)
+    model = _model_folder(config, folder := Path(config.state_dir, FOLDER))
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
-    root = _own_training(config, model, plan, open_samples)
-    settings = settings_of(config.run, root)
-    teaching = None if make_teaching is None else make_teaching(model)
+    settings = settings_of(config.run, _own_training(config, model, plan, open_samples))
+    teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     if config.run.partial_aggregates and not insecure:
@@ -336,8 +334,8 @@ def _host_model(
         keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
         new_run |= model.parent == folder and not can_carry(store.learned(), package)
         stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
-        pace = config.releases.airtime_share, float(plan.announce_s)
-        releases = Publisher(folder, model, package.name, signed_here(keyring), *pace)
+        share, signer = config.releases.airtime_share, signed_here(keyring)
+        releases = Publisher(folder, model, package.name, signer, share, float(plan.announce_s))
         if not config.link.radios:  # their gateways tell nobody what airtime they have
             releases.open()
         service = HostService(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -114,11 +115,12 @@ class TextClassifier(nn.Module):
 
 def keyword_learner(architecture: str, samples: Samples, kept: Path, _data: Path) -> Learner:
     """A keyword model, trained before on three other speakers, with a LoRA adapter."""
-    path = kept / f"{architecture}.pt"
+    path = kept / f"{architecture}.safetensors"
     if not path.is_file():
         clips = load_clips(fsdd_path("train"), SPEAKERS)
-        _keep(path, pretrain(*clips, architecture=architecture).state_dict())
-    state = torch.load(path)
+        save_file(pretrain(*clips, architecture=architecture).state_dict(), _beside(path))
+        _beside(path).replace(path)
+    state = load_file(path)
 
     def make() -> nn.Module:
         module = ARCHITECTURES[architecture]()
@@ -226,11 +228,6 @@ def _embed(name: str, texts: list[str]) -> Any:
             hidden, real = model(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
             found |= dict(zip(some, (hidden * real).sum(1) / real.sum(1), strict=True))
     return torch.stack([found[text] for text in texts]).numpy()
-
-
-def _keep(path: Path, value: object) -> None:
-    torch.save(value, _beside(path))
-    _beside(path).replace(path)
 
 
 def _beside(path: Path) -> Path:

@@ -23,6 +23,7 @@ import pytest
 from edge.config import (
     DataConfig,
     EvaluateConfig,
+    KnowledgeConfig,
     LabelConfig,
     NodeConfig,
     PredictConfig,
@@ -35,7 +36,13 @@ from edge.config import (
 from edge.gateway.aggregation import AggregateConfig
 from edge.gateway.service import GatewayConfig, read_gateway_config
 from edge.onnx.session import load_model, write_adapter
-from host.config import HostConfig, OwnSamplesConfig, RunConfig, read_host_config
+from host.config import (
+    HostConfig,
+    HostKnowledgeConfig,
+    OwnSamplesConfig,
+    RunConfig,
+    read_host_config,
+)
 from models.zoo import package_path
 from ternmesh.link.airtime import LoraSetting
 from ternmesh.security.identity import ENTROPY_SIZE, Role, identity_text, make_identity
@@ -510,6 +517,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "Top of each file": (HostConfig, NodeConfig, GatewayConfig),
     "`[run]` of a host": (RunConfig,),
     "`[own_samples]` of a host": (OwnSamplesConfig,),
+    "`[knowledge]` of a host or a board": (KnowledgeConfig, HostKnowledgeConfig),
     "`[data]` and `[evaluate]` of a board": (DataConfig, EvaluateConfig),
     "`[label]` of a board": (LabelConfig,),
     "`[training]` of a board": (TrainingConfig,),
@@ -536,6 +544,7 @@ NOT_SET |= {
     "metrics",
     "page",
     "own_samples",
+    "knowledge",
     "network",
     "remote",
     "resources",

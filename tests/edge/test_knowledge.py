@@ -9,13 +9,13 @@ import pytest
 
 from edge.config import DataConfig, KnowledgeConfig, NodeConfig, ResourcesConfig, TrainingConfig
 from edge.data.knowledge import OWN_SHARE, WithKnowledge
+from edge.data.node_data import open_data, with_knowledge
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
 from edge.errors import DataError
 from edge.knowledge import BoardKnowledge, open_probe_predictions
 from edge.node import Node
 from edge.onnx.session import Inference, LoadedModel, load_model
-from edge.service import open_data, with_knowledge
 from models.zoo import fsdd_path, package_path
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.config import ConfigError

@@ -22,12 +22,13 @@ from edge.config import (
     ResourcesConfig,
     TrainingConfig,
 )
+from edge.data.node_data import open_data
 from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
 from edge.onnx.session import LoadedModel, adapter_version, read_adapter
 from edge.report import status, summary
-from edge.service import open_data, present_model
+from edge.service import present_model
 from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated import robust

@@ -1,0 +1,97 @@
+"""The data of a node, as its configuration names it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge.config import NodeConfig
+from edge.data.buttons import Buttons
+from edge.data.probe_set import open_probe_set
+from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
+from edge.data.sources import make_source, open_folder
+from edge.errors import DataError
+from edge.knowledge import BoardKnowledge
+from edge.trainer import Dataset
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.database import Database
+from ternmesh_store.node_store import NodeStore
+
+
+@dataclass(frozen=True, slots=True)
+class NodeData:
+    """The data of a node."""
+
+    training: Dataset
+    held_out: Dataset | None = None  # for evaluation; without it, new labels are evaluated
+    feed: Feed | None = None  # fills `training` from a source
+    knowledge: BoardKnowledge | None = None  # of other models, beside `training`
+
+    @property
+    def samples(self) -> Dataset:
+        """What the board trains on."""
+        return self.training if self.knowledge is None else self.knowledge.samples
+
+    def close(self) -> None:
+        """Close the source, if there is one."""
+        if self.feed is not None:
+            self.feed.close()
+
+
+def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
+    """The data that the configuration names, checked; DataError."""
+    held_out = None
+    if config.evaluate.path is not None:
+        with _about("evaluate"):
+            held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
+    data, files = config.data, None
+    if data.path is not None:
+        with _about("data"):
+            files = open_folder(Path(data.path), package, data)
+        if len(files) < config.training.samples_min:
+            raise DataError(
+                f"{data.path} holds {len(files)} samples: "
+                f"training.samples_min is {config.training.samples_min}"
+            )
+    if data.source is None:
+        assert files is not None
+        return NodeData(files, held_out)
+    folder = None if data.source_path is None else Path(data.source_path)
+    with _about("data"):
+        source = make_source(data.source, data.options, folder, package)
+    buffer = ReplayBuffer(database, package, data.replay_samples_max, data.replay_bytes_max)
+    if buffer.capacity < config.training.samples_min:
+        raise DataError(
+            f"the replay buffer has room for {buffer.capacity} samples, and training.samples_min "
+            f"is {config.training.samples_min}: raise data.replay_samples_max or "
+            "data.replay_bytes_max"
+        )
+    buffer.keep_s = data.keep_days * DAY_S
+    buffer.load()
+    labels = None
+    if config.label.device is not None:
+        with _about("label"):
+            labels = Buttons(config.label, package).labels
+    training = buffer if files is None else Rehearsal(buffer, files)
+    return NodeData(training, held_out, Feed(source, buffer, data.poll_s, labels))
+
+
+def with_knowledge(
+    config: NodeConfig, package: ModelPackage, data: NodeData, store: NodeStore
+) -> NodeData:
+    """The data, with the probe set if the configuration names one; DataError."""
+    settings = config.knowledge
+    if settings.path is None:
+        return data
+    with _about("knowledge"):
+        probe = open_probe_set(Path(settings.path), package, settings, settings.identity)
+    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
+
+
+@contextmanager
+def _about(table: str) -> Iterator[None]:
+    """Add the configuration's table to the message of a DataError."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"[{table}]: {error}") from error
