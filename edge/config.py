@@ -250,6 +250,8 @@ def check_config(config: NodeConfig) -> NodeConfig:
         raise ConfigError(
             f"remote.allow names {min(unknown)!r}: it may name {', '.join(LIMITS)}, or nothing"
         )
+    if config.knowledge.identity and config.knowledge.where:
+        raise ConfigError("knowledge.identity has no effect with knowledge.where: remove one")
     for table, npz in (
         ("data", config.data),
         ("evaluate", config.evaluate),

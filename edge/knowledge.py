@@ -6,6 +6,7 @@ NodeSession ── BoardKnowledge ── KnowledgeReceiver     what has arrived
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from ternmesh.wire.knowledge import Topic
 from ternmesh_store.node_store import NodeStore
 
 KEY = "knowledge"
+WEIGH_ROUNDS = 10  # after which a board may know better what a teacher is worth
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class BoardKnowledge:
         self._probe = probe
         self._store = store
         self._receiver = KnowledgeReceiver(probe.topic, len(probe), probe.classes)
+        self._weighed_at = 0  # the version
         self._is_new = False  # something has arrived since the last `refresh`
 
     def load(self) -> None:
@@ -47,24 +50,32 @@ class BoardKnowledge:
         if stored is not None and self._receiver.restore(stored):
             self._is_new = True
 
-    def take(self, body: bytes, _now: float) -> None:
-        """Take a part of a packet; WireError."""
-        self._is_new |= self._receiver.take(body)
+    def begin_run(self) -> None:
+        """Another run has begun. The caller commits."""
+        self._receiver.begin_run()
+        self._store.put(KEY, self._receiver.stored())
 
-    def refresh(self, inference: Inference, quality: float | None) -> None:
-        """Weigh what has arrived since the last call, and learn it from now on.
+    def take(self, body: bytes, _now: float) -> None:
+        """Take a part of a packet; WireError. The caller commits."""
+        if self._receiver.take(body):
+            self._is_new = True
+            self._store.put(KEY, self._receiver.stored())
+
+    def refresh(
+        self, inference: Inference, version: int, quality: float | None, beat: Callable[[], None]
+    ) -> None:
+        """Weigh what has arrived, and learn it from now on. Weigh it anew after some versions.
 
         `quality` is the accuracy of this board's global adapter on its held-out samples.
         """
-        if not self._is_new:
+        is_due = 0 <= version - self._weighed_at < WEIGH_ROUNDS
+        if not self._is_new and (is_due or not self._receiver.known.any()):
             return
-        self._is_new = False
         receiver = self._receiver
-        own = predict(inference, self._probe)
+        own = predict(inference, self._probe, beat=beat)
         judgement = weigh(receiver.units, own, receiver.quality, quality)
-        self.samples.teach(receiver.units, judgement.weights)
-        self._store.put(KEY, receiver.stored())
-        self._store.commit()
+        self.samples.teach(receiver.units.copy(), judgement.weights)
+        self._is_new, self._weighed_at = False, version
         if judgement.reason and judgement.reason != self.remark:
             _log.warning("a knowledge packet counts less: %s", judgement.reason)
         self.remark = judgement.reason

@@ -129,6 +129,7 @@ class Node:
             self._step, data.samples, package.batch, adam, keep_moments=training.keep_moments
         )
         self._initial, self._store, self._clock = loaded.initial, store, clock
+        self._beat = beat
         self._inference = Inference(loaded.folder, package, training.threads, training.provider)
         self._evaluator = Evaluator(self._inference, package, beat, clock)
         self._evaluation: Iterator[None] | None = None  # that has begun
@@ -288,6 +289,8 @@ class Node:
         self._store.put(NEWS, self.news.stored())
         self._loss = self._evaluation = None
         self.history.clear()
+        if self.data.knowledge is not None:
+            self.data.knowledge.begin_run()
         self.best = None
         write_best(self._store, None)
         self._store.commit()
@@ -368,6 +371,10 @@ class Node:
         is_enough = len(self.data.training) >= settings.samples_min
         if not is_enough or self.slowed or self.trainer.round is not None:
             return
+        if self.data.knowledge is not None:
+            last = self.history.last
+            quality = None if last is None or self.data.held_out is None else last.metric
+            self.data.knowledge.refresh(self._inference, protocol.version, quality, self._beat)
         wanted = self.news.round_to_train(protocol, self.wanted, self._clock())
         self.wanted = None
         if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:
@@ -376,9 +383,6 @@ class Node:
             # node need not learn it again.
             start = self.global_adapter + self.personal.shared(protocol.residual)
             self._began_at = self._clock()
-            if self.data.knowledge is not None:
-                last = self.history.last
-                self.data.knowledge.refresh(self._inference, None if last is None else last.metric)
             self.trainer.begin(wanted, start, protocol.plan, rng, self.news.rounds)
 
     def _work(self, labelled: NDArray[np.int64]) -> bool:

@@ -5,7 +5,7 @@ for a fleet works for it. Groups run in threads that share nothing but what they
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from host.config import HostConfig, HostKnowledgeConfig, read_host_config
 from host.knowledge import KnowledgeExchange, Predictions, Teaching
 from host.service import run_host
 from ternmesh.config import ConfigError
-from ternmesh_service.config_file import load_model_package
+from ternmesh_service.config_file import load_model_package, package_folder
+from ternmesh_service.notify import ServiceManager
 
 # Opens a probe set for the model package in a folder; ConfigError.
 OpenPredictions = Callable[[Path, HostKnowledgeConfig], Predictions]
@@ -40,9 +41,11 @@ def read_groups(config: HostConfig) -> list[Group]:
     names = [group.name for group in groups]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"two groups have the model {min(twice)}: put their boards in one group")
+    keys = [one.security.path(Path(one.state_dir)).resolve() for one in configs]
     for what, values in (
         ("state_dir", [Path(one.state_dir).resolve() for one in configs]),
         ("link", [(one.link.url, one.link.fleet, str(one.link.serial)) for one in configs]),
+        ("security.identity_file", keys),
     ):
         if len(set(values)) < len(values):
             raise ConfigError(f"two groups have the same {what}: give each its own")
@@ -57,6 +60,8 @@ def run_groups(
     Where one group cannot go on, all end, and its error is raised.
     """
     groups, exchange = read_groups(config), KnowledgeExchange()
+    _check_probe_sets(groups, open_predictions)
+    manager = ServiceManager()
     errors: list[Exception] = []
 
     def host(group: Group) -> None:
@@ -67,7 +72,9 @@ def run_groups(
             return Teaching(group.name, exchange, predictions, settings.every_rounds)
 
         try:
-            run_host(group.config, stop, make_teaching=make_teaching, **options)
+            # systemd watches the first group, and the others end with it.
+            own = manager if group is groups[0] else ServiceManager({})
+            run_host(group.config, stop, make_teaching=make_teaching, manager=own, **options)
         except Exception as error:  # noqa: BLE001  (raised again in the main thread)
             errors.append(error)
             stop.set()
@@ -79,3 +86,19 @@ def run_groups(
         thread.join()
     if errors:
         raise errors[0]
+
+
+def _check_probe_sets(groups: Sequence[Group], open_predictions: OpenPredictions) -> None:
+    """ConfigError unless all groups have the same probe set and classes."""
+    topics = {}
+    for group in groups:
+        folder = package_folder(group.config.model)
+        try:
+            topics[group.name] = open_predictions(folder, group.config.knowledge).topic
+        except ConfigError as error:
+            raise ConfigError(f"group {group.name}: {error}") from error
+    first = topics[groups[0].name]
+    for name, topic in topics.items():
+        if topic != first:
+            what = "probe set in [knowledge]" if topic.probe != first.probe else "classes"
+            raise ConfigError(f"group {name} has other {what} than group {groups[0].name}")

@@ -14,6 +14,7 @@ import numpy as np
 
 from ternmesh.codec.scale import to_float
 from ternmesh.codec.soft_labels import quantise
+from ternmesh.errors import CodecError, TernmeshError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.knowledge import Judgement, Probabilities, combine, weigh
 from ternmesh.types import Vector
@@ -22,6 +23,7 @@ from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Topic, cut_labels, write_part
 from ternmesh.wire.update import SIGNATURE_SIZE
 
+WAITS_MAX = 5  # packets that a group may be behind for others to wait for it
 SIGNED = 1 + SIGNATURE_SIZE  # bytes that a signature adds to a body
 
 _log = logging.getLogger(__name__)
@@ -49,9 +51,12 @@ class GroupKnowledge:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What the other groups teach one: soft labels, their quality, and who counts less and why."""
+    """What the other groups teach one: soft labels, their quality, and who counts less and why.
 
-    labels: Probabilities
+    Where they say nothing, the labels are the group's own; None where nobody says anything.
+    """
+
+    labels: Probabilities | None
     quality: float
     remarks: Mapping[str, str]
 
@@ -78,21 +83,28 @@ class KnowledgeExchange:
         with self._lock:
             self._known[group] = known
 
-    def taught(self, group: str) -> Taught | None:
-        """What the others teach a group that has published; None where nothing is left of it."""
+    def taught(self, group: str) -> Taught:
+        """What the others teach a group that has published."""
         with self._lock:
             others = dict(self._known)
         own = others.pop(group)
         judged = {name: judge(known, own) for name, known in others.items()}
-        weights = {name: one.weights * others[name].trust for name, one in judged.items()}
-        labels = combine([others[name].labels for name in judged], list(weights.values()))
         remarks = {name: one.reason for name, one in judged.items() if one.reason}
-        if labels is None:
-            return None
-        shares = [(float(weights[name].sum()), others[name].quality or 0.0) for name in judged]
-        quality = sum(share * good for share, good in shares) / sum(share for share, _ in shares)
-        taught = labels.sum(axis=1, keepdims=True) > 0
-        return Taught(np.where(taught, labels, own.labels), quality, remarks)
+        weights = {name: one.weights * others[name].trust for name, one in judged.items()}
+        counted = {name: weight for name, weight in weights.items() if weight.any()}
+        if not counted:
+            return Taught(None, 0.0, remarks)
+        labels = [others[name].labels for name in counted]
+        mixed = combine(own.labels, labels, list(counted.values()))
+        shares = [float(weight.sum()) for weight in counted.values()]
+        qualities = [quality_of(others[name], own) for name in counted]
+        return Taught(mixed, float(np.average(qualities, weights=shares)), remarks)
+
+
+def quality_of(teacher: GroupKnowledge, own: GroupKnowledge) -> float:
+    """The accuracy of a teacher; where its boards report none, that of the group itself."""
+    known = [one.quality for one in (teacher, own) if one.quality is not None]
+    return known[0] if known else 1.0
 
 
 def judge(teacher: GroupKnowledge, own: GroupKnowledge) -> Judgement:
@@ -102,12 +114,16 @@ def judge(teacher: GroupKnowledge, own: GroupKnowledge) -> Judgement:
         return Judgement(nothing, "it has another probe set")
     if teacher.topic.labels != own.topic.labels:
         return Judgement(nothing, "its classes are others")
-    quality = (own.quality or 0.0) if teacher.quality is None else teacher.quality
+    quality = quality_of(teacher, own)
     return weigh(quantise(teacher.labels), own.labels, quality, own.quality)
 
 
 class Teaching:
-    """One group's end of an exchange."""
+    """One group's end of an exchange.
+
+    `quality` is the accuracy in the newest reports of its boards. `version` is that of its global
+    adapter when the host starts: what was due then was sent before.
+    """
 
     def __init__(
         self, group: str, exchange: KnowledgeExchange, predictions: Predictions, every_rounds: int
@@ -115,50 +131,63 @@ class Teaching:
         self.group = group
         self.remarks: Mapping[str, str] = {}
         self.sent: int | None = None  # the version at which the last packet was sent
-        self.quality: float | None = None  # in the newest reports of the boards
+        self.quality: float | None = None
+        self.version = 0
         self._exchange = exchange
         self._predictions = predictions
         self._every_rounds = every_rounds
-        self._version = -1
 
     def turn(self, coordinator: Coordinator) -> list[bytes]:
         """The parts of a packet for the group's boards, every few rounds."""
         version = coordinator.version
-        is_due = version > 0 and version % self._every_rounds == 0
-        if version == self._version or not is_due:
+        if version == self.version or version % self._every_rounds:
             return []
-        self._version = version
+        self.version = version
+        try:
+            return self._teach(coordinator, version)
+        except TernmeshError as error:  # the group can go on without it
+            self._say({self.group: f"its model cannot be asked: {error}"})
+            return []
+
+    def _teach(self, coordinator: Coordinator, version: int) -> list[bytes]:
         labels = self._predictions(to_float(coordinator.model_q24))
+        if not np.isfinite(labels).all():
+            raise CodecError("it predicts NaN or infinity")
         reputations = coordinator.aggregation.reputations
         weights = [reputations.weight(address) for address in coordinator.nodes]
         trust = float(np.mean(weights)) if weights else 0.0
         known = GroupKnowledge(self._predictions.topic, version, labels, self.quality, trust)
         self._exchange.publish(self.group, known)
         taught = self._exchange.taught(self.group)
-        if taught is None:
+        self._say(taught.remarks)
+        if taught.labels is None:
             return []
-        for name, remark in taught.remarks.items():
-            if self.remarks.get(name) != remark:
-                _log.warning("%s learns less from %s: %s", self.group, name, remark)
-        self.remarks = taught.remarks
         self.sent = version
         parts = cut_labels(
             known.topic,
             version % NUMBER_END,
-            round(taught.quality * QUALITY_MAX),
+            round(min(1.0, taught.quality) * QUALITY_MAX),
             quantise(taught.labels),
             coordinator.plan.frame_mtu - FRAME_OVERHEAD - SIGNED,
         )
         return [write_part(part) for part in parts]
 
-    def is_ahead(self, coordinator: Coordinator) -> bool:
+    def _say(self, remarks: Mapping[str, str]) -> None:
+        for name, remark in remarks.items():
+            if self.remarks.get(name) != remark:
+                _log.warning("%s learns less from %s: %s", self.group, name, remark)
+        self.remarks = remarks
+
+    def is_ahead(self, coordinator: Coordinator, now: float) -> bool:
         """Whether the group's round should wait for groups that have learned less.
 
-        Not in a run without an end: it has no pace of its own.
+        It waits for no group without boards, and for none that is far behind. A run without an end
+        has no pace of its own.
         """
         is_over = coordinator.phase == FINISHED or coordinator.plan.rounds == 0
+        is_over = is_over or not coordinator.awaited(now)
         ahead = self._exchange.note(self.group, coordinator.version, is_over=is_over)
-        return ahead >= self._every_rounds
+        return self._every_rounds <= ahead <= WAITS_MAX * self._every_rounds
 
     def status(self) -> dict[str, object]:
         """What is known of it, ready for JSON."""

@@ -107,6 +107,10 @@ class HostService:
         self._clock = clock
         self._costs = RoundCosts(self.driver.traffic, clock())
         self._history: deque[StoredRound] = deque(store.history(HISTORY_MAX), maxlen=HISTORY_MAX)
+        if teaching is not None:
+            teaching.version = stored.state.version
+            known = [one.accuracy for one in self._history if one.accuracy is not None]
+            teaching.quality = known[-1] if known else None
         self._lines: list[tuple[int, str]] = []  # level and text, logged once the disk has it
         self._made: list[int] = []  # versions of this poll's global updates, rarely more than one
         self._has_closed = False  # a round, since the start
@@ -137,7 +141,7 @@ class HostService:
             self.coordinator.broadcast_release(bodies)
         if self.teaching is not None:
             self.coordinator.broadcast_knowledge(self.teaching.turn(self.coordinator))
-            self.coordinator.hold(self.teaching.is_ahead(self.coordinator), now)
+            self.coordinator.hold(self.teaching.is_ahead(self.coordinator, now), now)
         if now >= self._gathering_at:
             self._gathering_at = math.inf
             here, needed = len(self.coordinator.awaited(now)), self.coordinator.settings.min_peers
@@ -268,18 +272,20 @@ def run_host(
     insecure: bool = False,
     open_samples: OpenSamples | None = None,
     make_teaching: Callable[[Path], Teaching] | None = None,
+    manager: ServiceManager | None = None,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
 
     It begins anew with the model of each release that becomes active. `open_samples` is for
     `[own_samples]`, which needs onnxruntime (`edge.own_samples`). `make_teaching` makes what this
-    fleet has to do with others, of the folder of its model (`host.groups`).
+    fleet has to do with others, of the folder of its model, and `manager` hears what this fleet
+    does (`host.groups`).
 
     ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
     TransportError or ControlError. `continue_or_begin` explains `new_run` and `after_end`.
     """
     options: dict[str, Any] = {"insecure": insecure, "open_samples": open_samples}
-    options["make_teaching"] = make_teaching
+    options |= {"make_teaching": make_teaching, "manager": manager or ServiceManager()}
     host_model = partial(_host_model, config, stop, until_finished, **options)
     while host_model(new_run=new_run, after_end=after_end):
         new_run = after_end = False
@@ -303,6 +309,13 @@ def _own_training(
     return open_samples(model, config.own_samples, plan)
 
 
+def _check_aggregates(config: HostConfig, *, insecure: bool) -> None:
+    if config.run.partial_aggregates and not insecure:
+        raise ConfigError(
+            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
+        )
+
+
 def _host_model(
     config: HostConfig,
     stop: threading.Event,
@@ -313,6 +326,7 @@ def _host_model(
     insecure: bool,
     open_samples: OpenSamples | None,
     make_teaching: Callable[[Path], Teaching] | None,
+    manager: ServiceManager,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
     model = _model_folder(config, folder := Path(config.state_dir, FOLDER))
@@ -322,10 +336,7 @@ def _host_model(
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
-    if config.run.partial_aggregates and not insecure:
-        raise ConfigError(
-            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
-        )
+    _check_aggregates(config, insecure=insecure)
     store = HostStore(state, settings.chain_max)
     transport = make_transport(config.link, HOST, state, hop_keys(keyring, HOST))
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
@@ -362,7 +373,7 @@ def _host_model(
 
         path = control_path(config.state_dir, config.control_socket)
         with _observed(config, path, folder / NEW):
-            return _serve(service, releases, transport, path, answer, stop, until_finished)
+            return _serve(service, releases, transport, path, answer, stop, until_finished, manager)
 
 
 @contextmanager
@@ -387,9 +398,10 @@ def _serve(
     answer: Answer,
     stop: threading.Event,
     until_finished: bool,
+    manager: ServiceManager,
 ) -> bool:
     """Serve until `stop`, or the end of the run; True where a release has replaced the model."""
-    relay, manager = Relay(), ServiceManager()
+    relay = Relay()
     with ControlServer(socket, relay.ask):
         transport.open()
         service.start()

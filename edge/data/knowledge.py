@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from edge.trainer import Arrays, Dataset, Indexes
 from ternmesh.codec.soft_labels import UNITS, Units
+from ternmesh.model_package import TensorSpec
 
+ROUNDING = 1e-6  # of a sum of weights of 1
 OWN_SHARE = 4  # a quarter of all that is drawn, at least, is of the board's own samples
 
 
@@ -21,48 +23,47 @@ class WithKnowledge:
     `probe` has the input arrays of the probe set by name. `target` is the tensor of the classes.
     """
 
-    def __init__(self, own: Dataset, probe: Arrays, target: str) -> None:
+    def __init__(self, own: Dataset, probe: Arrays, target: TensorSpec) -> None:
         self.own = own
         self._probe = probe
         self._target = target
-        self._rows: Indexes = np.empty(0, dtype=np.int64)  # each as often as its weight says
         self._units: Units = np.empty((0, 1), dtype=np.uint8)
+        self._sums = np.empty(0)  # of the weights, up to and with each sample
 
     def teach(self, units: Units, weights: NDArray[np.floating[Any]]) -> None:
         """Replace what is known by soft labels of all samples of the probe set, uint8 [rows, C].
 
-        `weights` [rows] are between 0 and 1: the chance that a sample is drawn where it could be.
+        `weights` [rows] are between 0 and 1: a sample of weight 0.5 is drawn half as often.
         """
-        wanted = (weights > 0) & (units.sum(axis=1) == UNITS)
-        self._rows = np.flatnonzero(wanted)
         self._units = units
-        self._weights = weights
+        self._sums = np.where(units.sum(axis=1) == UNITS, weights, 0).cumsum(dtype=np.float64)
 
     def __len__(self) -> int:
-        return self._own_count + len(self._rows)
+        return self._own_count + self._taught_count
+
+    @property
+    def _taught_count(self) -> int:
+        return int(self._sums[-1] + ROUNDING) if self._sums.size else 0
 
     @property
     def _own_count(self) -> int:
         own = len(self.own)
-        return own and max(own, -(-len(self._rows) // (OWN_SHARE - 1)))
+        return own and max(own, -(-self._taught_count // (OWN_SHARE - 1)))
 
     def batch(self, indexes: Indexes) -> dict[str, NDArray[Any]]:
         """The arrays of samples by name; first the board's own. The same indexes give the same."""
         is_own = indexes < self._own_count
-        own = len(self.own)
         if is_own.all():
-            return dict(self.own.batch(indexes % own))
+            return dict(self.own.batch(indexes % len(self.own)))
         rng = np.random.default_rng(indexes)
-        rows = self._rows[indexes[~is_own] - self._own_count]
-        # A sample of little weight often makes room for one that is drawn by weight.
-        kept = rng.random(rows.size) < self._weights[rows]
-        share = self._weights[self._rows] / self._weights[self._rows].sum()
-        rows = np.where(kept, rows, rng.choice(self._rows, rows.size, p=share))
+        # One draw from each stretch of length 1 of the summed weights
+        places = indexes[~is_own] - self._own_count + rng.random(np.count_nonzero(~is_own))
+        rows = np.searchsorted(self._sums, places, side="right").clip(max=len(self._sums) - 1)
         drawn = rng.integers(0, UNITS, rows.size)
         classes = (drawn[:, None] >= self._units[rows].cumsum(axis=1)).sum(axis=1)
         taught = {name: array[rows] for name, array in self._probe.items()}
-        taught[self._target] = classes.astype(np.int64)
+        taught[self._target.name] = classes.astype(self._target.dtype)
         if not is_own.any():
             return taught
-        parts = self.own.batch(indexes[is_own] % own), taught
+        parts = self.own.batch(indexes[is_own] % len(self.own)), taught
         return {name: np.concatenate([part[name] for part in parts]) for name in taught}

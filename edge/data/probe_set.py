@@ -1,6 +1,7 @@
 """The probe set: samples without labels that models of all architectures of a fleet own."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from edge.data.sources import (
 )
 from edge.errors import DataError
 from edge.onnx.session import Inference
-from ternmesh.model_package import ModelPackage
+from ternmesh.codec.soft_labels import CLASSES_MAX
+from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.wire.knowledge import PROBE_MAX, Topic, topic_of
+from ternmesh_service.notify import no_beat
 
 UNITS_MAX = 1 << 22  # samples times classes
+NUMBERS_MAX = 1 << 24  # samples times inputs: they stay in memory
 AT_ONCE = 32  # samples in one prediction
 
 Array = NDArray[Any]
@@ -36,7 +40,7 @@ class ProbeSet:
     topic: Topic
     arrays: Mapping[str, Array]
     classes: int
-    target: str  # the model's tensor of classes
+    target: TensorSpec  # the model's tensor of classes
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -51,25 +55,34 @@ def open_probe_set(
     array of the file that says which samples they are, where models see them in other forms.
     """
     classes = one_class(package)
-    if not classes:
-        raise DataError(f"{package.name} has no classes: knowledge packets are about classes")
+    if not 0 < classes <= CLASSES_MAX:
+        raise DataError(
+            f"{package.name} has {classes or 'no'} classes: knowledge packets are about models "
+            f"with 1 to {CLASSES_MAX}"
+        )
     inputs = replace(package, batch_inputs=tuple(input_specs(package)))
     data = open_folder(path, inputs, settings)
     count = len(data)
-    if not 0 < count < PROBE_MAX or count * classes > UNITS_MAX:
-        raise DataError(f"{path} has {count} samples: a probe set has up to {PROBE_MAX - 1}")
+    sample = sum(math.prod(spec.shape[1:]) for spec in input_specs(package))
+    most = min(PROBE_MAX - 1, UNITS_MAX // classes, NUMBERS_MAX // max(1, sample))
+    if count > most:
+        raise DataError(f"{path} has {count} samples: a probe set of this model has up to {most}")
     arrays = data.batch(np.arange(count))
     named = arrays if not identity else {identity: _identity(path, identity, count)}
     topic = topic_of(named, class_names(package))
-    return ProbeSet(topic, arrays, classes, target_specs(package)[0].name)
+    return ProbeSet(topic, arrays, classes, target_specs(package)[0])
 
 
 def predict(
-    inference: Inference, probe: ProbeSet, adapter: Mapping[str, Array] | None = None
+    inference: Inference,
+    probe: ProbeSet,
+    adapter: Mapping[str, Array] | None = None,
+    beat: Callable[[], None] = no_beat,
 ) -> NDArray[np.float32]:
     """Probabilities of the probe set, float32 [samples, classes]; ModelError.
 
-    `adapter` are the tensors of another adapter than that of `inference`.
+    `adapter` are the tensors of another adapter than that of `inference`. `beat` is called after
+    each batch.
     """
     parts = []
     for at in range(0, len(probe), AT_ONCE):
@@ -77,6 +90,7 @@ def predict(
         logits = next(iter(inference.predict({**(adapter or {}), **inputs}).values()))
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         parts.append(powers / powers.sum(axis=1, keepdims=True))
+        beat()
     return np.concatenate(parts).astype(np.float32)
 
 

@@ -73,8 +73,8 @@ def _train(path: Path, few: tuple[Array, Array], probe: Array, units: Units) -> 
     """The adapter after a run of one board, float32 [D]."""
     loaded = load_model(path)
     [inputs] = (spec.name for spec in loaded.package.inputs)
-    target = loaded.package.batch_inputs[-1].name
-    data = WithKnowledge(InMemory({inputs: few[0], target: few[1]}), {inputs: probe}, target)
+    target = loaded.package.batch_inputs[-1]
+    data = WithKnowledge(InMemory({inputs: few[0], target.name: few[1]}), {inputs: probe}, target)
     data.teach(units, np.ones(len(units)))
     trainer = Trainer(TrainStep(path, loaded.package, 1), data, BATCH, AdamSettings(),
                       keep_moments=True)  # fmt: skip

@@ -24,11 +24,11 @@ class TransferFailed(TernmeshError):
 def main(options: Sequence[str]) -> None:
     """Run the experiment, or the rest of it. Raises the errors of `experiments.__main__`."""
     arguments = _parser().parse_args(options)
-    data, folder = find_data(arguments.data), arguments.dir.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = arguments.pairs
+    pairs, folder = arguments.pairs, arguments.dir.resolve()
     if arguments.task:
         pairs = [f"{arguments.task}:{arguments.teacher}:{arguments.student}"]
+    data = find_data(arguments.data, pairs)
+    folder.mkdir(parents=True, exist_ok=True)
     jobs = [(pair, seed) for pair in pairs for seed in range(arguments.seeds)]
     results: dict[str, list[dict[str, Any]]] = {}
     for done, (pair, seed) in enumerate(jobs):

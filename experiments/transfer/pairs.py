@@ -1,7 +1,7 @@
 """Who teaches whom what, and where the data is."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,8 +35,10 @@ PAIRS: Final[Mapping[str, Pair]] = {
 }
 
 
-def find_data(given: Path | None) -> Path:
-    """The folder with the data of all tasks; TransferError."""
+def find_data(given: Path | None, pairs: Sequence[str]) -> Path:
+    """The folder with the data of these pairs; TransferError. The digits need none."""
+    if all(pair.startswith("digits") for pair in pairs):
+        return Path()
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     for place in (given, os.environ.get(DATA_VARIABLE), beside):
         if place and (Path(place) / "banking77").is_dir():

@@ -90,6 +90,8 @@ def decode(data: bytes, rows: int, classes: int) -> Units:
     units = np.zeros((rows, classes), dtype=np.uint8)
     shapes = _Shapes(classes)
     for row in units:
+        if not number:
+            break
         shape, number = shapes.take(number)
         left = list(range(classes))
         before = (UNITS, -1)

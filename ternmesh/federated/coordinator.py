@@ -490,7 +490,7 @@ class Coordinator(HostRun):
     def _announce(self, now: float) -> None:
         state = self.version, self.phase, self._deadline_ms(now), self._authenticator.list_number
         body = self._authenticator.sign_announce(control.write_control(Announce(self.run, *state)))
-        self._outgoing.discard(BROADCAST, body[0])  # replaces a queued announce
+        self._outgoing.discard(BROADCAST, control.KIND)  # replaces a queued announce
         self._outgoing.push(ALL, BROADCAST, [body])
         self._announce_at = now + self.plan.announce_s
 

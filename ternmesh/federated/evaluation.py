@@ -58,9 +58,10 @@ def read_values(values: Iterable[tuple[int, int]]) -> Evaluation:
     def value(key: int, unit: float, zero: int = 0) -> float | None:
         return (known[key] - zero) * unit if key in known else None
 
+    accuracy = value(ACCURACY, ACCURACY_UNIT)
     return Evaluation(
         value(LOSS, LOSS_UNIT),
-        value(ACCURACY, ACCURACY_UNIT),
+        None if accuracy is None else min(1.0, accuracy),
         1 if known.keys() - {STALENESS} else 0,
         value(PROBE, PROBE_UNIT, PROBE_ZERO),
         known.get(STALENESS, 0),

@@ -31,6 +31,7 @@ SURE = 0.8  # the probability from which a student can contradict
 SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
 _HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and units
 ABLE = 0.4  # a student below this kappa with the truth cannot contradict
+CHANCE_MAX = 0.8  # of two models that know nothing to agree, up to which agreement says anything
 LIE, LIE_OF_CLASS = 0.25, 0.1  # the agreement, in shares of what is expected, below which it lies
 
 
@@ -81,9 +82,16 @@ class KnowledgeReceiver:
         self._numbers[place] = newest
         is_changed = bool((self.units[place] != units).any())
         self.units[place] = units
+        quality = part.quality / QUALITY_MAX
         if age <= 0:
-            self.number, self.quality = newest, part.quality / QUALITY_MAX
+            is_changed |= quality != self.quality
+            self.number, self.quality = newest, quality
         return is_changed
+
+    def begin_run(self) -> None:
+        """Count packets anew: their numbers begin again with another run. What is known stays."""
+        self.number = None
+        self._numbers[:] = 0
 
     def stored(self) -> bytes:
         """All of it as bytes, for `restore`."""
@@ -134,6 +142,8 @@ def weigh(
         return Judgement(weights)
     agreed = taught[sure] == guess[sure]
     chance = _shares(taught[sure], classes) @ _shares(guess[sure], classes)
+    if chance > CHANCE_MAX:  # nearly all of it is one class
+        return Judgement(weights)
     if kappa(float(agreed.mean()), float(chance)) < LIE * expected:
         return Judgement(weights * 0, "its labels contradict what this model is sure of")
     lies = []
@@ -150,17 +160,21 @@ def weigh(
 
 
 def combine(
-    labels: Sequence[Probabilities], weights: Sequence[NDArray[np.floating[Any]]]
-) -> Probabilities | None:
-    """The mean of several teachers' probabilities [rows, classes], weighted by row; None for none.
+    own: Probabilities,
+    labels: Sequence[Probabilities],
+    weights: Sequence[NDArray[np.floating[Any]]],
+) -> Probabilities:
+    """The mean of several teachers' probabilities [rows, classes], by their weights of each row.
 
-    A row that no teacher has a weight for is all zeros.
+    Where these sum to less than 1, what the student says itself (`own`) makes up for the rest.
     """
-    total = sum(weights)
-    if not labels or not np.any(total):
-        return None
-    mixed = sum(weight[:, None] * label for weight, label in zip(weights, labels, strict=True))
-    result: Probabilities = mixed / np.where(total > 0, total, 1)[:, None]
+    left = np.ones(len(own))
+    mixed = np.zeros_like(own, dtype=np.float64)
+    for weight, label in zip(weights, labels, strict=True):
+        left -= weight
+        mixed += weight[:, None] * label
+    mixed += left.clip(0)[:, None] * own
+    result: Probabilities = mixed / mixed.sum(axis=1, keepdims=True)
     return result
 
 

@@ -12,7 +12,9 @@ from typing import TypeVar
 from ternmesh.errors import WireError
 from ternmesh.federated.events import CountersReserved, Refused, SecurityChanged
 from ternmesh.security.sealing import OpenSealing, Sealing
+from ternmesh.security.signatures import SIGNED
 from ternmesh.wire import fragments
+from ternmesh.wire.update import SIGNATURE_SIZE
 
 Event = TypeVar("Event")
 
@@ -53,12 +55,12 @@ class SealedQueue:
         self._queue = deque(
             item
             for item in self._queue
-            if item[1] != address or (kind is not None and item[2][0] != kind)
+            if item[1] != address or (kind is not None and _kind_of(item[2]) != kind)
         )
 
     def holds(self, address: int, kind: int) -> bool:
         """Whether a body of kind `kind` is queued for `address`."""
-        return any(item[1] == address and item[2][0] == kind for item in self._queue)
+        return any(item[1] == address and _kind_of(item[2]) == kind for item in self._queue)
 
     def ask(self, now: float) -> None:
         """Queue the handshake and key messages that the sealing has to send now."""
@@ -114,3 +116,8 @@ class SealedQueue:
                 groups.append((peer, []))
             groups[-1][1].append(frame)
         return groups
+
+
+def _kind_of(body: bytes) -> int:
+    """The kind of a body, or of what a signed body carries."""
+    return body[1 + SIGNATURE_SIZE] if body[0] == SIGNED else body[0]

@@ -22,8 +22,10 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.model_package import TensorSpec
 from ternmesh.plan import make_plan
 from ternmesh.wire.knowledge import cut_labels, write_part
+from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
@@ -31,6 +33,7 @@ from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 
 CLIPS, OWN = 60, 12
+TARGET = TensorSpec("t", "int64", (0,))
 READ = NpzSettings(arrays={"features": "x"}, divide_by=255.0)
 
 
@@ -82,7 +85,7 @@ def packet(probe: ProbeSet, truth: np.ndarray, number: int = 1, quality: int = 2
 
 def test_labels_are_drawn_as_the_soft_label_says() -> None:
     own = Rows(x=np.zeros((4, 1)), t=np.full(4, 3))
-    samples = WithKnowledge(own, {"x": np.arange(50.0)[:, None]}, "t")
+    samples = WithKnowledge(own, {"x": np.arange(50.0)[:, None]}, TARGET)
     units = np.tile(np.array([6, 2, 0, 0], dtype=np.uint8), (50, 1))
     assert len(samples) == 4
     samples.teach(units, np.ones(50))
@@ -97,15 +100,16 @@ def test_labels_are_drawn_as_the_soft_label_says() -> None:
 
 
 def test_a_sample_of_weight_zero_is_never_drawn() -> None:
-    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(9.0)}, "t")
+    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(9.0)}, TARGET)
     weights = np.array([1, 1, 0, 0.1, 0, 0, 0, 0, 0])
     samples.teach(np.full((9, 1), 8, np.uint8), weights)
-    assert len(samples) == 4
-    drawn = np.concatenate(
-        [samples.batch(np.array([1, 2, 3, n % 4]))["x"][-3:] for n in range(4, 204)]
-    )
+    assert len(samples) == 1 + 2  # the weights sum to 2.1
+    drawn = np.concatenate([samples.batch(np.array([n % 3, 1, 2]))["x"][-2:] for n in range(400)])
     assert set(drawn) <= {0.0, 1.0, 3.0}
-    assert (drawn == 3.0).sum() < (drawn == 1.0).sum() / 2
+    samples.teach(np.full((9, 1), 8, np.uint8), np.full(9, 0.5))
+    assert len(samples) == 2 + 4
+    samples.teach(np.full((9, 1), 8, np.uint8), np.full(9, 0.01))
+    assert len(samples) == 1  # so little is nothing
 
 
 def test_the_probe_set_is_the_same_for_models_that_see_the_same(
@@ -135,7 +139,7 @@ def test_a_packet_is_weighed_stored_and_learned(
     inference, truth = Inference(keyword.folder, keyword.package), clips["y"][:CLIPS]
     for body in packet(probe, truth):
         board.take(body, 0.0)
-    board.refresh(inference, 0.6)
+    board.refresh(inference, 1, 0.6, no_beat)
     assert board.status()["known"] == CLIPS
     assert len(board.samples) > len(own) + CLIPS
     taught = board.samples.batch(np.arange(len(board.samples) - CLIPS, len(board.samples)))
@@ -143,9 +147,9 @@ def test_a_packet_is_weighed_stored_and_learned(
              for one in taught["features"]]  # fmt: skip
     assert (taught["target"] == truth[shown]).all()
     again.load()
-    again.refresh(inference, 0.6)
+    again.refresh(inference, 1, 0.6, no_beat)
     assert again.status() == board.status()
-    again.refresh(inference, 0.6)  # nothing is new
+    again.refresh(inference, 1, 0.6, no_beat)  # nothing is new
 
 
 @pytest.mark.parametrize(("quality", "shift", "why"), [(100, 0, "worse"), (250, 1, "contradict")])
@@ -157,7 +161,7 @@ def test_a_worse_or_lying_teacher_is_not_learned(
     board = BoardKnowledge(probe, own, store)
     for body in packet(probe, (clips["y"][:CLIPS] + shift) % 10, quality=quality):
         board.take(body, 0.0)
-    board.refresh(Inference(keyword.folder, keyword.package), 0.8)
+    board.refresh(Inference(keyword.folder, keyword.package), 1, 0.8, no_beat)
     assert why in board.remark
     assert len(board.samples) == len(own)
 

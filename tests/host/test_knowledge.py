@@ -43,7 +43,12 @@ def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
         nodes={1: None, 2: None},
         aggregation=SimpleNamespace(reputations=reputations),
         plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
+        awaited=lambda _now: more.get("awaited", [1]),
     )
+
+
+def _labels(exchange: KnowledgeExchange) -> Any:
+    return exchange.taught("own").labels
 
 
 class Says:
@@ -74,7 +79,34 @@ def test_a_group_gets_what_the_other_knows_every_few_rounds() -> None:
     assert (receiver.units.argmax(axis=1) == TRUTH).mean() > 0.95
     assert receiver.quality == pytest.approx(0.98, abs=0.01)
     assert teacher.turn(coordinator(4)) == []  # the other is worse, by far
-    assert "worse" in dict(teacher.remarks).get("poor", "") or teacher.sent is None
+    assert "worse" in teacher.remarks["poor"]
+    assert teacher.status()["less"] == dict(teacher.remarks)
+
+
+def test_what_was_sent_before_a_restart_is_not_sent_again() -> None:
+    exchange = KnowledgeExchange()
+    exchange.publish("other", known(0.9))
+    again = Teaching("own", exchange, Says(0.7), 2)
+    again.version = 4
+    assert again.turn(coordinator(4)) == []
+    assert again.turn(coordinator(6)) != []
+
+
+def test_a_model_that_fails_teaches_nothing_and_ends_nothing() -> None:
+    exchange = KnowledgeExchange()
+    broken = Teaching("own", exchange, Says(0.7), 2)
+    broken._predictions.found = np.full((ROWS, CLASSES), np.nan)  # type: ignore[attr-defined]
+    assert broken.turn(coordinator(2)) == []
+    assert "NaN" in broken.remarks["own"]
+
+
+def test_a_teacher_without_reports_is_as_good_as_the_student() -> None:
+    exchange = KnowledgeExchange()
+    exchange.publish("own", known(0.7, quality=0.7))
+    exchange.publish("silent", known(0.99, quality=None))
+    assert exchange.taught("own").quality == 0.7
+    exchange.publish("own", known(0.7, quality=None))
+    assert exchange.taught("own").quality == 1.0
 
 
 @pytest.mark.parametrize(
@@ -97,23 +129,36 @@ def test_a_group_of_low_reputation_weighs_little() -> None:
     exchange.publish("own", known(0.7))
     exchange.publish("low", GroupKnowledge(TOPIC, 4, labels(0.8, 7), 0.9, 0.0))
     exchange.publish("high", known(0.99))
-    taught = exchange.taught("own")
-    assert taught is not None
-    np.testing.assert_allclose(taught.labels, labels(0.99))
+    np.testing.assert_allclose(_labels(exchange), labels(0.99), atol=1e-6)
+    exchange.publish("high", known(0.99, trust=0.25))
+    mixed: Any = 0.25 * labels(0.99) + 0.75 * labels(0.7)
+    np.testing.assert_allclose(_labels(exchange), mixed, atol=1e-6)
     exchange.publish("high", known(0.99, trust=0.0))
-    assert exchange.taught("own") is None
+    assert exchange.taught("own").labels is None
+
+
+def test_a_group_with_another_probe_set_does_not_disturb_the_others() -> None:
+    exchange = KnowledgeExchange()
+    exchange.publish("own", known(0.7))
+    exchange.publish("other", GroupKnowledge(Topic(9, 9), 4, np.ones((7, 2)) / 2, 0.9, 1.0))
+    exchange.publish("good", known(0.99))
+    taught = exchange.taught("own")
+    np.testing.assert_allclose(_labels(exchange), labels(0.99), atol=1e-6)
+    assert "probe set" in taught.remarks["other"]
 
 
 def test_a_group_that_is_ahead_waits() -> None:
     exchange = KnowledgeExchange()
     fast, slow = (Teaching(name, exchange, Says(0.9), 2) for name in ("fast", "slow"))
-    assert not slow.is_ahead(coordinator(1))
-    assert not fast.is_ahead(coordinator(2))
-    assert fast.is_ahead(coordinator(3))
-    assert not slow.is_ahead(coordinator(20, phase=FINISHED))  # nobody waits for it any more
-    assert not fast.is_ahead(coordinator(9))
+    assert not slow.is_ahead(coordinator(1), 0.0)
+    assert not fast.is_ahead(coordinator(2), 0.0)
+    assert fast.is_ahead(coordinator(3), 0.0)
+    assert not slow.is_ahead(coordinator(20, phase=FINISHED), 0.0)  # nobody waits for it any more
+    assert not fast.is_ahead(coordinator(9), 0.0)
+    assert not Teaching("new", exchange, Says(0.9), 2).is_ahead(coordinator(40), 0.0)
+    assert not slow.is_ahead(coordinator(9, awaited=[]), 0.0)
     endless = Teaching("endless", exchange, Says(0.9), 2)
-    assert not endless.is_ahead(coordinator(50, rounds=0))
+    assert not endless.is_ahead(coordinator(50, rounds=0), 0.0)
 
 
 def write(folder: Path, name: str, **changes: str) -> Path:
@@ -169,6 +214,23 @@ def test_the_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: Any) -> No
         ended.append(stop.wait(10.0))
 
     monkeypatch.setattr(groups, "run_host", host)
+    monkeypatch.setattr(groups, "package_folder", Path)
     with pytest.raises(ConfigError, match="it cannot go on"):
         run_groups(config, threading.Event(), lambda *_: Says(0.9))
     assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("topic", "why"), [(Topic(9, 2), "other probe set"), (Topic(1, 9), "other classes")]
+)
+def test_groups_have_one_probe_set_and_the_same_classes(
+    tmp_path: Path, monkeypatch: Any, topic: Topic, why: str
+) -> None:
+    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
+    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
+    monkeypatch.setattr(groups, "package_folder", Path)
+    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
+    write(tmp_path, "b", model='"other"')
+    found = {"keyword": TOPIC, "other": topic}
+    with pytest.raises(ConfigError, match=why):
+        run_groups(config, threading.Event(), lambda model, _: Says(0.9, found[model.name]))

@@ -53,6 +53,16 @@ def test_an_older_packet_does_not_replace_a_newer_one() -> None:
     assert made.number == 65_536
 
 
+def test_another_run_counts_from_the_beginning() -> None:
+    made, units = receiver(), quantise(labels(1.0))
+    for body in packet(40, quantise(labels(0.2))):
+        made.take(body)
+    made.begin_run()
+    for body in packet(2, units):
+        made.take(body)
+    assert (made.units == units).all()
+
+
 @pytest.mark.parametrize(
     ("topic", "reason"), [(Topic(9, 12), "probe set"), (Topic(11, 9), "label space")]
 )
@@ -142,10 +152,14 @@ def test_a_student_that_knows_too_little_trusts_its_teacher() -> None:
     assert weigh(lie, labels(0.3, seed=2), 0.99, None).weights.min() == 1
 
 
+def test_two_models_that_know_one_class_only_do_not_contradict() -> None:
+    one = np.tile(np.array([0.9, 0.1, 0, 0, 0]), (ROWS, 1))
+    assert weigh(quantise(one), one, 0.9, 0.9).weights.min() == 1
+
+
 def test_teachers_are_mixed_by_weight() -> None:
+    own = np.array([[0.5, 0.5], [0.5, 0.5]])
     one, two = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [0.0, 1.0]])
-    mixed = combine([one, two], [np.array([1.0, 0.0]), np.array([3.0, 0.0])])
-    assert mixed is not None
-    assert mixed.tolist() == [[0.25, 0.75], [0.0, 0.0]]
-    assert combine([one], [np.zeros(2)]) is None
-    assert combine([], []) is None
+    mixed = combine(own, [one, two], [np.array([1.0, 0.5]), np.array([3.0, 0.0])])
+    assert mixed.tolist() == [[0.25, 0.75], [0.75, 0.25]]
+    assert combine(own, [], []).tolist() == own.tolist()
