@@ -13,9 +13,16 @@ from host.config import read_host_config
 from host.groups import read_groups, run_groups
 from host.knowledge import GroupKnowledge, KnowledgeExchange, Teaching, judge
 from ternmesh.config import ConfigError
+from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.events import WorkReady
 from ternmesh.federated.knowledge import KnowledgeReceiver
+from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.plan import make_plan
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh.wire.knowledge import Topic
+from transports.driver import Driver
+from transports.loopback import LoopbackHub
 
 TOPIC = Topic(1, 2)
 ROWS, CLASSES = 120, 4
@@ -234,3 +241,49 @@ def test_groups_have_one_probe_set_and_the_same_classes(
     found = {"keyword": TOPIC, "other": topic}
     with pytest.raises(ConfigError, match=why):
         run_groups(config, threading.Event(), lambda model, _: Says(0.9, found[model.name]))
+
+
+class Fleet:
+    """A coordinator and one node over a loopback."""
+
+    def __init__(self) -> None:
+        self.now, hub, model = 1000.0, LoopbackHub(), bytes(range(32))
+        plan = make_plan(200, rounds=4, local_steps=1, learning_rate=0.1)
+        settings, state = CoordinatorSettings(1, 60.0), new_coordinator_state(200)
+        self.host = Coordinator(plan, settings, model, b"a run   ", state)
+        rng, own = np.random.default_rng(0), new_node_state(200)
+        self.node = NodeProtocol("ada", model, 10, b"instance", own, rng)
+        ends = (self.host, hub.host()), (self.node, hub.node("ada"))
+        self.drivers: list[Driver[Any]] = []
+        for endpoint, end in ends:
+            self.drivers.append(Driver(endpoint, end, lambda: self.now))
+            end.open()
+            endpoint.start(self.now)
+
+    def settle(self) -> int:
+        """Answer all that is asked; the version of the host."""
+        while any([driver.poll(0.0, self._note, lambda: None) for driver in self.drivers]):
+            pass
+        return self.host.version
+
+    def _note(self, event: object) -> None:
+        if isinstance(event, WorkReady):
+            self.node.submit(event.round, np.ones(200, np.float32), self.now)
+
+
+def test_a_held_round_stays_open_until_its_deadline() -> None:
+    fleet = Fleet()
+    fleet.host.hold(True, fleet.now)
+    assert fleet.settle() == 0
+    fleet.now += 61
+    assert fleet.settle() == 1
+    fleet.host.hold(False, fleet.now)
+    assert fleet.settle() == 4
+
+
+def test_a_released_round_closes_at_once() -> None:
+    fleet = Fleet()
+    fleet.host.hold(True, fleet.now)
+    assert fleet.settle() == 0
+    fleet.host.hold(False, fleet.now)
+    assert fleet.settle() > 0

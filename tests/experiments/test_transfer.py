@@ -1,0 +1,100 @@
+"""`python -m experiments transfer`: the command with a worker in its place, its report, an arm."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.__main__ import main
+from experiments.transfer.pairs import PAIRS, Pair, TransferError, find_data
+from experiments.transfer.report import efficiency, published_ratio, write_report
+
+RESULT: dict[str, Any] = {
+    "teacher": {"before": 0.4, "best": 0.5, "after": 0.9},
+    "student": {"before": 0.2, "few": 0.3, "best": 0.4, "packet": 0.8, "fp32": 0.8},
+    "bytes": {
+        "labels": 433, "labels_radio": 857, "hypervectors": 5448, "logits_fp32": 20000,
+        "labelled_data": 800500,
+    },
+    "membership": {"packet": 0.51, "fp32": 0.52},
+}  # fmt: skip
+
+
+def test_efficiency_is_relative_to_the_best_controls() -> None:
+    assert efficiency(RESULT) == pytest.approx(1.0)
+    assert published_ratio(RESULT) == pytest.approx(1.2)
+
+
+def test_the_report_names_arms_and_bytes() -> None:
+    page = write_report({"digits-cnn": [RESULT, RESULT]})
+    assert "digits-cnn" in page
+    assert "433" in page
+    assert "by packet (soft labels)" in page
+    assert "100.0% (± 0.0% between seeds)" in page
+
+
+def test_finished_seeds_are_kept_and_the_command_goes_on(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(arguments: list[str], **_options: Any) -> Any:
+        asked.append(arguments[3:5])
+        code = 1 if asked == [["digits-mlp", "0"], ["digits-mlp", "1"]] else 0
+        return subprocess.CompletedProcess(arguments, code, f"noise\n{json.dumps(RESULT)}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    options = ["transfer", "--dir", str(tmp_path), "--pairs", "digits-mlp", "--seeds", "2"]
+    assert main(options) == 1
+    assert "digits-mlp with seed 1" in capsys.readouterr().err
+    assert main(options) == 0
+    assert asked == [["digits-mlp", "0"], ["digits-mlp", "1"], ["digits-mlp", "1"]]
+    assert "by packet 80.0%" in capsys.readouterr().out
+    assert (tmp_path / "report.html").is_file()
+    assert main([*options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"digits-mlp": [RESULT, RESULT]}
+
+
+def test_only_tasks_with_files_need_a_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    assert find_data(None, ["digits-cnn"]) == Path()
+    monkeypatch.setattr("experiments.transfer.pairs.__file__", str(tmp_path / "a/b/c/pairs.py"))
+    monkeypatch.delenv("TERNMESH_DATA", raising=False)
+    with pytest.raises(TransferError, match="banking77"):
+        find_data(None, ["digits-cnn", "banking-gpt2"])
+    (tmp_path / "data" / "banking77").mkdir(parents=True)
+    assert find_data(tmp_path / "data", ["banking-gpt2"]) == tmp_path / "data"
+
+
+def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
+    from experiments.transfer import arms, learners, tasks
+    from models.distillation import LearningSettings
+    from models.pretrain_keyword import pretrain
+
+    def learner(name: str, *rest: Any) -> learners.Learner:
+        made = learners.keyword_learner(name, *rest)
+        settings = LearningSettings(steps=3, learning_rate=1e-3)
+        return replace(made, settings=settings, few_steps=2)
+
+    monkeypatch.setattr(learners, "pretrain", lambda *a, **k: pretrain(*a, **{**k, "steps": 2}))
+    monkeypatch.setattr(arms, "make_learner", lambda n, s, k, d, is_teacher: learner(n, s, k, d))
+    monkeypatch.setattr("experiments.transfer.board.ROUNDS", 1)
+    monkeypatch.setattr("experiments.transfer.board.STEPS", 2)
+    shown: list[str] = []
+    pair: Pair = PAIRS["digits-mlp"]
+    found = arms.Run(pair, 0, tmp_path, tmp_path, shown.append).all()
+    student = found["student"]
+    arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "half_lost",
+                   "relational", "hypervectors", "published_hypervectors", "prototypes",
+                   "board", "board_trained"}  # fmt: skip
+    assert arms_of_all <= set(student)
+    assert student["board"] == pytest.approx(student["packet"])  # onnxruntime agrees with torch
+    assert found["bytes"]["labels"] < found["bytes"]["labels_radio"] < 27_000
+    assert any("by packet" in line for line in shown)
+    split = tasks.split(tasks.TASKS["digits"], tasks.read_digits(tmp_path), 0)
+    parts = [split.teacher, split.probe, split.test]
+    assert sum(map(len, parts)) == len(np.unique(np.concatenate(parts)))
+    assert set(split.few) <= set(split.teacher)
