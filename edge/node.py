@@ -128,8 +128,7 @@ class Node:
         self.trainer = Trainer(
             self._step, data.samples, package.batch, adam, keep_moments=training.keep_moments
         )
-        self._initial, self._store, self._clock = loaded.initial, store, clock
-        self._beat = beat
+        self._initial, self._store, self._clock, self._beat = loaded.initial, store, clock, beat
         self._inference = Inference(loaded.folder, package, training.threads, training.provider)
         self._evaluator = Evaluator(self._inference, package, beat, clock)
         self._evaluation: Iterator[None] | None = None  # that has begun
