@@ -40,6 +40,7 @@ NAMES = (
     "peers",
     "wake_word",
     "transfer",
+    "mixed",
     "house",
 )
 
