@@ -42,6 +42,7 @@ RUN: Mapping[str, Any] = {
 READ: Mapping[str, Any] = {"arrays": {"features": "x"}, "divide_by": 255.0}
 READ_LABELLED = {"arrays": {"features": "x", "target": "y"}, "divide_by": 255.0}
 SPEED, LOSS = 100.0, 0.2
+HOST_FILE = "host.toml"
 
 Samples = dict[str, NDArray[Any]]
 
@@ -117,15 +118,6 @@ def groups(bearer: str, seed: int, rounds: int, folder: Path, models: Path) -> d
             configs.append(_write_host(home, architecture, rounds, bearer, models, table("host")))
             for name in names:
                 _write_board(folder, name, architecture, seed, bearer, models, table(name))
-        if bearer != "alone":
-            text = (
-                configs[0]
-                .read_text()
-                .replace(
-                    "[run]\n", f"[run]\ngroups = {json.dumps([str(one) for one in configs[1:]])}\n"
-                )
-            )
-            configs[0].write_text(text)
         options = ["--until-finished"]
         hosts = [
             Worker(config.parent.name, config.parent,
@@ -174,6 +166,8 @@ def _write_host(
 ) -> Path:
     run = {**RUN, "rounds": rounds, "deadline_s": 3600.0}
     run |= RADIO_RUN if bearer == "radio" else {"announce_s": 1}
+    if bearer != "alone" and architecture == ARCHITECTURES[0]:
+        run["groups"] = [str(home.parent / name / HOST_FILE) for name in ARCHITECTURES[1:]]
     knowledge = {**READ, "path": str(home.parent / "probe.npz"), "every_rounds": 2}
     tables = {
         "": {"state_dir": str(home), "model": str(model_of(architecture, models))},
@@ -181,7 +175,7 @@ def _write_host(
         "run": run,
         "knowledge": knowledge,
     }
-    path = home / "host.toml"
+    path = home / HOST_FILE
     path.write_text(write_toml(tables))
     return path
 

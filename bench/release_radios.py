@@ -31,10 +31,10 @@ from ternmesh.model_package import ADAPTER, read_model_package
 from ternmesh.release import DESCRIPTION
 from ternmesh.security.identity import Role
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
+from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.timers import Random
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.release import OFFER, STATUS, SYMBOL
-from ternmesh.wire.update import SIGNATURE_SIZE
 from ternmesh_cli.keys import enrol_fleet, keyring_at
 from ternmesh_service.keyring import SecurityConfig, choose_keyring, hop_keys, opened
 from ternmesh_service.release_files import pack_folder
@@ -141,7 +141,7 @@ class HostEnd(End):
 
         def broadcast(bodies: Sequence[bytes]) -> None:
             for body in bodies:
-                signature = (1 + SIGNATURE_SIZE) * (body[0] == OFFER)
+                signature = SIGNED_HEAD * (body[0] == OFFER)
                 self.count(body, FRAME_OVERHEAD + signature)
             send(bodies)
 

@@ -71,10 +71,17 @@ def _describe(value: Run) -> str:
 def _figures(runs: Runs) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for task, pairs in (("digits", DIGITS), ("banking", BANKING)):
-        found = [mean_figure(_efficiency(runs[pair]), ">=0.93") for pair in pairs if pair in runs]
+        found = [
+            mean_figure([run["efficiency"] for run in runs[pair]], ">=0.93")
+            for pair in pairs
+            if pair in runs
+        ]
         if found:  # the worst student of the task
             figures[f"efficiency_{task}"] = min(found, key=lambda figure: figure.value)
-    figures |= {f"efficiency_{pair}": mean_figure(_efficiency(rows)) for pair, rows in runs.items()}
+    figures |= {
+        f"efficiency_{pair}": mean_figure([run["efficiency"] for run in rows])
+        for pair, rows in runs.items()
+    }
     for pair, rows in runs.items():
         limit = None if pair.startswith("snli") else ">=0.98"
         shares = [run["student"]["packet"] / run["student"]["fp32"] for run in rows]
@@ -93,22 +100,6 @@ def _figures(runs: Runs) -> dict[str, Figure]:
     return figures
 
 
-def _efficiency(rows: Sequence[Run]) -> list[float]:
-    return [
-        (run["student"]["packet"] - run["student"]["best"])
-        / (run["teacher"]["after"] - run["teacher"]["best"])
-        for run in rows
-    ]
-
-
-def _published_ratio(rows: Sequence[Run]) -> list[float]:
-    return [
-        (run["student"]["packet"] - run["student"]["before"])
-        / (run["teacher"]["after"] - run["teacher"]["before"])
-        for run in rows
-    ]
-
-
 def _peers(runs: Runs) -> dict[str, float]:
     """What else could be sent, and what the source reports."""
     peers = {"published_efficiency": 0.93, "published_bytes": 271_000, "sent_by_its_code": 2.7e6}
@@ -122,7 +113,7 @@ def _details(runs: Runs) -> dict[str, Any]:
     """Accuracies in percent with their intervals, by pair and arm."""
     return {
         pair: {
-            "published_ratio": _row(_published_ratio(rows), 1.0),
+            "published_ratio": _row([run["published_ratio"] for run in rows], 1.0),
             "teacher": {
                 arm: _row([run["teacher"][arm] for run in rows])
                 for arm in (*CONTROLS, "best", "after")

@@ -172,6 +172,14 @@ def sample_losses(metric: str, output: Array, target: Array) -> NDArray[np.float
     return losses
 
 
+def softmax(values: Array) -> NDArray[np.float64]:
+    """The probabilities of logits, along the last axis; NaN for infinite ones."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
+        shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
 def spread(count: int, count_max: int) -> NDArray[np.int64]:
     """At most `count_max` of `count` indexes, evenly spread."""
     return np.arange(min(count, count_max)) * count // min(count, count_max)

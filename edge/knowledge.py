@@ -68,10 +68,12 @@ class BoardKnowledge:
 
         `quality` is the accuracy of this board's global adapter on its held-out samples.
         """
-        is_due = 0 <= version - self._weighed_at < WEIGH_ROUNDS
-        if not self._is_new and (is_due or not self._receiver.known.any()):
+        receiver, is_recent = self._receiver, 0 <= version - self._weighed_at < WEIGH_ROUNDS
+        if not self._is_new and is_recent:
             return
-        receiver = self._receiver
+        if not receiver.known.any():
+            self._weighed_at = version
+            return
         own = predict(inference, self._probe, beat=beat)
         judgement = weigh(receiver.units, own, receiver.quality, quality)
         self.samples.teach(receiver.units.copy(), judgement.weights)

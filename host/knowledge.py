@@ -17,14 +17,13 @@ from ternmesh.codec.soft_labels import quantise
 from ternmesh.errors import CodecError, TernmeshError
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.knowledge import Judgement, Probabilities, combine, weigh
+from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Vector
 from ternmesh.wire.control import FINISHED
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Topic, cut_labels, write_part
-from ternmesh.wire.update import SIGNATURE_SIZE
 
 WAITS_MAX = 5  # packets that a group may be behind for others to wait for it
-SIGNED = 1 + SIGNATURE_SIZE  # bytes that a signature adds to a body
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +39,9 @@ class Predictions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupKnowledge:
-    """What one group knows at a version of its global adapter."""
+    """What one group knows."""
 
     topic: Topic
-    version: int
     labels: Probabilities
     quality: float | None  # the median accuracy that its boards report
     trust: float  # the mean reputation of its boards, 0 to 1
@@ -156,7 +154,7 @@ class Teaching:
         reputations = coordinator.aggregation.reputations
         weights = [reputations.weight(address) for address in coordinator.nodes]
         trust = float(np.mean(weights)) if weights else 0.0
-        known = GroupKnowledge(self._predictions.topic, version, labels, self.quality, trust)
+        known = GroupKnowledge(self._predictions.topic, labels, self.quality, trust)
         self._exchange.publish(self.group, known)
         taught = self._exchange.taught(self.group)
         self._say(taught.remarks)
@@ -168,7 +166,7 @@ class Teaching:
             version % NUMBER_END,
             round(min(1.0, taught.quality) * QUALITY_MAX),
             quantise(taught.labels),
-            coordinator.plan.frame_mtu - FRAME_OVERHEAD - SIGNED,
+            coordinator.plan.frame_mtu - FRAME_OVERHEAD - SIGNED_HEAD,
         )
         return [write_part(part) for part in parts]
 
@@ -178,14 +176,14 @@ class Teaching:
                 _log.warning("%s learns less from %s: %s", self.group, name, remark)
         self.remarks = remarks
 
-    def is_ahead(self, coordinator: Coordinator, now: float) -> bool:
+    def is_ahead(self, coordinator: Coordinator) -> bool:
         """Whether the group's round should wait for groups that have learned less.
 
         It waits for no group without boards, and for none that is far behind. A run without an end
         has no pace of its own.
         """
         is_over = coordinator.phase == FINISHED or coordinator.plan.rounds == 0
-        is_over = is_over or not coordinator.awaited(now)
+        is_over = is_over or not coordinator.has_boards
         ahead = self._exchange.note(self.group, coordinator.version, is_over=is_over)
         return self._every_rounds <= ahead <= WAITS_MAX * self._every_rounds
 

@@ -141,7 +141,7 @@ class HostService:
             self.coordinator.broadcast_release(bodies)
         if self.teaching is not None:
             self.coordinator.broadcast_knowledge(self.teaching.turn(self.coordinator))
-            self.coordinator.hold(self.teaching.is_ahead(self.coordinator, now), now)
+            self.coordinator.hold(self.teaching.is_ahead(self.coordinator), now)
         if now >= self._gathering_at:
             self._gathering_at = math.inf
             here, needed = len(self.coordinator.awaited(now)), self.coordinator.settings.min_peers

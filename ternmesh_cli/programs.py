@@ -1,6 +1,8 @@
 """`ternmesh host`, `node` and `gateway`: the programs of a fleet. Each runs until a signal."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,30 +76,31 @@ def _add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
     process.add_insecure(parser)
 
 
-def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Root":
-    """The host's own training; ConfigError, also where onnxruntime is not installed."""
+@contextmanager
+def _needing_onnxruntime(setting: str) -> Iterator[None]:
+    """ConfigError, which names the setting, where the imports of the block lack onnxruntime."""
     from edge.errors import MissingEdgeExtra
 
     try:
+        yield
+    except MissingEdgeExtra as error:
+        raise ConfigError(f"{setting} needs onnxruntime: pip install 'ternmesh[edge]'") from error
+
+
+def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Root":
+    """The host's own training; ConfigError, also where onnxruntime is not installed."""
+    with _needing_onnxruntime("[own_samples]"):
         from edge.data.sources import NpzSettings
         from edge.own_samples import open_own_samples
-    except MissingEdgeExtra as error:
-        raise ConfigError(
-            "[own_samples] needs onnxruntime: pip install 'ternmesh[edge]'"
-        ) from error
     settings = NpzSettings(config.arrays, config.where, config.divide_by)
     return open_own_samples(model, Path(str(config.path)), settings, plan)
 
 
 def _open_predictions(model: Path, config: "HostKnowledgeConfig") -> "Predictions":
     """What a group's model says of the probe set; ConfigError, also without onnxruntime."""
-    from edge.errors import MissingEdgeExtra
-
-    try:
+    with _needing_onnxruntime("run.groups"):
         from edge.data.sources import NpzSettings
         from edge.knowledge import open_probe_predictions
-    except MissingEdgeExtra as error:
-        raise ConfigError("run.groups needs onnxruntime: pip install 'ternmesh[edge]'") from error
     settings = NpzSettings(config.arrays, config.where, config.divide_by)
     return open_probe_predictions(model, Path(str(config.path)), settings, config.identity)
 

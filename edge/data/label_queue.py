@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edge.data.replay import KEY_MAX, RATED_MAX, UNKNOWN, ReplayBuffer
 from edge.data.sources import Label, class_names, label_arrays, one_class
 from edge.errors import DataError
+from edge.evaluation import softmax
 from edge.trainer import Arrays, Dataset, Vector
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.control_socket import DATA
@@ -133,9 +134,7 @@ def probabilities(
         output = model.scores({name: array[part] for name, array in inputs.items()})
         if output.ndim != 2:
             break
-        with np.errstate(invalid="ignore"):  # infinite values give NaN
-            shares = np.exp(output.astype(np.float64) - output.max(axis=1, keepdims=True))
-            found.append(shares / shares.sum(axis=1, keepdims=True))
+        found.append(softmax(output))
         if time.monotonic() >= stop_at:
             break
     return np.concatenate(found)

@@ -20,6 +20,7 @@ from edge.data.sources import (
     target_specs,
 )
 from edge.errors import DataError
+from edge.evaluation import softmax
 from edge.onnx.session import Inference
 from ternmesh.codec.soft_labels import CLASSES_MAX
 from ternmesh.model_package import ModelPackage, TensorSpec
@@ -87,9 +88,7 @@ def predict(
     parts = []
     for at in range(0, len(probe), AT_ONCE):
         inputs = {name: array[at : at + AT_ONCE] for name, array in probe.arrays.items()}
-        logits = next(iter(inference.predict({**(adapter or {}), **inputs}).values()))
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        parts.append(powers / powers.sum(axis=1, keepdims=True))
+        parts.append(softmax(next(iter(inference.predict({**(adapter or {}), **inputs}).values()))))
         beat()
     return np.concatenate(parts).astype(np.float32)
 

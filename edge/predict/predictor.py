@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge.data.sources import input_specs
 from edge.errors import ModelError, OutOfMemory
+from edge.evaluation import softmax
 from edge.onnx.session import Arrays, Inference, LoadedModel, read_adapter
 
 TOP_K, BATCH_MAX = 3, 16
@@ -114,7 +115,7 @@ class Predictor:
             raise ModelError(f"there is no good adapter at {self._path} yet: {why}")
         version, adapter = self._active
         output = self._run({**inputs, **adapter})
-        return version, _softmax(output) if self.package.metric == "accuracy" else output
+        return version, softmax(output) if self.package.metric == "accuracy" else output
 
     def _run(self, inputs: Arrays) -> NDArray[Any]:
         return self._inference.predict(inputs)[self.package.outputs[0].name]
@@ -131,13 +132,6 @@ class Predictor:
         top = tuple((labels[at] if labels else str(at), float(row[at])) for at in best)
         label, probability = top[0]
         return Prediction(version, label if probability >= self._threshold() else None, top)
-
-
-def _softmax(values: NDArray[Any]) -> NDArray[np.float64]:
-    with np.errstate(invalid="ignore"):  # infinite values give NaN
-        shifted = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
-        result: NDArray[np.float64] = shifted / shifted.sum(axis=-1, keepdims=True)
-    return result
 
 
 def _identity(path: Path) -> object:

@@ -23,6 +23,7 @@ from ternmesh.codec.hypervectors import (
     similarities,
 )
 from ternmesh.codec.soft_labels import quantise, to_probabilities
+from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Trits
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import (
@@ -36,7 +37,6 @@ from ternmesh.wire.knowledge import (
     topic_of,
     write_part,
 )
-from ternmesh.wire.update import SIGNATURE_SIZE
 
 SURE = 0.8  # the probability from which a student takes its own prediction for a label
 SELF_TRAININGS = 2
@@ -44,7 +44,6 @@ FEW_SHARE = 0.2  # of the draws, for the student's own labels
 PROTOTYPE_TRITS = 2048  # of a student's hidden representation
 SHARPNESS = 12.0  # of the softmax over cosines with prototypes
 RELATIONAL = 1.0
-SIGNED = 1 + SIGNATURE_SIZE  # bytes that a signature adds to a body
 FRAME_MTU, RADIO_MTU = 1024, 184  # of frames over a network, and over a radio link
 HALF = 0.5  # of the parts, lost in one arm
 
@@ -158,7 +157,7 @@ class Run:
             found[name] = self._accuracy(self.student, modules[name])
             self.show(f"student by {name} {found[name]:.1%}")
         if not self.pair.is_long:
-            similarity = torch.from_numpy(similarities(vectors.rows))
+            similarity = torch.from_numpy(similarities(vectors.rows, vectors.rows))
             module = self._student(received, similarity=similarity)
             found["relational"] = self._accuracy(self.student, module)
             known = np.flatnonzero(
@@ -202,8 +201,7 @@ class Run:
 
     def _by_prototype(self, vectors: Trits, bundles: Trits) -> Tensor:
         """Soft labels of the probe set from hypervectors alone."""
-        cosines = similarities(np.concatenate([vectors, bundles]))[: len(vectors), len(vectors) :]
-        return torch.from_numpy(SHARPNESS * cosines).softmax(1)
+        return torch.from_numpy(SHARPNESS * similarities(vectors, bundles)).softmax(1)
 
     def _prototype_accuracy(self, received: Tensor) -> float:
         """Of a student that is not trained: the nearest prototype of its own representations."""
@@ -214,17 +212,15 @@ class Run:
                 self._of(self.student, rows) for rows in (self.split.probe, self.split.test)
             )
         ]
-        bundles = prototypes(codes[0], received.numpy())
-        cosines = similarities(np.concatenate([codes[1], bundles]))
-        nearest = torch.from_numpy(cosines[: len(codes[1]), len(codes[1]) :])
-        return self._share_right(nearest, self.split.test)
+        nearest = similarities(codes[1], prototypes(codes[0], received.numpy()))
+        return self._share_right(torch.from_numpy(nearest), self.split.test)
 
     def _send(
         self, topic: Topic, rows: Any, quality: float, is_prototype: bool = False, *,
         mtu: int = FRAME_MTU, lost: float = 0.0,
     ) -> Received:  # fmt: skip
         """Cut rows into parts, lose some, and read the others as a receiver does."""
-        most, level = mtu - FRAME_OVERHEAD - SIGNED, round(quality * 255)
+        most, level = mtu - FRAME_OVERHEAD - SIGNED_HEAD, round(quality * 255)
         is_labels = rows.dtype == np.uint8
         if is_labels:
             parts = cut_labels(topic, self.seed, level, rows, most)
@@ -240,7 +236,7 @@ class Run:
             where = place[part.start : part.start + part.count]
             read[where] = labels_in(part, rows.shape[1]) if is_labels else hypervectors_in(part)
             known[where] = True
-        wire = sum(len(body) + SIGNED + FRAME_OVERHEAD for body in bodies)
+        wire = sum(len(body) + SIGNED_HEAD + FRAME_OVERHEAD for body in bodies)
         return Received(read, known, wire, len(bodies))
 
     # An attack

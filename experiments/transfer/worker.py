@@ -14,6 +14,7 @@ import torch
 
 from experiments.transfer.arms import Run
 from experiments.transfer.pairs import PAIRS, Pair
+from experiments.transfer.report import efficiency, published_ratio
 
 
 def main() -> None:
@@ -27,7 +28,9 @@ def main() -> None:
     torch.set_num_threads(1)
     Path(kept).mkdir(parents=True, exist_ok=True)
     show = partial(print, f"{name}, seed {seed}:", file=sys.stderr, flush=True)
-    print(json.dumps(Run(pair, int(seed), Path(kept), Path(data), show).all()))
+    result = Run(pair, int(seed), Path(kept), Path(data), show).all()
+    ratios = {"efficiency": efficiency(result), "published_ratio": published_ratio(result)}
+    print(json.dumps(result | ratios))
 
 
 if __name__ == "__main__":

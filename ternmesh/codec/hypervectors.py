@@ -6,6 +6,7 @@ Two models have other hidden sizes, so a receiver compares only how similar pair
 import numpy as np
 from numpy.typing import NDArray
 
+from ternmesh.codec.algebra import inner_products, pack
 from ternmesh.generator import derive_key, seeded_signs
 from ternmesh.types import Trits
 
@@ -58,12 +59,11 @@ def prototypes(hypervectors: Trits, weights: NDArray[np.floating]) -> Trits:
     return ternarise_rows(weights.T.astype(np.float32) @ hypervectors.astype(np.float32))
 
 
-def similarities(hypervectors: Trits) -> NDArray[np.float32]:
-    """The cosines of all pairs, float32 [rows, rows]; a row of zeros is similar to none."""
-    rows = hypervectors.astype(np.float32)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows /= np.where(length > 0, length, 1)
-    return rows @ rows.T
+def similarities(a: Trits, b: Trits) -> NDArray[np.float32]:
+    """The cosines of all rows of `a` and of `b`, float32 [a, b]; a row of zeros is like none."""
+    lengths = [np.sqrt(np.count_nonzero(rows, axis=1).clip(1)) for rows in (a, b)]
+    cosines: NDArray[np.float32] = inner_products(pack(a), pack(b)) / np.outer(*lengths)
+    return cosines.astype(np.float32)
 
 
 def ternarise_rows(rows: NDArray[np.floating]) -> Trits:

@@ -89,6 +89,12 @@ class HostRun(HostSession[RegisteredNode, HostEvent]):
     def _given_back(self, link: ChainLink, rows: Mapping[int, Counted], giver: str) -> None:
         """Take a global update that this host had lost as the newest."""
 
+    @property
+    def has_boards(self) -> bool:
+        """Whether the round waits for any node; other than `awaited`, without a look at all."""
+        may_train = self._authenticator.may_train
+        return any(node.active and may_train(node.name) for node in self.nodes.values())
+
     # Catching up
 
     def _catch_up(self, node: RegisteredNode, hello: Hello, now: float) -> None:

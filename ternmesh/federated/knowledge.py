@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 
 from ternmesh.codec.soft_labels import UNITS, Units
 from ternmesh.errors import WireError
-from ternmesh.wire.knowledge import (
-    LABELS,
-    NUMBER_END,
-    QUALITY_MAX,
-    Topic,
-    labels_in,
-    order,
-    read_part,
-)
+from ternmesh.wire.knowledge import LABELS, QUALITY_MAX, Topic, labels_in, order, read_part
+from ternmesh.wire.update import whole_round
 
 Probabilities = NDArray[np.floating[Any]]
 
@@ -71,21 +64,18 @@ class KnowledgeReceiver:
         rows, classes = self.units.shape
         if part.start + part.count > rows:
             raise WireError("knowledge", "a knowledge packet has more samples than the probe set")
-        age = 0 if self.number is None else _age(part.number, self.number)
-        if age > NUMBER_END // 2:
-            age -= NUMBER_END  # it is newer
+        number = part.number if self.number is None else whole_round(part.number, self.number)
         units = labels_in(part, classes)
         place = order(self._topic, part.number, rows)[part.start : part.start + part.count]
-        newest = part.number if self.number is None else self.number - age
-        is_newer = self._numbers[place] <= newest
+        is_newer = self._numbers[place] <= number
         place, units = place[is_newer], units[is_newer]
-        self._numbers[place] = newest
+        self._numbers[place] = number
         is_changed = bool((self.units[place] != units).any())
         self.units[place] = units
         quality = part.quality / QUALITY_MAX
-        if age <= 0:
+        if self.number is None or number >= self.number:
             is_changed |= quality != self.quality
-            self.number, self.quality = newest, quality
+            self.number, self.quality = number, quality
         return is_changed
 
     def begin_run(self) -> None:
@@ -112,11 +102,6 @@ class KnowledgeReceiver:
         self.units = np.frombuffer(stored[split:], np.uint8).reshape(rows, classes).copy()
         self.number, self.quality = None if number < 0 else number, quality
         return True
-
-
-def _age(number: int, newest: int) -> int:
-    """By how much a number is older than the newest, modulo 2**16."""
-    return (newest - number) % NUMBER_END
 
 
 def weigh(

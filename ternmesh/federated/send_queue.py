@@ -12,9 +12,8 @@ from typing import TypeVar
 from ternmesh.errors import WireError
 from ternmesh.federated.events import CountersReserved, Refused, SecurityChanged
 from ternmesh.security.sealing import OpenSealing, Sealing
-from ternmesh.security.signatures import SIGNED
+from ternmesh.security.signatures import SIGNED, SIGNED_HEAD
 from ternmesh.wire import fragments
-from ternmesh.wire.update import SIGNATURE_SIZE
 
 Event = TypeVar("Event")
 
@@ -120,4 +119,4 @@ class SealedQueue:
 
 def _kind_of(body: bytes) -> int:
     """The kind of a body, or of what a signed body carries."""
-    return body[1 + SIGNATURE_SIZE] if body[0] == SIGNED else body[0]
+    return body[SIGNED_HEAD] if body[0] == SIGNED else body[0]

@@ -21,6 +21,7 @@ from ternmesh.security.signatures import (
     NO_MODEL,
     NO_RUN,
     SIGNED,
+    SIGNED_HEAD,
     Signers,
     SigningContext,
     local_signers,
@@ -39,7 +40,7 @@ from ternmesh.wire.control import Announce, Receipt, Settings
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.release import OFFER, SYMBOL
-from ternmesh.wire.update import SIGNATURE_SIZE, Manifest
+from ternmesh.wire.update import Manifest
 
 
 class OpenAuthenticator:
@@ -176,7 +177,7 @@ class KeyedAuthenticator:
             to = group if is_for_all else self._own.public.fingerprint
             context = self._context(NO_RUN if address == UNASSIGNED else run)
             if is_for_all:
-                context = self._context_for_all(body[1 + SIGNATURE_SIZE :])
+                context = self._context_for_all(body[SIGNED_HEAD:])
             return open_signed(self._member_list.host, context, to, body)
         if address == BROADCAST and body[0] not in (fragments.KIND, SYMBOL):
             raise WireError("signature", "a broadcast message must be signed")

@@ -39,6 +39,7 @@ from ternmesh.wire.update import SIGNATURE_SIZE, Manifest, write_evaluation
 NO_RUN = bytes(8)  # in the context of announces and releases; an announce names its run itself
 NO_MODEL = bytes(32)  # in the context of a release, whose manifest names the model
 SIGNED = 0x0E  # the kind of a body that carries a signed body
+SIGNED_HEAD = 1 + SIGNATURE_SIZE  # bytes before that body
 # Domains of certified content
 GLOBAL_UPDATE, RELEASE, SOFTWARE, FIRMWARE = "reference", "release", "software", "firmware"
 QUANTUM = 3  # the kind of object that carries an ML-DSA-44 signature
@@ -122,11 +123,10 @@ def sign_body(own: Identity, context: SigningContext, to: bytes, body: bytes) ->
 
 def open_signed(sender: PublicIdentity, context: SigningContext, to: bytes, data: bytes) -> bytes:
     """The body in a signed body, after its signature is checked; WireError."""
-    head = 1 + SIGNATURE_SIZE
-    if len(data) <= head or data[0] != SIGNED:
+    if len(data) <= SIGNED_HEAD or data[0] != SIGNED:
         raise WireError("signature", "a body that must be signed is not signed")
-    verify(sender.verify, data[1:head], _body(context, to, data[head:]))
-    return data[head:]
+    verify(sender.verify, data[1:SIGNED_HEAD], _body(context, to, data[SIGNED_HEAD:]))
+    return data[SIGNED_HEAD:]
 
 
 def _body(context: SigningContext, to: bytes, body: bytes) -> bytes:

@@ -38,7 +38,7 @@ def labels(right: float, seed: int = 1) -> np.ndarray:
 def known(
     right: float, *, topic: Topic = TOPIC, quality: float | None = 0.9, trust: float = 1.0
 ) -> GroupKnowledge:
-    return GroupKnowledge(topic, 4, labels(right), quality, trust)
+    return GroupKnowledge(topic, labels(right), quality, trust)
 
 
 def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
@@ -50,7 +50,7 @@ def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
         nodes={1: None, 2: None},
         aggregation=SimpleNamespace(reputations=reputations),
         plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
-        awaited=lambda _now: more.get("awaited", [1]),
+        has_boards=more.get("has_boards", True),
     )
 
 
@@ -122,7 +122,7 @@ def test_a_teacher_without_reports_is_as_good_as_the_student() -> None:
         (known(0.9, topic=Topic(9, 2)), "probe set"),
         (known(0.9, topic=Topic(1, 9)), "classes"),
         (known(0.5, quality=0.5), "worse"),
-        (GroupKnowledge(TOPIC, 4, np.roll(labels(0.9), 1, axis=1), 0.99, 1.0), "contradict"),
+        (GroupKnowledge(TOPIC, np.roll(labels(0.9), 1, axis=1), 0.99, 1.0), "contradict"),
     ],
 )
 def test_a_wrong_teacher_counts_nothing_and_is_named(teacher: GroupKnowledge, why: str) -> None:
@@ -134,7 +134,7 @@ def test_a_wrong_teacher_counts_nothing_and_is_named(teacher: GroupKnowledge, wh
 def test_a_group_of_low_reputation_weighs_little() -> None:
     exchange = KnowledgeExchange()
     exchange.publish("own", known(0.7))
-    exchange.publish("low", GroupKnowledge(TOPIC, 4, labels(0.8, 7), 0.9, 0.0))
+    exchange.publish("low", GroupKnowledge(TOPIC, labels(0.8, 7), 0.9, 0.0))
     exchange.publish("high", known(0.99))
     np.testing.assert_allclose(_labels(exchange), labels(0.99), atol=1e-6)
     exchange.publish("high", known(0.99, trust=0.25))
@@ -147,7 +147,7 @@ def test_a_group_of_low_reputation_weighs_little() -> None:
 def test_a_group_with_another_probe_set_does_not_disturb_the_others() -> None:
     exchange = KnowledgeExchange()
     exchange.publish("own", known(0.7))
-    exchange.publish("other", GroupKnowledge(Topic(9, 9), 4, np.ones((7, 2)) / 2, 0.9, 1.0))
+    exchange.publish("other", GroupKnowledge(Topic(9, 9), np.ones((7, 2)) / 2, 0.9, 1.0))
     exchange.publish("good", known(0.99))
     taught = exchange.taught("own")
     np.testing.assert_allclose(_labels(exchange), labels(0.99), atol=1e-6)
@@ -157,15 +157,15 @@ def test_a_group_with_another_probe_set_does_not_disturb_the_others() -> None:
 def test_a_group_that_is_ahead_waits() -> None:
     exchange = KnowledgeExchange()
     fast, slow = (Teaching(name, exchange, Says(0.9), 2) for name in ("fast", "slow"))
-    assert not slow.is_ahead(coordinator(1), 0.0)
-    assert not fast.is_ahead(coordinator(2), 0.0)
-    assert fast.is_ahead(coordinator(3), 0.0)
-    assert not slow.is_ahead(coordinator(20, phase=FINISHED), 0.0)  # nobody waits for it any more
-    assert not fast.is_ahead(coordinator(9), 0.0)
-    assert not Teaching("new", exchange, Says(0.9), 2).is_ahead(coordinator(40), 0.0)
-    assert not slow.is_ahead(coordinator(9, awaited=[]), 0.0)
+    assert not slow.is_ahead(coordinator(1))
+    assert not fast.is_ahead(coordinator(2))
+    assert fast.is_ahead(coordinator(3))
+    assert not slow.is_ahead(coordinator(20, phase=FINISHED))  # nobody waits for it any more
+    assert not fast.is_ahead(coordinator(9))
+    assert not Teaching("new", exchange, Says(0.9), 2).is_ahead(coordinator(40))
+    assert not slow.is_ahead(coordinator(9, has_boards=False))
     endless = Teaching("endless", exchange, Says(0.9), 2)
-    assert not endless.is_ahead(coordinator(50, rounds=0), 0.0)
+    assert not endless.is_ahead(coordinator(50, rounds=0))
 
 
 def write(folder: Path, name: str, **changes: str) -> Path:

@@ -21,7 +21,7 @@ def clusters(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def correlation(hidden: np.ndarray, trits: np.ndarray) -> float:
     centred = hidden - hidden.mean(axis=0)
     unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
-    return float(np.corrcoef((unit @ unit.T).ravel(), similarities(trits).ravel())[0, 1])
+    return float(np.corrcoef((unit @ unit.T).ravel(), similarities(trits, trits).ravel())[0, 1])
 
 
 def test_both_encodings_keep_the_similarities() -> None:
@@ -49,10 +49,10 @@ def test_the_nearest_prototype_is_that_of_the_class() -> None:
     hidden, classes = clusters()
     codes = random_hypervectors(hidden - hidden.mean(axis=0), 1024)
     bundles = prototypes(codes, np.eye(5)[classes])
-    nearest = similarities(np.concatenate([codes, bundles]))[:200, 200:].argmax(axis=1)
+    nearest = similarities(codes, bundles).argmax(axis=1)
     assert (nearest == classes).mean() > 0.95
 
 
 def test_a_row_of_zeros_is_similar_to_none() -> None:
     rows = np.array([[0, 0], [1, -1]], dtype=np.int8)
-    assert similarities(rows)[0].tolist() == [0, 0]
+    assert similarities(rows, rows)[0].tolist() == [0, 0]
