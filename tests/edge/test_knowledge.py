@@ -152,6 +152,17 @@ def test_a_packet_is_weighed_stored_and_learned(
     again.refresh(inference, 1, 0.6, no_beat)  # nothing is new
 
 
+def test_another_run_brings_packets_from_the_first_on(probe: ProbeSet, store: NodeStore) -> None:
+    board = BoardKnowledge(probe, Rows(t=np.zeros(1)), store)
+    truth = np.zeros(CLIPS, np.int64)
+    for body in packet(probe, truth, number=40):
+        board.take(body, 0.0)
+    board.begin_run()
+    for body in packet(probe, truth + 1, number=2):
+        board.take(body, 0.0)
+    assert board.status()["number"] == 2
+
+
 @pytest.mark.parametrize(("quality", "shift", "why"), [(100, 0, "worse"), (250, 1, "contradict")])
 def test_a_worse_or_lying_teacher_is_not_learned(
     keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, store: NodeStore,

@@ -163,7 +163,10 @@ def test_a_group_that_is_ahead_waits() -> None:
     assert not slow.is_ahead(coordinator(20, phase=FINISHED))  # nobody waits for it any more
     assert not fast.is_ahead(coordinator(9))
     assert not Teaching("new", exchange, Says(0.9), 2).is_ahead(coordinator(40))
-    assert not slow.is_ahead(coordinator(9, has_boards=False))
+    assert not slow.is_ahead(coordinator(1))
+    assert fast.is_ahead(coordinator(3))
+    assert not slow.is_ahead(coordinator(1, has_boards=False))
+    assert not fast.is_ahead(coordinator(3))
     endless = Teaching("endless", exchange, Says(0.9), 2)
     assert not endless.is_ahead(coordinator(50, rounds=0))
 

@@ -40,6 +40,12 @@ def test_any_bytes_are_a_canonical_code_or_refused(data: bytes, rows: int, class
     assert encode(units) == data
 
 
+def test_equal_probabilities_have_one_order() -> None:
+    assert decode(bytes([96]), 1, 3).tolist() == [[4, 0, 4]]
+    with pytest.raises(WireError, match="order"):
+        decode(bytes([86]), 1, 3)  # the same classes, the other way around
+
+
 def test_quantising_is_exact_to_a_sixteenth_of_the_kept_sum() -> None:
     rng = np.random.default_rng(0)
     probabilities = rng.dirichlet([0.3] * 3, 500)

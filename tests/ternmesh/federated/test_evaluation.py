@@ -3,6 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.federated.evaluation import (
+    ACCURACY,
+    VALUE_MAX,
     Evaluation,
     of_fleet,
     read_values,
@@ -49,3 +51,7 @@ def test_the_median_of_a_fleet_is_not_what_one_liar_says() -> None:
         assert (found.loss, found.accuracy) in ((0.3, 0.9), (0.4, 0.8))
         assert found.nodes == 3
     assert of_fleet([]) == of_fleet([read_values(())]) == Evaluation(nodes=0)
+
+
+def test_no_report_says_more_than_all_right() -> None:
+    assert read_values([(ACCURACY, VALUE_MAX)]).accuracy == 1.0

@@ -53,6 +53,14 @@ def test_an_older_packet_does_not_replace_a_newer_one() -> None:
     assert made.number == 65_536
 
 
+def test_another_quality_is_news() -> None:
+    made, units = receiver(), quantise(labels(1.0))
+    for body in packet(1, units):
+        made.take(body)
+    assert made.take(packet(1, units, quality=100)[0])
+    assert made.quality == pytest.approx(100 / 255)
+
+
 def test_another_run_counts_from_the_beginning() -> None:
     made, units = receiver(), quantise(labels(1.0))
     for body in packet(40, quantise(labels(0.2))):
@@ -140,7 +148,9 @@ def test_a_lie_about_one_class_costs_that_class_alone() -> None:
     probabilities = labels(0.95)
     is_one = probabilities.argmax(axis=1) == 1
     probabilities[is_one] = probabilities[is_one][:, [0, 3, 2, 1, 4]]
-    judged = weigh(quantise(probabilities), labels(0.8, seed=2), 0.99, 0.8)
+    own = labels(0.8, seed=2)
+    judged = weigh(quantise(probabilities), own, 0.99, 0.8)
+    assert judged.weights[own.argmax(axis=1) == 1].max() == 0
     assert "class 1" in judged.reason
     assert judged.weights[TRUTH == 1].mean() < 0.1
     assert judged.weights[TRUTH == 2].mean() > 0.8

@@ -1,6 +1,7 @@
 """A knowledge packet: each part is complete in itself, and whatever arrives is read or refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from ternmesh.errors import CodecError, WireError
 from ternmesh.wire.knowledge import (
     HEAD_SIZE,
     KIND,
+    PROBE_MAX,
     PROTOTYPES,
     Part,
     Topic,
@@ -87,6 +89,13 @@ def test_any_bytes_are_a_part_or_refused(rest: bytes, classes: int) -> None:
             read()
         except WireError:
             continue
+
+
+def test_rows_end_with_the_largest_probe_set() -> None:
+    last = Part(1, TOPIC, 0, 0, PROBE_MAX - 2, 2, b"x")
+    assert read_part(write_part(last)) == last
+    with pytest.raises(WireError, match="range"):
+        read_part(write_part(replace(last, count=3)))
 
 
 def test_what_does_not_fit_is_not_cut() -> None:
