@@ -221,14 +221,20 @@ def test_a_node_learns_what_its_host_broadcasts(
     data = with_knowledge(config, package, open_data(config, package, state), store)
     node = Node(config, keyword, data, store, stored, end, lambda: now)
     end.open()
-    node.start()
-    host.broadcast_knowledge(packet(probe, clips["y"][:CLIPS]))
     assert data.knowledge is not None
+    for body in packet(probe, clips["y"][:CLIPS], number=40):  # of a run before
+        data.knowledge.take(body, 0.0)
+    node.start()
+    while not node.protocol.joined:
+        driver.poll(0.0, lambda _: None, lambda: None)
+        node.turn(0.0)
+    host.broadcast_knowledge(packet(probe, clips["y"][:CLIPS]))
     for _ in range(200):
         moved = driver.poll(0.0, lambda _: None, lambda: None) | node.turn(0.0)
         now += not moved
     assert host.version == 2
     assert data.knowledge.status()["known"] == CLIPS
+    assert data.knowledge.status()["number"] == 1
     assert host.nodes[1].samples == OWN  # its weight is that of its own samples
     assert not node.protocol.refused
     state.close()
