@@ -160,6 +160,8 @@ class Run:
             similarity = torch.from_numpy(similarities(vectors.rows, vectors.rows))
             module = self._student(received, similarity=similarity)
             found["relational"] = self._accuracy(self.student, module)
+            module = self._student(torch.zeros_like(received), similarity=similarity)
+            found["structure"] = self._accuracy(self.student, module)
             known = np.flatnonzero(
                 self._send(topic, units, quality, mtu=RADIO_MTU, lost=HALF).known
             )

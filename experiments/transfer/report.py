@@ -21,6 +21,7 @@ ARMS = {
     "packet": "by packet (soft labels)",
     "half_lost": "by packet, half of its frames lost",
     "relational": "by packet with hypervectors",
+    "structure": "by similarities of hypervectors alone, no labels",
     "hypervectors": "by hypervectors alone, learned encoding",
     "published_hypervectors": "by hypervectors alone, published encoding",
     "prototypes": "not trained: nearest prototype",

@@ -7,7 +7,7 @@ the probe set, without labels. Nothing of the test samples is seen before the en
 import csv
 import gzip
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,17 @@ from models.keyword import SPEAKERS
 from models.pretrain_keyword import DIGITS
 from models.text.data import LABELS, read_pairs
 from models.zoo import fsdd_path
+
+NOTES: Final = {  # by activity; what people write in a diary
+    "Walking": ("walked to the shop", "a stroll in the park", "on foot to the office", "slow walk"),
+    "Jogging": ("morning run", "jogged along the river", "training for the race", "went running"),
+    "Upstairs": ("up to the fourth floor", "climbed the stairs", "carried bags upstairs"),
+    "Downstairs": ("down to the cellar", "went downstairs", "took the steps down"),
+    "Sitting": ("at the desk", "sat in a meeting", "reading on the sofa", "on a chair, resting"),
+    "Standing": ("waited for the bus", "stood in a queue", "standing at the bar"),
+}
+WHEN: Final = ("", "today", "again", "after lunch", "before work", "with a friend", "in the rain")
+NOTES_WRONG = 0.15  # the share of notes that are about another activity
 
 Rows = NDArray[np.int64]
 Array = NDArray[Any]
@@ -106,6 +117,20 @@ def read_wisdm(data: Path) -> Samples:
     return Samples(labels, columns, np.concatenate(classes), _train_test(*rows), size)
 
 
+def read_notes(data: Path) -> Samples:
+    """The same windows, each with a note about what the person did; the notes are made up."""
+    windows = read_wisdm(data)
+    rng = np.random.default_rng(4)
+    count = len(windows.target)
+    others = rng.integers(0, len(windows.labels), count)
+    told = np.where(rng.random(count) < NOTES_WRONG, others, windows.target)
+    texts = []
+    for one in told:
+        activity, when = rng.choice(NOTES[windows.labels[one]]), rng.choice(WHEN)
+        texts.append(f"{activity} {when}".strip())
+    return replace(windows, columns={**windows.columns, "texts": texts})
+
+
 def read_banking(data: Path) -> Samples:
     """Questions to a bank: 77 intents."""
     rows = [_read_table(data / "banking77" / f"{name}.tsv.gz") for name in ("train", "dev")]
@@ -145,6 +170,7 @@ TASKS: Final = {
     for task in (
         Task("digits", read_digits, teacher=500, probe=500, few_of_class=1, hypervector=64),
         Task("wisdm", read_wisdm, teacher=1500, probe=1500, few_of_class=3, hypervector=64),
+        Task("notes", read_notes, teacher=1500, probe=1500, few_of_class=3, hypervector=64),
         Task("banking", read_banking, teacher=4900, probe=4900, few_of_class=3, hypervector=128),
         Task("snli", read_snli, teacher=4000, probe=3800, few_of_class=50, hypervector=64),
     )

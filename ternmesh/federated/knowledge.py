@@ -19,7 +19,10 @@ from ternmesh.wire.update import whole_round
 
 Probabilities = NDArray[np.floating[Any]]
 
-WORSE, WORSE_MAX = 0.05, 0.15  # accuracy: a teacher that is so much worse counts less; nothing
+# Accuracy: a teacher that is so much worse counts less; nothing. Boards measure it on few samples of
+# their own, which are harder for one group than for another.
+WORSE, WORSE_MAX = 0.15, 0.3
+CONFIDENCE = 4  # the power of a teacher's highest probability by which it counts among teachers
 SURE = 0.8  # the probability from which a student can contradict
 SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
 _HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and units
@@ -151,14 +154,20 @@ def combine(
 ) -> Probabilities:
     """The mean of several teachers' probabilities [rows, classes], by their weights of each row.
 
-    Where these sum to less than 1, what the student says itself (`own`) makes up for the rest.
+    A teacher that is surer of a row than the others counts more there. Where the weights sum to
+    less than 1, what the student says itself (`own`) makes up for the rest.
     """
     left = np.ones(len(own))
+    sums = np.zeros(len(own))
     mixed = np.zeros_like(own, dtype=np.float64)
     for weight, label in zip(weights, labels, strict=True):
         left -= weight
-        mixed += weight[:, None] * label
-    mixed += left.clip(0)[:, None] * own
+        sure = weight * label.max(axis=1) ** CONFIDENCE
+        sums += sure
+        mixed += sure[:, None] * label
+    left = left.clip(0)
+    mixed *= ((1 - left) / np.where(sums > 0, sums, 1))[:, None]
+    mixed += left[:, None] * own
     result: Probabilities = mixed / mixed.sum(axis=1, keepdims=True)
     return result
 

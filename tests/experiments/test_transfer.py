@@ -79,6 +79,8 @@ def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
         settings = LearningSettings(steps=3, learning_rate=1e-3)
         return replace(made, settings=settings, few_steps=2)
 
+    small = replace(tasks.TASKS["digits"], teacher=60, probe=100)
+    monkeypatch.setattr(arms, "TASKS", {"digits": small})
     monkeypatch.setattr(learners, "pretrain", lambda *a, **k: pretrain(*a, **{**k, "steps": 2}))
     monkeypatch.setattr(arms, "make_learner", lambda n, s, k, d, is_teacher: learner(n, s, k, d))
     monkeypatch.setattr("experiments.transfer.board.ROUNDS", 1)
@@ -88,8 +90,8 @@ def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     found = arms.Run(pair, 0, tmp_path, tmp_path, shown.append).all()
     student = found["student"]
     arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "half_lost",
-                   "relational", "hypervectors", "published_hypervectors", "prototypes",
-                   "board", "board_trained"}  # fmt: skip
+                   "relational", "structure", "hypervectors", "published_hypervectors",
+                   "prototypes", "board", "board_trained"}  # fmt: skip
     assert arms_of_all <= set(student)
     assert student["board"] == pytest.approx(student["packet"])  # onnxruntime agrees with torch
     assert found["bytes"]["labels"] < found["bytes"]["labels_radio"] < 27_000

@@ -11,7 +11,7 @@ from tests.sim.simliars import LiarFleet, draw_with_liars
 pytestmark = pytest.mark.no_cover
 
 HAS_BOUNDS = True
-SEEDS = int(os.environ.get("TERNMESH_SEEDS", "400"))
+SEEDS = int(os.environ.get("TERNMESH_SEEDS", "200"))
 GROUPS = 10
 
 

@@ -123,12 +123,12 @@ def test_rows_without_a_label_count_nothing() -> None:
 def test_a_worse_teacher_counts_less_and_then_nothing() -> None:
     own = labels(0.9, seed=2)
     weights = [
-        float(weigh(quantise(labels(q)), own, q, 0.9).weights.mean()) for q in (0.88, 0.8, 0.6)
+        float(weigh(quantise(labels(q)), own, q, 0.9).weights.mean()) for q in (0.8, 0.7, 0.5)
     ]
     assert weights[0] == 1
     assert 0 < weights[1] < 1
     assert weights[2] == 0
-    assert "worse" in weigh(quantise(labels(0.6)), own, 0.6, 0.9).reason
+    assert "worse" in weigh(quantise(labels(0.5)), own, 0.5, 0.9).reason
 
 
 @pytest.mark.parametrize("shift", [1, 2])
@@ -173,3 +173,12 @@ def test_teachers_are_mixed_by_weight() -> None:
     mixed = combine(own, [one, two], [np.array([1.0, 0.5]), np.array([3.0, 0.0])])
     assert mixed.tolist() == [[0.25, 0.75], [0.75, 0.25]]
     assert combine(own, [], []).tolist() == own.tolist()
+
+
+def test_the_surer_teacher_of_a_row_counts_more() -> None:
+    own = np.full((2, 2), 0.5)
+    one, two = np.array([[0.9, 0.1], [0.5, 0.5]]), np.array([[0.4, 0.6], [0.1, 0.9]])
+    mixed = combine(own, [one, two], [np.ones(2), np.ones(2)])
+    assert mixed.argmax(axis=1).tolist() == [0, 1]
+    assert mixed[0, 0] > 0.8
+    assert mixed.sum(axis=1) == pytest.approx(1)
