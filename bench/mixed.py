@@ -17,7 +17,7 @@ from bench.jobs import Finished, Job, finish
 from bench.mixed_worker import ARCHITECTURES, SPEED
 from bench.result import Figure, Result, mean_figure
 
-SEEDS, ROUNDS = 5, 60
+SEEDS, ROUNDS = 5, 40
 BEARERS = ("mqtt", "radio", "alone", "whole")
 NOTES = (
     "six boards with 100 labelled clips each, 390 clips without labels as the probe set, 366 other "
