@@ -238,7 +238,8 @@ def test_a_page_for_labels_is_answered_while_the_node_runs(
         assert asked("label", keys=keys, label="seven")["labelled"] == 3
         assert {row["label"] for row in asked("labelled")["rows"]} == {"seven"}
         found = asked("influence")
-        assert (found["by"], found["held_out"], found["of"]) == ("gradient", 256, 3)
+        assert (found["by"], found["of"]) == ("gradient", 3)
+        assert 0 < found["held_out"] <= 256  # a slow machine gets through less of them in its time
         assert "no held-out score is known yet" in asked("enough")["sentence"]
         assert asked("unlabel", keys=keys) == {"unlabelled": 3}
         with pytest.raises(ControlError, match="no sample has the key 'x'"):
