@@ -20,7 +20,7 @@ from bench.result import Figure, Result, mean_figure
 SEEDS, ROUNDS = 5, 40
 BEARERS = ("mqtt", "radio", "alone", "whole")
 NOTES = (
-    "six boards with 100 labelled clips each, 390 clips without labels as the probe set, 366 other "
+    "six boards with 100 labelled clips each, 390 clips without labels as the probe set, 216 other "
     "clips of the three voices in the test; keys, packets every second round",
     "points_below: accuracy of a fleet of that architecture with the clips of all six boards, in "
     "memory, minus that of the group; the worst of the three groups",
