@@ -22,7 +22,7 @@ HEADLINES = (
     ("endless", "points_below_joint", "voices come and go in 140 rounds: points below all at once"),
     ("robust", "worst_points_lost", "1 of 6 to 4 of 12 boards lie, 12 attacks: most points lost"),
     ("transfer", "efficiency_digits", "taught by packets: gain over that of the teacher, digits"),
-    ("mixed", "points_below_mqtt", "three models teach each other: points below all data, the worst"),
+    ("mixed", "points_below_mqtt", "three models teach each other: points below all data, worst"),
     ("predict", "requests_lost", "predictions: requests lost, 100 swaps, 20 kills of the host"),
     ("release", "air_ratio", "400 kB to ten boards, radio, 20 % loss: bytes on air over one copy"),
     ("link", "efficiency_300kb_loss20_keys", "radio, 20 % loss: useful bytes of those on the air"),

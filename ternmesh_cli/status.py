@@ -153,6 +153,7 @@ def _host(answer: Answer) -> Iterator[str]:
         yield str(remark)
     if returned := answer.get("aggregation", {}).get("returned"):
         yield str(returned)
+    yield from _teaching(answer.get("teaching"))
     yield from _refusals(answer, answer["nodes"], on_host=True)
     if answer["nodes"]:
         yield ""
@@ -169,6 +170,17 @@ def _host(answer: Answer) -> Iterator[str]:
         yield from table(ROUND_HEADS[:cells], [round_row(item)[:cells] for item in shown])
 
 
+def _teaching(teaching: Answer | None) -> Iterator[str]:
+    """What the other groups of a mixed fleet teach this one."""
+    if teaching is None:
+        return
+    sent = teaching["sent"]
+    when = "none yet" if sent is None else f"the last at global adapter {sent}"
+    yield f"knowledge packets of other groups: {when}"
+    for name, why_less in teaching["less"].items():
+        yield f"{name} teaches less: {why_less}"
+
+
 def _node(answer: Answer) -> Iterator[str]:
     yield f"node {answer['name']} of fleet {answer['fleet']}, model {answer['model']}"
     yield from _connection(answer)
@@ -180,6 +192,12 @@ def _node(answer: Answer) -> Iterator[str]:
         yield f"training runs on {answer['provider']}"
     if "by_label" in (source := answer.get("source") or {}):
         yield _samples(source)
+    if known := answer.get("knowledge"):
+        less = f"; {known['remark']}" if known["remark"] else ""
+        yield (
+            f"taught by other models: {known['known']} of {known['samples']} samples, by a teacher "
+            f"of accuracy {known['teacher_accuracy']:.3g}{less}"
+        )
     up = "handed to the link" if "link" in answer["transport"] else "up"  # on the air or not yet
     yield f"{up} {size(answer['bytes_up'])}, down {size(answer['bytes_down'])} since it started"
     if answer["diverged"]:

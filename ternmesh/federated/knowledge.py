@@ -19,8 +19,8 @@ from ternmesh.wire.update import whole_round
 
 Probabilities = NDArray[np.floating[Any]]
 
-# Accuracy: a teacher that is so much worse counts less; nothing. Boards measure it on few samples of
-# their own, which are harder for one group than for another.
+# Accuracy: a teacher that is so much worse counts less; nothing. Boards measure it on few samples
+# of their own, which are harder for one group than for another.
 WORSE, WORSE_MAX = 0.15, 0.3
 CONFIDENCE = 4  # the power of a teacher's highest probability by which it counts among teachers
 SURE = 0.8  # the probability from which a student can contradict

@@ -269,6 +269,22 @@ def test_a_board_that_waits_says_why_and_where_it_trains():
         assert "\n".join(describe({**NODE, "held_back": "", "provider": provider})) == NODE_TEXT
 
 
+def test_a_mixed_fleet_shows_what_is_taught():
+    why = "the teacher is worse than this model"
+    taught = {"samples": 390, "known": 380, "teacher_accuracy": 0.9312, "remark": why}
+    lines = list(describe({**NODE, "knowledge": taught}))
+    shown = "taught by other models: 380 of 390 samples, by a teacher of accuracy 0.931"
+    assert f"{shown}; {why}" in lines
+    teaching: dict[str, Any] = {"group": "keyword", "sent": None, "less": {}}
+    assert "knowledge packets of other groups: none yet" in list(
+        describe({**HOST, "teaching": teaching})
+    )
+    teaching |= {"sent": 6, "less": {"keyword-mlp": why}}
+    lines = list(describe({**HOST, "teaching": teaching}))
+    assert "knowledge packets of other groups: the last at global adapter 6" in lines
+    assert f"keyword-mlp teaches less: {why}" in lines
+
+
 def test_an_answer_of_another_kind():
     with pytest.raises(ControlError, match="neither a host nor a node"):
         describe({"role": "satellite"})
