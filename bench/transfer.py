@@ -55,7 +55,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     jobs = [
         Job(
             f"{pair} {seed}",
-            ("experiments.transfer.worker", pair, str(seed), kept, str(data_folder())),
+            ("experiments.transfer.arms", pair, str(seed), kept, str(data_folder())),
         )
         for seed in seeds
         for pair in pairs
@@ -72,18 +72,12 @@ def _describe(value: Run) -> str:
 
 def _figures(runs: Runs) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
+    found = {pair: [run["efficiency"] for run in rows] for pair, rows in runs.items()}
     for task, pairs in (("digits", DIGITS), ("banking", BANKING)):
-        found = [
-            mean_figure([run["efficiency"] for run in runs[pair]], ">=0.93")
-            for pair in pairs
-            if pair in runs
-        ]
-        if found:  # the worst student of the task
-            figures[f"efficiency_{task}"] = min(found, key=lambda figure: figure.value)
-    figures |= {
-        f"efficiency_{pair}": mean_figure([run["efficiency"] for run in rows])
-        for pair, rows in runs.items()
-    }
+        students = [mean_figure(found[pair], ">=0.93") for pair in pairs if pair in found]
+        if students:  # the worst student of the task
+            figures[f"efficiency_{task}"] = min(students, key=lambda figure: figure.value)
+    figures |= {f"efficiency_{pair}": mean_figure(values) for pair, values in found.items()}
     for pair, rows in runs.items():
         limit = None if pair.startswith("snli") else ">=0.98"
         shares = [run["student"]["packet"] / run["student"]["fp32"] for run in rows]

@@ -1,8 +1,16 @@
-"""One transfer from a teacher to a student with all its controls, for one seed."""
+"""One transfer with all its controls: `python -m experiments.transfer.arms PAIR SEED KEPT DATA`.
 
+It prints its progress on stderr, and one JSON line with all arms. What is made once for all seeds
+is kept in the folder KEPT.
+"""
+
+import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +21,8 @@ from torch.nn import functional
 
 from experiments.transfer.board import run_on_board
 from experiments.transfer.learners import Learner, make_learner
-from experiments.transfer.pairs import Pair
+from experiments.transfer.pairs import PAIRS, Pair
+from experiments.transfer.report import efficiency, published_ratio
 from experiments.transfer.tasks import TASKS, Samples, Split, split
 from models.distillation import LearningSettings, Lesson, join, learn, predict, represent
 from ternmesh.codec.hypervectors import (
@@ -288,3 +297,23 @@ def _auc(members: Tensor, others: Tensor) -> float:
     """The chance that a member scores higher than another sample; equal scores count half."""
     apart = members[:, None] - others[None]
     return float((apart > 0).float().mean() + (apart == 0).float().mean() / 2)
+
+
+def main() -> None:
+    """Run the command in the module's docstring; PAIR may be TASK:TEACHER:STUDENT."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    name, seed, kept, data = sys.argv[1:5]
+    pair = PAIRS.get(name)
+    if pair is None:
+        task, teacher, student = name.split(":")
+        pair = Pair(task, teacher, student, is_long=True)
+    torch.set_num_threads(1)
+    Path(kept).mkdir(parents=True, exist_ok=True)
+    show = partial(print, f"{name}, seed {seed}:", file=sys.stderr, flush=True)
+    result = Run(pair, int(seed), Path(kept), Path(data), show).all()
+    ratios = {"efficiency": efficiency(result), "published_ratio": published_ratio(result)}
+    print(json.dumps(result | ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,7 @@ def main(options: Sequence[str]) -> None:
 
 def _run(pair: str, seed: int, folder: Path, data: Path) -> str:
     """The result of one process, a JSON line. It shows its own progress on stderr."""
-    command = [sys.executable, "-m", "experiments.transfer.worker", pair, str(seed)]
+    command = [sys.executable, "-m", "experiments.transfer.arms", pair, str(seed)]
     kept = folder / "models"
     done = subprocess.run(
         [*command, str(kept), str(data)], stdout=subprocess.PIPE, text=True, check=False

@@ -28,7 +28,7 @@ NOTES: Final = {  # by activity; what people write in a diary
     "Standing": ("waited for the bus", "stood in a queue", "standing at the bar"),
 }
 WHEN: Final = ("", "today", "again", "after lunch", "before work", "with a friend", "in the rain")
-NOTES_WRONG = 0.15  # the share of notes that are about another activity
+NOTES_WRONG = 0.15  # the share of notes about any activity, drawn at random
 
 Rows = NDArray[np.int64]
 Array = NDArray[Any]
