@@ -150,10 +150,11 @@ class PredictionServer:
         return await loop.create_unix_server(lambda: _Client(self), sock=listening)
 
     async def _disconnect(self, server: asyncio.Server) -> None:
-        server.close()
-        self._path.unlink(missing_ok=True)
-        for _ in range(3):  # asyncio takes so many turns from `accept` to `connection_made`
+        # A server that closes while it accepts a connection would leave that one open.
+        self._path.unlink(missing_ok=True)  # nobody new connects
+        for _ in range(5):  # asyncio takes four turns to `connection_made` of the last one
             await asyncio.sleep(0)
+        server.close()
         for client in self.clients:
             client.transport.abort()
 
