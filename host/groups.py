@@ -15,7 +15,7 @@ from host.knowledge import KnowledgeExchange, Predictions, Teaching
 from host.service import run_host
 from ternmesh.config import ConfigError
 from ternmesh_service.config_file import load_model_package, package_folder
-from ternmesh_service.notify import ServiceManager
+from ternmesh_service.notify import PartManager, PartsState
 
 # Opens a probe set for the model package in a folder; ConfigError.
 OpenPredictions = Callable[[Path, HostKnowledgeConfig], Predictions]
@@ -61,7 +61,7 @@ def run_groups(
     """
     groups, exchange = read_groups(config), KnowledgeExchange()
     _check_probe_sets(groups, open_predictions)
-    manager = ServiceManager()
+    parts = PartsState([group.name for group in groups])
     errors: list[Exception] = []
 
     def host(group: Group) -> None:
@@ -72,9 +72,8 @@ def run_groups(
             return Teaching(group.name, exchange, predictions, settings.every_rounds)
 
         try:
-            # systemd watches the first group, and the others end with it.
-            own = manager if group is groups[0] else ServiceManager({})
-            run_host(group.config, stop, make_teaching=make_teaching, manager=own, **options)
+            manager = PartManager(group.name, parts)
+            run_host(group.config, stop, make_teaching=make_teaching, manager=manager, **options)
         except Exception as error:  # noqa: BLE001  (raised again in the main thread)
             errors.append(error)
             stop.set()

@@ -1,6 +1,6 @@
 """What a running program tells systemd: it serves, what it does, and that it makes progress.
 
-This is the protocol of sd_notify(3). All calls come from the main thread, so a main loop that hangs
+This is the protocol of sd_notify(3). All calls come from the main loop's thread, so one that hangs
 sends nothing, and systemd restarts the program (WatchdogSec=). A thread of a transport that hangs
 withholds the message too. Without NOTIFY_SOCKET nothing is sent.
 """
@@ -8,6 +8,7 @@ withholds the message too. Without NOTIFY_SOCKET nothing is sent.
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ START_S = 300  # so long the start may take after each sign of life
 # answer 10 s.
 STALLED_S = 300.0
 SEND_S = 1.0  # the longest wait for a full queue of systemd
+READY, BEAT, STOPPING, STATUS = "READY=1", "WATCHDOG=1", "STOPPING=1", "STATUS="
 
 Statuses = Sequence[Mapping[str, Any]]
 
@@ -44,18 +46,18 @@ class ServiceManager:
     def ready(self) -> None:
         """The program serves: its model and state are open, and its transport was opened."""
         self._is_ready = True
-        self.send("READY=1")
+        self.send(READY)
 
     def stopping(self) -> None:
         """The program ends."""
-        self.send("STOPPING=1")
+        self.send(STOPPING)
 
     def beat(self) -> None:
         """The main thread has done one more part of a long start or of a long call."""
         now = self._clock()
         if now >= self._beat_at and not self._is_stalled:
             self._beat_at = now + self._beat_s
-            self.send("WATCHDOG=1" if self._is_ready else f"EXTEND_TIMEOUT_USEC={START_S * 10**6}")
+            self.send(BEAT if self._is_ready else f"EXTEND_TIMEOUT_USEC={START_S * 10**6}")
 
     def turn(self, describe: Callable[[], str], links: Callable[[], Statuses]) -> None:
         """The main loop has turned once more. `links` returns the statuses of all transports."""
@@ -79,7 +81,7 @@ class ServiceManager:
         """Show a line in `systemctl status`."""
         if line != self._line:
             self._line = line
-            self.send("STATUS=" + " ".join(line.split()))
+            self.send(STATUS + " ".join(line.split()))
 
     def send(self, message: str) -> None:
         """Send a message to systemd, if there is one. A failure is logged."""
@@ -91,6 +93,49 @@ class ServiceManager:
                 sender.sendto(message.encode(), self._address)
         except OSError as error:
             _log.warning("no message reaches systemd (%s): check NotifyAccess= in the unit", error)
+
+
+class PartManager(ServiceManager):
+    """The connection of one part of a program, which has a main loop in a thread of its own.
+
+    All parts share `state`. The program is ready, alive or stopping once all its parts are; a part
+    that stops is waited for no more.
+    """
+
+    def __init__(self, name: str, state: "PartsState", **options: Any) -> None:
+        super().__init__(**options)
+        self._name = name
+        self._state = state
+
+    def send(self, message: str) -> None:
+        """Send what the program has to say now that this part sends `message`."""
+        with self._state.lock:
+            if (of_all := self._state.merged(self._name, message)) is not None:
+                super().send(of_all)
+
+
+class PartsState:
+    """What each part of a program has sent; use it under `lock`."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.lock = threading.Lock()
+        self._lines = dict.fromkeys(names, "")
+        self._sent: dict[str, set[str]] = {READY: set(), BEAT: set(), STOPPING: set()}
+
+    def merged(self, name: str, message: str) -> str | None:
+        """The message of the whole program, or None if other parts must send theirs first."""
+        if message.startswith(STATUS):
+            self._lines[name] = message.removeprefix(STATUS)
+            shown = [f"{part}: {line}" for part, line in self._lines.items() if line]
+            return STATUS + " | ".join(shown)
+        if (sent := self._sent.get(message)) is None:
+            return message
+        sent.add(name)
+        if not sent | self._sent[STOPPING] >= self._lines.keys():
+            return None
+        if message != STOPPING:
+            sent.clear()
+        return message
 
 
 def no_beat() -> None:

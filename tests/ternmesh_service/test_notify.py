@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ternmesh_service.notify import STALLED_S, ServiceManager
+from ternmesh_service.notify import STALLED_S, PartManager, PartsState, ServiceManager
 
 UP = {"connected": True, "last_error": None, "turned_s_ago": 0.5}
 DOWN = {"connected": False, "last_error": "no\nanswer", "turned_s_ago": 0.5}
@@ -157,6 +157,35 @@ def test_the_status_is_one_line_and_sent_where_it_changes(
         turn(manager, *links)
     shown = [message for message in systemd.heard() if message.startswith("STATUS")]
     assert shown == ["STATUS=training; link up", "STATUS=training; link down (1 of 2): no answer"]
+
+
+def test_a_program_of_parts_works_while_all_parts_do(systemd: Systemd, tmp_path: Path) -> None:
+    environment, state = {"NOTIFY_SOCKET": str(tmp_path / "notify")}, PartsState(["a", "b"])
+    a, b = (
+        PartManager(name, state, environment=environment, clock=lambda: systemd.now)
+        for name in ("a", "b")
+    )
+    a.beat()
+    a.ready()
+    assert systemd.heard() == ["EXTEND_TIMEOUT_USEC=300000000"]
+    b.ready()
+    assert systemd.heard() == ["READY=1"]
+    for _ in range(3):
+        systemd.now += 31.0
+        turn(a, UP, line="round 2")
+        turn(b, UP, line="paused")
+    heard = systemd.heard()
+    assert heard.count("WATCHDOG=1") == 3
+    assert heard[1] == "STATUS=a: round 2; link up | b: paused; link up"
+    for _ in range(10):  # b hangs
+        systemd.now += 31.0
+        turn(a, UP, line="round 2")
+    assert systemd.heard() == []
+    b.stopping()
+    systemd.now += 31.0
+    turn(a, UP, line="round 2")
+    a.stopping()
+    assert systemd.heard() == ["WATCHDOG=1", "STOPPING=1"]
 
 
 def test_a_socket_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
