@@ -21,6 +21,7 @@ from edge.trainer import Dataset, Vector
 from ternmesh.config import ConfigError
 from ternmesh.federated.knowledge import KnowledgeReceiver, weigh
 from ternmesh.wire.knowledge import Topic
+from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
 
 KEY = "knowledge"
@@ -68,6 +69,7 @@ class BoardKnowledge:
 
         `quality` is the accuracy of this board's global adapter on its held-out samples.
         """
+        self.samples.round = version
         receiver, is_recent = self._receiver, 0 <= version - self._weighed_at < WEIGH_ROUNDS
         if not self._is_new and is_recent:
             return
@@ -102,10 +104,10 @@ class ProbePredictions:
         self._probe = probe
         self._inference = Inference(loaded.folder, loaded.package)
 
-    def __call__(self, adapter: Vector) -> NDArray[np.float32]:
+    def __call__(self, adapter: Vector, beat: Callable[[], None] = no_beat) -> NDArray[np.float32]:
         """Probabilities [samples, classes] under an adapter relative to the initial one."""
         tensors = self._loaded.package.split(self._loaded.initial + adapter)
-        return predict(self._inference, self._probe, tensors)
+        return predict(self._inference, self._probe, tensors, beat)
 
 
 def open_probe_predictions(

@@ -151,6 +151,8 @@ class Node:
         self.news.load(self._store.get(NEWS))
         if self.data.knowledge is not None:
             self.data.knowledge.load()
+            if self.data.held_out is None:
+                _log.warning("[knowledge] without [evaluate]: a lie is learned as anything else")
         # Under the other setting of `use`, this file was what `adapter_path` is now.
         path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
         path.unlink(missing_ok=True)
@@ -370,10 +372,6 @@ class Node:
         is_enough = len(self.data.training) >= settings.samples_min
         if not is_enough or self.slowed or self.trainer.round is not None:
             return
-        if self.data.knowledge is not None:
-            last = self.history.last
-            quality = None if last is None or self.data.held_out is None else last.metric
-            self.data.knowledge.refresh(self._inference, protocol.version, quality, self._beat)
         wanted = self.news.round_to_train(protocol, self.wanted, self._clock())
         self.wanted = None
         if wanted == protocol.version and protocol.pending is None and protocol.plan is not None:
@@ -417,6 +415,7 @@ class Node:
             self._submit()
             return
         try:
+            self._weigh_knowledge()
             is_done = not self.trainer.step()
         except ModelError as error:
             if self.data.feed is None or isinstance(error, OutOfMemory):
@@ -426,6 +425,18 @@ class Node:
             return
         if is_done:
             self._submit()
+
+    def _weigh_knowledge(self) -> None:
+        """Learn what other models have taught since the last round, before its first step.
+
+        With held-out samples it waits for their first evaluation: else a lie would be believed.
+        """
+        knowledge, last = self.data.knowledge, self.history.last
+        can_evaluate = self.data.held_out is not None
+        if knowledge is None or self.trainer.progress[0] or (can_evaluate and last is None):
+            return
+        quality = last.metric if can_evaluate and last is not None else None
+        knowledge.refresh(self._inference, self.protocol.version, quality, self._beat)
 
     def _submit(self) -> None:
         """Hand the round's delta to the protocol; a delta that is not finite is lost."""

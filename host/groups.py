@@ -4,6 +4,7 @@ Each group is a fleet of its own: settings file, folder, keys, run and coordinat
 for a fleet works for it. Groups run in threads that share nothing but what they teach each other.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from ternmesh_service.notify import PartManager, PartsState
 
 # Opens a probe set for the model package in a folder; ConfigError.
 OpenPredictions = Callable[[Path, HostKnowledgeConfig], Predictions]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,22 @@ def run_groups(
     def host(group: Group) -> None:
         settings = group.config.knowledge
 
-        def make_teaching(model: Path) -> Teaching:
-            predictions = open_predictions(model, settings)
-            return Teaching(group.name, exchange, predictions, settings.every_rounds)
+        manager = PartManager(group.name, parts)
+
+        def make_teaching(model: Path) -> Teaching | None:
+            try:
+                predictions = open_predictions(model, settings)
+            except ConfigError as error:
+                if model == package_folder(group.config.model):
+                    raise
+                # A released model must not end the other groups.
+                _log.error("%s is not taught and does not teach from now on: %s", group.name, error)
+                exchange.forget(group.name)
+                return None
+            every = settings.every_rounds
+            return Teaching(group.name, exchange, predictions, every, manager.beat)
 
         try:
-            manager = PartManager(group.name, parts)
             run_host(group.config, stop, make_teaching=make_teaching, manager=manager, **options)
         except Exception as error:  # noqa: BLE001  (raised again in the main thread)
             errors.append(error)

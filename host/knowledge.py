@@ -6,7 +6,7 @@ weighed by reputation and by what the group knows itself, go to its boards as a 
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from ternmesh.types import Vector
 from ternmesh.wire.control import FINISHED
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Topic, cut_labels, write_part
+from ternmesh_service.notify import no_beat
 
 WAITS_MAX = 5  # packets that a group may be behind for others to wait for it
 
@@ -33,8 +34,11 @@ class Predictions(Protocol):
 
     topic: Topic
 
-    def __call__(self, adapter: Vector) -> Probabilities:
-        """Probabilities [samples, classes] under an adapter relative to the initial one."""
+    def __call__(self, adapter: Vector, beat: Callable[[], None]) -> Probabilities:
+        """Probabilities [samples, classes] under an adapter relative to the initial one.
+
+        `beat` is called after each batch.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class GroupKnowledge:
     topic: Topic
     labels: Probabilities
     quality: float | None  # the median accuracy that its boards report
-    trust: float  # the mean reputation of its boards, 0 to 1
+    trust: float  # the mean reputation of the boards that train, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,12 @@ class KnowledgeExchange:
         """Put a group's knowledge in place of what it knew before."""
         with self._lock:
             self._known[group] = known
+
+    def forget(self, group: str) -> None:
+        """A group takes part no more."""
+        with self._lock:
+            self._known.pop(group, None)
+            self._versions.pop(group, None)
 
     def taught(self, group: str) -> Taught:
         """What the others teach a group that has published."""
@@ -117,14 +127,19 @@ def judge(teacher: GroupKnowledge, own: GroupKnowledge) -> Judgement:
 
 
 class Teaching:
-    """One group's end of an exchange.
+    """One group's end of an exchange. `beat` is called after each batch of predictions.
 
     `quality` is the accuracy in the newest reports of its boards. `version` is that of its global
     adapter when the host starts: what was due then was sent before.
     """
 
     def __init__(
-        self, group: str, exchange: KnowledgeExchange, predictions: Predictions, every_rounds: int
+        self,
+        group: str,
+        exchange: KnowledgeExchange,
+        predictions: Predictions,
+        every_rounds: int,
+        beat: Callable[[], None] = no_beat,
     ) -> None:
         self.group = group
         self.remarks: Mapping[str, str] = {}
@@ -133,37 +148,51 @@ class Teaching:
         self.version = 0
         self._exchange = exchange
         self._predictions = predictions
-        self._every_rounds = every_rounds
+        self._every_rounds, self._beat = every_rounds, beat
+        self._has_published = False
 
     def turn(self, coordinator: Coordinator) -> list[bytes]:
         """The parts of a packet for the group's boards, every few rounds."""
         version = coordinator.version
-        if version == self.version or version % self._every_rounds:
+        is_due = version != self.version and version % self._every_rounds == 0
+        if is_due:
+            self.version = version
+        elif self._has_published or not version:
             return []
-        self.version = version
         try:
-            return self._teach(coordinator, version)
-        except TernmeshError as error:  # the group can go on without it
+            # The first time after a start, even if no packet is due: an exchange is not stored.
+            known = self._publish(coordinator)
+            return self._teach(coordinator, known) if is_due else []
+        except (TernmeshError, MemoryError) as error:  # the group can go on without it
             self._say({self.group: f"its model cannot be asked: {error}"})
             return []
 
-    def _teach(self, coordinator: Coordinator, version: int) -> list[bytes]:
-        labels = self._predictions(to_float(coordinator.model_q24))
+    def _publish(self, coordinator: Coordinator) -> GroupKnowledge:
+        self._has_published = True
+        labels = self._predictions(to_float(coordinator.model_q24), self._beat)
         if not np.isfinite(labels).all():
             raise CodecError("it predicts NaN or infinity")
         reputations = coordinator.aggregation.reputations
-        weights = [reputations.weight(address) for address in coordinator.nodes]
+        weights = [
+            reputations.weight(node.address)
+            for node in coordinator.nodes.values()
+            if node.active and node.name not in coordinator.muted
+            if not coordinator.is_excluded(node.name)
+        ]
         trust = float(np.mean(weights)) if weights else 0.0
         known = GroupKnowledge(self._predictions.topic, labels, self.quality, trust)
         self._exchange.publish(self.group, known)
+        return known
+
+    def _teach(self, coordinator: Coordinator, known: GroupKnowledge) -> list[bytes]:
         taught = self._exchange.taught(self.group)
         self._say(taught.remarks)
         if taught.labels is None:
             return []
-        self.sent = version
+        self.sent = coordinator.version
         parts = cut_labels(
             known.topic,
-            version % NUMBER_END,
+            self.sent % NUMBER_END,
             round(min(1.0, taught.quality) * QUALITY_MAX),
             quantise(taught.labels),
             coordinator.plan.frame_mtu - FRAME_OVERHEAD - SIGNED_HEAD,

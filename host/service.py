@@ -271,7 +271,7 @@ def run_host(
     after_end: bool = False,
     insecure: bool = False,
     open_samples: OpenSamples | None = None,
-    make_teaching: Callable[[Path], Teaching] | None = None,
+    make_teaching: Callable[[Path], Teaching | None] | None = None,
     manager: ServiceManager | None = None,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
@@ -325,7 +325,7 @@ def _host_model(
     after_end: bool,
     insecure: bool,
     open_samples: OpenSamples | None,
-    make_teaching: Callable[[Path], Teaching] | None,
+    make_teaching: Callable[[Path], Teaching | None] | None,
     manager: ServiceManager,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""

@@ -1,7 +1,7 @@
 """What another model knows of the probe set, as samples to train on beside the board's own.
 
-A soft label is drawn as a class, anew for each batch: the gradient of the usual loss is then on
-average that of the cross-entropy with the soft label. So every model package can learn from it.
+A soft label is drawn as a class, anew for each batch and round: the gradient of the usual loss is
+then on average that of the cross-entropy with the soft label. So every model package can learn it.
 """
 
 from typing import Any
@@ -29,6 +29,7 @@ class WithKnowledge:
         self._target = target
         self._units: Units = np.empty((0, 1), dtype=np.uint8)
         self._sums = np.empty(0)  # of the weights, up to and with each sample
+        self.round = 0  # each draws other classes from the soft labels
 
     def teach(self, units: Units, weights: NDArray[np.floating[Any]]) -> None:
         """Replace what is known by soft labels of all samples of the probe set, uint8 [rows, C].
@@ -51,14 +52,18 @@ class WithKnowledge:
         return own and max(own, -(-self._taught_count // (OWN_SHARE - 1)))
 
     def batch(self, indexes: Indexes) -> dict[str, NDArray[Any]]:
-        """The arrays of samples by name; first the board's own. The same indexes give the same."""
+        """The arrays of samples by name; first the board's own. The same indexes give the same.
+
+        That is so within one `round`.
+        """
         is_own = indexes < self._own_count
         if is_own.all():
             return dict(self.own.batch(indexes % len(self.own)))
-        rng = np.random.default_rng(indexes)
+        rng = np.random.default_rng([self.round, *indexes])
         # One draw from each stretch of length 1 of the summed weights
         places = indexes[~is_own] - self._own_count + rng.random(np.count_nonzero(~is_own))
-        rows = np.searchsorted(self._sums, places, side="right").clip(max=len(self._sums) - 1)
+        last = np.searchsorted(self._sums, self._sums[-1])  # the last one with any weight
+        rows = np.searchsorted(self._sums, places, side="right").clip(max=last)
         drawn = rng.integers(0, UNITS, rows.size)
         classes = (drawn[:, None] >= self._units[rows].cumsum(axis=1)).sum(axis=1)
         taught = {name: array[rows] for name, array in self._probe.items()}

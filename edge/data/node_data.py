@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.config import NodeConfig
 from edge.data.buttons import Buttons
-from edge.data.probe_set import open_probe_set
+from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
 from edge.data.sources import make_source, open_folder
 from edge.errors import DataError
@@ -80,12 +80,19 @@ def with_knowledge(
     config: NodeConfig, package: ModelPackage, data: NodeData, store: NodeStore
 ) -> NodeData:
     """The data, with the probe set if the configuration names one; DataError."""
+    probe = open_knowledge(config, package)
+    if probe is None:
+        return data
+    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
+
+
+def open_knowledge(config: NodeConfig, package: ModelPackage) -> ProbeSet | None:
+    """The probe set that the configuration names, if it names one; DataError."""
     settings = config.knowledge
     if settings.path is None:
-        return data
+        return None
     with _about("knowledge"):
-        probe = open_probe_set(Path(settings.path), package, settings, settings.identity)
-    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
+        return open_probe_set(Path(settings.path), package, settings, settings.identity)
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def open_probe_set(
             f"{package.name} has {classes or 'no'} classes: knowledge packets are about models "
             f"with 1 to {CLASSES_MAX}"
         )
+    if package.outputs[0].shape[1:] != (classes,):
+        raise DataError(f"the first output of {package.name} is not one row of scores a sample")
     inputs = replace(package, batch_inputs=tuple(input_specs(package)))
     data = open_folder(path, inputs, settings)
     count = len(data)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge.config import ZEROTH_ORDER, NodeConfig
+from edge.data.node_data import open_knowledge
 from edge.data.sources import open_folder
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.evaluation import spread
@@ -112,6 +113,7 @@ def try_release(
         )
     if config.data.path is not None:
         open_folder(Path(config.data.path), loaded.package, config.data)
+    open_knowledge(config, loaded.package)
     if config.evaluate.path is None:
         _log.info("the loss of the release is not checked: [evaluate] names no data for it")
         return

@@ -1,7 +1,9 @@
 """Knowledge packets on a board, with the shipped keyword model."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from edge.data.knowledge import OWN_SHARE, WithKnowledge
 from edge.data.node_data import open_data, with_knowledge
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
-from edge.errors import DataError
+from edge.errors import DataError, OutOfMemory
 from edge.knowledge import BoardKnowledge, open_probe_predictions
 from edge.node import Node
 from edge.onnx.session import Inference, LoadedModel, load_model
@@ -97,6 +99,15 @@ def test_labels_are_drawn_as_the_soft_label_says() -> None:
     one, two = samples.batch(np.arange(67)), samples.batch(np.arange(67))
     assert (one["t"] == two["t"]).all()
     assert (one["t"][:17] == 3).all()
+
+
+def test_each_round_draws_anew() -> None:
+    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(3.0)}, TARGET)
+    samples.teach(np.full((3, 2), 4, np.uint8), np.ones(3))
+    drawn = set()
+    for samples.round in range(20):
+        drawn |= set(samples.batch(np.array([2]))["t"])
+    assert drawn == {0, 1}
 
 
 def test_a_sample_of_weight_zero_is_never_drawn() -> None:
@@ -191,9 +202,25 @@ def test_the_host_asks_its_model_about_the_probe_set(
         open_probe_predictions(keyword.folder, tmp_path / "none.npz", READ, "")
 
 
-def test_a_node_learns_what_its_host_broadcasts(
+@dataclass
+class Fleet:
+    """A host and a node that has joined it, in simulated time."""
+
+    host: Coordinator
+    driver: Driver[Any]
+    node: Node
+    knowledge: BoardKnowledge
+    time: SimpleNamespace  # its `now`
+
+    def poll(self) -> bool:
+        moved = self.driver.poll(0.0, lambda _: None, lambda: None)
+        return self.node.turn(0.0) | moved
+
+
+@pytest.fixture
+def fleet(
     keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, tmp_path: Path
-) -> None:
+) -> Iterator[Fleet]:
     np.savez(tmp_path / "own.npz", x=clips["x"][CLIPS:], y=clips["y"][CLIPS:])
     config = NodeConfig(
         name="ada",
@@ -205,39 +232,61 @@ def test_a_node_learns_what_its_host_broadcasts(
         training=TrainingConfig(samples_min=8),
         resources=ResourcesConfig(temperature_max_c=0, memory_pressure_max=0),
     )
-    package, hub, now = keyword.package, LoopbackHub(), 1000.0
+    package, hub = keyword.package, LoopbackHub()
     plan = make_plan(package.dimension, rounds=2, local_steps=2, learning_rate=0.001)
     host = Coordinator(
         plan, CoordinatorSettings(1, 60.0), package.model_hash(), b"a run   ",
         new_coordinator_state(plan.dimension),
     )  # fmt: skip
-    driver = Driver(host, hub.host(), lambda: now)
+    time = SimpleNamespace(now=1000.0)
+    driver: Driver[Any] = Driver(host, hub.host(), lambda: time.now)
     driver.transport.open()
-    host.start(now)
+    host.start(1000.0)
     state = StateFile(Path(config.state_dir))
     state.open()
     store, end = NodeStore(state), hub.node("ada")
     stored = store.load(package.model_hash(), package.dimension)
     data = with_knowledge(config, package, open_data(config, package, state), store)
-    node = Node(config, keyword, data, store, stored, end, lambda: now)
-    end.open()
     assert data.knowledge is not None
+    node = Node(config, keyword, data, store, stored, end, lambda: time.now)
+    end.open()
     for body in packet(probe, clips["y"][:CLIPS], number=40):  # of a run before
         data.knowledge.take(body, 0.0)
     node.start()
-    while not node.protocol.joined:
-        driver.poll(0.0, lambda _: None, lambda: None)
-        node.turn(0.0)
-    host.broadcast_knowledge(packet(probe, clips["y"][:CLIPS]))
-    for _ in range(200):
-        moved = driver.poll(0.0, lambda _: None, lambda: None) | node.turn(0.0)
-        now += not moved
-    assert host.version == 2
-    assert data.knowledge.status()["known"] == CLIPS
-    assert data.knowledge.status()["number"] == 1
-    assert host.nodes[1].samples == OWN  # its weight is that of its own samples
-    assert not node.protocol.refused
+    yield Fleet(host, driver, node, data.knowledge, time)
     state.close()
+
+
+def test_a_node_learns_what_its_host_broadcasts(
+    fleet: Fleet, clips: dict[str, Any], probe: ProbeSet
+) -> None:
+    while not fleet.node.protocol.joined:
+        fleet.poll()
+    fleet.host.broadcast_knowledge(packet(probe, clips["y"][:CLIPS]))
+    for _ in range(200):
+        fleet.time.now += not fleet.poll()
+    assert fleet.host.version == 2
+    assert fleet.knowledge.status()["known"] == CLIPS
+    assert fleet.knowledge.status()["number"] == 1
+    assert fleet.host.nodes[1].samples == OWN  # its weight is that of its own samples
+    assert not fleet.node.protocol.refused
+
+
+def test_a_board_short_of_memory_waits_before_it_asks_its_model_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def predict(*_: Any, **_options: Any) -> Any:
+        asked.append(fleet.time.now)
+        raise OutOfMemory("too little")
+
+    monkeypatch.setattr("edge.knowledge.predict", predict)
+    for _ in range(200):
+        fleet.poll()
+        fleet.time.now += 0.1
+    assert asked[0] + 10 <= asked[1] < asked[0] + 11
+    assert len(asked) == 2
 
 
 def test_a_damaged_part_changes_nothing(probe: ProbeSet, store: NodeStore) -> None:

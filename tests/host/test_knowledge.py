@@ -1,6 +1,7 @@
 """What groups teach each other on their host, and which settings make no groups."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,12 +43,14 @@ def known(
 
 
 def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
-    reputations = SimpleNamespace(weight=lambda _address: weight)
+    reputations = SimpleNamespace(weight=lambda address: weight if address < 3 else 0.0)
     return SimpleNamespace(
         version=version,
         phase=more.get("phase", OPEN),
         model_q24=np.zeros(5, np.int32),
-        nodes={1: None, 2: None},
+        nodes={n: SimpleNamespace(name=str(n), address=n, active=n < 5) for n in range(1, 6)},
+        muted={"3"},
+        is_excluded=lambda name: name == "4",
         aggregation=SimpleNamespace(reputations=reputations),
         plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
         has_boards=more.get("has_boards", True),
@@ -64,7 +67,7 @@ class Says:
     def __init__(self, right: float, topic: Topic = TOPIC) -> None:
         self.topic, self.found = topic, labels(right, seed=int(100 * right))
 
-    def __call__(self, adapter: np.ndarray) -> np.ndarray:
+    def __call__(self, adapter: np.ndarray, beat: Callable[[], None]) -> np.ndarray:
         return self.found
 
 
@@ -96,6 +99,7 @@ def test_what_was_sent_before_a_restart_is_not_sent_again() -> None:
     again = Teaching("own", exchange, Says(0.7), 2)
     again.version = 4
     assert again.turn(coordinator(4)) == []
+    assert exchange.taught("other").labels is not None  # a group that is over teaches too
     assert again.turn(coordinator(6)) != []
 
 
@@ -142,6 +146,13 @@ def test_a_group_of_low_reputation_weighs_little() -> None:
     np.testing.assert_allclose(_labels(exchange), mixed, atol=1e-6)
     exchange.publish("high", known(0.99, trust=0.0))
     assert exchange.taught("own").labels is None
+
+
+def test_only_boards_that_train_make_a_group_trusted() -> None:
+    exchange = KnowledgeExchange()
+    exchange.publish("other", known(0.7))
+    Teaching("own", exchange, Says(0.99), 2).turn(coordinator(2, weight=0.5))
+    assert exchange._known["own"].trust == 0.5
 
 
 def test_a_group_with_another_probe_set_does_not_disturb_the_others() -> None:
@@ -228,6 +239,28 @@ def test_the_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: Any) -> No
     with pytest.raises(ConfigError, match="it cannot go on"):
         run_groups(config, threading.Event(), lambda *_: Says(0.9))
     assert ended == [True]
+
+
+def test_a_released_model_that_does_not_fit_ends_no_group(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
+    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
+    monkeypatch.setattr(groups, "package_folder", Path)
+    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
+    write(tmp_path, "b", model='"other"')
+    made = []
+
+    def host(config: Any, stop: threading.Event, *, make_teaching: Any, **_options: Any) -> None:
+        made.append(make_teaching(Path(config.model)))
+        made.append(make_teaching(Path("released")))
+
+    def open_predictions(model: Path, _config: Any) -> Says:
+        if model.name == "released":
+            raise ConfigError("its classes are others")
+        return Says(0.9)
+
+    monkeypatch.setattr(groups, "run_host", host)
+    run_groups(config, threading.Event(), open_predictions)
+    assert [one is None for one in made].count(True) == 2
 
 
 @pytest.mark.parametrize(
