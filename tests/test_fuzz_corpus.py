@@ -13,7 +13,7 @@ from fuzz.run import CORPUS
 from fuzz.table import TARGETS
 from fuzz.target import Target
 
-DAMAGED, INPUTS = 20, 400  # copies of each input with another byte or cut short; about all of them
+DAMAGED, INPUTS = 20, 200  # copies of each input with another byte or cut short; about all of them
 
 
 @pytest.fixture(autouse=True)

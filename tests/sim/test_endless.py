@@ -21,7 +21,7 @@ from tests.sim.simprocess import NEWS_MIN
 
 pytestmark = pytest.mark.no_cover
 
-SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150")) // 5
+SEEDS = int(os.environ.get("TERNMESH_SEEDS", "100")) // 5
 GROUPS = 5
 POLL_S = 2.0  # of a node's program
 QUIET_S = 200.0  # without a global update

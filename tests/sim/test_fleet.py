@@ -21,7 +21,7 @@ from tests.sim.simfleet import (
 
 pytestmark = pytest.mark.no_cover
 
-SEEDS = int(os.environ.get("TERNMESH_SEEDS", "150"))
+SEEDS = int(os.environ.get("TERNMESH_SEEDS", "100"))
 GROUPS = 10
 
 
