@@ -151,8 +151,6 @@ class Node:
         self.news.load(self._store.get(NEWS))
         if self.data.knowledge is not None:
             self.data.knowledge.load()
-            if self.data.held_out is None:
-                _log.warning("[knowledge] without [evaluate]: a lie is learned as anything else")
         # Under the other setting of `use`, this file was what `adapter_path` is now.
         path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
         path.unlink(missing_ok=True)
@@ -431,12 +429,11 @@ class Node:
 
         With held-out samples it waits for their first evaluation: else a lie would be believed.
         """
-        knowledge, last = self.data.knowledge, self.history.last
-        can_evaluate = self.data.held_out is not None
-        if knowledge is None or self.trainer.progress[0] or (can_evaluate and last is None):
-            return
-        quality = last.metric if can_evaluate and last is not None else None
-        knowledge.refresh(self._inference, self.protocol.version, quality, self._beat)
+        last, can_evaluate = self.history.last, self.data.held_out is not None
+        is_time = not self.trainer.progress[0] and (last is not None or not can_evaluate)
+        if is_time and self.data.knowledge is not None:
+            quality = last.metric if last is not None and can_evaluate else None
+            self.data.knowledge.refresh(self._inference, self.protocol.version, quality, self._beat)
 
     def _submit(self) -> None:
         """Hand the round's delta to the protocol; a delta that is not finite is lost."""

@@ -6,7 +6,8 @@ for a fleet works for it. Groups run in threads that share nothing but what they
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def run_groups(
                 if model == package_folder(group.config.model):
                     raise
                 # A released model must not end the other groups.
-                _log.error("%s is not taught and does not teach from now on: %s", group.name, error)
+                _log.error("this group is not taught and does not teach from now on: %s", error)
                 exchange.forget(group.name)
                 return None
             every = settings.every_rounds
@@ -93,12 +94,32 @@ def run_groups(
             stop.set()
 
     threads = [threading.Thread(target=host, args=(one,), name=one.name) for one in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with _names_in_log([thread.name for thread in threads]):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def _names_in_log(names: Sequence[str]) -> Iterator[None]:
+    """Begin each line of the log with the name of the group in whose thread it was written."""
+
+    def add_name(record: logging.LogRecord) -> bool:
+        if record.threadName in names:
+            record.msg, record.args = f"{record.threadName}: {record.getMessage()}", None
+        return True
+
+    handlers = logging.getLogger().handlers[:1]
+    for handler in handlers:
+        handler.addFilter(add_name)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(add_name)
 
 
 def _check_probe_sets(groups: Sequence[Group], open_predictions: OpenPredictions) -> None:

@@ -1,5 +1,6 @@
 """The data of a node, as its configuration names it."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.database import Database
 from ternmesh_store.node_store import NodeStore
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def with_knowledge(
     probe = open_knowledge(config, package)
     if probe is None:
         return data
+    if data.held_out is None:
+        _log.warning("[knowledge] without [evaluate]: a lie is learned as anything else")
     return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
 
 

@@ -1,5 +1,6 @@
 """What groups teach each other on their host, and which settings make no groups."""
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,24 @@ def test_the_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: Any) -> No
     with pytest.raises(ConfigError, match="it cannot go on"):
         run_groups(config, threading.Event(), lambda *_: Says(0.9))
     assert ended == [True]
+
+
+def test_a_line_of_the_log_names_its_group(
+    tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
+    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
+    monkeypatch.setattr(groups, "package_folder", Path)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
+    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
+    write(tmp_path, "b", model='"other"')
+    log = logging.getLogger("test")
+    monkeypatch.setattr(groups, "run_host", lambda *_, **_options: log.warning("round %d", 7))
+    run_groups(config, threading.Event(), lambda *_: Says(0.9))
+    log.warning("the end")
+    lines = capfd.readouterr().err.splitlines()
+    assert sorted(lines[:2]) == ["keyword: round 7", "other: round 7"]
+    assert lines[2] == "the end"
 
 
 def test_a_released_model_that_does_not_fit_ends_no_group(tmp_path: Path, monkeypatch: Any) -> None:
