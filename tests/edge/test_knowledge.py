@@ -1,7 +1,7 @@
 """Knowledge packets on a board, with the shipped keyword model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from models.zoo import fsdd_path, package_path
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
+from ternmesh.federated import knowledge
 from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
 from ternmesh.model_package import TensorSpec
@@ -233,7 +234,7 @@ def fleet(
         resources=ResourcesConfig(temperature_max_c=0, memory_pressure_max=0),
     )
     package, hub = keyword.package, LoopbackHub()
-    plan = make_plan(package.dimension, rounds=2, local_steps=2, learning_rate=0.001)
+    plan = make_plan(package.dimension, rounds=2, local_steps=6, learning_rate=0.001)
     host = Coordinator(
         plan, CoordinatorSettings(1, 60.0), package.model_hash(), b"a run   ",
         new_coordinator_state(plan.dimension),
@@ -270,6 +271,24 @@ def test_a_node_learns_what_its_host_broadcasts(
     assert fleet.knowledge.status()["number"] == 1
     assert fleet.host.nodes[1].samples == OWN  # its weight is that of its own samples
     assert not fleet.node.protocol.refused
+
+
+def test_a_board_that_can_evaluate_weighs_nothing_before(
+    fleet: Fleet, clips: dict[str, Any], probe: ProbeSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.node.data = replace(fleet.node.data, held_out=fleet.node.data.training)
+    weighed = []
+
+    def weigh(*arguments: Any) -> Any:
+        weighed.append(arguments[3])
+        return knowledge.weigh(*arguments)
+
+    monkeypatch.setattr("edge.knowledge.weigh", weigh)
+    monkeypatch.setattr("edge.node.SLICE_S", 0.0)  # so training begins before the evaluation ends
+    for _ in range(200):
+        fleet.time.now += not fleet.poll()
+    assert weighed
+    assert None not in weighed
 
 
 def test_a_board_short_of_memory_waits_before_it_asks_its_model_again(

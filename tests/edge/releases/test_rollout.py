@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.config import (
+    DataConfig,
+    EvaluateConfig,
+    KnowledgeConfig,
+    NodeConfig,
+    ReleasesConfig,
+    TrainingConfig,
+)
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.onnx.session import LoadedModel
 from edge.releases.rollout import passed_over, report, settle
@@ -103,6 +110,17 @@ def test_a_good_release_is_tried_in_a_child_and_stays(
     standing = releases.standing()
     assert (standing.current, standing.last_good, standing.bad) == (1, 1, ())
     assert version_of(settle(board, releases)) == "1"
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_release_that_does_not_fit_the_probe_set_is_bad(
+    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
+) -> None:
+    releases.install(new_release(1))
+    taught = replace(board, knowledge=KnowledgeConfig(path=board.data.path))
+    assert settle(taught, releases).folder == tiny.folder
+    [(_, reason)] = releases.standing().bad
+    assert "[knowledge]" in reason
 
 
 def changed_step(
