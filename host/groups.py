@@ -22,7 +22,6 @@ from ternmesh_service.notify import PartManager, PartsState
 # Opens a probe set for the model package in a folder; ConfigError.
 OpenPredictions = Callable[[Path, HostKnowledgeConfig], Predictions]
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -70,9 +69,7 @@ def run_groups(
     errors: list[Exception] = []
 
     def host(group: Group) -> None:
-        settings = group.config.knowledge
-
-        manager = PartManager(group.name, parts)
+        settings, manager = group.config.knowledge, PartManager(group.name, parts)
 
         def make_teaching(model: Path) -> Teaching | None:
             try:
@@ -94,7 +91,7 @@ def run_groups(
             stop.set()
 
     threads = [threading.Thread(target=host, args=(one,), name=one.name) for one in groups]
-    with _names_in_log([thread.name for thread in threads]):
+    with _names_in_log([group.name for group in groups]):
         for thread in threads:
             thread.start()
         for thread in threads:

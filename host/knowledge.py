@@ -172,13 +172,9 @@ class Teaching:
         labels = self._predictions(to_float(coordinator.model_q24), self._beat)
         if not np.isfinite(labels).all():
             raise CodecError("it predicts NaN or infinity")
-        reputations = coordinator.aggregation.reputations
-        weights = [
-            reputations.weight(node.address)
-            for node in coordinator.nodes.values()
-            if node.active and node.name not in coordinator.muted
-            if not coordinator.is_excluded(node.name)
-        ]
+        reputations, muted = coordinator.aggregation.reputations, coordinator.muted
+        boards = (board for board in coordinator.boards if board.name not in muted)
+        weights = [reputations.weight(board.address) for board in boards]
         trust = float(np.mean(weights)) if weights else 0.0
         known = GroupKnowledge(self._predictions.topic, labels, self.quality, trust)
         self._exchange.publish(self.group, known)

@@ -5,7 +5,7 @@ from an old copy gets what it lacks back from its nodes (`recovery`).
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.deliveries import Deliveries
@@ -90,10 +90,15 @@ class HostRun(HostSession[RegisteredNode, HostEvent]):
         """Take a global update that this host had lost as the newest."""
 
     @property
+    def boards(self) -> Iterator[RegisteredNode]:
+        """The nodes that have not been given up for now, and may train."""
+        may_train = self._authenticator.may_train
+        return (node for node in self.nodes.values() if node.active and may_train(node.name))
+
+    @property
     def has_boards(self) -> bool:
         """Whether the round waits for any node; other than `awaited`, without a look at all."""
-        may_train = self._authenticator.may_train
-        return any(node.active and may_train(node.name) for node in self.nodes.values())
+        return any(True for _ in self.boards)
 
     # Catching up
 

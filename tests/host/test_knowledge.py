@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from host import groups
-from host.config import read_host_config
+from host.config import HostConfig, read_host_config
 from host.groups import read_groups, run_groups
 from host.knowledge import GroupKnowledge, KnowledgeExchange, Teaching, judge
 from ternmesh.config import ConfigError
@@ -49,9 +50,8 @@ def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
         version=version,
         phase=more.get("phase", OPEN),
         model_q24=np.zeros(5, np.int32),
-        nodes={n: SimpleNamespace(name=str(n), address=n, active=n < 5) for n in range(1, 6)},
+        boards=[SimpleNamespace(name=str(n), address=n) for n in (1, 2, 3)],
         muted={"3"},
-        is_excluded=lambda name: name == "4",
         aggregation=SimpleNamespace(reputations=reputations),
         plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
         has_boards=more.get("has_boards", True),
@@ -110,6 +110,13 @@ def test_a_model_that_fails_teaches_nothing_and_ends_nothing() -> None:
     broken._predictions.found = np.full((ROWS, CLASSES), np.nan)  # type: ignore[attr-defined]
     assert broken.turn(coordinator(2)) == []
     assert "NaN" in broken.remarks["own"]
+
+
+def test_too_little_memory_for_its_model_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Teaching("own", KnowledgeExchange(), Says(0.7), 2)
+    monkeypatch.setattr(Says, "__call__", Mock(side_effect=MemoryError("too little")))
+    assert broken.turn(coordinator(2)) == []
+    assert "too little" in broken.remarks["own"]
 
 
 def test_a_teacher_without_reports_is_as_good_as_the_student() -> None:
@@ -197,6 +204,22 @@ def write(folder: Path, name: str, **changes: str) -> Path:
     return path
 
 
+@pytest.fixture
+def _named_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model packages that have nothing but a name."""
+    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
+    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
+    monkeypatch.setattr(groups, "package_folder", Path)
+
+
+@pytest.fixture
+def two_groups(tmp_path: Path, _named_models: None) -> HostConfig:
+    """The settings of a group "keyword" and of a group "other"."""
+    write(tmp_path, "b", model='"other"')
+    return read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
+
+
+@pytest.mark.usefixtures("_named_models")
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -208,10 +231,8 @@ def write(folder: Path, name: str, **changes: str) -> Path:
     ],
 )
 def test_groups_that_do_not_fit_are_refused(
-    tmp_path: Path, monkeypatch: Any, changes: dict[str, str], why: str
+    tmp_path: Path, changes: dict[str, str], why: str
 ) -> None:
-    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
-    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
     path = write(tmp_path, "a", run='{groups = ["b.toml"]}')
     write(tmp_path, "b", **changes)
     with pytest.raises(ConfigError, match=why):
@@ -223,11 +244,7 @@ def test_groups_need_a_probe_set(tmp_path: Path) -> None:
         read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}', knowledge=""))
 
 
-def test_the_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
-    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
-    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
-    write(tmp_path, "b", model='"other"')
+def test_the_error_of_one_group_ends_all(two_groups: HostConfig, monkeypatch: Any) -> None:
     ended = []
 
     def host(config: Any, stop: threading.Event, **_options: Any) -> None:
@@ -236,36 +253,27 @@ def test_the_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: Any) -> No
         ended.append(stop.wait(10.0))
 
     monkeypatch.setattr(groups, "run_host", host)
-    monkeypatch.setattr(groups, "package_folder", Path)
     with pytest.raises(ConfigError, match="it cannot go on"):
-        run_groups(config, threading.Event(), lambda *_: Says(0.9))
+        run_groups(two_groups, threading.Event(), lambda *_: Says(0.9))
     assert ended == [True]
 
 
 def test_a_line_of_the_log_names_its_group(
-    tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+    two_groups: HostConfig, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
-    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
-    monkeypatch.setattr(groups, "package_folder", Path)
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
-    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
-    write(tmp_path, "b", model='"other"')
     log = logging.getLogger("test")
     monkeypatch.setattr(groups, "run_host", lambda *_, **_options: log.warning("round %d", 7))
-    run_groups(config, threading.Event(), lambda *_: Says(0.9))
+    run_groups(two_groups, threading.Event(), lambda *_: Says(0.9))
     log.warning("the end")
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines[:2]) == ["keyword: round 7", "other: round 7"]
     assert lines[2] == "the end"
 
 
-def test_a_released_model_that_does_not_fit_ends_no_group(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
-    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
-    monkeypatch.setattr(groups, "package_folder", Path)
-    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
-    write(tmp_path, "b", model='"other"')
+def test_a_released_model_that_does_not_fit_ends_no_group(
+    two_groups: HostConfig, monkeypatch: Any
+) -> None:
     made = []
 
     def host(config: Any, stop: threading.Event, *, make_teaching: Any, **_options: Any) -> None:
@@ -278,7 +286,7 @@ def test_a_released_model_that_does_not_fit_ends_no_group(tmp_path: Path, monkey
         return Says(0.9)
 
     monkeypatch.setattr(groups, "run_host", host)
-    run_groups(config, threading.Event(), open_predictions)
+    run_groups(two_groups, threading.Event(), open_predictions)
     assert [one is None for one in made].count(True) == 2
 
 
@@ -286,16 +294,11 @@ def test_a_released_model_that_does_not_fit_ends_no_group(tmp_path: Path, monkey
     ("topic", "why"), [(Topic(9, 2), "other probe set"), (Topic(1, 9), "other classes")]
 )
 def test_groups_have_one_probe_set_and_the_same_classes(
-    tmp_path: Path, monkeypatch: Any, topic: Topic, why: str
+    two_groups: HostConfig, topic: Topic, why: str
 ) -> None:
-    monkeypatch.setattr(groups, "load_model_package", lambda model: SimpleNamespace(name=model))
-    monkeypatch.setattr("host.config.load_model_package", lambda _m: SimpleNamespace(dimension=99))
-    monkeypatch.setattr(groups, "package_folder", Path)
-    config = read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}'))
-    write(tmp_path, "b", model='"other"')
     found = {"keyword": TOPIC, "other": topic}
     with pytest.raises(ConfigError, match=why):
-        run_groups(config, threading.Event(), lambda model, _: Says(0.9, found[model.name]))
+        run_groups(two_groups, threading.Event(), lambda model, _: Says(0.9, found[model.name]))
 
 
 class Fleet:
@@ -342,3 +345,18 @@ def test_a_released_round_closes_at_once() -> None:
     assert fleet.settle() == 0
     fleet.host.hold(False, fleet.now)
     assert fleet.settle() > 0
+
+
+def test_the_boards_of_a_run_are_active_and_may_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Fleet().host
+    assert not host.has_boards
+    fleet = Fleet()
+    fleet.settle()
+    [board] = fleet.host.boards
+    assert board.name == "ada"
+    monkeypatch.setattr(board, "active", False)
+    assert not fleet.host.has_boards
+    monkeypatch.undo()
+    assert fleet.host.has_boards
+    monkeypatch.setattr(fleet.host._authenticator, "may_train", lambda _name: False)
+    assert not fleet.host.has_boards
