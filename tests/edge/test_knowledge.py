@@ -111,6 +111,17 @@ def test_each_round_draws_anew() -> None:
     assert drawn == {0, 1}
 
 
+def test_what_has_no_label_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(3.0)}, TARGET)
+    samples.teach(np.array([[8, 0], [0, 8], [0, 0]], np.uint8), np.array([1, 1 - 5e-7, 1]))
+    last = SimpleNamespace(
+        random=lambda count: np.full(count, 1 - 1e-9),  # above the sum of the weights
+        integers=lambda low, high, count: np.full(count, low),
+    )
+    monkeypatch.setattr(np.random, "default_rng", lambda _: last)
+    assert list(samples.batch(np.array([1, 2]))["t"]) == [0, 1]
+
+
 def test_a_sample_of_weight_zero_is_never_drawn() -> None:
     samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(9.0)}, TARGET)
     weights = np.array([1, 1, 0, 0.1, 0, 0, 0, 0, 0])
@@ -141,6 +152,14 @@ def test_the_probe_set_is_the_same_for_models_that_see_the_same(
 def test_a_model_without_classes_has_no_probe_set(tiny: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no classes"):
         open_probe_set(tmp_path, tiny.package, NpzSettings())
+
+
+def test_a_model_with_more_than_a_row_of_scores_has_no_probe_set(
+    keyword: LoadedModel, tmp_path: Path
+) -> None:
+    outputs = (TensorSpec("output", "float32", (-1, 7, 10)),)
+    with pytest.raises(DataError, match="row of scores"):
+        open_probe_set(tmp_path, replace(keyword.package, outputs=outputs), READ)
 
 
 def test_a_packet_is_weighed_stored_and_learned(

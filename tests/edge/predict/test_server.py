@@ -1,5 +1,6 @@
 """The socket of predictions: batches, limits, clients that misbehave, and figures."""
 
+import asyncio
 import json
 import socket
 import stat
@@ -294,3 +295,20 @@ def test_close_disconnects_and_removes_the_socket(
     server.close()
     assert client.lines.readline() == b""
     assert not (tmp_path / "predict.sock").exists()
+
+
+@pytest.mark.parametrize("turns", range(5))  # of the loop, between the two
+def test_a_client_that_connects_while_it_closes_is_disconnected(
+    turns: int, server: PredictionServer, tmp_path: Path
+) -> None:
+    async def connect_and_close() -> Client:
+        made = Client(tmp_path / "predict.sock")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server._disconnect(listening)
+        return made
+
+    assert server._listening is not None
+    listening = server._listening.result(20.0)
+    with server._thread.submit(connect_and_close()).result(20.0) as client:
+        assert client.lines.readline() == b""
