@@ -269,6 +269,7 @@ def test_a_line_of_the_log_names_its_group(
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines[:2]) == ["keyword: round 7", "other: round 7"]
     assert lines[2] == "the end"
+    assert not logging.getLogger().handlers[0].filters
 
 
 def test_a_released_model_that_does_not_fit_ends_no_group(
