@@ -1,6 +1,12 @@
 """What tests of several rooms share: a real broker that can be killed, and patience."""
 
 import os
+
+# Two threads of a library that spin on a core which another test uses cost five times the work. It
+# must be said before numpy is imported, and programs that tests start take it over.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
 import signal
 import time
 from collections.abc import Callable, Iterator

@@ -52,7 +52,6 @@ class Supervisor:
             "PYTHONPATH": f"{folder / 'site'}{os.pathsep}{ROOT}",
             "NOTIFY_SOCKET": str(self._path),
             "WATCHDOG_USEC": f"{watchdog_s * 1e6:.0f}",
-            "OMP_NUM_THREADS": "1",
             **({} if clock is None else {"TEST_CLOCK": str(clock)}),
         }
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,6 +1,5 @@
 """The rights of clients at a real mosquitto configured by `ternmesh broker config`."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -308,9 +307,8 @@ def start(command: str, folder: Path, tables: dict[str, dict[str, object]]) -> s
     (folder / "config.toml").write_text(write_toml(tables))
     arguments = [sys.executable, "-m", "ternmesh_cli.main", command]
     arguments += ["--insecure", "--config", str(folder / "config.toml")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
-        return subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(arguments, cwd=ROOT, stdout=log, stderr=log)
 
 
 def test_a_fleet_learns_through_it(deployment, tmp_path, eventually) -> None:

@@ -4,7 +4,6 @@ A node that is stopped (SIGSTOP) keeps a round open for as long as a test needs 
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -84,10 +83,9 @@ class Process:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(
-                self._arguments, cwd=self.checkout, env=environment, stdout=log, stderr=log
+                self._arguments, cwd=self.checkout, stdout=log, stderr=log
             )
 
     def signal(self, number: int) -> None:

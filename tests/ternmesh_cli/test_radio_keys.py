@@ -4,7 +4,6 @@ The board speaks over an emulated modem on a pseudo-terminal, and the gateway fo
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -72,11 +71,8 @@ class Process:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self.folder / "out").open("wb") as out, (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self._arguments, cwd=ROOT, env=environment, stdout=out, stderr=log
-            )
+            self.process = subprocess.Popen(self._arguments, cwd=ROOT, stdout=out, stderr=log)
 
     def kill9(self) -> None:
         if self.process is not None:
