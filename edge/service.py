@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.config import ZEROTH_ORDER, NodeConfig, check_config, warn_of_shared
+from edge.config import NodeConfig, check_config, warn_of_shared
 from edge.data.label_queue import PresentModel
 from edge.data.labels import answer_data, finish_data
 from edge.data.node_data import open_data, with_knowledge
@@ -97,9 +97,6 @@ def present_model(node: Node) -> PresentModel:
     scored = [entry for entry in node.history if entry.metric is not None]
     return PresentModel(
         scores=node.scores,
-        adapter=node.global_adapter,
-        gradient=None if settings.training.mode == ZEROTH_ORDER else node.trainer.gradient,
-        held_out=held_out,
         held_out_count=0 if held_out is None else min(len(held_out), settings.evaluate.samples_max),
         run=node.protocol.run.hex(),
         version=scored[-1].version if scored else 0,

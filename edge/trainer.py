@@ -204,10 +204,6 @@ class Trainer:
         work.steps_done += 1
         return work.steps_done < work.steps
 
-    def gradient(self, vector: Vector, batch: Arrays) -> Vector:
-        """The gradient of the loss of a batch at `vector` (float32, D), apart from any round."""
-        return self._step.run(vector, batch)[1]
-
     def delta(self) -> Vector:
         """The change of the adapter in this round so far (float32, D)."""
         assert self._work is not None

@@ -14,7 +14,7 @@ from ternmesh_service.control_socket import DATA, ControlError
 from ternmesh_store.state_file import STATE
 
 HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
-WORST = ("key", "label", "guess", "harm", "loss")
+WORST = ("key", "label", "guess", "loss")
 WORST_MAX = 20  # rows that are shown
 CONFIG = "the configuration of the node"
 DAY_S = 86_400.0
@@ -25,7 +25,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     row = rows.add("list", "show what is stored under each label", run_list)
     process.add_config(row, CONFIG)
     process.add_json(row)
-    row = rows.add("worst", "show which labelled samples hurt the model", run_worst)
+    row = rows.add("worst", "show which labelled samples the model learns worst", run_worst)
     process.add_config(row, CONFIG)
     process.add_json(row)
     row = rows.add("forget", "delete the samples that fit all that is given", run_forget)
@@ -60,17 +60,16 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_worst(arguments: argparse.Namespace) -> int:
-    answer = _ask(arguments, {DATA: "influence"})
+    answer = _ask(arguments, {DATA: "worst"})
     if arguments.json:
         print(json.dumps(answer))
         return process.ExitCode.DONE
     cells = [
-        (repr(row["key"]), row["label"], row["guess"], f"{row['harm']:.4g}", f"{row['loss']:.4g}")
+        (repr(row["key"]), row["label"], row["guess"], f"{row['loss']:.4g}")
         for row in answer["rows"][:WORST_MAX]
     ]
     print("\n".join(table(WORST, cells)))
-    held_out = f" and {answer['held_out']} held-out ones" if answer["by"] == "gradient" else ""
-    print(f"by {answer['by']} of {answer['samples']} of {answer['of']} labelled samples{held_out}")
+    print(f"by loss of {answer['samples']} of {answer['of']} labelled samples")
     return process.ExitCode.DONE
 
 

@@ -6,6 +6,7 @@ model has work to do, `Later` does it in the thread of the client: training goes
 
 import base64
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 
 from edge.data.replay import KEY_MAX, RATED_MAX, UNKNOWN, ReplayBuffer
 from edge.data.sources import Label, class_names, label_arrays, one_class
-from edge.errors import DataError
+from edge.errors import DataError, ModelError
 from edge.evaluation import softmax
-from edge.trainer import Arrays, Dataset, Vector
+from edge.trainer import Arrays
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.control_socket import DATA
 
@@ -27,6 +28,8 @@ ROWS_MAX, KEYS_MAX, GUESSES = 50, 200, 3
 IMAGE_MAX = 48 << 10  # bytes, a third more as base64
 READ_MAX = 16 << 20  # bytes of inputs that one request reads
 WORK_S = 0.5  # of a queue, after which no further batch is predicted
+WORST_MAX, WORST_S = 256, 2.0  # labelled samples that are compared; as WORK_S
+LEAST = 1e-30  # the share of a class that counts where it is smaller, so that a loss is finite
 CURVE, POINTS_MAX = "curve", 256
 SPANS = (20, 60)  # labels over which a change of the score is looked for, the shorter one first
 
@@ -37,10 +40,7 @@ Later = Callable[[], dict[str, Any]]  # the rest of an answer; ModelError
 class PresentModel:
     """The model of a running node at the time of a request. Any thread may call its functions."""
 
-    scores: Callable[[Arrays], NDArray[Any]]  # first output; tensors of an adapter may be inputs
-    adapter: Vector  # that predicts (float32, D)
-    gradient: Callable[[Vector, Arrays], Vector] | None  # of the loss of a batch; None: not exact
-    held_out: Dataset | None
+    scores: Callable[[Arrays], NDArray[Any]]  # the first output
     held_out_count: int  # samples behind `score`; 0: it is that of new labels
     run: str
     version: int  # of the adapter that has `score`
@@ -91,6 +91,38 @@ def begin_rows(
             order.sort(key=sure.__getitem__)
         images = next(iter(inputs.values()))
         return {"rows": [shown[at] | image(images[at]) for at in order[:limit]], **head}
+
+    return finish
+
+
+def begin_worst(buffer: ReplayBuffer, model: PresentModel | None) -> Later:
+    """The newest labelled samples, the one with the largest loss first; DataError.
+
+    The loss is large where the model is sure of another label: wrong labels stand at the top.
+    """
+    names, package, count = class_names(buffer.package), buffer.package, len(buffer)
+    if model is None or not names:
+        raise DataError("this needs a node that runs, and a model with classes")
+    rows = newest(buffer, WORST_MAX) if count else []
+    keys, classes = [buffer.key(row) for row in rows], [buffer.classes[row] for row in rows]
+    inputs = buffer.inputs(rows)
+
+    def finish() -> dict[str, Any]:
+        shares = probabilities(model, package, inputs, time.monotonic() + WORST_S)
+        if not np.isfinite(shares).all():
+            raise ModelError("the model gives numbers that are not finite: has training diverged?")
+        reached = range(len(shares))
+        losses = [-math.log(max(LEAST, shares[at][classes[at]])) for at in reached]
+        shown = [
+            {
+                "key": keys[at],
+                "label": names[classes[at]],
+                "guess": names[int(shares[at].argmax())],
+                "loss": losses[at],
+            }
+            for at in sorted(reached, key=losses.__getitem__, reverse=True)
+        ]
+        return {"samples": len(shown), "of": count, "rows": shown}
 
     return finish
 

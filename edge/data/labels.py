@@ -80,10 +80,8 @@ def answer_data(
                 return {DATA: label_queue.unlabel(buffer, request)}
             case "enough":
                 return {DATA: label_queue.enough(buffer, model)}
-            case "influence":
-                from edge.data.influence import begin_influence  # with onnxruntime
-
-                return {LATER: begin_influence(buffer, model)}
+            case "worst":
+                return {LATER: label_queue.begin_worst(buffer, model)}
             case "label":
                 newest = buffer.groups().get(None, [])[-1:]
                 if not (key := request["key"] or next(map(buffer.key, newest), "")):

@@ -56,7 +56,7 @@ ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     ENROL: (frozenset({"code", "revoke"}), frozenset({"role", "minutes", "name"})),
     PUBLISHED: (frozenset({"withdraw"}), frozenset()),
     DATA: (
-        frozenset({"queue", "labelled", "label", "unlabel", "influence", "enough"}),
+        frozenset({"queue", "labelled", "label", "unlabel", "worst", "enough"}),
         frozenset({"limit", "keys", "label"}),
     ),
 }

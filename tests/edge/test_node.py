@@ -196,15 +196,8 @@ def test_requests_about_labels_get_the_model_and_its_score(world: World) -> None
     found, last = present_model(node), list(node.history)[-1]
     assert (found.score, found.version) == (last.metric, ROUNDS)
     assert (found.held_out_count, found.run) == (16, b"first   ".hex())
-    np.testing.assert_array_equal(found.adapter, global_adapter(world))
-    batch = world.nodes["ada"].data.training.batch(np.arange(8))
-    assert found.gradient is not None
-    assert found.gradient(found.adapter, batch).shape == (18,)
-    config = world.config("bob")
-    training = replace(config.training, mode="zeroth_order")
-    few = replace(config, training=training, evaluate=EvaluateConfig())
-    found = present_model(world.add("bob", few))
-    assert (found.gradient, found.held_out, found.held_out_count) == (None, None, 0)
+    few = replace(world.config("bob"), evaluate=EvaluateConfig())
+    assert present_model(world.add("bob", few)).held_out_count == 0
 
 
 @pytest.mark.parametrize("report", [True, False])

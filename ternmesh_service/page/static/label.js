@@ -77,9 +77,9 @@ function labelButtons(labels, keys) {
 
 function thumb(row) {
   const more = row.label != null ? ` ${row.label}` : row.guesses[0] ? ` ${row.guesses[0][0]}?` : "";
-  const harm = row.loss == null ? null : make("small", {}, `loss ${row.loss.toFixed(2)}${Math.abs(row.harm ?? 0) < 0.01 ? "" : `, harm ${row.harm.toFixed(2)}`}`);
+  const loss = row.loss == null ? null : make("small", {}, `loss ${row.loss.toFixed(2)}`);
   return make("div", { class: "thumb" }, picture(row),
-    make("label", {}, make("input", { type: "checkbox", value: row.key, "aria-label": `${row.key}${more}` }), make("span", {}, make("b", {}, more))), harm,
+    make("label", {}, make("input", { type: "checkbox", value: row.key, "aria-label": `${row.key}${more}` }), make("span", {}, make("b", {}, more))), loss,
     isSound(row) ? make("button", { onclick: () => play(row), "aria-label": `Play ${row.key}` }, "▶") : null);
 }
 
@@ -128,15 +128,15 @@ function skip() {
 /** The labelled samples that the model learns worst from: wrong labels stand among them. */
 async function worst() {
   try {
-    const { rows, by, samples, of } = await ask("influence");
-    const shown = rows.sort((a, b) => (b.loss ?? 0) - (a.loss ?? 0)).slice(0, LIMIT);
+    const { rows, samples, of } = await ask("worst");
+    const shown = rows.slice(0, LIMIT);
     const found = await ask("labelled", { keys: shown.map((row) => row.key) });
     const pictures = new Map(found.rows.map((row) => [row.key, row]));
     mode = "worst";
     about = found;
     queue = shown.filter((row) => pictures.has(row.key)).map((row) => ({ ...pictures.get(row.key), ...row }));
     render();
-    toast(`${samples} of ${of} labelled samples were looked at, by ${by}; the first are likeliest to have a wrong label`);
+    toast(`${samples} of ${of} labelled samples were looked at; the first are likeliest to have a wrong label`);
   } catch (error) {
     toast(error.message);
   }

@@ -57,7 +57,7 @@ def model() -> PresentModel:
         own = LOADED.package.split(LOADED.initial)
         return inference.predict({**own, **inputs})[LOADED.package.outputs[0].name]
 
-    return PresentModel(scores, LOADED.initial, None, None, 0, "run", 3, 0.5)
+    return PresentModel(scores, 0, "run", 3, 0.5)
 
 
 def clips(count: int) -> list[Sample]:
@@ -114,6 +114,30 @@ def test_without_the_model_the_newest_come_first(buffer) -> None:
     assert (found["score"], found["rows"][0]["certainty"]) == (None, None)
 
 
+def test_wrong_labels_are_among_the_worst(buffer, model, monkeypatch) -> None:
+    """A quarter of the labels is wrong, and the model is right on most recordings of this split."""
+    samples = clips(40)[:-1]
+    with np.load(fsdd_path("dev")) as data:
+        right = data["y"][:120:3]
+    labels_given = [(y + (n % 4 == 0)) % 10 for n, y in enumerate(right)]
+    buffer.add([*samples, *(target(str(n), y) for n, y in enumerate(labels_given))])
+    found = ask(buffer, "worst", model)
+    rows = found["rows"]
+    assert (found["samples"], found["of"], len(rows)) == (40, 40, 40)
+    losses = [row["loss"] for row in rows]
+    assert losses == sorted(losses, reverse=True)
+    wrong = [int(row["key"]) % 4 == 0 for row in rows[:10]]
+    assert sum(wrong) >= 7
+    assert all(row["guess"] != row["label"] for row in rows[:5])
+    monkeypatch.setattr(label_queue, "WORST_S", 0.0)
+    reached = ask(buffer, "worst", model)
+    assert (reached["samples"], reached["of"]) == (LOADED.package.batch, 40)
+    monkeypatch.setattr(label_queue, "WORST_MAX", 5)
+    assert len(ask(buffer, "worst", model)["rows"]) == 5
+    broken = replace(model, scores=lambda inputs: np.full((5, 10), np.nan))
+    assert "diverged" in ask(buffer, "worst", broken)
+
+
 def test_one_label_for_many_and_undo(state, buffer, model) -> None:
     buffer.add([*clips(5), target("0", 2)])
     keys = ["4", "0", "1", "4"]
@@ -146,7 +170,7 @@ def test_one_label_for_many_and_undo(state, buffer, model) -> None:
         ("unlabel", {}, "keys must be a list"),
         ("queue", {"limit": 51}, "limit must be a whole number from 1 to 50, not 51"),
         ("labelled", {"limit": True}, "limit must be a whole number"),
-        ("influence", {}, "needs a node that runs"),
+        ("worst", {}, "needs a node that runs"),
         ("enough", {}, "needs a node that runs"),
         ([], {}, "does not know the request"),
     ],
@@ -167,7 +191,7 @@ JSON = st.recursive(
 
 
 @given(
-    st.sampled_from(["queue", "labelled", "unlabel", "influence", "enough"]) | JSON,
+    st.sampled_from(["queue", "labelled", "unlabel", "worst", "enough"]) | JSON,
     st.fixed_dictionaries({}, optional={"limit": JSON, "keys": JSON, "label": JSON}),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -251,7 +275,7 @@ def test_a_model_without_classes_is_shown_and_not_guessed(tiny, state, model) ->
     assert (found["labels"], found["rows"][0]["guesses"]) == ([], [])
     assert found["rows"][0]["shape"] == [6]
     assert ask(buffer, "labelled", model)["rows"][0]["label"] is None
-    assert "classes" in ask(buffer, "influence", model)
+    assert "classes" in ask(buffer, "worst", model)
     assert "classes" in ask(buffer, "enough", replace(model, held_out_count=9))
 
 
