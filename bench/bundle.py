@@ -19,9 +19,9 @@ from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of
 from models.zoo import package_path
 from ternmesh.codec.scale import to_float
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import HostEvent
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.plan import Plan
 from ternmesh_cli.demo.fleet import BOARDS, RUN
 from ternmesh_store.gateway_store import GatewayStore
@@ -121,10 +121,8 @@ def _run(
     clock, air, network = Clock(), LoopbackHub(), LoopbackHub()
     names = [f"board-{index}" for index in range(len(data))]
     model_hash, run = loaded.package.model_hash(), (seed + 1).to_bytes(8, "little")
-    settings = CoordinatorSettings(
-        min_peers=len(data), deadline_s=600.0, partial_aggregates=packages
-    )
-    host = Coordinator(plan, settings, model_hash, run, new_coordinator_state(plan.dimension))
+    settings = HostSettings(min_peers=len(data), deadline_s=600.0, partial_aggregates=packages)
+    host = HostProtocol(plan, settings, model_hash, run, new_host_state(plan.dimension))
     driver: Driver[HostEvent] = Driver(host, network.host(), clock)
     uplinks = {name: CountingTransport(network, name) for name in names}
     boards = []

@@ -24,9 +24,9 @@ from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of
 from models.zoo import package_path
 from ternmesh.codec.scale import to_float
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import HostEvent
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.plan import Plan
 from ternmesh.security.membership import HOST
 from transports.driver import Driver
@@ -107,10 +107,10 @@ class Fleet:
         names = [stay.voice for stay in self.stays]
         model_hash = loaded.package.model_hash()
         self.security = keyed(names, model_hash, seed)
-        settings = CoordinatorSettings(min_peers=3, deadline_s=DEADLINE_S)
-        state = new_coordinator_state(plan.dimension)
+        settings = HostSettings(min_peers=3, deadline_s=DEADLINE_S)
+        state = new_host_state(plan.dimension)
         run = (seed + 1).to_bytes(8, "little")
-        self.host = Coordinator(plan, settings, model_hash, run, state, self.security(HOST))
+        self.host = HostProtocol(plan, settings, model_hash, run, state, self.security(HOST))
         self.driver: Driver[HostEvent] = Driver(self.host, self.hub.host(), self.clock)
         self.boards: dict[str, Board] = {}
         self.silent_bytes: list[int] = []  # of a board in a round in which it was silent

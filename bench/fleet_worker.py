@@ -20,9 +20,9 @@ from host.config import RunConfig, plan_of
 from ternmesh.codec.permutation import order
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation, write_values
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import SecurityLayer, make_security_layer
 from ternmesh.security.identity import Role, make_identity
@@ -49,9 +49,9 @@ class Fleet:
         own = [make_identity(f"board-{n}", Role.NODE, rng.bytes(64)) for n in range(boards)]
         state = replace(found_fleet("bench", host.public), members=tuple(o.public for o in own))
         at_host = make_security_layer(host, MemberList(state), MODEL, rng.bytes(32), 0, _NEW)
-        settings = CoordinatorSettings(min(boards, PEERS_MAX), nodes_max=boards)
-        begin = new_coordinator_state(DIMENSION)
-        self.host = Coordinator(self.plan, settings, MODEL, RUN, begin, at_host)
+        settings = HostSettings(min(boards, PEERS_MAX), nodes_max=boards)
+        begin = new_host_state(DIMENSION)
+        self.host = HostProtocol(self.plan, settings, MODEL, RUN, begin, at_host)
         self.host.start(self.now)
         bodies = [_variants(number, self.plan, rng) for number in range(rounds)]
         shared = MemberList(state)

@@ -36,7 +36,7 @@ def main() -> None:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     fleet = Fleet(StateFile(folder))
     service = fleet.service
-    service.coordinator.settings = replace(service.coordinator.settings, min_peers=count)
+    service.protocol.settings = replace(service.protocol.settings, min_peers=count)
     for number in range(count):
         fleet.join(f"b-{number:04}")
     fleet.settle()
@@ -61,7 +61,7 @@ def main() -> None:
             step += 1
             fleet.now = began + POLL_S * step
             if step % round(1 / POLL_S) == 0:
-                for node in list(service.coordinator.nodes.values())[step // 10 % 10 :: 10]:
+                for node in list(service.protocol.nodes.values())[step // 10 % 10 :: 10]:
                     node.heard_at = fleet.now
             if step % round(ROUND_S / POLL_S) == 0:
                 add_round(fleet)
@@ -69,13 +69,13 @@ def main() -> None:
 
 def add_round(fleet: Fleet) -> None:
     """A round like the last one, a little better."""
-    history, coordinator = fleet.service._history, fleet.service.coordinator
+    history, host = fleet.service._history, fleet.service.protocol
     last = history[-1]
     better = {
         name: (round(loss * 0.98, 3), round(min(1.0, accuracy + 0.003), 4))
         for name, (loss, accuracy) in last.reports.items()
     }
-    coordinator.version = last.version + 1
+    host.version = last.version + 1
     history.append(replace(last, version=last.version + 1, reports=better))
 
 

@@ -30,7 +30,7 @@ from ternmesh.federated.events import (
     UpdateReceived,
 )
 from ternmesh.federated.local_update import settle_update
-from ternmesh.federated.state import CoordinatorState, NodeState, new_node_state
+from ternmesh.federated.state import HostState, NodeState, new_node_state
 from ternmesh.types import Vector
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import write_bitmap
@@ -182,7 +182,7 @@ def broken(host: Path, nodes: Mapping[str, Path]) -> Counter[str]:
     return +faults
 
 
-def differing(host: CoordinatorState, nodes: Sequence[NodeState], rounds: int) -> Counter[str]:
+def differing(host: HostState, nodes: Sequence[NodeState], rounds: int) -> Counter[str]:
     """The ends of a finished run that do not hold what the host holds."""
     faults = Counter({"the run has not ended": int(host.version != rounds)})
     for node in nodes:

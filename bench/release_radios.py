@@ -137,7 +137,7 @@ class HostEnd(End):
             stored, settings, model, store, self.transport, keyring=self.keyring,
             pace=pace_of(self.transport), releases=self.releases,
         )  # fmt: skip
-        send = self.service.coordinator.broadcast_release
+        send = self.service.protocol.broadcast_release
 
         def broadcast(bodies: Sequence[bytes]) -> None:
             for body in bodies:
@@ -145,7 +145,7 @@ class HostEnd(End):
                 self.count(body, FRAME_OVERHEAD + signature)
             send(bodies)
 
-        self.service.coordinator.broadcast_release = broadcast  # type: ignore[method-assign]
+        self.service.protocol.broadcast_release = broadcast  # type: ignore[method-assign]
         self.service.start()
 
     def turn(self) -> None:
@@ -236,7 +236,7 @@ def radios(boards: int, size: int, kills: int, like: Table | None = None) -> Tab
             time.sleep(TURN_S)  # the modems' thread needs the interpreter, too
             held = sum(_held(board) for board in fleet) / boards
             if passed < COMPARED_S:
-                rounds = host.service.coordinator.version
+                rounds = host.service.protocol.version
             killed = len(killed_at)
             is_due = killed < kills and held > (killed + 1) / (kills + 2)
             if is_due or (killed < len(planned) and passed > planned[killed]):

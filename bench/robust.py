@@ -1,6 +1,6 @@
 """What fleets with liars lose: twelve attacks, against the fleet of the honest boards alone.
 
-Each fleet is a process of its own with the real coordinator, nodes and packets, in memory.
+Each fleet is a process of its own with the real host, nodes and packets, in memory.
 """
 
 from collections.abc import Mapping

@@ -332,7 +332,7 @@ class Fleet:
         return make(self.strength)
 
     def _close(self, updates: Sequence[Update], number: int) -> None:
-        """Make the global update as the coordinator does, and apply it."""
+        """Make the global update as the host does, and apply it."""
         combined = self.aggregation.combine(updates, number, (), self.vector - self.start)
         chunks = self.aggregation.probe(number + 1)
         rest = MODEL_HASH, number + 1, self.plan

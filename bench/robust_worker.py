@@ -31,11 +31,11 @@ from host.rules import load_rule
 from models.zoo import package_path
 from ternmesh.codec.scale import to_float, to_vector
 from ternmesh.federated.aggregation import encode_update, update_delta_q24
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import HostEvent
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.rules import AggregationSettings
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.plan import Plan
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_cli.demo.fleet import BOARDS, RUN
@@ -172,12 +172,12 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     known = AggregationSettings(memory=0.0)
     if name != "no_trust":
         known = AggregationSettings(name, load_rule(name), int(byzantine or 0))
-    host = Coordinator(
+    host = HostProtocol(
         plan,
-        CoordinatorSettings(boards - liars, DEADLINE_S, aggregation=known),
+        HostSettings(boards - liars, DEADLINE_S, aggregation=known),
         loaded.package.model_hash(),
         (seed + 1).to_bytes(8, "little"),
-        new_coordinator_state(plan.dimension),
+        new_host_state(plan.dimension),
     )
     driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     fleet: list[Board] = []
@@ -218,7 +218,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     }
 
 
-def _weights(host: Coordinator, liars: Collection[str]) -> dict[str, list[float]]:
+def _weights(host: HostProtocol, liars: Collection[str]) -> dict[str, list[float]]:
     known = host.aggregation.reputations
     found = {node.name: round(known.weight(a), 3) for a, node in host.nodes.items()}
     return {
@@ -227,7 +227,7 @@ def _weights(host: Coordinator, liars: Collection[str]) -> dict[str, list[float]
     }
 
 
-def _arm(fleet: Sequence[Board], attack: str, host: Coordinator, lies_in_reports: bool) -> None:
+def _arm(fleet: Sequence[Board], attack: str, host: HostProtocol, lies_in_reports: bool) -> None:
     liars = [board for board in fleet if isinstance(board, Liar)]
     honest = [board for board in fleet if not isinstance(board, Liar)]
     names = {board.member.name for board in liars}

@@ -18,12 +18,12 @@ from edge.evaluation import Evaluator
 from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
 from edge.trainer import AdamSettings, Step, Trainer, round_rng
 from ternmesh.codec.scale import to_float
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
@@ -148,12 +148,12 @@ def run_fleet(
     """
     clock = Clock()
     hub, model_hash = LoopbackHub(), loaded.package.model_hash()
-    settings = CoordinatorSettings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
-    state = new_coordinator_state(plan.dimension)
+    settings = HostSettings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
+    state = new_host_state(plan.dimension)
     names = [f"board-{index}" for index in range(len(data))]
     security = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
     run = (seed + 1).to_bytes(8, "little")
-    host = Coordinator(plan, settings, model_hash, run, state, security(HOST))
+    host = HostProtocol(plan, settings, model_hash, run, state, security(HOST))
     host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     boards = []
     for index, (name, clips) in enumerate(zip(names, data, strict=True)):
@@ -194,9 +194,9 @@ def run_until_finished(
     between: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve host and boards in turn; `between` serves a gateway between them, if there is one."""
-    coordinator = host.endpoint
-    assert isinstance(coordinator, Coordinator)
-    while coordinator.version < rounds:
+    protocol = host.endpoint
+    assert isinstance(protocol, HostProtocol)
+    while protocol.version < rounds:
         moved = host.poll(0.0, lambda _: None, lambda: None)
         moved |= between()
         for board in boards:

@@ -23,10 +23,10 @@ import numpy as np
 from bench import promises
 from bench.result import Figure, Result
 from bench.watched_disk import LEFT, SECTOR, Disk, watching
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.security import group_keys, peer_session
 from ternmesh.security.primitives import Ccm
@@ -46,7 +46,7 @@ ENDS = (HOST, *NODES)
 CUT = ENDS[:2]  # the nodes are alike
 TRAINING = 0.8  # the chance that training is not done with a turn, so the nodes send one by one
 PLAN = make_plan(DIMENSION, rounds=ROUNDS, local_steps=1, learning_rate=0.01, up_zeros=0.5)
-SETTINGS = CoordinatorSettings(min_peers=2, deadline_s=5.0)  # it does not wait for who forgets
+SETTINGS = HostSettings(min_peers=2, deadline_s=5.0)  # it does not wait for who forgets
 CHECKPOINT_PAGES = 60  # 1000 by default: no short run would reach it
 AGAIN_MAX = 80  # the second cut comes after so many operations at most
 STEP_QUICK, LYING, LYING_QUICK = 40, 100, 10
@@ -82,12 +82,12 @@ class Process(LoopbackTransport):
         self.open()
         self.endpoint.start(world.now)
 
-    def _host(self) -> Coordinator:
+    def _host(self) -> HostProtocol:
         stored = self.store.load(MODEL)
         if stored is None:
             stored = self.store.begin(self._world.rng.bytes(8), PLAN, MODEL)
         security = self._keyring.security(HOST, MODEL, stored.state.counter)
-        return Coordinator(PLAN, SETTINGS, MODEL, stored.run, stored.state, security)
+        return HostProtocol(PLAN, SETTINGS, MODEL, stored.run, stored.state, security)
 
     def _node(self) -> NodeProtocol:
         state, world_rng = self.store.load(MODEL, DIMENSION), self._world.rng

@@ -14,7 +14,6 @@ from fuzz import wire
 from fuzz.target import Target, is_refusal, joined, parts, same, settle, steps
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_step, global_delta_q24
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.gateway.partial_aggregate import (
@@ -22,10 +21,11 @@ from ternmesh.federated.gateway.partial_aggregate import (
     make_partial_aggregate,
     new_gateway_state,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.open_round import PartialAggregateReassembler, UpdateReassembler
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
@@ -99,12 +99,10 @@ def _check_reassembly(data: bytes) -> None:
 
 
 def _check_host(data: bytes) -> None:
-    settings = CoordinatorSettings(
+    settings = HostSettings(
         min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2, partial_aggregates=True
     )
-    host = Coordinator(
-        _QUIET_PLAN, settings, wire.MODEL, RUN, new_coordinator_state(wire.DIMENSION)
-    )
+    host = HostProtocol(_QUIET_PLAN, settings, wire.MODEL, RUN, new_host_state(wire.DIMENSION))
 
     def state() -> object:
         nodes = [(n.name, n.samples, host.delivered(n.address)) for n in host.nodes.values()]

@@ -18,16 +18,16 @@ from fuzz import federated, security, wire
 from fuzz.target import Target, number, same, settle
 from ternmesh.errors import SecurityError
 from ternmesh.federated import events
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.gateway.partial_aggregate import (
     PartialAggregateMade,
     RunFollowed,
     VersionReached,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.link import events as link_events
 from ternmesh.link.ledger import ENTRIES_MAX, Moment
 from ternmesh.link.link import Link
@@ -161,10 +161,8 @@ def _use_host(store: HostStore) -> None:
     store.tallies()
     if found is not None:
         _check_vector(found.state.residual)
-        settings = CoordinatorSettings(
-            min_peers=1, deadline_s=5.0, chain_max=4, partial_aggregates=True
-        )
-        _go_on(Coordinator(found.plan, settings, wire.MODEL, found.run, found.state))
+        settings = HostSettings(min_peers=1, deadline_s=5.0, chain_max=4, partial_aggregates=True)
+        _go_on(HostProtocol(found.plan, settings, wire.MODEL, found.run, found.state))
 
 
 def _link() -> Any:

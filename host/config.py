@@ -7,7 +7,7 @@ from host.rules import load_rule
 from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh.errors import WireError
 from ternmesh.federated.rules import AggregationSettings, Root, is_rooted, least_members
-from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
+from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.config_file import MODEL, PATH, anchored, load_model_package, read_config_file
@@ -213,10 +213,10 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
         raise ConfigError(f"[run] does not fit this model: {error}") from error
 
 
-def settings_of(run: RunConfig, root: Root | None = None) -> CoordinatorSettings:
-    """The coordinator's settings that are no part of the plan; `root`: the host's own training."""
+def settings_of(run: RunConfig, root: Root | None = None) -> HostSettings:
+    """The host's settings that are no part of the plan; `root`: the host's own training."""
     rule = load_rule(run.aggregation, run.aggregation_file)
-    return CoordinatorSettings(
+    return HostSettings(
         run.min_peers,
         run.deadline_s,
         run.nodes_max,

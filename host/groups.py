@@ -1,6 +1,6 @@
 """Groups of boards with models of other architectures, hosted by one process.
 
-Each group is a fleet of its own: settings file, folder, keys, run and coordinator. So every command
+Each group is a fleet of its own: settings file, folder, keys, run and protocol. So every command
 for a fleet works for it. Groups run in threads that share nothing but what they teach each other.
 """
 

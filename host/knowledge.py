@@ -15,7 +15,7 @@ import numpy as np
 from ternmesh.codec.scale import to_float
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.errors import CodecError, TernmeshError
-from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.knowledge import Judgement, Probabilities, combine, weigh
 from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Vector
@@ -151,9 +151,9 @@ class Teaching:
         self._every_rounds, self._beat = every_rounds, beat
         self._has_published = False
 
-    def turn(self, coordinator: Coordinator) -> list[bytes]:
+    def turn(self, host: HostProtocol) -> list[bytes]:
         """The parts of a packet for the group's boards, every few rounds."""
-        version = coordinator.version
+        version = host.version
         is_due = version != self.version and version % self._every_rounds == 0
         if is_due:
             self.version = version
@@ -161,37 +161,37 @@ class Teaching:
             return []
         try:
             # The first time after a start, even if no packet is due: an exchange is not stored.
-            known = self._publish(coordinator)
-            return self._teach(coordinator, known) if is_due else []
+            known = self._publish(host)
+            return self._teach(host, known) if is_due else []
         except (TernmeshError, MemoryError) as error:  # the group can go on without it
             self._say({self.group: f"its model cannot be asked: {error}"})
             return []
 
-    def _publish(self, coordinator: Coordinator) -> GroupKnowledge:
+    def _publish(self, host: HostProtocol) -> GroupKnowledge:
         self._has_published = True
-        labels = self._predictions(to_float(coordinator.model_q24), self._beat)
+        labels = self._predictions(to_float(host.model_q24), self._beat)
         if not np.isfinite(labels).all():
             raise CodecError("it predicts NaN or infinity")
-        reputations, muted = coordinator.aggregation.reputations, coordinator.muted
-        boards = (board for board in coordinator.boards if board.name not in muted)
+        reputations, muted = host.aggregation.reputations, host.muted
+        boards = (board for board in host.boards if board.name not in muted)
         weights = [reputations.weight(board.address) for board in boards]
         trust = float(np.mean(weights)) if weights else 0.0
         known = GroupKnowledge(self._predictions.topic, labels, self.quality, trust)
         self._exchange.publish(self.group, known)
         return known
 
-    def _teach(self, coordinator: Coordinator, known: GroupKnowledge) -> list[bytes]:
+    def _teach(self, host: HostProtocol, known: GroupKnowledge) -> list[bytes]:
         taught = self._exchange.taught(self.group)
         self._say(taught.remarks)
         if taught.labels is None:
             return []
-        self.sent = coordinator.version
+        self.sent = host.version
         parts = cut_labels(
             known.topic,
             self.sent % NUMBER_END,
             round(min(1.0, taught.quality) * QUALITY_MAX),
             quantise(taught.labels),
-            coordinator.plan.frame_mtu - FRAME_OVERHEAD - SIGNED_HEAD,
+            host.plan.frame_mtu - FRAME_OVERHEAD - SIGNED_HEAD,
         )
         return [write_part(part) for part in parts]
 
@@ -201,15 +201,15 @@ class Teaching:
                 _log.warning("%s learns less from %s: %s", self.group, name, remark)
         self.remarks = remarks
 
-    def is_ahead(self, coordinator: Coordinator) -> bool:
+    def is_ahead(self, host: HostProtocol) -> bool:
         """Whether the group's round should wait for groups that have learned less.
 
         It waits for no group without boards, and for none that is far behind. A run without an end
         has no pace of its own.
         """
-        is_over = coordinator.phase == FINISHED or coordinator.plan.rounds == 0
-        is_over = is_over or not coordinator.has_boards
-        ahead = self._exchange.note(self.group, coordinator.version, is_over=is_over)
+        is_over = host.phase == FINISHED or host.plan.rounds == 0
+        is_over = is_over or not host.has_boards
+        ahead = self._exchange.note(self.group, host.version, is_over=is_over)
         return self._every_rounds <= ahead <= WAITS_MAX * self._every_rounds
 
     def status(self) -> dict[str, object]:

@@ -4,32 +4,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from ternmesh import __version__
-from ternmesh.federated.coordinator import Coordinator
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, VALUES, BoardRecord, are_allowed, readable, unpack
 from ternmesh.security.membership import ALL
 from ternmesh_service.control_socket import BOARDS
 
 
-def answer(coordinator: Coordinator, request: Mapping[str, Any], now: float) -> dict[str, Any]:
+def answer(host: HostProtocol, request: Mapping[str, Any], now: float) -> dict[str, Any]:
     """The answer to `{"boards": NAME or "all", "set": {...}, "inquire": true}`, or an "error".
 
     `set` has values by name of a setting, None for its default. Both may be missing.
     """
-    known = [n.name for n in coordinator.nodes.values() if not coordinator.is_excluded(n.name)]
+    known = [n.name for n in host.nodes.values() if not host.is_excluded(n.name)]
     names = sorted(known) if request[BOARDS] == ALL else [str(request[BOARDS])]
     if not set(names) <= set(known):
         return {"error": f"{names[0]} is no board of this run: `ternmesh status` shows all"}
     changes = request.get("set", {})
     if not are_allowed({name: value for name, value in changes.items() if value is not None}):
         return {"error": f"not all of these are settings of a board within bounds: {changes}"}
-    management = coordinator.management
+    management = host.management
     for name in names:
         if changes:
             wanted = {**unpack(LIMITS, management.boards[name].wanted), **changes}
-            coordinator.set_board(name, wanted, now)
+            host.set_board(name, wanted, now)
         if request.get("inquire"):
             management.inquire(name, now)
-    coordinator.handle_timeout(now)  # sends what the boards have to hear
+    host.handle_timeout(now)  # sends what the boards have to hear
     rows = [{"name": name, **row(management.boards[name], now)} for name in names]
     return {"software": __version__, "boards": rows}
 

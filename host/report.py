@@ -7,7 +7,6 @@ from typing import Any
 
 from host.management import row
 from ternmesh import __version__
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import (
     FIRST_CONTACT,
     GlobalUpdateMade,
@@ -20,6 +19,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
     refusals,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.refusals import AHEAD, shortened, why
 from ternmesh.federated.state import RegisteredNode
@@ -58,9 +58,9 @@ class RoundCosts:
         return seconds
 
 
-def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | None:
+def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
     """The log line for an event, or None for an event that has none."""
-    of = of_rounds(coordinator.plan.rounds)
+    of = of_rounds(host.plan.rounds)
     match event:
         case NodeJoined():
             return f"{event.name} takes part with {event.samples} samples"
@@ -70,8 +70,8 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
         case RoundExtended():
             return f"round {event.round + 1} goes on: too few updates by its deadline"
         case UpdateForgotten():
-            name = _names(coordinator, [event.address % PARTIAL_AGGREGATE])
-            if coordinator.is_excluded(name):
+            name = _names(host, [event.address % PARTIAL_AGGREGATE])
+            if host.is_excluded(name):
                 return f"{name} is revoked: its update does not count"
             return f"the update of {name} is not consistent: it must be sent again"
         case RunAdopted():
@@ -84,14 +84,14 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
         case GlobalUpdateMade() if event.version == 1 and not event.counted:
             return f"global update 1{of} is the adapter of the run before"
         case GlobalUpdateMade() if event.returns_to is not None and not event.counted:
-            return coordinator.returned
+            return host.returned
         case GlobalUpdateMade():
-            counted = _names(coordinator, [entry.address for entry in event.counted])
-            missing = _names(coordinator, event.missing)
+            counted = _names(host, [entry.address for entry in event.counted])
+            missing = _names(host, event.missing)
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
             head = f"global update {event.version}{of} counts"
-            back = "" if event.returns_to is None else f"; {coordinator.returned}"
+            back = "" if event.returns_to is None else f"; {host.returned}"
             return f"{head} {counted or 'no node'}{rest}{back}{end}"
         case Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
@@ -100,7 +100,7 @@ def describe(event: HostEvent, coordinator: Coordinator, now: float) -> str | No
 
 
 def status(
-    coordinator: Coordinator,
+    host: HostProtocol,
     tallies: Mapping[str, Tally],
     history: Sequence[StoredRound],
     now: float,
@@ -110,45 +110,45 @@ def status(
 
     The history has the rounds after version `since`.
     """
-    is_open = coordinator.phase == OPEN
-    rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(coordinator.nodes)))
-    unlike = set(coordinator.aggregation.reputations.unlike())
+    is_open = host.phase == OPEN
+    rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(host.nodes)))
+    unlike = set(host.aggregation.reputations.unlike())
     return {
         "role": "host",
         "software": __version__,
-        "run": coordinator.run.hex(),
-        "version": coordinator.version,
-        "rounds": coordinator.plan.rounds,
-        "plan": asdict(coordinator.plan),
-        "phase": PHASES[coordinator.phase],
-        "deadline_s": round(max(0.0, coordinator.deadline - now), 1) if is_open else None,
-        "min_peers": coordinator.settings.min_peers,
-        "global_hash": coordinator.global_hash.hex(),
+        "run": host.run.hex(),
+        "version": host.version,
+        "rounds": host.plan.rounds,
+        "plan": asdict(host.plan),
+        "phase": PHASES[host.phase],
+        "deadline_s": round(max(0.0, host.deadline - now), 1) if is_open else None,
+        "min_peers": host.settings.min_peers,
+        "global_hash": host.global_hash.hex(),
         # The most that it costs to bring a node up to date after any absence.
-        "snapshot_bytes_max": 4 * coordinator.plan.dimension + GLOBAL_SNAPSHOT_HEAD_MAX,
+        "snapshot_bytes_max": 4 * host.plan.dimension + GLOBAL_SNAPSHOT_HEAD_MAX,
         "nodes": [
             {
-                **_node(node, coordinator, now),
+                **_node(node, host, now),
                 **asdict(tallies.get(node.name, Tally())),
-                "standing": _standing(coordinator, node.address, unlike),
-                "influence": _influence(coordinator, node.address),
+                "standing": _standing(host, node.address, unlike),
+                "influence": _influence(host, node.address),
             }
-            for node in sorted(coordinator.nodes.values(), key=lambda node: node.name)
+            for node in sorted(host.nodes.values(), key=lambda node: node.name)
         ],
         "aggregation": {
-            "rule": coordinator.settings.aggregation.name,
-            "remark": coordinator.aggregation.remark,
-            "returned": coordinator.returned,
+            "rule": host.settings.aggregation.name,
+            "remark": host.aggregation.remark,
+            "returned": host.returned,
         },
-        "behind": _behind(coordinator),
-        "refused": refusals(coordinator.refused),
-        "first_contacts": coordinator.refused[FIRST_CONTACT],
-        "metrics": _metrics(coordinator, history),
+        "behind": _behind(host),
+        "refused": refusals(host.refused),
+        "first_contacts": host.refused[FIRST_CONTACT],
+        "metrics": _metrics(host, history),
         "history": [asdict(item) for item in history[-rows:] if item.version > since],
     }
 
 
-def _metrics(coordinator: Coordinator, history: Sequence[StoredRound]) -> dict[str, float | None]:
+def _metrics(host: HostProtocol, history: Sequence[StoredRound]) -> dict[str, float | None]:
     """Figures of the fleet, of the newest rounds; None before there are any.
 
     `convergence_rate`: how much the loss falls a round, by least squares. `model_divergence`: 0
@@ -157,7 +157,7 @@ def _metrics(coordinator: Coordinator, history: Sequence[StoredRound]) -> dict[s
     """
     recent = history[-RECENT:]
     losses = [(row.version, row.loss) for row in recent if row.loss is not None]
-    reputations = coordinator.aggregation.reputations
+    reputations = host.aggregation.reputations
     cosines = list(reputations.cosines.values())
     moved = sum(sum(row.bytes_up.values()) + row.bytes_down for row in recent if row.useful_bytes)
     useful = sum(row.useful_bytes for row in recent)
@@ -173,62 +173,61 @@ def _metrics(coordinator: Coordinator, history: Sequence[StoredRound]) -> dict[s
     }
 
 
-def summary(coordinator: Coordinator) -> str:
+def summary(host: HostProtocol) -> str:
     """The line of `systemctl status`."""
-    nodes = coordinator.nodes.values()
+    nodes = host.nodes.values()
     active = sum(node.active for node in nodes)
     return (
-        f"{PHASES[coordinator.phase]}; global update {coordinator.version}"
-        f"{of_rounds(coordinator.plan.rounds)}; {active} of {len(nodes)} boards active"
+        f"{PHASES[host.phase]}; global update {host.version}"
+        f"{of_rounds(host.plan.rounds)}; {active} of {len(nodes)} boards active"
     )
 
 
-def _behind(coordinator: Coordinator) -> str | None:
-    if coordinator.recovering:
+def _behind(host: HostProtocol) -> str | None:
+    if host.recovering:
         return "this host was restored from an old copy: global updates come back from its nodes"
-    names = coordinator.ahead
+    names = host.ahead
     return f"{', '.join(names)} {AHEAD}" if names else None
 
 
-def _node(node: RegisteredNode, coordinator: Coordinator, now: float) -> dict[str, Any]:
-    revoked = coordinator.is_excluded(node.name)
+def _node(node: RegisteredNode, host: HostProtocol, now: float) -> dict[str, Any]:
+    revoked = host.is_excluded(node.name)
     return {
         "name": node.name,
         "address": node.address,
         "samples": node.samples,
         "revoked": revoked,
         # Whether a round waits for it: none does once the run is over
-        "active": node.is_awaited(coordinator.version, now)
-        and not (revoked or coordinator.phase == FINISHED),
+        "active": node.is_awaited(host.version, now) and not (revoked or host.phase == FINISHED),
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
-        "delivered": coordinator.delivered(node.address),
+        "delivered": host.delivered(node.address),
         # The gateway whose partial aggregate counted it last; None: its own update was counted.
         "partial_aggregate": None
         if node.partial_aggregate is None
         else node.partial_aggregate.address,
         "refused": refusals(node.refused),
-        "board": row(coordinator.management.boards[node.name], now),
+        "board": row(host.management.boards[node.name], now),
     }
 
 
-def _influence(coordinator: Coordinator, address: int) -> dict[str, float] | None:
+def _influence(host: HostProtocol, address: int) -> dict[str, float] | None:
     """How the node's own update counted in the newest round; None if it did not."""
-    found = coordinator.aggregation.influence.get(address)
+    found = host.aggregation.influence.get(address)
     return None if found is None else {k: round(v, 4) for k, v in asdict(found).items()}
 
 
-def influences(coordinator: Coordinator) -> Iterator[str]:
+def influences(host: HostProtocol) -> Iterator[str]:
     """A log line for each update that counted in the newest round."""
-    for address, found in coordinator.aggregation.influence.items():
+    for address, found in host.aggregation.influence.items():
         yield (
-            f"{coordinator.nodes[address].name}: {found.share:.1%} of the round, norm "
+            f"{host.nodes[address].name}: {found.share:.1%} of the round, norm "
             f"{found.norm:.3g}, counted to {found.clipped:.0%}"
         )
 
 
-def _standing(coordinator: Coordinator, address: int, unlike: Collection[int]) -> dict[str, Any]:
+def _standing(host: HostProtocol, address: int, unlike: Collection[int]) -> dict[str, Any]:
     """How much a node is trusted, and why it is not; `since` is a version, 0 for none."""
-    known = coordinator.aggregation.reputations
+    known = host.aggregation.reputations
     cosine = known.cosines.get(address)
     return {
         "weight": round(known.weight(address), 3),
@@ -241,5 +240,5 @@ def _standing(coordinator: Coordinator, address: int, unlike: Collection[int]) -
     }
 
 
-def _names(coordinator: Coordinator, addresses: Sequence[int]) -> str:
-    return shortened(coordinator.nodes[address].name for address in addresses)
+def _names(host: HostProtocol, addresses: Sequence[int]) -> str:
+    return shortened(host.nodes[address].name for address in addresses)

@@ -1,7 +1,7 @@
 """Which run a host goes on with, and what a new run takes along from the one before.
 
 A run of another plan, or of a model whose adapter has the same tensors, takes the global adapter
-and the host's residual along. The coordinator makes it version 1 of the new run.
+and the host's residual along. The host makes it version 1 of the new run.
 """
 
 import logging

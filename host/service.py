@@ -1,4 +1,4 @@
-"""The host program: a coordinator with its transport, its store and its control socket."""
+"""The host program: a run with its transport, its store and its control socket."""
 
 import logging
 import math
@@ -19,11 +19,11 @@ from host.releases import FOLDER, NEW, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
 from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import OLD_MEMBERS, GlobalUpdateMade, HostEvent, Refused, RoundOpened
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.rules import Root
-from ternmesh.federated.state import NODES_AGGREGATED_MAX, CoordinatorSettings
+from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -69,7 +69,7 @@ class HostService:
     def __init__(
         self,
         stored: StoredRun,
-        settings: CoordinatorSettings,
+        settings: HostSettings,
         model_hash: bytes,
         store: HostStore,
         transport: Transport,
@@ -86,22 +86,20 @@ class HostService:
             )
         self._keyring = keyring or NoKeyring()
         security = self._keyring.security(HOST, model_hash, stored.state.counter)
-        self.coordinator = Coordinator(
+        self.protocol = HostProtocol(
             stored.plan, settings, model_hash, stored.run, stored.state, security, pace
         )
-        self.coordinator.management.restore(store.boards(clock()))
-        self.coordinator.mute(store.muted)
+        self.protocol.management.restore(store.boards(clock()))
+        self.protocol.mute(store.muted)
         self.enrolment: EnrolmentService[HostEvent] | None = None
         if isinstance(self._keyring, Keyring):
-            self.enrolment = EnrolmentService(
-                self.coordinator, self._keyring, self.coordinator.refused
-            )
-        endpoint = self.enrolment or self.coordinator
+            self.enrolment = EnrolmentService(self.protocol, self._keyring, self.protocol.refused)
+        endpoint = self.enrolment or self.protocol
         self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
         self.releases = releases
         self.teaching = teaching
         self._store = store
-        standings = self.coordinator.aggregation.reputations.standings
+        standings = self.protocol.aggregation.reputations.standings
         # The addresses of nodes that are trusted little
         self._low = {address for address, known in standings.items() if known.low_since}
         self._clock = clock
@@ -121,7 +119,7 @@ class HostService:
 
     def start(self) -> None:
         """Begin the run, or continue it."""
-        self.coordinator.start(self._clock())
+        self.protocol.start(self._clock())
 
     def poll(self, wait_s: float) -> bool:
         """Handle what arrives within `wait_s` seconds; True if anything happened."""
@@ -134,33 +132,33 @@ class HostService:
             self._made.clear()
         now = self._clock()
         if self.releases is not None:
-            known = (node.name for node in self.coordinator.nodes.values())
-            boards = (name for name in known if not self.coordinator.is_excluded(name))
+            known = (node.name for node in self.protocol.nodes.values())
+            boards = (name for name in known if not self.protocol.is_excluded(name))
             bodies = self.releases.turn(now, self.driver.spare(), boards)
-            self.coordinator.release = self.releases.sender
-            self.coordinator.broadcast_release(bodies)
+            self.protocol.release = self.releases.sender
+            self.protocol.broadcast_release(bodies)
         if self.teaching is not None:
-            self.coordinator.broadcast_knowledge(self.teaching.turn(self.coordinator))
-            self.coordinator.hold(self.teaching.is_ahead(self.coordinator), now)
+            self.protocol.broadcast_knowledge(self.teaching.turn(self.protocol))
+            self.protocol.hold(self.teaching.is_ahead(self.protocol), now)
         if now >= self._gathering_at:
             self._gathering_at = math.inf
-            here, needed = len(self.coordinator.awaited(now)), self.coordinator.settings.min_peers
-            if self.coordinator.phase == GATHERING:
+            here, needed = len(self.protocol.awaited(now)), self.protocol.settings.min_peers
+            if self.protocol.phase == GATHERING:
                 _log.info("the run waits for boards: %d of run.min_peers = %d here", here, needed)
-        if self._finished_at is None and self.coordinator.phase == FINISHED:
+        if self._finished_at is None and self.protocol.phase == FINISHED:
             self._finished_at = now
         return moved
 
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""
         if BOARDS in request:
-            answer = management.answer(self.coordinator, request, self._clock())
+            answer = management.answer(self.protocol, request, self._clock())
             if "mute" in request and "error" not in answer:
                 self._mute({row["name"] for row in answer["boards"]}, bool(request["mute"]))
             return answer
         if RETURN in request:
-            refusal = self.coordinator.return_to(int(request[RETURN]), self._clock())
-            return {"error": refusal} if refusal else {"said": self.coordinator.returned}
+            refusal = self.protocol.return_to(int(request[RETURN]), self._clock())
+            return {"error": refusal} if refusal else {"said": self.protocol.returned}
         if PUBLISHED in request and self.releases is not None:
             if request[PUBLISHED] == "withdraw":
                 self.releases.withdraw("withdrawn by the owner")
@@ -172,21 +170,21 @@ class HostService:
                 case "revoke" | "decommission":
                     assert self.enrolment is not None  # else there are no members
                     self.enrolment.tell(str(request["name"]), self._clock())
-                    self.coordinator.exclude(str(request["name"]), self._clock())
+                    self.protocol.exclude(str(request["name"]), self._clock())
                 case "rotate":  # there is a new group key, which the others must get
-                    self.coordinator.handle_timeout(self._clock())
+                    self.protocol.handle_timeout(self._clock())
         return answer
 
     def _mute(self, names: set[str], mute: bool) -> None:
-        muted = self.coordinator.muted
-        self.coordinator.mute(muted | names if mute else muted - names)
-        self._store.keep_muted(self.coordinator.muted)
+        muted = self.protocol.muted
+        self.protocol.mute(muted | names if mute else muted - names)
+        self._store.keep_muted(self.protocol.muted)
         self._store.commit()
 
     def status(self, since: int = 0) -> dict[str, Any]:
         """The state of the run, ready for JSON; its history begins after version `since`."""
         tallies, history = self._store.tallies(), list(self._history)
-        found = status(self.coordinator, tallies, history, self._clock(), since)
+        found = status(self.protocol, tallies, history, self._clock(), since)
         teaching = None if self.teaching is None else self.teaching.status()
         return {**found, "carried_from": self._store.carried_from or None, "teaching": teaching}
 
@@ -195,7 +193,7 @@ class HostService:
 
         A node that missed the last global update learns of it from the next announcement.
         """
-        linger_s = self.coordinator.plan.announce_s + 2 * NETWORK_TIMERS.catch_up_s
+        linger_s = self.protocol.plan.announce_s + 2 * NETWORK_TIMERS.catch_up_s
         return self._finished_at is not None and self._clock() >= self._finished_at + linger_s
 
     def _handle(self, event: HostEvent) -> None:
@@ -211,20 +209,20 @@ class HostService:
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
                 if _log.isEnabledFor(logging.DEBUG):
-                    self._lines += [(logging.DEBUG, line) for line in influences(self.coordinator)]
-                remark = self.coordinator.aggregation.remark
+                    self._lines += [(logging.DEBUG, line) for line in influences(self.protocol)]
+                remark = self.protocol.aggregation.remark
                 if remark and remark != self._remark:
                     self._lines.append((logging.WARNING, remark))
                 self._remark = remark
             case RoundOpened():
                 self._costs.take_seconds(now)  # the time before belongs to no round
-        line = describe(event, self.coordinator, now)
+        line = describe(event, self.protocol, now)
         if line is not None:
             self._lines.append((self._level(event), line))
 
     def _changed_trust(self) -> Iterator[tuple[int, str]]:
         """A line for each node that is trusted little from now on, or no longer."""
-        reputations, nodes = self.coordinator.aggregation.reputations, self.coordinator.nodes
+        reputations, nodes = self.protocol.aggregation.reputations, self.protocol.nodes
         low = {address for address, known in reputations.standings.items() if known.low_since}
         for address in low - self._low:
             weight, reason = reputations.weight(address), reputations.reason(address)
@@ -238,9 +236,9 @@ class HostService:
 
     def _commit(self) -> None:
         if self._store.changed:  # refusals alone must not wear the disk
-            is_open = self.coordinator.phase == OPEN
+            is_open = self.protocol.phase == OPEN
             seconds = self._costs.take_seconds(self._clock()) if is_open else 0.0
-            self._charge(self.coordinator.version + 1, seconds)
+            self._charge(self.protocol.version + 1, seconds)
             self._store.commit()
         for level, line in self._lines:
             _log.log(level, "%s", line)
@@ -406,7 +404,7 @@ def _serve(
         transport.open()
         service.start()
         manager.ready()
-        describe_run = partial(summary, service.coordinator)
+        describe_run = partial(summary, service.protocol)
         while not (stop.is_set() or releases.has_switched):
             if until_finished and service.may_leave():
                 break

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from ternmesh.config import ConfigError as ConfigError
     from ternmesh.errors import TernmeshError as TernmeshError
     from ternmesh.errors import WireError as WireError
-    from ternmesh.federated.coordinator import Coordinator as Coordinator
+    from ternmesh.federated.host import HostProtocol as HostProtocol
     from ternmesh.federated.node import NodeProtocol as NodeProtocol
-    from ternmesh.federated.state import CoordinatorSettings as CoordinatorSettings
+    from ternmesh.federated.state import HostSettings as HostSettings
     from ternmesh.model_package import ModelPackage as ModelPackage
     from ternmesh.model_package import read_model_package as read_model_package
     from ternmesh.plan import Plan as Plan
@@ -24,9 +24,9 @@ _MODULES = {
     "ConfigError": "ternmesh.config",
     "TernmeshError": "ternmesh.errors",
     "WireError": "ternmesh.errors",
-    "Coordinator": "ternmesh.federated.coordinator",
+    "HostProtocol": "ternmesh.federated.host",
     "NodeProtocol": "ternmesh.federated.node",
-    "CoordinatorSettings": "ternmesh.federated.state",
+    "HostSettings": "ternmesh.federated.state",
     "ModelPackage": "ternmesh.model_package",
     "read_model_package": "ternmesh.model_package",
     "Plan": "ternmesh.plan",

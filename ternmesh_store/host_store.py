@@ -19,13 +19,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.management import BoardRecord
-from ternmesh.federated.state import (
-    ChainLink,
-    CoordinatorState,
-    Learned,
-    NodeRecord,
-    new_coordinator_state,
-)
+from ternmesh.federated.state import ChainLink, HostState, Learned, NodeRecord, new_host_state
 from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
 from ternmesh.wire.control import Report, read_control, write_control
@@ -47,7 +41,7 @@ class StoredRun:
 
     run: bytes
     plan: Plan
-    state: CoordinatorState
+    state: HostState
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +104,7 @@ class HostStore(Store):
         if adapter_key and self._values.get(_KEY) != adapter_key:
             self._values.put(_KEY, adapter_key)  # an earlier ternmesh has stored none
         run, plan, version, global_hash, started, finished, is_first = found[0]
-        state = CoordinatorState(
+        state = HostState(
             model_q24=self._values.integers(_MODEL),
             residual=self._values.floats(_RESIDUAL),
             version=version,
@@ -187,7 +181,7 @@ class HostStore(Store):
             json.dumps(to_numbers(plan)),
             is_first,
         )
-        start = carried.learned if carried else new_coordinator_state(plan.dimension)
+        start = carried.learned if carried else new_host_state(plan.dimension)
         self._values.put_integers(_MODEL, start.model_q24)
         self._values.put_floats(_RESIDUAL, start.residual)
         self._values.put(_KEY, adapter_key)

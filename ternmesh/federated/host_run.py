@@ -17,8 +17,8 @@ from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,
-    CoordinatorSettings,
-    CoordinatorState,
+    HostSettings,
+    HostState,
     RegisteredNode,
     RunStep,
     registered,
@@ -47,10 +47,10 @@ class HostRun(HostSession[RegisteredNode, HostEvent]):
     def __init__(
         self,
         plan: Plan,
-        settings: CoordinatorSettings,
+        settings: HostSettings,
         model_hash: bytes,
         run: bytes,
-        state: CoordinatorState,
+        state: HostState,
         security: SecurityLayer,
         pace: TimerSettings,
     ) -> None:
@@ -60,7 +60,7 @@ class HostRun(HostSession[RegisteredNode, HostEvent]):
         self.settings = settings
         self._model_hash = model_hash
         self._origin = genesis(model_hash, run, plan)
-        # Kept on disk by the program, as `CoordinatorState`
+        # Kept on disk by the program, as `HostState`
         self.phase = state.phase
         self.version = state.version
         self.global_hash = state.global_hash or self._origin

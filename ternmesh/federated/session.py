@@ -5,7 +5,7 @@ holds the node's address, the run and its plan. A node says hello again when the
 it sends, or when it doubts that the host knows it. A welcome of another run starts the node anew.
 
     NodeSession <── NodeProtocol (federated.node), SplitBoard (split.board)
-    HostSession (host_session) <── Coordinator (federated.coordinator), SplitHost (split.host)
+    HostSession (host_session) <── HostProtocol (federated.host), SplitHost (split.host)
 
 The program calls `receive_frames` and `handle_timeout`. It then takes all events with
 `next_event`, makes them durable, and sends `frames_to_send`. Time is an argument, in seconds of any

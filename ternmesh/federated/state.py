@@ -134,7 +134,7 @@ def new_node_state(dimension: int) -> NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
+class HostSettings:
     """How the host runs rounds; times in seconds.
 
     `chain_max` global updates are kept for nodes that missed some. `partial_aggregates`: whether
@@ -170,7 +170,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorState:
+class HostState:
     """The state that a host needs after a restart. `bodies`: of the open round, by place."""
 
     model_q24: ModelQ24
@@ -195,14 +195,14 @@ class CoordinatorState:
         return OPEN if self.started else GATHERING
 
 
-def new_coordinator_state(dimension: int) -> CoordinatorState:
+def new_host_state(dimension: int) -> HostState:
     """Return the state of a run that has not begun."""
-    return CoordinatorState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
+    return HostState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
 
 
 @dataclass(slots=True)
 class RegisteredNode:
-    """A registered node while the coordinator runs."""
+    """A registered node while the host runs."""
 
     address: int
     name: str
@@ -247,7 +247,7 @@ class RegisteredNode:
 
 
 def registered(record: NodeRecord) -> RegisteredNode:
-    """Return a node as the coordinator continues with it."""
+    """Return a node as the host continues with it."""
     known = record.counted, record.partial_aggregate
     return RegisteredNode(record.address, record.name, record.samples, *known)
 

@@ -6,7 +6,7 @@ is possible, such as another sample count within its limits.
 
 from ternmesh.federated.gateway.partial_aggregate import GatewayState, partial_aggregate_q24
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, OpenRound, UpdateReassembler
-from ternmesh.federated.state import NO_RUN, ChainLink, CoordinatorState, NodeRecord, NodeState
+from ternmesh.federated.state import NO_RUN, ChainLink, HostState, NodeRecord, NodeState
 from ternmesh.plan import Plan
 from ternmesh.wire.control import INTEGER_MAX, NAME
 from ternmesh.wire.frame import NODE_MAX
@@ -17,7 +17,7 @@ COUNTER_END = 1 << 62  # stored integers end at 2**63, and counters are reserved
 _RUN_SIZE = len(NO_RUN)
 
 
-def check_host(run: bytes, plan: Plan, state: CoordinatorState, model_hash: bytes) -> None:
+def check_host(run: bytes, plan: Plan, state: HostState, model_hash: bytes) -> None:
     """Check the state of a host."""
     _check(len(run) == _RUN_SIZE, "its run")
     _check(0 <= state.counter < COUNTER_END, "its counter")
@@ -44,7 +44,7 @@ def _check_node(node: NodeRecord, plan: Plan, version: int) -> None:
             read_bitmap(row.have, plan.up.count)
 
 
-def _check_chain(state: CoordinatorState | NodeState) -> None:
+def _check_chain(state: HostState | NodeState) -> None:
     versions = [link.version for link in state.chain]
     first = state.version - len(versions) + 1
     _check(versions == list(range(first, state.version + 1)), "the versions of its chain")

@@ -1,6 +1,6 @@
 """Message authentication: what the two ends sign and check beyond the seals. SPEC.md section 9.7.
 
-A `NodeProtocol` and a `Coordinator` get a `SecurityLayer`: the sealing of their frames, and the
+A `NodeProtocol` and a `HostProtocol` get a `SecurityLayer`: the sealing of their frames, and the
 authenticator of their messages. `OPEN` authenticates nothing (suite 0).
 """
 

@@ -23,8 +23,8 @@ from ternmesh.codec.soft_labels import quantise
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.federated import knowledge
-from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.model_package import TensorSpec
 from ternmesh.plan import make_plan
 from ternmesh.wire.knowledge import cut_labels, write_part
@@ -226,7 +226,7 @@ def test_the_host_asks_its_model_about_the_probe_set(
 class Fleet:
     """A host and a node that has joined it, in simulated time."""
 
-    host: Coordinator
+    host: HostProtocol
     driver: Driver[Any]
     node: Node
     knowledge: BoardKnowledge
@@ -254,9 +254,9 @@ def fleet(
     )
     package, hub = keyword.package, LoopbackHub()
     plan = make_plan(package.dimension, rounds=2, local_steps=6, learning_rate=0.001)
-    host = Coordinator(
-        plan, CoordinatorSettings(1, 60.0), package.model_hash(), b"a run   ",
-        new_coordinator_state(plan.dimension),
+    host = HostProtocol(
+        plan, HostSettings(1, 60.0), package.model_hash(), b"a run   ",
+        new_host_state(plan.dimension),
     )  # fmt: skip
     time = SimpleNamespace(now=1000.0)
     driver: Driver[Any] = Driver(host, hub.host(), lambda: time.now)

@@ -34,7 +34,7 @@ def log_level() -> Iterator[None]:
 
 def set_all(world: World, node: Node, **settings: int) -> None:
     """The owner sets these on a board, and they arrive."""
-    host = world.host.coordinator
+    host = world.host.protocol
     host.set_board(node.config.name, settings, world.now)
     board = host.management.boards[node.config.name]
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Whole nodes over a loopback hub, with a real coordinator and a clock that the test moves."""
+"""Whole nodes over a loopback hub, with a real host and a clock that the test moves."""
 
 import json
 import sys
@@ -32,12 +32,12 @@ from edge.service import present_model
 from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated import robust
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
 from ternmesh.federated.reputation import Reputations, Standing
-from ternmesh.federated.state import CoordinatorSettings, CoordinatorState, new_coordinator_state
+from ternmesh.federated.state import HostSettings, HostState, new_host_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.wire.update import read_manifest
 from ternmesh_store.node_store import NodeStore
@@ -57,26 +57,21 @@ def make(rounds: int = ROUNDS, steps: int = STEPS) -> Plan:
 
 class Host:
     def __init__(
-        self,
-        world: "World",
-        plan: Plan,
-        run: bytes,
-        min_peers: int,
-        state: CoordinatorState | None = None,
+        self, world: "World", plan: Plan, run: bytes, min_peers: int, state: HostState | None = None
     ) -> None:
         model, settings = (
             world.loaded.package.model_hash(),
-            CoordinatorSettings(min_peers, deadline_s=60.0),
+            HostSettings(min_peers, deadline_s=60.0),
         )
-        self.coordinator = Coordinator(
-            plan, settings, model, run, state or new_coordinator_state(plan.dimension)
+        self.protocol = HostProtocol(
+            plan, settings, model, run, state or new_host_state(plan.dimension)
         )
         self.counted: Counter[int] = Counter()  # rounds by address
         self.evaluations: list[Evaluation] = []  # by version of the global adapter
         end = world.hub.host()
         end.open()
-        self.driver = Driver(self.coordinator, end, lambda: world.now)
-        self.coordinator.start(world.now)
+        self.driver = Driver(self.protocol, end, lambda: world.now)
+        self.protocol.start(world.now)
 
     def turn(self) -> bool:
         return self.driver.poll(0.0, self._note, lambda: None)
@@ -106,7 +101,7 @@ class World:
         run: bytes = b"first   ",
         min_peers: int = 1,
         plan: Plan | None = None,
-        state: CoordinatorState | None = None,
+        state: HostState | None = None,
     ) -> None:
         self.host = Host(self, plan or make(), run, min_peers, state)
 
@@ -170,7 +165,7 @@ def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
 
 
 def global_adapter(world: World) -> np.ndarray:
-    return world.loaded.initial + to_float(world.host.coordinator.model_q24)
+    return world.loaded.initial + to_float(world.host.protocol.model_q24)
 
 
 def test_two_nodes_learn_together_to_the_end(world: World) -> None:
@@ -221,7 +216,7 @@ def test_the_host_hears_how_good_the_global_adapter_is(world: World, report: boo
 @pytest.mark.parametrize("report", [True, False])
 def test_a_board_reports_the_effect_of_a_probe(world: World, report: bool) -> None:
     world.new_host(min_peers=2)
-    aggregation = world.host.coordinator.aggregation
+    aggregation = world.host.protocol.aggregation
     aggregation.reputations.first_loss = 1.0
     aggregation.reputations.standings = {address: Standing(wait=1) for address in (1, 2)}
     told: list[dict[int, float]] = []
@@ -275,7 +270,7 @@ def test_traffic_is_served_between_two_batches(world: World) -> None:
     world.until(lambda: node.trainer.progress[0] == 1)
     frames = node.driver.traffic["host"].frames_in
     world.now += 100.0  # an announcement is due
-    world.host.coordinator.handle_timeout(world.now)
+    world.host.protocol.handle_timeout(world.now)
     world.host.turn()
     waits: list[float] = []
     poll = node.driver.poll
@@ -323,7 +318,7 @@ def close_without_ada(world: World, late: int) -> None:
 
     def closed() -> bool:
         world.now += 1.0
-        return world.host.coordinator.version > late
+        return world.host.protocol.version > late
 
     world.until(closed, ["bob"])
 
@@ -487,8 +482,8 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     # R6.11-4
     node = world.add("ada")
     world.until(lambda: node.protocol.version == 3)
-    old, metric = world.host.coordinator, status(node)["metric"]
-    start = replace(new_coordinator_state(18), model_q24=old.model_q24, residual=old.residual)
+    old, metric = world.host.protocol, status(node)["metric"]
+    start = replace(new_host_state(18), model_q24=old.model_q24, residual=old.residual)
     world.new_host(run=b"second  ", min_peers=2, state=start)
     learned = global_adapter(world)
 

@@ -18,7 +18,7 @@ from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
 from ternmesh.errors import CodecError
 from ternmesh.federated.local_update import make_update, settle_update
-from ternmesh.federated.state import new_coordinator_state
+from ternmesh.federated.state import new_host_state
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.wire.global_update import Counted
 from tests.edge.conftest import SIZE_A, SIZE_B
@@ -45,7 +45,7 @@ def new_run(world: World) -> None:
 
     def joined() -> bool:
         world.now += 1.0
-        return node.protocol.run == world.host.coordinator.run
+        return node.protocol.run == world.host.protocol.run
 
     world.until(joined)
 
@@ -348,8 +348,8 @@ def test_a_run_from_nothing_begins_without_the_personal_part(world: World) -> No
 def test_a_run_that_takes_the_adapter_along_keeps_the_personal_part(world: World) -> None:
     node = world.add("ada", config_of(world, "A"))
     world.until(lambda: node.protocol.version == 3)
-    part, old = node.model_q24[A], world.host.coordinator
-    start = replace(new_coordinator_state(18), model_q24=old.model_q24, residual=old.residual)
+    part, old = node.model_q24[A], world.host.protocol
+    start = replace(new_host_state(18), model_q24=old.model_q24, residual=old.residual)
     world.new_host(run=b"second  ", min_peers=2, state=start)
     new_run(world)
     assert node.protocol.before is not None

@@ -1,4 +1,4 @@
-"""A node as a process of its own, over a real broker, with a coordinator in this process."""
+"""A node as a process of its own, over a real broker, with a host in this process."""
 
 import signal
 import subprocess
@@ -28,9 +28,9 @@ from edge.onnx.session import LoadedModel, adapter_version, load_model
 from edge.service import run_node
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.plan import make_plan
 from ternmesh_service.control_socket import ControlError, ask
 from transports.driver import Driver
@@ -65,16 +65,14 @@ def node_process(config: Path) -> Iterator[subprocess.Popen[str]]:
 class Host:
     def __init__(self, url: str, tiny: LoadedModel) -> None:
         plan = make_plan(18, rounds=ROUNDS, local_steps=4, learning_rate=0.05, announce_s=1)
-        settings, state = CoordinatorSettings(1, deadline_s=600.0), new_coordinator_state(18)
+        settings, state = HostSettings(1, deadline_s=600.0), new_host_state(18)
         self.now = 0.0
         self.counted = 0
-        self.coordinator = Coordinator(
-            plan, settings, tiny.package.model_hash(), b"run     ", state
-        )
+        self.protocol = HostProtocol(plan, settings, tiny.package.model_hash(), b"run     ", state)
         self.transport = MqttTransport(MqttSettings(url, "ternmesh", "host"))
-        self.driver = Driver(self.coordinator, self.transport, lambda: self.now)
+        self.driver = Driver(self.protocol, self.transport, lambda: self.now)
         self.transport.open()
-        self.coordinator.start(self.now)
+        self.protocol.start(self.now)
 
     def poll(self) -> None:
         self.driver.poll(0.05, self._note, lambda: None)
@@ -110,7 +108,7 @@ def test_kill_9_in_mid_run_and_a_clean_end(host, url, tiny, tiny_data, tmp_path,
 
     def reached(version: int) -> bool:
         host.poll()
-        return host.coordinator.version >= version
+        return host.protocol.version >= version
 
     with node_process(config) as process:
         eventually(lambda: reached(3))

@@ -10,7 +10,7 @@ from host.service import run_host
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import ModelPackageError
-from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh_service.config_file import control_path, load_model_package
 from transports.factory import profile_of
 from transports.link_config import link_settings
@@ -52,9 +52,9 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     assert (plan.rounds, plan.learning_rate_e6, plan.announce_s) == (7, 10_000, 5)
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
     assert plan.scale_max == 2 << 24
-    assert settings_of(config.run) == CoordinatorSettings(2, 12.0, 1024, 9)
+    assert settings_of(config.run) == HostSettings(2, 12.0, 1024, 9)
     believing = replace(config.run, partial_aggregates=True)
-    assert settings_of(believing) == CoordinatorSettings(2, 12.0, 1024, 9, partial_aggregates=True)
+    assert settings_of(believing) == HostSettings(2, 12.0, 1024, 9, partial_aggregates=True)
     link = link_settings(config.link, "host")
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",

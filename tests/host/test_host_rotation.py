@@ -339,7 +339,7 @@ def test_a_copy_of_a_rotation_does_not_end_the_host_that_it_leads_to(fleet: Flee
     forged = rotation(
         fleet, fleet.rings["host"].own.public, someone("host", Role.HOST), someone("mallory")
     )
-    refused = fleet.bench.service.coordinator.refused
+    refused = fleet.bench.service.protocol.refused
     for frames in (old, rotation_frames((forged,))):
         fleet.bench.service.driver.endpoint.receive_frames("ada", frames, fleet.bench.now)
     assert refused["signature"] == 1

@@ -16,11 +16,11 @@ from host.config import HostConfig, read_host_config
 from host.groups import read_groups, run_groups
 from host.knowledge import GroupKnowledge, KnowledgeExchange, Teaching, judge
 from ternmesh.config import ConfigError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.knowledge import KnowledgeReceiver
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh.wire.knowledge import Topic
@@ -303,13 +303,13 @@ def test_groups_have_one_probe_set_and_the_same_classes(
 
 
 class Fleet:
-    """A coordinator and one node over a loopback."""
+    """A host and one node over a loopback."""
 
     def __init__(self) -> None:
         self.now, hub, model = 1000.0, LoopbackHub(), bytes(range(32))
         plan = make_plan(200, rounds=4, local_steps=1, learning_rate=0.1)
-        settings, state = CoordinatorSettings(1, 60.0), new_coordinator_state(200)
-        self.host = Coordinator(plan, settings, model, b"a run   ", state)
+        settings, state = HostSettings(1, 60.0), new_host_state(200)
+        self.host = HostProtocol(plan, settings, model, b"a run   ", state)
         rng, own = np.random.default_rng(0), new_node_state(200)
         self.node = NodeProtocol("ada", model, 10, b"instance", own, rng)
         ends = (self.host, hub.host()), (self.node, hub.node("ada"))

@@ -22,7 +22,7 @@ from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
 from ternmesh.federated.reputation import Standing
 from ternmesh.federated.rules import AggregationSettings
-from ternmesh.federated.state import CoordinatorSettings, NodeRecord, new_node_state
+from ternmesh.federated.state import HostSettings, NodeRecord, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.identity import rotation_text
@@ -45,7 +45,7 @@ MODEL = bytes(range(32))
 PACKAGE: Any = SimpleNamespace(model_hash=lambda: MODEL, adapter_key=lambda: bytes(96))
 DIMENSION = 2000
 PLAN = make_plan(DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, announce_s=5)
-SETTINGS = CoordinatorSettings(min_peers=2, deadline_s=60.0)
+SETTINGS = HostSettings(min_peers=2, deadline_s=60.0)
 NAMES = ("ada", "bob")
 
 
@@ -140,7 +140,7 @@ def test_status_before_anybody_came(bench):
     assert (status["role"], status["phase"], status["version"]) == ("host", "gathering", 0)
     assert status["deadline_s"] is None
     assert (status["nodes"], status["history"], status["refused"]) == ([], [], {})
-    assert status["global_hash"] == bench.service.coordinator.global_hash.hex()
+    assert status["global_hash"] == bench.service.protocol.global_hash.hex()
 
 
 def test_the_owner_goes_back_and_a_killed_host_goes_on_from_there(bench, caplog):
@@ -168,7 +168,7 @@ def test_the_owner_goes_back_and_a_killed_host_goes_on_from_there(bench, caplog)
     answer = bench.service.status() | {"security": None, "release": None} | rest
     assert "global update 3 goes back to version 1" in list(describe(answer))
     bench.boot(replace(PLAN, rounds=9))
-    host = bench.service.coordinator
+    host = bench.service.protocol
     assert host.version == 4
     bench.live(20)
     for driver in bench.nodes.values():
@@ -300,14 +300,14 @@ def test_a_board_that_turns_round_is_seen_to_be_unlike_the_others(bench):
             driver.endpoint.submit(event.round, delta, bench.now)
 
     bench.work = work
-    bench.service.coordinator.settings = replace(SETTINGS, min_peers=len(names))
+    bench.service.protocol.settings = replace(SETTINGS, min_peers=len(names))
     bench.settle()
     status = json.loads(json.dumps(bench.service.status()))
     assert status["version"] == 14
     standings = {node["name"]: node["standing"] for node in status["nodes"]}
     assert [name for name, known in standings.items() if known["unlike"]] == ["eve"]
     assert standings["eve"]["agreement"] < 0.5 < standings["ada"]["agreement"]
-    assert bench.service.coordinator.aggregation.reputations.of(5).agreement < 0.9
+    assert bench.service.protocol.aggregation.reputations.of(5).agreement < 0.9
     bench.boot(replace(PLAN, rounds=14))
     known = bench.node("eve")["standing"]
     assert (known["agreement"], known["unlike"]) == (None, False)
@@ -317,7 +317,7 @@ def test_a_node_that_is_trusted_little_is_told_once_and_so_is_its_return(bench, 
     caplog.set_level(logging.INFO)
     bench.join("ada")
     bench.join("bob")
-    known = bench.service.coordinator.aggregation.reputations
+    known = bench.service.protocol.aggregation.reputations
     known.first_loss = 1.0
     known.standings = {n: Standing(rise=9.0 * (n == 1), probed=1) for n in (1, 2, 3)}
     known.__post_init__()
@@ -360,7 +360,7 @@ def test_a_global_update_is_logged_once_it_is_on_disk(bench, caplog, monkeypatch
     monkeypatch.setattr(bench.store, "commit", full)
     with pytest.raises(StoreError):
         bench.settle()
-    assert bench.service.coordinator.version == 1
+    assert bench.service.protocol.version == 1
     assert "global update 1" not in caplog.text
 
 
@@ -407,8 +407,8 @@ def test_a_changed_plan_takes_along_what_was_learned_and_says_so(bench, caplog):
     bench.join("ada")
     bench.join("bob")
     bench.settle()
-    before, learned = bench.service.status(), bench.service.coordinator.model_q24
-    residual = bench.service.coordinator.residual
+    before, learned = bench.service.status(), bench.service.protocol.model_q24
+    residual = bench.service.protocol.residual
     assert learned.any()
     with pytest.raises(ConfigError, match="rounds is 1, and the first round takes along"):
         bench.boot(replace(PLAN, rounds=1))
@@ -421,11 +421,11 @@ def test_a_changed_plan_takes_along_what_was_learned_and_says_so(bench, caplog):
     shown = "\n".join(describe(after | {"fleet": "f", "model": "m", "transport": link}))
     assert f"begun with the adapter of run {before['run']}, global adapter 3" in shown
     bench.boot(replace(PLAN, rounds=5))  # before its first global update
-    assert np.array_equal(bench.service.coordinator.model_q24, learned)
+    assert np.array_equal(bench.service.protocol.model_q24, learned)
     bench.work = lambda driver, event: None
     with caplog.at_level(logging.INFO):
         bench.live(20)
-    host = bench.service.coordinator
+    host = bench.service.protocol
     assert (host.version, host.phase) == (1, control.OPEN)
     assert np.array_equal(host.model_q24, learned)
     assert np.allclose(host.residual, residual)
@@ -445,19 +445,19 @@ def test_a_finished_run_goes_on_with_another_when_told_to(bench, caplog):  # R6.
     bench.join("ada")
     bench.join("bob")
     bench.settle()
-    before, learned = bench.service.status(), bench.service.coordinator.model_q24
+    before, learned = bench.service.status(), bench.service.protocol.model_q24
     bench.boot()
     assert "--continue begins another" in caplog.text
     assert bench.service.status()["run"] == before["run"]
     bench.boot(after_end=True)
     run = bench.service.status()["run"]
     assert run != before["run"]
-    assert np.array_equal(bench.service.coordinator.model_q24, learned)
+    assert np.array_equal(bench.service.protocol.model_q24, learned)
     bench.boot(after_end=True)  # it goes on: it is not finished
     assert bench.service.status()["run"] == run
     bench.live(20)
     assert bench.service.status()["phase"] == "finished"
-    assert bench.service.coordinator.model_q24.sum() > learned.sum()
+    assert bench.service.protocol.model_q24.sum() > learned.sum()
 
 
 def package_of(model: int, shape: int, graph: int, start: int) -> Any:
@@ -472,17 +472,17 @@ def test_another_model_of_the_same_adapter_takes_along_what_was_learned(bench, c
     bench.join("ada", model=bytes([1]) * 32)
     bench.join("bob", model=bytes([1]) * 32)
     bench.settle()
-    learned = bench.service.coordinator.model_q24
+    learned = bench.service.protocol.model_q24
     run = bench.service.status()["run"]
     with pytest.raises(ConfigError, match=f"{run}.*global update 3.*other tensors.*--new-run"):
         bench.boot(package=package_of(2, 2, 2, 1))
     bench.boot(package=first)
     assert bench.service.status()["run"] == run
     bench.boot(package=package_of(2, 1, 2, 2))
-    assert np.array_equal(bench.service.coordinator.model_q24, learned)
+    assert np.array_equal(bench.service.protocol.model_q24, learned)
     bench.boot(package=package_of(3, 1, 2, 3))
     assert "an adapter of its own" in caplog.text
-    assert not bench.service.coordinator.model_q24.any()
+    assert not bench.service.protocol.model_q24.any()
     assert bench.service.status()["carried_from"] is None
 
 
@@ -603,7 +603,7 @@ def test_a_host_whose_state_is_lost_goes_on_with_its_nodes_run(bench, caplog):  
         driver.endpoint.start(bench.now)
     with caplog.at_level(logging.INFO):
         bench.settle()
-    host = bench.service.coordinator
+    host = bench.service.protocol
     assert host.run == run
     assert "the host takes it back, and goes on with it" in caplog.text
     assert host.version == bench.nodes["ada"].endpoint.version > 0
@@ -685,9 +685,9 @@ def test_a_node_that_falls_silent_is_missed_and_the_run_goes_on(bench, caplog):
 
 def test_a_new_run_of_the_same_plan_goes_on_and_says_so(tmp_path, caplog):
     bench = Bench(StateFile(tmp_path))
-    run = bench.service.coordinator.run
+    run = bench.service.protocol.run
     bench.boot(new_run=True)
-    assert bench.service.coordinator.run == run
+    assert bench.service.protocol.run == run
     assert "--new-run changes nothing" in caplog.text
 
 
@@ -695,16 +695,16 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
     """A host with keys first asks each board for a sign of life: that is no refusal to log."""
     caplog.set_level(logging.INFO)
     bench = Bench(StateFile(tmp_path))
-    bench.service.coordinator._refuse("ada", "sync", bench.now, aloud=False)
-    bench.service.coordinator._refuse("ada", "seal", bench.now, aloud=False)
-    bench.service.coordinator._refuse("ada", "suite", bench.now, aloud=False)
+    bench.service.protocol._refuse("ada", "sync", bench.now, aloud=False)
+    bench.service.protocol._refuse("ada", "seal", bench.now, aloud=False)
+    bench.service.protocol._refuse("ada", "suite", bench.now, aloud=False)
     bench.service.poll(0.0)
     status = bench.service.status()
     assert (status["refused"], status["first_contacts"]) == ({"seal": 1, "suite": 1}, 1)
     told = [line for line in caplog.messages if "refused" in line]
     assert told == [f"refused from ada: suite: {why('suite', on_host=True)}"]
     for _ in range(NORMAL_UP_TO):  # what does not end is no first contact
-        bench.service.coordinator._refuse("ada", "seal", bench.now, aloud=False)
+        bench.service.protocol._refuse("ada", "seal", bench.now, aloud=False)
     bench.service.poll(0.0)
     assert caplog.messages[-1] == f"refused from ada: seal: {why('seal', on_host=True)}"
 
@@ -735,7 +735,7 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(keyed, change):  # R9.3-
     """However long the round is open yet."""
     bench, rings = keyed
     bob: Any = bench.nodes["bob"].endpoint
-    host = bench.service.coordinator
+    host = bench.service.protocol
     before = host._sealing.broadcast_name
     assert bob._sealing.broadcast_name == before
     line = rotation_text(rings["ada"].begin_rotation())
@@ -775,7 +775,7 @@ def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost, caplog)
 def test_a_question_that_waits_is_a_timeout(keyed):  # R9.3-10
     """However long the next announce is away: over a radio that may be an hour."""
     bench, _ = keyed
-    host = bench.service.coordinator
+    host = bench.service.protocol
     session = host._sealing._session("ada")
     session.queue_question()
     assert host.next_timeout() == session.due_at < host._announce_at
@@ -820,14 +820,14 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     assert rings["bob"].store.member_list().number == 3
     assert bob.refused[OLD_MEMBERS] == 0
 
-    bench.service.coordinator._authenticator._member_list._take(old)  # restored
+    bench.service.protocol._authenticator._member_list._take(old)  # restored
     announced(bench)
     assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
     bob._note_process(b"another process", bench.now)
     with caplog.at_level("ERROR"):
         announced(bench)
     assert bob.refused[OLD_MEMBERS] == 1
-    assert bench.service.coordinator.refused[OLD_MEMBERS] == 1
+    assert bench.service.protocol.refused[OLD_MEMBERS] == 1
     assert "revoke and enrol again" in caplog.text
     bench.service.manage({"enrol": "revoke", "name": "ada"})
     assert host.member_list.number == 4, "above all that a board has seen"
@@ -843,17 +843,17 @@ def test_a_claim_about_the_list_that_is_no_news_is_ignored(keyed):
         refusal = control.write_control(control.Refusal(number, OLD_MEMBERS))
         bob._outgoing.push("host", 0, [refusal])
         bench.settle()
-    assert bench.service.coordinator.refused[OLD_MEMBERS] == 0
+    assert bench.service.protocol.refused[OLD_MEMBERS] == 0
     bob._outgoing.push("host", 0, [control.write_control(control.Refusal(9, "seal"))])
     bench.settle()
-    assert bench.service.coordinator.refused["kind"] == 1
+    assert bench.service.protocol.refused["kind"] == 1
 
 
 def test_the_hosts_own_training_starts_from_the_global_adapter(bench, monkeypatch):
     seen = []
 
     def root(number: int, adapter: np.ndarray) -> np.ndarray:
-        seen.append((number, adapter, to_float(bench.service.coordinator.model_q24)))
+        seen.append((number, adapter, to_float(bench.service.protocol.model_q24)))
         return np.full(DIMENSION, 0.01, np.float32)
 
     settings = replace(SETTINGS, aggregation=AggregationSettings(root=root))

@@ -37,10 +37,10 @@ from ternmesh.federated.gateway.partial_aggregate import (
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import (
     ChainLink,
-    CoordinatorState,
+    HostState,
     Learned,
     NodeRecord,
-    new_coordinator_state,
+    new_host_state,
     new_node_state,
 )
 from ternmesh.plan import Plan
@@ -121,14 +121,14 @@ class HostDisk:
 
     def __init__(self, run: bytes, plan: Plan, counter: int = 0) -> None:
         self.run, self.plan = run, plan
-        state = replace(new_coordinator_state(plan.dimension), counter=counter)
+        state = replace(new_host_state(plan.dimension), counter=counter)
         self.committed = self.working = state
         self._made: list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]] = []
         self.copy = state  # what the operator has put aside
         self.boards: dict[str, BoardChanged] = {}
         self._boards = self.boards
 
-    def carry(self, before: CoordinatorState) -> None:
+    def carry(self, before: HostState) -> None:
         """Begin with what another run has learned."""
         state = replace(self.committed, model_q24=before.model_q24, residual=before.residual)
         self.committed = self.working = self.copy = state
@@ -159,7 +159,7 @@ class HostDisk:
                 state = self._advance(event)
         self.working = state
 
-    def _advance(self, event: GlobalUpdateMade) -> CoordinatorState:
+    def _advance(self, event: GlobalUpdateMade) -> HostState:
         state, counted = self.working, {entry.address: entry for entry in event.counted}
         partial_aggregates = dict(event.partial_aggregates)
         chain = state.chain if event.version == state.version + 1 else ()

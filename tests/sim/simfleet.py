@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from ternmesh.errors import CodecError, WireError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, pack
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.plan import make_plan
@@ -345,7 +345,7 @@ class Fleet:
         are_there = len(hosts.rotations) == self.options.rotations
         return are_there and all(node.seals.hosts == hosts for node in self._alive())
 
-    def _some_are_behind(self, host: Coordinator) -> bool:
+    def _some_are_behind(self, host: HostProtocol) -> bool:
         boards = [host.management.boards[node.name] for node in self._alive()]
         return any(board.must_report or not board.number or board.is_behind for board in boards)
 
@@ -527,7 +527,7 @@ class Fleet:
                     self.gateway.check_bounds()
                     continue
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
-                if isinstance(endpoint, Coordinator):
+                if isinstance(endpoint, HostProtocol):
                     expect(len(endpoint._refusals._answered) <= 4096, "answers pile up")
                     arrived = endpoint._round.updates.keys() | endpoint._round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ternmesh.codec.scale import UNIT, to_float
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.wire.control import OPEN
 from tests.sim.simfleet import Fleet, Options, draw
@@ -131,7 +131,7 @@ class GuardedHost(HostProcess):
         super().__init__(fleet)
         self.ledger = LiarLedger(fleet.plan, fleet.packets)
 
-    def load(self) -> Coordinator:
+    def load(self) -> HostProtocol:
         made = super().load()
         combine, look = made.aggregation.combine, made.guard.look
 

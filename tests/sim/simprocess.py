@@ -8,14 +8,14 @@ import numpy as np
 from host.enrolment import EnrolmentService
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import Advanced, BodyAccepted, HostEvent, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, BoardManagement
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.rules import AggregationSettings
-from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
 from ternmesh.security.membership import HOST
@@ -46,7 +46,7 @@ class Process:
     def __init__(self, fleet: "Fleet", name: str) -> None:
         self.fleet, self.name = fleet, name
         self.disk: Any  # the one that fits the endpoint
-        self.endpoint: Any = None  # NodeProtocol, Coordinator or GatewayAggregator while it lives
+        self.endpoint: Any = None  # NodeProtocol, HostProtocol or GatewayAggregator while it lives
         self.seals, self.security = SealDisk(), OPEN
         self.gone = False
         self.counters: set[int] = set()
@@ -63,7 +63,7 @@ class Process:
         self.endpoint.start(self.fleet.now)
         self.settle()
 
-    def load(self) -> NodeProtocol | Coordinator | GatewayAggregator:
+    def load(self) -> NodeProtocol | HostProtocol | GatewayAggregator:
         raise NotImplementedError
 
     def crash(self) -> None:
@@ -290,12 +290,12 @@ class HostProcess(Process):
         self.ledger = Ledger(fleet.plan, fleet.packets)
         self.notices: EnrolmentService[HostEvent] | None = None  # where there are keys
 
-    def load(self) -> Coordinator:
+    def load(self) -> HostProtocol:
         o, d = self.fleet.options, self.disk
-        settings = CoordinatorSettings(
+        settings = HostSettings(
             o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates, self.aggregation
         )
-        made = Coordinator(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
+        made = HostProtocol(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
         made.management.restore(d.load_boards(self.fleet.now))
         if self.fleet.keys is not None:
             keyring = cast(Keyring, SimKeyring(self.security))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import add_q24
-from ternmesh.federated import coordinator, node, recovery
+from ternmesh.federated import host, node, recovery
 from ternmesh.federated.aggregation import global_delta_q24, older_adapter
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.guard import Guard
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.registry import UpdateChain
 from ternmesh.wire.global_update import GlobalUpdate, read_object, split_certificate
@@ -65,7 +65,7 @@ def repeats_a_round_twice(patch: pytest.MonkeyPatch) -> None:
 
 def adds_the_step_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     """The host names the older version, and goes on from the newest adapter."""
-    patch.setattr(coordinator, "older_adapter", lambda newest, *_: newest)
+    patch.setattr(host, "older_adapter", lambda newest, *_: newest)
 
 
 def takes_one_step_too_few_back(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def takes_one_step_too_few_back(patch: pytest.MonkeyPatch) -> None:
     def older(newest: Any, links: Any, version: int, *rest: Any) -> Any:
         return older_adapter(newest, links, version + 1, *rest)
 
-    patch.setattr(coordinator, "older_adapter", older)
+    patch.setattr(host, "older_adapter", older)
     patch.setattr(node, "older_adapter", older)
 
 
@@ -90,7 +90,7 @@ def forgets_that_a_step_returned(patch: pytest.MonkeyPatch) -> None:
             newest = add_q24(newest, -global_delta_q24(step.chunks, model_hash, step.version, plan))
         return newest
 
-    patch.setattr(coordinator, "older_adapter", older)
+    patch.setattr(host, "older_adapter", older)
     patch.setattr(node, "older_adapter", older)
 
 
@@ -118,14 +118,14 @@ def drops_an_update_that_waits(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_what_the_owner_wants_to_lose(patch: pytest.MonkeyPatch) -> None:
     """The host's residual outlives the return that the owner asked for."""
-    make = Coordinator._make_step
+    make = HostProtocol._make_step
 
-    def make_with_residual(self: Coordinator, combined: Any, count: Any, *rest: Any) -> None:
+    def make_with_residual(self: HostProtocol, combined: Any, count: Any, *rest: Any) -> None:
         if len(rest) > 1 and not count.rows:
             self.residual = self.residual + np.float32(0.01)
         make(self, combined, count, *rest)
 
-    patch.setattr(Coordinator, "_make_step", make_with_residual)
+    patch.setattr(HostProtocol, "_make_step", make_with_residual)
 
 
 def gives_a_return_without_its_steps(patch: pytest.MonkeyPatch) -> None:

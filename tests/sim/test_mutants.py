@@ -13,7 +13,7 @@ import pytest
 from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated import coordinator, host_run, local_update, node, session
+from ternmesh.federated import host, host_run, local_update, node, session
 from ternmesh.federated.aggregation import update_delta_q24
 from ternmesh.federated.events import ResidualChanged
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
@@ -104,19 +104,19 @@ def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
         if not is_open or not version - 1 <= number <= version:
             raise WireError("old round", "planted")
 
-    patch.setattr(coordinator, "check_round", check)
+    patch.setattr(host, "check_round", check)
 
 
 def keeps_the_packet_of_the_round_before(patch: pytest.MonkeyPatch) -> None:
     """The host does not clear what it has counted."""
-    close = coordinator.Coordinator._close_round
+    close = host.HostProtocol._close_round
 
-    def close_and_keep(self: coordinator.Coordinator, now: float) -> None:
+    def close_and_keep(self: host.HostProtocol, now: float) -> None:
         intakes = self._round.updates
         close(self, now)
         self._round.updates = intakes
 
-    patch.setattr(coordinator.Coordinator, "_close_round", close_and_keep)
+    patch.setattr(host.HostProtocol, "_close_round", close_and_keep)
 
 
 def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
@@ -132,13 +132,13 @@ def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
     """The host drops what its reference could not carry."""
-    close = coordinator.Coordinator._close_round
+    close = host.HostProtocol._close_round
 
-    def drop(self: coordinator.Coordinator, now: float) -> None:
+    def drop(self: host.HostProtocol, now: float) -> None:
         close(self, now)
         self.residual = np.zeros_like(self.residual)
 
-    patch.setattr(coordinator.Coordinator, "_close_round", drop)
+    patch.setattr(host.HostProtocol, "_close_round", drop)
 
 
 def never_asks_again(patch: pytest.MonkeyPatch) -> None:
@@ -221,14 +221,14 @@ def answers_a_silence_that_is_not_on_disk(patch: pytest.MonkeyPatch) -> None:
 
 def believes_a_silence_for_ever(patch: pytest.MonkeyPatch) -> None:
     """Who was silent in one round is not waited for in the next."""
-    close = coordinator.Coordinator._close_round
+    close = host.HostProtocol._close_round
 
-    def close_and_keep(self: coordinator.Coordinator, now: float) -> None:
+    def close_and_keep(self: host.HostProtocol, now: float) -> None:
         silent = self._round.silent
         close(self, now)
         self._round.silent = silent
 
-    patch.setattr(coordinator.Coordinator, "_close_round", close_and_keep)
+    patch.setattr(host.HostProtocol, "_close_round", close_and_keep)
 
 
 def takes_ended_processes(patch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from host.service import HostService
 from ternmesh.errors import TernmeshError
 from ternmesh.federated.events import WorkReady
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import FINISHED
 from ternmesh_cli.keys import enrol_fleet
@@ -43,7 +43,7 @@ DAMAGES = int(os.environ.get("TERNMESH_DAMAGES", "20"))
 MODEL, DIMENSION, NAMES = bytes(range(32)), 1000, ("ada", "bob")
 PACKAGE: Any = SimpleNamespace(model_hash=lambda: MODEL, adapter_key=lambda: bytes(96))
 PLAN = make_plan(DIMENSION, rounds=8, local_steps=1, learning_rate=0.1, announce_s=5)
-SETTINGS = CoordinatorSettings(min_peers=2, deadline_s=60.0)
+SETTINGS = HostSettings(min_peers=2, deadline_s=60.0)
 CHECKPOINTED, KILLED = 2, 4  # versions at which all end in order, and at which they are killed
 PATIENCE_S = 1000.0
 WHOLE, SAID, LOGGED = "nothing lost", "refused with a sentence", "said in the log"
@@ -107,7 +107,7 @@ class Fleet:
                     delta = rng.standard_normal(DIMENSION).astype(np.float32) * 0.05
                     cast(NodeProtocol, driver.endpoint).submit(wanted.round, delta, self.now)
                     moved = True
-            ends: list[Any] = [self.service.coordinator]
+            ends: list[Any] = [self.service.protocol]
             ends += [driver.endpoint for driver, _, _ in self.boards.values()]
             if min(end.version for end in ends) >= version:
                 is_over = version < PLAN.rounds or ends[0].phase == FINISHED

@@ -19,7 +19,7 @@ from ternmesh.federated.events import (
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
-from ternmesh.federated.state import ChainLink, CoordinatorState, NodeRecord, new_coordinator_state
+from ternmesh.federated.state import ChainLink, HostState, NodeRecord, new_host_state
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import Report, Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
@@ -34,7 +34,7 @@ MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
 RUN = b"run-0001"
 PLAN = make_plan(DIMENSION, rounds=50, local_steps=1, learning_rate=0.1)
-EMPTY = new_coordinator_state(DIMENSION)
+EMPTY = new_host_state(DIMENSION)
 
 ADA, BOB = NodeJoined(1, "ada", 100), NodeJoined(2, "bob", 30)
 COUNTED = Counted(1, 0, b"dige", b"\x01")
@@ -54,7 +54,7 @@ def global_hash(version: int, counted=(COUNTED,), missing=(2,), finished=False) 
     )
 
 
-def at(event: GlobalUpdateMade, **changes: Any) -> CoordinatorState:
+def at(event: GlobalUpdateMade, **changes: Any) -> HostState:
     state = replace(
         EMPTY,
         version=event.version,
@@ -66,7 +66,7 @@ def at(event: GlobalUpdateMade, **changes: Any) -> CoordinatorState:
     return replace(state, **changes)
 
 
-def plain(state: CoordinatorState) -> dict[str, object]:
+def plain(state: HostState) -> dict[str, object]:
     """A state that == compares, arrays by type and bytes."""
     values = {item.name: getattr(state, item.name) for item in fields(state)}
     for name in ("model_q24", "residual"):
@@ -172,7 +172,7 @@ def store(path):
     store._database.close()
 
 
-def load(path) -> CoordinatorState:
+def load(path) -> HostState:
     store = opened(path)
     stored = store.load(MODEL)
     store._database.close()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import to_float
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import FINISHED
 from ternmesh_store.host_store import HostStore
@@ -38,12 +38,12 @@ class Fleet:
     def __init__(self, folder: Path, rounds: int, names: tuple[str, ...], fate: Fate) -> None:
         self.folder, self.names, self.fate = folder, names, fate
         self.plan = make_plan(DIMENSION, rounds=rounds, local_steps=1, learning_rate=0.1)
-        self.settings = CoordinatorSettings(min_peers=len(names), deadline_s=1e9, chain_max=2)
+        self.settings = HostSettings(min_peers=len(names), deadline_s=1e9, chain_max=2)
         self.now = 0.0
         self.boundaries = 0
         self.wire: deque[tuple[str, str, list[bytes]]] = deque()
         self.stores: dict[str, HostStore | NodeStore] = {}
-        self.ends: dict[str, Coordinator | NodeProtocol] = {}
+        self.ends: dict[str, HostProtocol | NodeProtocol] = {}
         for name in ("host", *names):
             self._boot(name)
 
@@ -62,8 +62,8 @@ class Fleet:
     def result(self) -> list[tuple[bytes, bytes]]:
         return [(end.model_q24.tobytes(), end.residual.tobytes()) for end in self.ends.values()]
 
-    def _is_done(self, end: Coordinator | NodeProtocol) -> bool:
-        finished = end.phase == FINISHED if isinstance(end, Coordinator) else end.finished
+    def _is_done(self, end: HostProtocol | NodeProtocol) -> bool:
+        finished = end.phase == FINISHED if isinstance(end, HostProtocol) else end.finished
         return finished and end.version == self.plan.rounds
 
     def _boot(self, name: str) -> None:
@@ -78,7 +78,7 @@ class Fleet:
         if name == "host":
             store = HostStore(file, self.settings.chain_max)
             run = store.load(MODEL) or store.begin(RUN, self.plan, MODEL)
-            end = Coordinator(run.plan, self.settings, MODEL, run.run, run.state)
+            end = HostProtocol(run.plan, self.settings, MODEL, run.run, run.state)
         else:
             store = NodeStore(file)
             samples = 10 + len(name)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.link.settings import LinkSettings
 from ternmesh.plan import make_plan
 from ternmesh_store.link_store import LinkStore
@@ -42,10 +42,10 @@ class Radios:
         plan = make_plan(
             DIMENSION, rounds=ROUNDS, local_steps=1, learning_rate=0.1, announce_s=3600
         )
-        settings = CoordinatorSettings(min_peers=2, deadline_s=36_000.0)
+        settings = HostSettings(min_peers=2, deadline_s=36_000.0)
         pace = self.ends[HOST].pace
-        state = new_coordinator_state(DIMENSION)
-        self.host = Coordinator(plan, settings, MODEL, b"run-id-8", state, pace=pace)
+        state = new_host_state(DIMENSION)
+        self.host = HostProtocol(plan, settings, MODEL, b"run-id-8", state, pace=pace)
         self.nodes = {name: self.node(name, pace) for name in BOARDS}
         endpoints: dict[str, Any] = {HOST: self.host, **self.nodes}
         self.drivers: dict[str, Driver[Any]] = {

@@ -10,10 +10,10 @@ from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from edge.gateway.service import Gateway, read_gateway_config
 from models.zoo import package_path
 from ternmesh.config import ConfigError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh_service.config_file import load_model_package
 from ternmesh_store.gateway_store import GatewayStore
@@ -34,9 +34,9 @@ class Fleet:
         self.air, self.network = LoopbackHub(), LoopbackHub()
         plan = make_plan(MODEL.dimension, rounds=9, local_steps=1, learning_rate=0.1)
         model_hash = MODEL.model_hash()
-        settings = CoordinatorSettings(min_peers=2, deadline_s=600.0, partial_aggregates=True)
-        state = new_coordinator_state(MODEL.dimension)
-        self.host = Coordinator(plan, settings, model_hash, b"run-id-8", state)
+        settings = HostSettings(min_peers=2, deadline_s=600.0, partial_aggregates=True)
+        state = new_host_state(MODEL.dimension)
+        self.host = HostProtocol(plan, settings, model_hash, b"run-id-8", state)
         self.host_driver = Driver(self.host, self.network.host(), lambda: self.now)
         self.members = {
             name: NodeProtocol(

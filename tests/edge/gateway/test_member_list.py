@@ -28,7 +28,7 @@ BOARD, GONE = "ada", "bo"
 
 
 class Nothing:
-    """A stand-in for the coordinator."""
+    """A stand-in for the host."""
 
     def receive_frames(self, _peer: str, frames: Any, _now: float) -> None:
         pass

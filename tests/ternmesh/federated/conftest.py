@@ -7,15 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import SecurityChanged
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import (
-    CoordinatorSettings,
-    NodeState,
-    new_coordinator_state,
-    new_node_state,
-)
+from ternmesh.federated.state import HostSettings, NodeState, new_host_state, new_node_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Identity, Role, make_identity
@@ -69,7 +64,7 @@ class Bench:
     """`events` and `sent` collect those of each end, by its name."""
 
     plan: Plan
-    host: Coordinator
+    host: HostProtocol
     nodes: dict[str, NodeProtocol] = field(default_factory=dict)
     events: dict[str, list[object]] = field(default_factory=dict)
     sent: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
@@ -143,7 +138,7 @@ class Bench:
 
 @pytest.fixture
 def new_bench() -> Callable[..., Bench]:
-    """A function that makes a bench; keywords are CoordinatorSettings', `plan` is for make_plan."""
+    """A function that makes a bench; keywords are HostSettings', `plan` is for make_plan."""
 
     def make(
         rounds: int = 3,
@@ -160,11 +155,11 @@ def new_bench() -> Callable[..., Bench]:
         }
         base |= {"rounds": rounds, "up_zeros": 0.5, **(plan or {})}
         made = make_plan(dimension, **base)
-        state = new_coordinator_state(dimension)
+        state = new_host_state(dimension)
         fleet = Keys(*keys) if keys else None
         security = OPEN if fleet is None else fleet.security(HOST)
-        chosen = CoordinatorSettings(**settings)
-        host = Coordinator(made, chosen, MODEL, RUN, state, security)
+        chosen = HostSettings(**settings)
+        host = HostProtocol(made, chosen, MODEL, RUN, state, security)
         bench = Bench(made, host, keys=fleet)
         host.start(bench.now)
         return bench

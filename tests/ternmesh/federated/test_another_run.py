@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ternmesh.federated.coordinator import Coordinator
-from ternmesh.federated.state import new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import new_host_state
 from ternmesh.security.membership import HOST
 
 OTHER_RUN = b"run-id-9"
@@ -28,10 +28,10 @@ def bench(new_bench: Any) -> Any:
 
 def restart(bench: Any, run: bytes) -> None:
     is_open = run == bench.host.run
-    state = replace(new_coordinator_state(bench.plan.dimension), counter=COUNTER, started=is_open)
+    state = replace(new_host_state(bench.plan.dimension), counter=COUNTER, started=is_open)
     security = bench.keys.security(HOST, COUNTER)
     model = bytes(range(32))
-    bench.host = Coordinator(bench.plan, bench.host.settings, model, run, state, security)
+    bench.host = HostProtocol(bench.plan, bench.host.settings, model, run, state, security)
     bench.host.start(bench.now)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import Advanced, GlobalUpdateMade, RunAdopted, WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorState, new_coordinator_state
+from ternmesh.federated.state import HostState, new_host_state
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control
 from ternmesh.wire.control import FINISHED, OPEN
@@ -48,22 +48,22 @@ def play(bench: Any) -> None:
     bench.exchange()
 
 
-def host_of(bench: Any, run: bytes, state: CoordinatorState, **changes: Any) -> Coordinator:
+def host_of(bench: Any, run: bytes, state: HostState, **changes: Any) -> HostProtocol:
     """Another process of the host."""
     plan = replace(bench.plan, **changes)
     security = bench.host_security(state.counter)
-    bench.host = Coordinator(plan, bench.host.settings, MODEL, run, state, security)
+    bench.host = HostProtocol(plan, bench.host.settings, MODEL, run, state, security)
     bench.events[HOST] = []
     bench.host.start(bench.now)
     bench.exchange()
     return bench.host
 
 
-def carry(bench: Any, run: bytes = b"run-id-9") -> CoordinatorState:
+def carry(bench: Any, run: bytes = b"run-id-9") -> HostState:
     """The host begins another run; returns the state that it began with."""
     old = bench.host
     state = replace(
-        new_coordinator_state(bench.plan.dimension),
+        new_host_state(bench.plan.dimension),
         model_q24=old.model_q24,
         residual=old.residual,
         counter=1 << 20,
@@ -177,7 +177,7 @@ def test_a_board_that_comes_later_applies_all_global_updates(bench: Any) -> None
 
 
 def test_a_run_that_takes_nothing_along_begins_with_zeros(bench: Any) -> None:  # R6.5-10
-    empty = replace(new_coordinator_state(bench.plan.dimension), counter=1 << 20)
+    empty = replace(new_host_state(bench.plan.dimension), counter=1 << 20)
     host_of(bench, b"run-id-9", empty)
     live(bench, 20)
     for name, node in bench.nodes.items():
@@ -195,7 +195,7 @@ def test_a_host_that_has_lost_the_run_gets_the_adapter_back(bench: Any, rounds: 
     for _ in range(rounds):
         play(bench)
     before = bench.host
-    empty = replace(new_coordinator_state(bench.plan.dimension), is_first=True, counter=1 << 21)
+    empty = replace(new_host_state(bench.plan.dimension), is_first=True, counter=1 << 21)
     host = host_of(bench, b"run-id-b", empty)
     live(bench, 200)
     assert bench.count(HOST, RunAdopted) == 1

@@ -268,7 +268,7 @@ def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:
 def test_the_guard_goes_back_no_further_than_boards_can_follow(
     new_bench: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ternmesh.federated.coordinator.CHAIN_BYTES_MAX", 1)
+    monkeypatch.setattr("ternmesh.federated.host.CHAIN_BYTES_MAX", 1)
     bench = new_fleet(new_bench)
     play(bench, 12)
     play(bench, 3, lies=True)

@@ -10,7 +10,6 @@ from ternmesh.codec.encoder import Slice
 from ternmesh.codec.entropy_coder import encode_trits
 from ternmesh.codec.scale import encode_scale
 from ternmesh.errors import WireError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, UpdateForgotten
 from ternmesh.federated.gateway.partial_aggregate import (
     PartialAggregate,
@@ -18,13 +17,14 @@ from ternmesh.federated.gateway.partial_aggregate import (
     make_partial_aggregate,
     settle_partial_aggregate,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, OpenRound, UpdateReassembler
 from ternmesh.federated.state import (
-    CoordinatorSettings,
-    CoordinatorState,
+    HostSettings,
+    HostState,
     NodeRecord,
-    new_coordinator_state,
+    new_host_state,
     new_node_state,
 )
 from ternmesh.plan import Plan, make_plan
@@ -218,31 +218,31 @@ def test_a_bundle_holds_no_more_than_a_manifest_may_say() -> None:
     assert list(many) == list(range(1, 22)), "as many as the list of a 164-byte frame names"
 
 
-# At the coordinator
+# At the host
 
 
-def host(partial_aggregates: bool = True, state: CoordinatorState | None = None) -> Coordinator:
+def new_host(partial_aggregates: bool = True, state: HostState | None = None) -> HostProtocol:
     nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
-    state = state or replace(new_coordinator_state(DIMENSION), nodes=nodes, started=True)
-    coordinator = Coordinator(
-        PLAN, CoordinatorSettings(1, 60.0, partial_aggregates=partial_aggregates), MODEL, RUN, state
+    state = state or replace(new_host_state(DIMENSION), nodes=nodes, started=True)
+    host = HostProtocol(
+        PLAN, HostSettings(1, 60.0, partial_aggregates=partial_aggregates), MODEL, RUN, state
     )
-    coordinator.start(0.0)
-    return coordinator
+    host.start(0.0)
+    return host
 
 
-def send(coordinator: Coordinator, address: int, *bodies: bytes) -> list[object]:
+def send(host: HostProtocol, address: int, *bodies: bytes) -> list[object]:
     frames = [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
-    coordinator.receive_frames(f"n{address}", frames, 1.0)
+    host.receive_frames(f"n{address}", frames, 1.0)
     events: list[object] = []
-    while (event := coordinator.next_event()) is not None:
+    while (event := host.next_event()) is not None:
         events.append(event)
     return events
 
 
-def receipts(coordinator: Coordinator) -> dict[str, control.Receipt]:
+def receipts(host: HostProtocol) -> dict[str, control.Receipt]:
     found = {}
-    for peer, frames in coordinator.frames_to_send(1.0):
+    for peer, frames in host.frames_to_send(1.0):
         for frame in frames:
             if frame[6] == control.KIND:
                 message = control.read_control(frame[6:-8])
@@ -252,32 +252,30 @@ def receipts(coordinator: Coordinator) -> dict[str, control.Receipt]:
 
 
 def test_every_contributor_gets_a_receipt_for_its_own_packet() -> None:  # R6.8-6
-    coordinator = host()
-    send(coordinator, 1, *BUNDLE_12.bodies)
-    found = receipts(coordinator)
+    host = new_host()
+    send(host, 1, *BUNDLE_12.bodies)
+    found = receipts(host)
     assert {peer: receipt.digest for peer, receipt in found.items()} == {
         "n1": BUNDLE_12.rows[1].digest,
         "n2": BUNDLE_12.rows[2].digest,
     }
     assert {receipt.have for receipt in found.values()} == {bytes([(1 << PLAN.up.count) - 1])}
-    assert send(coordinator, 1, BUNDLE_12.bodies[0]) == [], "again, and nothing new"
-    assert set(receipts(coordinator)) == {"n1", "n2"}
+    assert send(host, 1, BUNDLE_12.bodies[0]) == [], "again, and nothing new"
+    assert set(receipts(host)) == {"n1", "n2"}
 
 
 def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> None:
-    coordinator = host()
+    host = new_host()
     own = bodies_of(1)
-    events = send(coordinator, 1, own[0], *BUNDLE_12.bodies, own[1])
+    events = send(host, 1, own[0], *BUNDLE_12.bodies, own[1])
     kept = tuple((e.address, e.body) for e in events if isinstance(e, BodyAccepted))
     assert {place for place, _ in kept} == {1, 1 | PARTIAL_AGGREGATE}
     nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
-    state = replace(
-        new_coordinator_state(DIMENSION), nodes=nodes, started=True, bodies=kept, counter=4096
-    )
-    again = host(state=state)
+    state = replace(new_host_state(DIMENSION), nodes=nodes, started=True, bodies=kept, counter=4096)
+    again = new_host(state=state)
     assert [again.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]
     assert again._round.updates[1].have == b"\x01"
-    no_more = host(partial_aggregates=False, state=state)
+    no_more = new_host(partial_aggregates=False, state=state)
     assert [no_more.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]  # as promised
     send(no_more, 3, *aggregate_of(3, 4).bodies)
     assert no_more.refused["bundle"] == 1
@@ -285,32 +283,32 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
 
 
 def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:  # R4.6-4
-    coordinator = host()
-    send(coordinator, 1, *bodies_of(1))
-    events = send(coordinator, 1, *changed(BUNDLE_12, samples=31))
+    host = new_host()
+    send(host, 1, *bodies_of(1))
+    events = send(host, 1, *changed(BUNDLE_12, samples=31))
     assert [e.address for e in events if isinstance(e, UpdateForgotten)][:1] == [
         1 | PARTIAL_AGGREGATE
     ]
-    assert coordinator.delivered(1) == "whole"
-    assert coordinator.delivered(2) == "none"
+    assert host.delivered(1) == "whole"
+    assert host.delivered(2) == "none"
 
 
 def test_another_bundle_in_the_same_name_replaces_one_that_is_not_whole() -> None:
-    coordinator, other = host(), aggregate_of(1, 3)
-    send(coordinator, 1, *BUNDLE_12.bodies[:-1])
-    send(coordinator, 1, *other.bodies)
-    assert [coordinator.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
-    send(coordinator, 1, *BUNDLE_12.bodies)
-    assert [coordinator.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
-    assert coordinator.refused["conflict"] > 0
+    host, other = new_host(), aggregate_of(1, 3)
+    send(host, 1, *BUNDLE_12.bodies[:-1])
+    send(host, 1, *other.bodies)
+    assert [host.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
+    send(host, 1, *BUNDLE_12.bodies)
+    assert [host.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
+    assert host.refused["conflict"] > 0
 
 
 @pytest.fixture
-def closed() -> Callable[[Coordinator], GlobalUpdateMade]:
-    def close(coordinator: Coordinator) -> GlobalUpdateMade:
-        coordinator.handle_timeout(1000.0)
+def closed() -> Callable[[HostProtocol], GlobalUpdateMade]:
+    def close(host: HostProtocol) -> GlobalUpdateMade:
+        host.handle_timeout(1000.0)
         events = []
-        while (event := coordinator.next_event()) is not None:
+        while (event := host.next_event()) is not None:
             events.append(event)
         [made] = [event for event in events if isinstance(event, GlobalUpdateMade)]
         return made
@@ -319,23 +317,23 @@ def closed() -> Callable[[Coordinator], GlobalUpdateMade]:
 
 
 def test_the_reference_lists_contributors_and_the_bundle(
-    closed: Callable[[Coordinator], GlobalUpdateMade],
+    closed: Callable[[HostProtocol], GlobalUpdateMade],
 ) -> None:  # R6.8-4
-    coordinator = host()
-    send(coordinator, 1, *BUNDLE_12.bodies)
-    send(coordinator, 4, *bodies_of(4))
-    made = closed(coordinator)
+    host = new_host()
+    send(host, 1, *BUNDLE_12.bodies)
+    send(host, 4, *bodies_of(4))
+    made = closed(host)
     assert [row.address for row in made.counted] == [1, 2, 4]
     assert dict(made.partial_aggregates)[2].digest == BUNDLE_12.digest
     assert made.missing == (3,)
     assert made.content.count(BUNDLE_12.digest) == 1
-    assert coordinator.nodes[2].partial_aggregate == dict(made.partial_aggregates)[1]
-    assert coordinator.nodes[4].partial_aggregate is None
+    assert host.nodes[2].partial_aggregate == dict(made.partial_aggregates)[1]
+    assert host.nodes[4].partial_aggregate is None
 
 
 def test_a_run_without_bundles_refuses_each_of_their_bodies() -> None:  # R4.6-5
-    coordinator = host(partial_aggregates=False)
-    send(coordinator, 1, *BUNDLE_12.bodies)
+    host = new_host(partial_aggregates=False)
+    send(host, 1, *BUNDLE_12.bodies)
     chunks = len(BUNDLE_12.bodies) - 2
-    assert coordinator.refused == {"bundle": 1, "kind": 1 + chunks}
-    assert coordinator.delivered(1) == "none"
+    assert host.refused == {"bundle": 1, "kind": 1 + chunks}
+    assert host.delivered(1) == "none"

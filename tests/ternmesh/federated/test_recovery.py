@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ternmesh.federated import node as node_module
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, RunAdopted, WorkReady
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.recovery import ASKS_MAX, GIVEN_MAX, IGNORED_PAUSES
 from ternmesh.federated.registry import CHAIN_BYTES_MAX
-from ternmesh.federated.state import CoordinatorState, new_coordinator_state
+from ternmesh.federated.state import HostState, new_host_state
 from ternmesh.security.membership import HOST
 from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control, fragments
@@ -48,7 +48,7 @@ def play(bench: Any, rounds: int = 1) -> None:
         bench.exchange()
 
 
-def copy_of(bench: Any) -> CoordinatorState:
+def copy_of(bench: Any) -> HostState:
     """What the host's disk has now."""
     disk = HostDisk(bench.host.run, bench.plan)
     for event in bench.events[HOST]:
@@ -57,10 +57,10 @@ def copy_of(bench: Any) -> CoordinatorState:
     return disk.committed
 
 
-def restore(bench: Any, state: CoordinatorState) -> Coordinator:
+def restore(bench: Any, state: HostState) -> HostProtocol:
     """A host that goes on with an old copy; the nodes notice after a while."""
     security = bench.host_security(state.counter)
-    host = Coordinator(bench.plan, bench.host.settings, MODEL, bench.host.run, state, security)
+    host = HostProtocol(bench.plan, bench.host.settings, MODEL, bench.host.run, state, security)
     bench.host = host
     bench.events[HOST] = []
     host.start(bench.now)
@@ -386,11 +386,11 @@ def test_a_damaged_adapter_is_not_taken(bench: Any) -> None:  # R6.9-9
     assert host.refused["reference"]
 
 
-def lose(bench: Any, *, is_first: bool = True) -> Coordinator:
+def lose(bench: Any, *, is_first: bool = True) -> HostProtocol:
     """The host's store is gone; it has kept its keys."""
-    state = replace(new_coordinator_state(bench.plan.dimension), counter=1 << 20, is_first=is_first)
+    state = replace(new_host_state(bench.plan.dimension), counter=1 << 20, is_first=is_first)
     security = bench.host_security(state.counter)
-    bench.host = Coordinator(bench.plan, bench.host.settings, MODEL, b"next run", state, security)
+    bench.host = HostProtocol(bench.plan, bench.host.settings, MODEL, b"next run", state, security)
     bench.events[HOST] = []
     bench.host.start(bench.now)
     bench.exchange()

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -13,7 +12,8 @@ from ternmesh.federated.events import (
     SecurityChanged,
     UpdateForgotten,
 )
-from ternmesh.federated.state import CoordinatorState, NodeRecord
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostState, NodeRecord
 from ternmesh.security.key_derivation import nonce
 from ternmesh.security.membership import HOST
 
@@ -47,7 +47,7 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
     assert bench.host.delivered(mallory.address) == "whole"
     said = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
     dimension = bench.plan.dimension
-    state = CoordinatorState(
+    state = HostState(
         model_q24=np.zeros(dimension, np.int32),
         residual=np.zeros(dimension, np.float32),
         started=True,
@@ -57,7 +57,7 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
     )
     security = bench.keys.security(HOST, 1 << 16)
     revoke(bench, security.authenticator._member_list)
-    again = Coordinator(
+    again = HostProtocol(
         bench.plan, bench.host.settings, bytes(range(32)), bench.host.run, state, security
     )
     again.start(bench.now)

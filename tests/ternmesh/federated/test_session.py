@@ -1,7 +1,7 @@
 """The phases of a node and of a run: every phase is reached, and only the table's steps are taken.
 
 How nodes join, come back and are refused is tested with the two ends of a fleet, in `test_node`
-and `test_coordinator`: split training uses the same session.
+and `test_host`: split training uses the same session.
 """
 
 from collections.abc import Callable, Mapping

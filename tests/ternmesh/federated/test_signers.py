@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ternmesh.errors import SecurityError
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.security.authenticator import make_security_layer
 from ternmesh.security.identity import identity_text, quantum_text
 from ternmesh.security.session import SealingState
@@ -38,12 +38,12 @@ def start(new_bench):
             )
 
         told = key if quantum else ""
-        bench.host = Coordinator(
+        bench.host = HostProtocol(
             bench.plan,
-            CoordinatorSettings(min_peers=1),
+            HostSettings(min_peers=1),
             bench.host._model_hash,
             RUN,
-            new_coordinator_state(bench.plan.dimension),
+            new_host_state(bench.plan.dimension),
             security(keys.host, bytes(range(32)), lines, told),
         )
         bench.host.start(bench.now)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import (
     BodyAccepted,
     FellSilent,
@@ -17,9 +16,10 @@ from ternmesh.federated.events import (
     UpdateMade,
     WorkReady,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.local_update import is_too_little, make_update
 from ternmesh.federated.open_round import OpenRound
-from ternmesh.federated.state import CoordinatorState, NodeRecord, NodeState
+from ternmesh.federated.state import HostState, NodeRecord, NodeState
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
@@ -322,7 +322,7 @@ def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> N
     say(bench, 1)
     assert words(bench, HOST) == [Silent(1)]
     kept = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
-    state = CoordinatorState(
+    state = HostState(
         model_q24=host.model_q24,
         residual=host.residual,
         version=1,
@@ -331,7 +331,7 @@ def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> N
         nodes=nodes,
         bodies=tuple((e.address, e.body) for e in kept),
     )
-    again = Coordinator(bench.plan, host.settings, MODEL, host.run, state)
+    again = HostProtocol(bench.plan, host.settings, MODEL, host.run, state)
     again.start(bench.now)
     assert again.delivered(1) == "silent"
     bench.host = again

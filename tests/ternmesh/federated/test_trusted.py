@@ -9,15 +9,9 @@ import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, SecurityChanged
-from ternmesh.federated.state import (
-    ChainLink,
-    CoordinatorState,
-    NodeRecord,
-    NodeState,
-    new_coordinator_state,
-)
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import ChainLink, HostState, NodeRecord, NodeState, new_host_state
 from ternmesh.plan import to_numbers
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import nonce
@@ -324,10 +318,10 @@ def test_an_announce_of_a_run_that_is_over_opens_no_door(bench: Any) -> None:
 
 def new_run(bench: Any) -> Any:
     """The operator wipes the run; the host's seals go on."""
-    state = replace(new_coordinator_state(bench.plan.dimension), counter=1 << 16)
+    state = replace(new_host_state(bench.plan.dimension), counter=1 << 16)
     security = bench.keys.security(HOST, 1 << 16)
     settings = bench.host.settings
-    bench.host = Coordinator(bench.plan, settings, bytes(range(32)), b"next run", state, security)
+    bench.host = HostProtocol(bench.plan, settings, bytes(range(32)), b"next run", state, security)
     bench.host.start(bench.now)
     return bench.host
 
@@ -454,7 +448,7 @@ def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
     nodes = tuple(
         NodeRecord(n.address, n.name, n.samples, n.counted) for n in old.host.nodes.values()
     )
-    state = CoordinatorState(
+    state = HostState(
         old.host.model_q24,
         old.host.residual,
         1,
@@ -466,7 +460,7 @@ def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
         (),
         4096,
     )
-    host = Coordinator(
+    host = HostProtocol(
         old.plan,
         old.host.settings,
         bytes(range(32)),

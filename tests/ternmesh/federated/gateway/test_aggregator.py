@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import UNIT, to_float
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import CountersReserved, GlobalUpdateMade
 from ternmesh.federated.gateway.aggregator import TRIES, GatewayAggregator
 from ternmesh.federated.gateway.partial_aggregate import (
@@ -19,8 +18,9 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import CoordinatorSettings, new_coordinator_state, new_node_state
+from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
@@ -42,8 +42,8 @@ class Yard:
     plan_changes: dict[str, object] = field(default_factory=dict)
     boards: tuple[str, ...] = BOARDS
     wait_s: float = 10.0
-    settings: CoordinatorSettings = field(
-        default_factory=lambda: CoordinatorSettings(3, 600.0, partial_aggregates=True)
+    settings: HostSettings = field(
+        default_factory=lambda: HostSettings(3, 600.0, partial_aggregates=True)
     )
 
     def __post_init__(self) -> None:
@@ -60,8 +60,8 @@ class Yard:
         self.events: list[object] = []
         self.made: list[GlobalUpdateMade] = []
         self.disk = new_gateway_state(DIMENSION)
-        state = new_coordinator_state(DIMENSION)
-        self.host = Coordinator(self.plan, self.settings, MODEL, RUN, state)
+        state = new_host_state(DIMENSION)
+        self.host = HostProtocol(self.plan, self.settings, MODEL, RUN, state)
         self.host.start(self.now)
         self.gateway = self.new_gateway()
         self.nodes: dict[str, NodeProtocol] = {}
@@ -272,7 +272,7 @@ def is_vote_chunk(body: bytes) -> bool:
 
 
 def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:  # R6.8-14
-    yard = joined(settings=CoordinatorSettings(3, 30.0, partial_aggregates=True))
+    yard = joined(settings=HostSettings(3, 30.0, partial_aggregates=True))
     yard.lost = lambda way, _, b: way == "up" and is_vote_chunk(b) and b[3] > 0
     yard.submit(*BOARDS)
     yard.wait(31.0)
@@ -292,7 +292,7 @@ def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:  # R6
 
 
 def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> None:  # R6.8-21
-    yard = joined(settings=CoordinatorSettings(1, 30.0, partial_aggregates=True))
+    yard = joined(settings=HostSettings(1, 30.0, partial_aggregates=True))
     yard.submit(*BOARDS)
     owed = yard.gateway.residual.copy()
     assert owed.any()
@@ -313,7 +313,7 @@ def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> No
 
 
 def test_the_host_that_takes_none_is_left_alone() -> None:  # R6.8-19
-    yard = joined(settings=CoordinatorSettings(3, 600.0, partial_aggregates=False))
+    yard = joined(settings=HostSettings(3, 600.0, partial_aggregates=False))
     yard.submit(*BOARDS)
     assert yard.gateway.is_refused
     assert yard.host.refused["bundle"] == 1
@@ -420,10 +420,10 @@ def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:
 
 
 def test_a_snapshot_tells_a_gateway_as_well() -> None:  # R6.8-21
-    yard = joined(settings=CoordinatorSettings(3, 600.0, chain_max=1, partial_aggregates=True))
+    yard = joined(settings=HostSettings(3, 600.0, chain_max=1, partial_aggregates=True))
     yard.lost = lambda way, _, b: way == "host" and b[0] == fragments.KIND
     yard.submit(*BOARDS)
-    yard.host.settings = CoordinatorSettings(0, 1.0, chain_max=1, partial_aggregates=True)
+    yard.host.settings = HostSettings(0, 1.0, chain_max=1, partial_aggregates=True)
     yard.wait(700.0)
     assert yard.host.version == 2
     yard.host.deadline = 1e9
@@ -442,8 +442,8 @@ def test_another_run_begins_with_nothing() -> None:  # R6.8-23
     yard = joined()
     yard.submit(*BOARDS)
     assert yard.gateway.residual.any()
-    state = new_coordinator_state(DIMENSION)
-    yard.host = Coordinator(yard.plan, yard.settings, MODEL, b"another!", state)
+    state = new_host_state(DIMENSION)
+    yard.host = HostProtocol(yard.plan, yard.settings, MODEL, b"another!", state)
     yard.host.start(yard.now)
     for _ in range(3):
         yard.exchange()

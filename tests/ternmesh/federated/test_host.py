@@ -10,7 +10,6 @@ import pytest
 from ternmesh.errors import WireError
 from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_step, encode_update
-from ternmesh.federated.coordinator import Coordinator
 from ternmesh.federated.events import (
     BodyAccepted,
     GlobalUpdateMade,
@@ -21,8 +20,9 @@ from ternmesh.federated.events import (
     UpdateForgotten,
     WorkReady,
 )
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.open_round import round_of
-from ternmesh.federated.state import LATE_KEPT, NodeRecord, new_coordinator_state
+from ternmesh.federated.state import LATE_KEPT, NodeRecord, new_host_state
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -457,13 +457,13 @@ def test_a_restart_finds_the_open_round_and_goes_on(bench: Any) -> None:
     bodies = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
     joined = [e for e in bench.events[HOST] if isinstance(e, NodeJoined)]
     state = replace(
-        new_coordinator_state(bench.plan.dimension),
+        new_host_state(bench.plan.dimension),
         started=bench.count(HOST, RoundOpened) > 0,
         nodes=tuple(NodeRecord(e.address, e.name, e.samples) for e in joined),
         bodies=tuple((e.address, e.body) for e in bodies),
         counter=4096,
     )
-    again = Coordinator(bench.plan, bench.host.settings, MODEL, bench.host.run, state)
+    again = HostProtocol(bench.plan, bench.host.settings, MODEL, bench.host.run, state)
     again.start(bench.now)
     assert (again.delivered(1), again.delivered(2)) == ("whole", "none")
     again.receive_frames("yan", packet(bench, 2), bench.now)

@@ -1,6 +1,6 @@
 """The host's side of a training run, sans-I/O: register nodes, run rounds, make global updates.
 
-`session` explains how a program drives the coordinator and how nodes join. The phases, as in
+`session` explains how a program drives the host and how nodes join. The phases, as in
 `state.RUN_LEGAL`:
 
                 min_peers have joined
@@ -41,8 +41,8 @@ from ternmesh.federated.robust import MEANS, RobustAggregation, Weighted
 from ternmesh.federated.state import (
     RUN_LEGAL,
     ChainLink,
-    CoordinatorSettings,
-    CoordinatorState,
+    HostSettings,
+    HostState,
     RegisteredNode,
     RunStep,
     addresses_awaited,
@@ -69,16 +69,16 @@ from ternmesh.wire.update import MANIFEST_KIND
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 
 
-class Coordinator(HostRun):
+class HostProtocol(HostRun):
     """One run over one fleet."""
 
     def __init__(
         self,
         plan: Plan,
-        settings: CoordinatorSettings,
+        settings: HostSettings,
         model_hash: bytes,
         run: bytes,
-        state: CoordinatorState,
+        state: HostState,
         security: SecurityLayer = SECURITY_OPEN,
         pace: TimerSettings = NETWORK_TIMERS,
     ) -> None:
